@@ -1,0 +1,44 @@
+"""The package map: the repository root is the package `terrella`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+FOLDERS = ["core", "kernels", "models", "data", "rl", "launch", "benchmarks"]
+
+
+def packages() -> list[str]:
+    found = ["terrella"]
+    for folder in FOLDERS:
+        found.append(f"terrella.{folder}")
+        found.extend(f"terrella.{folder}.{name}" for name in find_packages(folder))
+    return found
+
+
+def requirements(name: str) -> list[str]:
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]
+
+
+EXTRAS = ["vllm", "vllm-cpu", "ray", "te", "nemo", "video", "web", "dev"]
+
+setup(
+    name="terrella",
+    version="0.1.0",
+    description="Train world models, and the agents that live in them, with RL from verifiable rewards at Megatron scale",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    package_dir={"terrella": "."},
+    packages=packages(),
+    package_data={
+        "terrella": ["py.typed"],
+        "terrella.launch": ["recipes/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
+        "terrella.benchmarks": ["*.csv"],
+    },
+    install_requires=requirements("base"),
+    extras_require={name: requirements(name) for name in EXTRAS},
+    entry_points={"console_scripts": ["terrella=terrella.launch.cli:main"]},
+)
