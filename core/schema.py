@@ -1,0 +1,225 @@
+"""YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
+
+A dataclass is the schema. Supported field types: bool, int, float, str, Path-free scalars, `X | None`, Literal, list[X], tuple[X, ...],
+dict[str, X] and nested dataclasses. Range rules live in a dataclass's `__post_init__`, which raises ValueError("key: what is wrong").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+import yaml
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Located:
+    """A YAML value that remembers where it stood."""
+
+    value: Any  # scalar, list[Located] or dict[str, Located]
+    where: str
+
+
+def _construct(node: yaml.Node, loader: yaml.SafeLoader, source: str) -> Located:
+    where = f"{source}:{node.start_mark.line + 1}"
+    if isinstance(node, yaml.MappingNode):
+        out: dict[str, Located] = {}
+        for key_node, value_node in node.value:
+            key = loader.construct_object(key_node)
+            if not isinstance(key, str):
+                raise ConfigError(f"{source}:{key_node.start_mark.line + 1}: key {key!r} must be text")
+            if key in out:
+                raise ConfigError(f"{source}:{key_node.start_mark.line + 1}: key '{key}' stands twice")
+            item = _construct(value_node, loader, source)
+            item.where = f"{source}:{key_node.start_mark.line + 1}"
+            out[key] = item
+        return Located(out, where)
+    if isinstance(node, yaml.SequenceNode):
+        return Located([_construct(child, loader, source) for child in node.value], where)
+    return Located(loader.construct_object(node), where)
+
+
+def parse_yaml(text: str, source: str) -> Located:
+    """Parse YAML text into values that know their line; `source` is the file name used in messages."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        return Located({}, f"{source}:1") if node is None else _construct(node, loader, source)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{source}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    finally:
+        loader.dispose()
+
+
+def apply_override(tree: Located, setting: str) -> None:
+    """Write one `a.b.c=value` into the tree; the value is read as YAML."""
+    path, sep, raw = setting.partition("=")
+    where = f"--set {setting}"
+    if not sep or not path.strip():
+        raise ConfigError(f"{where}: write it as key.subkey=value")
+    node = tree
+    *parents, last = path.strip().split(".")
+    for part in parents:
+        node = _child(node, part, where)
+    if isinstance(node.value, list):
+        node.value[_index(node, last, where)] = _relabel(parse_yaml(raw, where), where)
+    else:
+        node.value[last] = _relabel(parse_yaml(raw, where), where)
+
+
+def _child(node: Located, part: str, where: str) -> Located:
+    if isinstance(node.value, list):
+        return node.value[_index(node, part, where)]
+    if not isinstance(node.value, dict):
+        raise ConfigError(f"{where}: '{part}' has no parent section ({node.where} holds a plain value)")
+    if part not in node.value or node.value[part].value is None:
+        node.value[part] = Located({}, where)
+    return node.value[part]
+
+
+def _index(node: Located, part: str, where: str) -> int:
+    if not part.isdigit() or int(part) >= len(node.value):
+        raise ConfigError(f"{where}: '{part}' is no index of the list at {node.where} (0 to {len(node.value) - 1})")
+    return int(part)
+
+
+def _relabel(item: Located, where: str) -> Located:
+    item.where = where
+    children = item.value.values() if isinstance(item.value, dict) else item.value if isinstance(item.value, list) else ()
+    for child in children:
+        _relabel(child, where)
+    return item
+
+
+def _type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    return getattr(kind, "__name__", str(kind)).replace("NoneType", "null")
+
+
+def build(kind: type[T], item: Located, key: str = "") -> T:
+    """Turn a parsed YAML tree into `kind`, or raise a ConfigError that names the place and the nearest valid key."""
+    return _build(kind, item, key)
+
+
+def _build(kind: Any, item: Located, key: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        options = typing.get_args(kind)
+        if item.value is None and type(None) in options:
+            return None
+        choices = [option for option in options if option is not type(None)]
+        if len(choices) == 1:
+            return _build(choices[0], item, key)
+        for option in choices:
+            try:
+                return _build(option, item, key)
+            except ConfigError:
+                continue
+        raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {' or '.join(map(_type_name, options))}")
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, item, key)
+    if origin is Literal:
+        if item.value in typing.get_args(kind):
+            return item.value
+        near = difflib.get_close_matches(str(item.value), [str(a) for a in typing.get_args(kind)], 1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {_type_name(kind)}{hint}")
+    if origin in (list, tuple):
+        if not isinstance(item.value, list):
+            raise ConfigError(f"{item.where}: {key} must be a list, not {_plain(item)!r}")
+        inner = typing.get_args(kind)[0]
+        values = [_build(inner, child, f"{key}[{i}]") for i, child in enumerate(item.value)]
+        return values if origin is list else tuple(values)
+    if origin is dict:
+        if not isinstance(item.value, dict):
+            raise ConfigError(f"{item.where}: {key} must be a section with keys, not {_plain(item)!r}")
+        return {name: _build(typing.get_args(kind)[1], child, f"{key}.{name}") for name, child in item.value.items()}
+    if kind is Any:
+        return _plain(item)
+    value = item.value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if type(value) is not kind:
+        raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {_type_name(kind)}")
+    return value
+
+
+def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
+    if not isinstance(item.value, dict):
+        raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {_plain(item)!r}")
+    hints = typing.get_type_hints(kind)
+    names = {f.name: f for f in dataclasses.fields(kind) if f.init}
+    values: dict[str, Any] = {}
+    for name, child in item.value.items():
+        dotted = f"{key}.{name}" if key else name
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"valid keys: {', '.join(names)}"
+            raise ConfigError(f"{child.where}: unknown key '{dotted}'; {hint}")
+        values[name] = _build(hints[name], child, dotted)
+    for name, f in names.items():
+        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{item.where}: key '{f'{key}.{name}' if key else name}' is missing")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        name = str(error).partition(":")[0]
+        where = item.value[name].where if name in item.value else item.where
+        raise ConfigError(f"{where}: {f'{key}.' if key else ''}{error}") from error
+
+
+def _plain(item: Located) -> Any:
+    if isinstance(item.value, dict):
+        return {name: _plain(child) for name, child in item.value.items()}
+    return [_plain(child) for child in item.value] if isinstance(item.value, list) else item.value
+
+
+def load(kind: type[T], path: Path, overrides: typing.Sequence[str] = (), source: str | None = None) -> T:
+    """Read a YAML file as `kind`, with `a.b.c=value` overrides applied."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a text file: {error}") from error
+    tree = parse_yaml(text, source or str(path))
+    for setting in overrides:
+        apply_override(tree, setting)
+    return build(kind, tree)
+
+
+def to_plain(config: Any) -> Any:
+    """The config as plain dicts, lists and scalars, as it is written to YAML or hashed."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init}
+    if isinstance(config, dict):
+        return {name: to_plain(value) for name, value in config.items()}
+    return [to_plain(value) for value in config] if isinstance(config, list | tuple) else config
+
+
+def dump(config: Any) -> str:
+    """The resolved config as YAML, in the order of the dataclass fields."""
+    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+
+
+def digest(config: Any) -> str:
+    """A short hash of the resolved config: equal settings, equal hash, whatever file they came from."""
+    return hashlib.sha256(json.dumps(to_plain(config), sort_keys=True).encode()).hexdigest()[:16]
