@@ -1,0 +1,119 @@
+"""One writer per run directory: a lease with an incarnation number that fences whoever held it before.
+
+The holder renews the file's time. A newcomer takes a lease whose holder is dead (same host) or silent for `timeout_s`;
+the old holder, should it wake, finds a higher incarnation and stops before its next write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from .errors import LeaseError
+from .files import read_json, storage_errors, write_json
+
+RENEW_S = 5.0
+TIMEOUT_S = 30.0
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = folder / "lease.lock"
+    with storage_errors(path), open(path, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _process_alive(holder: dict) -> bool | None:
+    """Whether the holder's process lives; None when it is on another host and cannot be asked."""
+    if holder.get("host") != socket.gethostname():
+        return None
+    try:
+        return abs(psutil.Process(holder["pid"]).create_time() - holder["started"]) < 1.0
+    except (psutil.NoSuchProcess, KeyError):
+        return False
+
+
+class Lease:
+    """Ownership of a run directory, held until `release` or the end of the process."""
+
+    def __init__(self, folder: Path, token: str, incarnation: int) -> None:
+        self.folder, self.token, self.incarnation = folder, token, incarnation
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def acquire(cls, folder: Path, wait_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> Lease:
+        """Take the lease, waiting up to `wait_s` for a silent holder to time out; LeaseError names a live holder."""
+        path, deadline, silent_since = folder / "lease.json", time.monotonic() + wait_s, None
+        last_seen: tuple | None = None
+        while True:
+            with _locked(folder):
+                holder = read_json(path)
+                alive = False if holder is None or holder.get("released") else _process_alive(holder)
+                if alive is None:  # another host: judge by whether the file is still renewed, on our own clock
+                    seen = (holder["token"], path.stat().st_mtime_ns)
+                    if seen != last_seen:
+                        last_seen, silent_since = seen, time.monotonic()
+                    alive = time.monotonic() - (silent_since or time.monotonic()) < timeout_s
+                if not alive:
+                    lease = cls(folder, uuid.uuid4().hex, (holder or {}).get("incarnation", 0) + 1)
+                    lease._write()
+                    break
+            if time.monotonic() >= deadline:
+                raise LeaseError(
+                    f"{folder}: run directory is in use by process {holder['pid']} on {holder['host']}; "
+                    "wait for it, stop it, or choose another --run folder"
+                )
+            time.sleep(min(1.0, RENEW_S / 5))
+        lease._thread = threading.Thread(target=lease._renew, name="lease", daemon=True)
+        lease._thread.start()
+        return lease
+
+    def _write(self) -> None:
+        process = psutil.Process()
+        write_json(
+            self.folder / "lease.json",
+            {
+                "token": self.token,
+                "incarnation": self.incarnation,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "started": process.create_time(),
+            },
+        )
+
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEW_S):
+            with contextlib.suppress(OSError):
+                if holds(self.folder, self.token):
+                    os.utime(self.folder / "lease.json")
+
+    def release(self) -> None:
+        """Give the lease back, unless somebody took it meanwhile."""
+        self._stop.set()
+        with _locked(self.folder):
+            holder = read_json(self.folder / "lease.json")
+            if holder and holder["token"] == self.token:
+                write_json(self.folder / "lease.json", {**holder, "released": True})
+
+
+def holds(folder: Path, token: str) -> bool:
+    """Whether `token` is still the run directory's lease."""
+    holder = read_json(folder / "lease.json")
+    return bool(holder) and holder["token"] == token and not holder.get("released")
+
+
+def require(folder: Path, token: str) -> None:
+    """Stop a process whose lease was taken over, before it writes anything."""
+    if not holds(folder, token):
+        raise LeaseError(f"{folder}: this process no longer owns the run directory; a newer start of the run took it over")

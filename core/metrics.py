@@ -1,0 +1,63 @@
+"""metrics.jsonl: the record of a run. One JSON object a line; every key but those under `time/` is the same for equal runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import StorageError
+from .files import storage_errors, write_atomic
+
+
+def _checked(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no NaN; the text keeps the fact visible
+    return value
+
+
+class MetricsFile:
+    """Appends rows, and cuts the file back to a checkpoint's step before a resumed stage goes on."""
+
+    def __init__(self, path: Path, guard: Callable[[], None] = lambda: None) -> None:
+        self.path, self.guard = path, guard
+
+    def append(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
+        """Write one row and force it to disk."""
+        self.guard()
+        line = json.dumps({"stage": stage, "step": step, **{k: _checked(v) for k, v in values.items()}})
+        with storage_errors(self.path), open(self.path, "a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def rewind(self, stage: str, step: int, later: tuple[str, ...] = ()) -> None:
+        """Drop the rows of `stage` beyond `step`, those of `later` stages, and a line cut short by a kill."""
+        if not self.path.exists():
+            return
+        self.guard()
+        kept = [row for row in self.rows() if row["stage"] not in later and not (row["stage"] == stage and row["step"] > step)]
+        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All whole rows; a torn last line is passed over, a torn line elsewhere is an error."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                if number >= len(lines):
+                    return
+                raise StorageError(f"{self.path}:{number}: not a JSON line ({error}); restore the file or delete that line") from error
+
+
+def comparable(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without their `time/` keys: what must be equal between equal runs."""
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
