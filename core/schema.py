@@ -1,7 +1,7 @@
 """YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
 
-A dataclass is the schema. Supported field types: bool, int, float, str, Path-free scalars, `X | None`, Literal, list[X], tuple[X, ...],
-dict[str, X] and nested dataclasses. Range rules live in a dataclass's `__post_init__`, which raises ValueError("key: what is wrong").
+A dataclass is the schema. Supported field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X],
+nested dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. Range rules live in a dataclass's `__post_init__`, which raises ValueError("key: what is wrong").
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ def _build(kind: Any, item: Located, key: str) -> Any:
         choices = [option for option in options if option is not type(None)]
         if len(choices) == 1:
             return _build(choices[0], item, key)
+        if all(dataclasses.is_dataclass(option) for option in choices):
+            return _build(_by_kind(choices, item, key), item, key)
         for option in choices:
             try:
                 return _build(option, item, key)
@@ -160,6 +162,19 @@ def _build(kind: Any, item: Located, key: str) -> Any:
     if type(value) is not kind:
         raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {_type_name(kind)}")
     return value
+
+
+def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
+    """Sections that come in several kinds tell themselves apart by their `kind` key."""
+    kinds = {typing.get_args(typing.get_type_hints(choice)["kind"])[0]: choice for choice in choices}
+    if not isinstance(item.value, dict) or "kind" not in item.value:
+        raise ConfigError(f"{item.where}: {key} needs a key 'kind': one of {', '.join(kinds)}")
+    kind = item.value["kind"]
+    if kind.value not in kinds:
+        near = difflib.get_close_matches(str(kind.value), kinds, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"valid kinds: {', '.join(kinds)}"
+        raise ConfigError(f"{kind.where}: {key}.kind = {kind.value!r} is unknown; {hint}")
+    return kinds[kind.value]
 
 
 def _build_dataclass(kind: Any, item: Located, key: str) -> Any:

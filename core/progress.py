@@ -1,0 +1,47 @@
+"""Progress with an ETA: a live line on a terminal, now and then a plain line in a log. Only the speaking rank prints."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+PLAIN_EVERY_S = 10.0
+LIVE_EVERY_S = 0.2
+
+
+def clock(seconds: float) -> str:
+    """A duration as a person writes it: 42s, 3m05s, 2h07m."""
+    seconds = max(0, round(seconds))
+    if seconds < 60:
+        return f"{seconds}s"
+    return f"{seconds // 60}m{seconds % 60:02d}s" if seconds < 3600 else f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+class Progress:
+    """Counts towards `total`; `speak=False` makes it silent on the other ranks."""
+
+    def __init__(self, title: str, total: int, *, start: int = 0, speak: bool = True, now: Callable[[], float] = time.monotonic) -> None:
+        self.title, self.total, self.start, self.speak, self.now = title, total, start, speak, now
+        self.begun = self.last = now()
+        self.live = speak and sys.stdout.isatty()
+        if speak and start:
+            self._print(f"{title}: resuming at {start} of {total}")
+
+    def update(self, done: int, text: str = "") -> None:
+        """Tell how far it is; printed at most every few seconds, and at the end."""
+        moment = self.now()
+        every = LIVE_EVERY_S if self.live else PLAIN_EVERY_S
+        if not self.speak or (moment - self.last < every and done < self.total):
+            return
+        self.last = moment
+        rate = (done - self.start) / max(moment - self.begun, 1e-9)
+        left = f"ETA {clock((self.total - done) / rate)}" if rate > 0 and done < self.total else f"took {clock(moment - self.begun)}"
+        self._print(f"{self.title}: {done}/{self.total}  {left}  {text}".rstrip(), keep=done >= self.total)
+
+    def _print(self, line: str, keep: bool = True) -> None:
+        if self.live:
+            sys.stdout.write(f"\r\x1b[2K{line}" + ("\n" if keep else ""))
+        else:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,93 @@
+"""The run directory: resolved config, metrics, stage outcomes, checkpoints, rollouts, logs. One process group writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import lease as leases
+from . import schema
+from .environment import describe
+from .errors import ConfigError
+from .files import make_folder, read_json, storage_errors, write_atomic, write_json
+from .metrics import MetricsFile
+
+FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
+LEASE_VARIABLE = "TERRELLA_LEASE"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory as its owner sees it; every write first checks that the lease is still held."""
+
+    path: Path
+    token: str
+
+    def guard(self) -> None:
+        leases.require(self.path, self.token)
+
+    @property
+    def metrics(self) -> MetricsFile:
+        return MetricsFile(self.path / "metrics.jsonl", self.guard)
+
+    def outcome(self, stage: str) -> dict[str, Any] | None:
+        """What a finished stage left, or None when it has not finished."""
+        return read_json(self.path / "stages" / f"{stage}.json")
+
+    def finish(self, stage: str, outcome: dict[str, Any]) -> None:
+        """Mark a stage finished; from now on it is skipped."""
+        self.guard()
+        write_json(self.path / "stages" / f"{stage}.json", outcome)
+
+    def write_rollouts(self, stage: str, step: int, rows: Iterable[dict[str, Any]]) -> None:
+        """Keep a step's sample of trajectories for the report and for replay."""
+        self.guard()
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_atomic(self.path / "rollouts" / f"{stage}-{step:06d}.jsonl", text)
+
+    def write_result(self, name: str, table: dict[str, Any]) -> None:
+        """Keep an evaluation table."""
+        self.guard()
+        write_json(self.path / "results" / f"{name}.json", table)
+
+
+def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:
+    """Open a run directory for writing: a new one is laid out, an old one must hold the same resolved config."""
+    make_folder(path)
+    with storage_errors(path):
+        probe = path / f".writable.{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    lease = leases.Lease.acquire(path, wait_s)
+    for name in FOLDERS:
+        make_folder(path / name)
+    text = f"# digest: {schema.digest(config)}\n{schema.dump(config)}"
+    stored = path / "config.yaml"
+    if not stored.exists():
+        write_atomic(stored, text)
+    elif stored.read_text(encoding="utf-8") != text:
+        lease.release()
+        raise ConfigError(
+            f"{stored}: this run was started with other settings ({_difference(stored.read_text(encoding='utf-8'), text)}); "
+            "choose another --run folder, or give the old settings to resume it"
+        )
+    write_json(path / "environment.json", describe())
+    return Run(path, lease.token), lease
+
+
+def attach(path: Path) -> Run:
+    """The run as a worker of its owner sees it; the owner passes the lease on through the environment."""
+    token = os.environ.get(LEASE_VARIABLE)
+    if not token:
+        raise ConfigError(f"{path}: workers are started by 'terrella train'; {LEASE_VARIABLE} is not set")
+    return Run(path, token)
+
+
+def _difference(old: str, new: str) -> str:
+    changed = [line.strip() for line in new.splitlines()[1:] if line not in set(old.splitlines())]
+    removed = [line.strip() for line in old.splitlines()[1:] if line not in set(new.splitlines())]
+    return "now " + ("; ".join(changed[:3]) or "without " + "; ".join(removed[:3])) + ", then " + ("; ".join(removed[:3]) or "absent")
