@@ -1,0 +1,190 @@
+"""Tokenizers: characters or bytes for tiny worlds, Hugging Face folders for everything else.
+
+The two small ones refuse what they cannot spell (there is no unknown token) and never read a special token out of text.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+SPECIALS = ("<pad>", "<bos>", "<eos>")
+MARK = "terrella_tokenizer.json"
+
+
+class Tokenizer(Protocol):
+    """What the rest of the project asks of a tokenizer."""
+
+    vocab_size: int
+    pad_id: int
+    bos_id: int | None
+    eos_id: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str: ...
+
+    def save(self, folder: str | Path) -> None: ...
+
+
+class CharTokenizer:
+    """One id per character of a fixed alphabet, after the three special tokens."""
+
+    pad_id, bos_id, eos_id = 0, 1, 2
+
+    def __init__(self, alphabet: str) -> None:
+        if len(set(alphabet)) != len(alphabet):
+            raise ValueError(f"the alphabet repeats a character: {alphabet!r}")
+        if not alphabet:
+            raise ValueError("the alphabet is empty")
+        self.alphabet = alphabet
+        self.vocab_size = len(SPECIALS) + len(alphabet)
+        codes = np.array([ord(c) for c in alphabet], dtype=np.int64)
+        self._table = np.full(int(codes.max()) + 1, -1, dtype=np.int64)
+        self._table[codes] = np.arange(len(SPECIALS), self.vocab_size)
+        self._pieces = [*SPECIALS, *alphabet]
+
+    @classmethod
+    def from_texts(cls, texts: list[str]) -> CharTokenizer:
+        """An alphabet of exactly the characters that occur, in code point order."""
+        return cls("".join(sorted(set().union(*texts))))
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """Ids of a text as int64; several equally long texts may be joined, encoded at once and reshaped."""
+        codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+        inside = codes < len(self._table)
+        ids = self._table[np.where(inside, codes, 0)]
+        bad = ~inside | (ids < 0)
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise ValueError(f"character {text[at]!r} at position {at} is not in the tokenizer's alphabet {self.alphabet!r}")
+        return ids
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
+        first = 0 if keep_special else len(SPECIALS)
+        return "".join(self._pieces[i] for i in _in_vocabulary(ids, self.vocab_size) if i >= first)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a Hugging Face tokenizer folder with the same ids."""
+        from tokenizers import Regex, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as Fast
+
+        fast = Fast(models.WordLevel({piece: i for i, piece in enumerate(self._pieces)}, unk_token=SPECIALS[0]))
+        fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+        fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+        _save_folder(folder, fast, {"kind": "char", "alphabet": self.alphabet})
+
+
+class ByteTokenizer:
+    """One id per byte of UTF-8, after the three special tokens: 259 ids, any text."""
+
+    pad_id, bos_id, eos_id = 0, 1, 2
+    vocab_size = 256 + len(SPECIALS)
+
+    def encode_array(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64) + len(SPECIALS)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
+        parts = bytearray()
+        for i in _in_vocabulary(ids, self.vocab_size):
+            if i >= len(SPECIALS):
+                parts.append(i - len(SPECIALS))
+            elif keep_special:
+                parts += SPECIALS[i].encode()
+        return parts.decode("utf-8", errors="replace")
+
+    def save(self, folder: str | Path) -> None:
+        """Write a Hugging Face tokenizer folder with the same ids."""
+        from tokenizers import Tokenizer as Fast
+        from tokenizers import decoders, models, pre_tokenizers
+
+        vocabulary = {piece: i for i, piece in enumerate([*SPECIALS, *_byte_level_alphabet()])}
+        fast = Fast(models.BPE(vocab=vocabulary, merges=[]))
+        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+        fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        _save_folder(folder, fast, {"kind": "byte"})
+
+
+class HFTokenizer:
+    """A Hugging Face tokenizer folder; `hf` is the transformers object (chat templates live there)."""
+
+    def __init__(self, folder: str | Path, **options: Any) -> None:
+        from transformers import AutoTokenizer
+
+        self.folder = str(folder)
+        self.hf = AutoTokenizer.from_pretrained(self.folder, **options)
+        self.vocab_size = len(self.hf)
+        if self.hf.eos_token_id is None:
+            raise ValueError(f"{folder}: the tokenizer names no eos_token; set it in tokenizer_config.json")
+        self.eos_id = int(self.hf.eos_token_id)
+        self.bos_id = None if self.hf.bos_token_id is None else int(self.hf.bos_token_id)
+        self.pad_id = self.eos_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone: no BOS or EOS is added."""
+        return self.hf.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
+        return self.hf.decode([int(i) for i in ids], skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False)
+
+    def save(self, folder: str | Path) -> None:
+        self.hf.save_pretrained(str(folder))
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a folder: ours when it carries our mark, else through transformers."""
+    mark = Path(folder) / MARK
+    if not mark.exists():
+        return HFTokenizer(folder)
+    told = json.loads(mark.read_text(encoding="utf-8"))
+    if told["kind"] == "byte":
+        return ByteTokenizer()
+    if told["kind"] == "char":
+        return CharTokenizer(told["alphabet"])
+    raise ValueError(f"{mark}: unknown kind {told['kind']!r}, expected 'char' or 'byte'")
+
+
+def _in_vocabulary(ids: list[int] | tuple[int, ...] | np.ndarray, size: int) -> list[int]:
+    listed = [int(i) for i in ids]
+    for i in listed:
+        if not 0 <= i < size:
+            raise ValueError(f"token id {i} is outside the vocabulary of {size}")
+    return listed
+
+
+def _byte_level_alphabet() -> list[str]:
+    """The printable stand-ins that byte-level BPE files use, in byte order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    stand_in = {b: chr(b) for b in printable}
+    spare = iter(range(0x100, 0x200))
+    return [stand_in[b] if b in stand_in else chr(next(spare)) for b in range(256)]
+
+
+def _save_folder(folder: str | Path, fast: Any, mark: dict[str, str]) -> None:
+    from tokenizers import AddedToken
+
+    fast.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    fast.save(str(out / "tokenizer.json"))
+    pad, bos, eos = SPECIALS
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": pad,
+        "bos_token": bos,
+        "eos_token": eos,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,
+        "model_max_length": 1_000_000,
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (out / MARK).write_text(json.dumps(mark, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,60 @@
+"""The small tokenizers round-trip, refuse what they cannot spell, and agree with transformers about every id."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from terrella.data.tokenizers import ByteTokenizer, CharTokenizer, load_tokenizer
+
+ALPHABET = "#.@$ \n<>eospad|0123é"
+
+
+@given(st.text(alphabet=ALPHABET))
+def test_char_round_trip(text):
+    tokenizer = CharTokenizer(ALPHABET)
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text) and all(3 <= i < tokenizer.vocab_size for i in ids)
+    assert tokenizer.decode(ids) == text
+
+
+@given(st.text())
+def test_byte_round_trip(text):
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_unknown_character_is_named():
+    with pytest.raises(ValueError, match="character 'Z' at position 2"):
+        CharTokenizer("abc").encode("abZ")
+    with pytest.raises(ValueError, match="'\U0001f600'"):
+        CharTokenizer("abc").encode("a\U0001f600")
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        CharTokenizer("abc").decode([99])
+
+
+def test_specials_are_hidden_unless_kept():
+    tokenizer = CharTokenizer("ab")
+    assert tokenizer.decode([1, 3, 4, 2, 0]) == "ab"
+    assert tokenizer.decode([1, 3, 4, 2], keep_special=True) == "<bos>ab<eos>"
+
+
+@pytest.mark.parametrize("make", [lambda: CharTokenizer(ALPHABET), ByteTokenizer], ids=["char", "byte"])
+def test_transformers_loads_the_folder_and_agrees(make, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours = make()
+    ours.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert len(theirs) == ours.vocab_size
+    assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (ours.pad_id, ours.bos_id, ours.eos_id)
+    for text in ["", "#..@$\n", "  eos  pad ", "<eos>", "a<pad>d"[1:], "é0é", "\n\n"]:
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ids == ours.encode(text), text
+        assert theirs.decode(ids, clean_up_tokenization_spaces=False) == text
+    again = load_tokenizer(tmp_path)
+    assert type(again) is type(ours) and again.encode("0é<") == ours.encode("0é<")
+
+
+def test_joined_texts_encode_at_once():
+    tokenizer = CharTokenizer("abc")
+    rows = ["abc", "cba", "aaa"]
+    assert np.array_equal(tokenizer.encode_array("".join(rows)).reshape(3, 3), [tokenizer.encode(r) for r in rows])
