@@ -1,0 +1,97 @@
+"""The World contract: what is acted on. Same seed, same instance; a snapshot restores exactly; a fault is Invalid, never a zero."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ...data.trajectory import Invalid
+
+Action = int | str
+Snapshot = dict[str, Any]  # plain JSON values only, so that a journal can keep it
+
+
+class WorldFault(RuntimeError):
+    """The machinery of a world failed: a missing file, a step before reset, a snapshot of another world."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one action gave. `info` holds numbers or booleans: success, action_is_effective, action_is_valid and the world's own."""
+
+    text: str
+    reward: float
+    done: bool
+    info: dict[str, float] = field(default_factory=dict)
+
+
+class World(ABC):
+    """One instance of one task. `action_words` maps action ids to words, or is None where an action is free text."""
+
+    name: ClassVar[str]
+    action_words: dict[int, str] | None = None
+    grid_words: dict[str, str] | None = None  # symbol -> meaning, for the prompt's legend
+    render_modes: ClassVar[tuple[str, ...]] = ("text",)
+
+    @abstractmethod
+    def reset(self, seed: int) -> str:
+        """Start the instance of this seed and return its state text."""
+
+    @abstractmethod
+    def step(self, action: Action) -> StepResult:
+        """Apply one action, as `parse_action` returned it."""
+
+    @abstractmethod
+    def render(self, mode: str = "text") -> str:
+        """The state as text; `text_with_coordinates` adds the state-estimation sentence where the world has one."""
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """The whole state, hidden parts and random generators included, as JSON values."""
+
+    @abstractmethod
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot of a world of the same configuration."""
+
+    def parse_action(self, word: str) -> Action | None:
+        """An action written by a policy, or None when it is not one (words are matched without case)."""
+        if self.action_words is None:
+            return word.strip() or None
+        wanted = word.strip().lower()
+        for action, name in self.action_words.items():
+            if name.lower() == wanted:
+                return action
+        return None
+
+
+def attempt(call: Callable[..., Any], *args: Any) -> Any | Invalid:
+    """Run a world's method; any exception is a fault of the machinery and comes back as Invalid with its reason."""
+    try:
+        return call(*args)
+    except Exception as error:
+        return Invalid(f"{getattr(call, '__qualname__', call)}: {type(error).__name__}: {error}")
+
+
+def next_seed(seed: int) -> int:
+    """The seed to try when a seed has no instance: a stable hash, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "little")
+
+
+def check_mode(world: World, mode: str) -> None:
+    """Refuse a render mode that the world does not have."""
+    if mode not in world.render_modes:
+        raise WorldFault(f"{world.name}: no render mode {mode!r}; it has {', '.join(world.render_modes)}")
+
+
+def check_started(world: World, state: object) -> None:
+    """Refuse to step a world that was not reset."""
+    if state is None:
+        raise WorldFault(f"{world.name}: step before reset; call reset(seed) or restore(snapshot) first")
+
+
+def text_digest(text: str) -> str:
+    """Sixteen hex digits of a state text: what the shipped parity tables hold."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

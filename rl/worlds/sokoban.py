@@ -1,0 +1,261 @@
+"""Sokoban: dynamics on visible states, scalar and vectorised, and the World over them.
+
+Everything a step needs is visible: a box or player on a target has a symbol of its own, so the fixed layer follows from the picture.
+Shape suffixes: B parallel games, C cells of a room (row-major), N transitions, R rooms of a pool.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
+from .sokoban_rooms import BOX, BOX_ON_TARGET, FLOOR, PLAYER, PLAYER_ON_TARGET, TARGET, RoomConfig, make_room, make_rooms
+from .sokoban_text import MEANINGS, SYMBOLS, with_coordinates
+
+UP, DOWN, LEFT, RIGHT = 1, 2, 3, 4
+ACTIONS = {UP: "Up", DOWN: "Down", LEFT: "Left", RIGHT: "Right"}
+STEP_COST, BOX_REWARD, FINISH_REWARD = -0.1, 1.0, 10.0
+_LEAVE = {PLAYER: FLOOR, PLAYER_ON_TARGET: TARGET}
+_ENTER = {FLOOR: PLAYER, TARGET: PLAYER_ON_TARGET, BOX: PLAYER, BOX_ON_TARGET: PLAYER_ON_TARGET}
+_LAND = {FLOOR: BOX, TARGET: BOX_ON_TARGET}
+
+
+def _transition(here: int, ahead: int, beyond: int) -> tuple[int, int, int]:
+    """New codes of the player's cell, the cell ahead and the one beyond it."""
+    if here not in _LEAVE or ahead not in _ENTER:
+        return here, ahead, beyond
+    if ahead in (BOX, BOX_ON_TARGET):
+        if beyond not in _LAND:
+            return here, ahead, beyond
+        return _LEAVE[here], _ENTER[ahead], _LAND[beyond]
+    return _LEAVE[here], _ENTER[ahead], beyond
+
+
+# One row per (here, ahead, beyond) in base 7.
+_NEXT = np.array([_transition(*cells) for cells in itertools.product(range(7), repeat=3)], dtype=np.uint8)
+_NEXT_HERE, _NEXT_AHEAD, _NEXT_BEYOND = (np.ascontiguousarray(_NEXT[:, i]) for i in range(3))
+_MOVED = _NEXT_HERE != np.arange(343) // 49
+_BEFORE = np.array(list(itertools.product(range(7), repeat=3)))
+_GAIN = ((_NEXT == BOX_ON_TARGET).sum(1) - (_BEFORE == BOX_ON_TARGET).sum(1)).astype(np.int8)
+_TRIPLES = [tuple(int(c) for c in row) for row in _NEXT]
+
+
+def encode(codes: bytes | np.ndarray, width: int = 6) -> str:
+    """Visible codes to text: one symbol a cell, rows joined by newlines."""
+    symbols = [SYMBOLS[c] for c in bytes(codes)]
+    return "\n".join("".join(symbols[i : i + width]) for i in range(0, len(symbols), width))
+
+
+def decode(text: str) -> bytes:
+    """Text to visible codes, row-major; raises ValueError on an unknown symbol."""
+    return bytes(SYMBOLS.index(symbol) for symbol in text if symbol != "\n")
+
+
+def next_codes(codes: bytes, action: int, width: int = 6) -> bytes:
+    """The state after an action, as visible codes. Pure; an impossible move leaves the state as it is."""
+    player = next((i for i, c in enumerate(codes) if c >= PLAYER), None)
+    if player is None:
+        raise ValueError("this state has no player")
+    delta = (-width, width, -1, 1)[action - 1]
+    ahead, beyond = player + delta, player + 2 * delta
+    if not 0 <= beyond < len(codes):
+        beyond = ahead  # ahead is then the border wall, or the move is refused as a push against itself
+    here, front, back = _TRIPLES[codes[player] * 49 + codes[ahead] * 7 + codes[beyond]]
+    after = bytearray(codes)
+    after[beyond] = back
+    after[ahead] = front
+    after[player] = here
+    return bytes(after)
+
+
+def next_text(text: str, action: int) -> str:
+    """The state text after an action (1 Up, 2 Down, 3 Left, 4 Right). Pure: the visible text is the whole state."""
+    width = text.index("\n")
+    return encode(next_codes(decode(text), action, width), width)
+
+
+def solved(codes: bytes) -> bool:
+    """Whether every box stands on a target."""
+    return BOX not in codes
+
+
+def step_reward(before: bytes, after: bytes) -> float:
+    """The reward of one action: -0.1, a point for each box that reaches (or minus one that leaves) a target, ten for the last."""
+    gain = after.count(BOX_ON_TARGET) - before.count(BOX_ON_TARGET)
+    return STEP_COST + (BOX_REWARD if gain > 0 else -BOX_REWARD if gain < 0 else 0.0) + (FINISH_REWARD if solved(after) else 0.0)
+
+
+def step_batch(cells_BC: np.ndarray, player_B: np.ndarray, action_B: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Step B games in place; returns (moved_B bool, gain_B int8: boxes that reached a target minus boxes that left one)."""
+    flat = cells_BC.reshape(-1)
+    size = cells_BC.shape[1]
+    delta_B = np.array([0, -width, width, -1, 1])[action_B]
+    here_B = np.arange(0, flat.size, size) + player_B
+    ahead_B = here_B + delta_B
+    # Where this leaves the room the cell ahead is border wall, so the move is refused whatever is read here.
+    beyond_B = np.clip(ahead_B + delta_B, 0, flat.size - 1)
+    key_B = flat[here_B].astype(np.int64) * 49 + flat[ahead_B].astype(np.int64) * 7 + flat[beyond_B]
+    moved_B = _MOVED[key_B]
+    move_B = np.flatnonzero(moved_B)
+    key_B2 = key_B[move_B]
+    flat[here_B[move_B]] = _NEXT_HERE[key_B2]
+    flat[ahead_B[move_B]] = _NEXT_AHEAD[key_B2]
+    flat[beyond_B[move_B]] = _NEXT_BEYOND[key_B2]
+    player_B += delta_B * moved_B
+    return moved_B, _GAIN[key_B]
+
+
+class BatchSokoban:
+    """B games in lock-step. A game that ends starts again in a room drawn from the pool."""
+
+    def __init__(self, rooms_RC: np.ndarray, batch: int, width: int, max_actions: int, rng: np.random.Generator) -> None:
+        self.rooms_RC, self.width, self.max_actions, self.rng = rooms_RC, width, max_actions, rng
+        self.room_players_R = (rooms_RC >= PLAYER).argmax(1)
+        self.room_off_R = (rooms_RC == BOX).sum(1)
+        room_B = rng.integers(len(rooms_RC), size=batch)
+        self.room_B = room_B
+        self.cells_BC = rooms_RC[room_B]
+        self.player_B = self.room_players_R[room_B]
+        self.off_B = self.room_off_R[room_B]
+        self.age_B = np.zeros(batch, dtype=np.int64)
+
+    def step(self, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Returns (reward_B, done_B, success_B, moved_B); ended games are already restarted in `cells_BC`."""
+        moved_B, gain_B = step_batch(self.cells_BC, self.player_B, action_B, self.width)
+        self.off_B -= gain_B
+        self.age_B += 1
+        success_B = self.off_B == 0
+        done_B = success_B | (self.age_B >= self.max_actions)
+        reward_B = STEP_COST + BOX_REWARD * np.sign(gain_B) + FINISH_REWARD * success_B
+        ended = np.flatnonzero(done_B)
+        if ended.size:
+            room = self.rng.integers(len(self.rooms_RC), size=ended.size)
+            self.room_B[ended] = room
+            self.cells_BC[ended] = self.rooms_RC[room]
+            self.player_B[ended] = self.room_players_R[room]
+            self.off_B[ended] = self.room_off_R[room]
+            self.age_B[ended] = 0
+        return reward_B, done_B, success_B, moved_B
+
+
+def random_transition_codes(
+    rooms_RC: np.ndarray, steps: int, rng: np.random.Generator, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Self-play by uniform actions, one episode per room: (states_NC, actions_N, next_NC), an episode ending when solved."""
+    cells_BC, player_B = rooms_RC.copy(), (rooms_RC >= PLAYER).argmax(1)
+    states, actions, after = [], [], []
+    for _ in range(steps):
+        action_B = rng.integers(1, 5, size=len(cells_BC))
+        states.append(cells_BC.copy())
+        actions.append(action_B)
+        step_batch(cells_BC, player_B, action_B, width)
+        after.append(cells_BC.copy())
+        live = (cells_BC == BOX).any(1)
+        cells_BC, player_B = cells_BC[live], player_B[live]
+        if not len(cells_BC):
+            break
+    return np.concatenate(states), np.concatenate(actions), np.concatenate(after)
+
+
+def random_transitions(
+    seeds: Iterable[int], steps: int, rng: np.random.Generator, config: RoomConfig | None = None
+) -> Iterator[tuple[str, int, str]]:
+    """Self-play by uniform actions as texts: yields (state, action, next state), one episode of at most `steps` actions per seed."""
+    config = config or RoomConfig()
+    for seed in seeds:
+        codes, _ = make_room(config, seed)
+        for _ in range(steps):
+            action = int(rng.integers(1, 5))
+            after = next_codes(codes, action, config.width)
+            yield encode(codes, config.width), action, encode(after, config.width)
+            if solved(after):
+                break
+            codes = after
+
+
+@dataclass(frozen=True)
+class SokobanConfig(RoomConfig):
+    """Rooms, the limit of steps, and the words of the prompt. `grid` maps cell codes 0..6 to symbols, `actions` ids 1..4 to words."""
+
+    max_steps: int = 100
+    grid: dict[int, str] | None = None
+    actions: dict[int, str] | None = None
+
+
+class Sokoban(World):
+    """Push every box onto a target."""
+
+    name = "sokoban"
+    render_modes = ("text", "text_with_coordinates")
+
+    def __init__(self, **settings: object) -> None:
+        self.config = SokobanConfig(**settings)  # type: ignore[arg-type]
+        grid = {**dict(enumerate(SYMBOLS)), **(self.config.grid or {})}
+        if len(set(grid.values())) != 7 or sorted(grid) != list(range(7)):
+            raise WorldFault(f"sokoban: grid must give the codes 0..6 seven different symbols, not {self.config.grid}")
+        self.symbols = "".join(grid[i] for i in range(7))
+        self.grid_words = dict(zip(self.symbols, MEANINGS, strict=True))
+        self.action_words = self.config.actions or ACTIONS
+        if sorted(self.action_words) != [1, 2, 3, 4]:
+            raise WorldFault(f"sokoban: actions must name the ids 1..4 (up, down, left, right), not {self.action_words}")
+        self.codes: bytes | None = None
+        self.steps = 0
+
+    def reset(self, seed: int) -> str:
+        self.codes, _ = make_room(self.config, seed)
+        self.steps = 0
+        return self.render()
+
+    def step(self, action: Action) -> StepResult:
+        check_started(self, self.codes)
+        before = self.codes
+        assert before is not None and self.action_words is not None
+        if action not in self.action_words:
+            raise WorldFault(f"sokoban: action {action!r} is not one of {sorted(self.action_words)}")
+        after = next_codes(before, int(action), self.config.width)
+        self.codes = after
+        self.steps += 1
+        success = solved(after)
+        # Every effective action moves the player, and only those change the picture.
+        info = {"action_is_effective": after != before, "action_is_valid": True, "success": success}
+        return StepResult(self.render(), step_reward(before, after), success or self.steps >= self.config.max_steps, info)
+
+    def render(self, mode: str = "text") -> str:
+        check_mode(self, mode)
+        check_started(self, self.codes)
+        assert self.codes is not None
+        text = encode(self.codes, self.config.width).translate(str.maketrans(SYMBOLS, self.symbols))
+        return text if mode == "text" else with_coordinates(text, self.symbols)
+
+    def snapshot(self) -> Snapshot:
+        check_started(self, self.codes)
+        return {"world": self.name, "codes": list(self.codes or b""), "steps": self.steps}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        cells = self.config.height * self.config.width
+        if snapshot.get("world") != self.name or len(snapshot["codes"]) != cells:
+            raise WorldFault(f"sokoban: not a snapshot of a {self.config.height}x{self.config.width} room")
+        self.codes, self.steps = bytes(snapshot["codes"]), int(snapshot["steps"])
+
+
+__all__ = [
+    "ACTIONS",
+    "BatchSokoban",
+    "RoomConfig",
+    "Sokoban",
+    "decode",
+    "encode",
+    "make_room",
+    "make_rooms",
+    "next_codes",
+    "next_text",
+    "random_transition_codes",
+    "random_transitions",
+    "solved",
+    "step_batch",
+    "step_reward",
+]

@@ -1,0 +1,58 @@
+"""Sokoban as text with coordinates (the state-estimation format), and the parser that reads it back."""
+
+from __future__ import annotations
+
+import re
+
+SYMBOLS = "#_O√XPS"  # by visible code 0..6
+MEANINGS = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
+_CELL = re.compile(r"\((\d+),(\d+)\)")
+
+
+def _cells(text: str, symbols: str) -> list[tuple[int, int]]:
+    return [(r, c) for r, row in enumerate(text.split("\n")) for c, symbol in enumerate(row) if symbol in symbols]
+
+
+def _list(cells: list[tuple[int, int]]) -> str:
+    return ", ".join(f"({r},{c})" for r, c in cells)
+
+
+def coordinate_sentence(text: str, symbols: str = SYMBOLS) -> str:
+    """One sentence naming player, boxes and targets as zero-indexed (row,col), row-major; a kind with no cell is left out."""
+    _, _, target, box_on, box, player, player_on = symbols
+    parts = []
+    for name, symbol in (("Player", player), ("Player on target", player_on), ("box", box), ("box on target", box_on), ("target", target)):
+        cells = _cells(text, symbol)
+        if cells:
+            plural = len(cells) > 1
+            noun = name.replace("box", "boxes", 1) if plural and name.startswith("box") else name + "s" if plural else name
+            parts.append(f"{noun} ({symbol}) {'are' if plural else 'is'} at {_list(cells)}")
+    return "; ".join(parts) + "."
+
+
+def with_coordinates(text: str, symbols: str = SYMBOLS) -> str:
+    """The grid followed by its coordinate sentence."""
+    return f"{text}\n{coordinate_sentence(text, symbols)}"
+
+
+def parse_coordinates(sentence: str) -> dict[str, list[tuple[int, int]]]:
+    """Symbol -> cells named by a coordinate sentence."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for part in sentence.strip().rstrip(".").split(";"):
+        head = re.search(r"\((\D)\) (?:is|are) at ", part)
+        if head:
+            found[head.group(1)] = [(int(r), int(c)) for r, c in _CELL.findall(part[head.end() :])]
+    return found
+
+
+def parse_state(text: str, symbols: str = SYMBOLS) -> str:
+    """The grid of a text with coordinates; raises ValueError when it is ragged, has other symbols, or contradicts its sentence."""
+    rows = text.strip("\n").split("\n")
+    grid = list(rows)
+    sentence = grid.pop() if len(grid) > 1 and "(" in grid[-1] else None
+    if not grid or any(len(row) != len(grid[0]) or set(row) - set(symbols) for row in grid):
+        raise ValueError(f"not a Sokoban grid of {symbols!r}: {text!r}")
+    picture = "\n".join(grid)
+    if sentence is not None and coordinate_sentence(picture, symbols) != sentence:
+        raise ValueError(f"the sentence {sentence!r} does not describe the grid above it")
+    return picture
