@@ -1,7 +1,8 @@
 """YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
 
-A dataclass is the schema. Supported field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X],
-nested dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. Range rules live in a dataclass's `__post_init__`, which raises ValueError("key: what is wrong").
+A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X], nested
+dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. Range rules live in a dataclass's
+`__post_init__`, which raises ValueError("key: what is wrong").
 """
 
 from __future__ import annotations

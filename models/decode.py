@@ -1,0 +1,149 @@
+"""Incremental decoding on the trainer's own weights: no copy, no sync. Plain tensor functions over a key/value cache.
+
+Shapes: B rows, S new positions, C cache length, H hidden, N query heads, G key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .config import ModelConfig
+from .rope import rope_frequencies
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """References to one layer's parameters, under the names megatron-core gives them."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    projection: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    fc1: torch.Tensor
+    fc2: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DecodeWeights:
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: torch.Tensor
+
+
+def decode_weights(named: Mapping[str, torch.Tensor], config: ModelConfig) -> DecodeWeights:
+    """Gather references to a whole (unsharded) model's parameters by name."""
+    layers = []
+    for index in range(config.layers):
+        p = f"decoder.layers.{index}."
+        layers.append(
+            LayerWeights(
+                named[p + "input_layernorm.weight"],
+                named[p + "self_attention.linear_qkv.weight"],
+                named.get(p + "self_attention.linear_qkv.bias"),
+                named[p + "self_attention.linear_proj.weight"],
+                named.get(p + "self_attention.q_layernorm.weight"),
+                named.get(p + "self_attention.k_layernorm.weight"),
+                named[p + "pre_mlp_layernorm.weight"],
+                named[p + "mlp.linear_fc1.weight"],
+                named[p + "mlp.linear_fc2.weight"],
+            )
+        )
+    embedding = named["embedding.word_embeddings.weight"]
+    return DecodeWeights(embedding, tuple(layers), named["decoder.final_layernorm.weight"], named.get("output_layer.weight", embedding))
+
+
+class KVCache:
+    """Keys and values of every layer, B rows of C positions, and how many positions of each row are filled."""
+
+    def __init__(self, config: ModelConfig, rows: int, length: int, like: torch.Tensor) -> None:
+        shape = (config.layers, rows, config.kv_heads, length, config.head_dim)
+        self.k = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.v = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.lengths_B = torch.zeros(rows, dtype=torch.int64, device=like.device)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep only these rows, in this order."""
+        self.k, self.v, self.lengths_B = self.k[:, rows], self.v[:, rows], self.lengths_B[rows]
+
+
+class Decoder:
+    """The forward pass of a decoder-only model against a cache."""
+
+    def __init__(self, weights: DecodeWeights, config: ModelConfig, max_length: int) -> None:
+        self.weights, self.config = weights, config
+        angles = rope_frequencies(config, torch.arange(max_length, device=weights.embedding.device))
+        self.cos_CR, self.sin_CR = angles
+        self.rotary = self.cos_CR.shape[-1]
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+
+    def _rotate(self, x_BNSD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        r, rest = x_BNSD[..., : self.rotary], x_BNSD[..., self.rotary :]
+        half = self.rotary // 2
+        turned = r * cos + torch.cat((-r[..., half:], r[..., :half]), -1) * sin
+        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+
+    @torch.no_grad()
+    def forward(self, ids_BS: torch.Tensor, cache: KVCache, *, same_start: int | None = None) -> torch.Tensor:
+        """Append S tokens to every row and return their hidden states after the final norm.
+
+        `same_start` says that all rows hold that many positions, which allows plain slices instead of per-row indexing.
+        """
+        c, w = self.config, self.weights
+        rows, new = ids_BS.shape
+        device = ids_BS.device
+        start_B = cache.lengths_B
+        if same_start is not None:
+            place = slice(same_start, same_start + new)
+            end = same_start + new
+            cos, sin = self.cos_CR[place], self.sin_CR[place]
+            mask = None
+            if same_start and new > 1:
+                mask = torch.arange(end, device=device)[None, :] <= torch.arange(same_start, end, device=device)[:, None]
+        else:
+            positions_BS = start_B[:, None] + torch.arange(new, device=device)
+            end = int(positions_BS.max()) + 1
+            cos, sin = self.cos_CR[positions_BS][:, None], self.sin_CR[positions_BS][:, None]
+            mask = (torch.arange(end, device=device) <= positions_BS[..., None])[:, None]
+            row_index = torch.arange(rows, device=device)[:, None]
+        x = w.embedding[ids_BS]
+        per_group = c.heads // c.kv_heads
+        for index, layer in enumerate(w.layers):
+            h = F.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+            h = h.view(rows, new, c.kv_heads, per_group + 2, c.head_dim)
+            q = h[..., :per_group, :].reshape(rows, new, c.heads, c.head_dim)
+            k, v = h[..., per_group, :], h[..., per_group + 1, :]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            q = self._rotate(q.transpose(1, 2), cos, sin)
+            k = self._rotate(k.transpose(1, 2), cos, sin)
+            v = v.transpose(1, 2)
+            if same_start is not None:
+                cache.k[index][:, :, place], cache.v[index][:, :, place] = k, v
+            else:
+                cache.k[index][row_index, :, positions_BS] = k.transpose(1, 2)
+                cache.v[index][row_index, :, positions_BS] = v.transpose(1, 2)
+            o = F.scaled_dot_product_attention(
+                q,
+                cache.k[index][:, :, :end],
+                cache.v[index][:, :, :end],
+                attn_mask=mask,
+                is_causal=mask is None and new > 1,
+                scale=1.0 / math.sqrt(c.head_dim),
+                enable_gqa=per_group > 1,
+            )
+            x = x + F.linear(o.transpose(1, 2).reshape(rows, new, c.heads * c.head_dim), layer.projection)
+            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.fc1).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.fc2)
+        cache.lengths_B = start_B + new
+        return self._norm(x, w.final_norm)

@@ -1,0 +1,133 @@
+"""The embedded sampler: decodes on the engine's own weights, so nothing is copied or synchronised.
+
+Prompts that occur several times in a batch (the members of a group) are read once and share the result.
+Shapes: B rows in flight, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from ...core.errors import ConfigError, NumericsError
+from ...core.rng import key_tensor, uniform_tensor
+from ...data.trajectory import Invalid
+from ...models.config import ModelConfig
+from ...models.decode import Decoder, KVCache, decode_weights
+from .sampler import Sample, SampleRequest, SamplingParams
+
+
+class EmbeddedSampler:
+    """Batched sampling from `weights()`, called anew for each batch so that the newest weights are used."""
+
+    def __init__(
+        self,
+        weights: Callable[[], Mapping[str, torch.Tensor]],
+        config: ModelConfig,
+        *,
+        version: Callable[[], int] = lambda: 0,
+        max_batch: int = 256,
+    ) -> None:
+        self.weights, self.config, self.version, self.max_batch = weights, config, version, max_batch
+
+    @torch.no_grad()
+    def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
+        """Continue every request; results come back in the order of the requests."""
+        decoder = self._decoder(requests)
+        by_shape: dict[tuple[int, SamplingParams], list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            by_shape[len(request.ids), request.params].append(index)
+        results: list[Sample | Invalid | None] = [None] * len(requests)
+        for (_, params), members in by_shape.items():
+            for start in range(0, len(members), self.max_batch):
+                wave = members[start : start + self.max_batch]
+                for index, sample in zip(wave, self._wave(decoder, [requests[i] for i in wave], params), strict=True):
+                    results[index] = sample
+        return [result for result in results if result is not None]
+
+    def _decoder(self, requests: list[SampleRequest]) -> Decoder:
+        longest = max((len(r.ids) + r.params.max_new_tokens for r in requests), default=1)
+        if longest > self.config.max_positions:
+            raise ConfigError(
+                f"a prompt of {longest} tokens with its continuation exceeds model.max_positions = {self.config.max_positions}; "
+                "raise it or lower max_new_tokens"
+            )
+        if any(not r.ids for r in requests):
+            raise ValueError("a sample request needs at least one prompt token")
+        return Decoder(decode_weights(self.weights(), self.config), self.config, longest)
+
+    def _wave(self, decoder: Decoder, requests: list[SampleRequest], params: SamplingParams) -> list[Sample]:
+        """Requests of one prompt length and one setting, decoded together; rows leave when they stop."""
+        device = decoder.weights.embedding.device
+        length = len(requests[0].ids)
+        unique: dict[tuple[int, ...], int] = {}
+        row_of = [unique.setdefault(r.ids, len(unique)) for r in requests]
+        cache = KVCache(self.config, len(unique), length + params.max_new_tokens, decoder.weights.embedding)
+        prompts = torch.tensor(list(unique), dtype=torch.int64, device=device)
+        hidden_BH = decoder.forward(prompts, cache, same_start=0)[:, -1]
+        members = torch.tensor(row_of, device=device)
+        cache.select(members)
+        hidden_BH = hidden_BH[members]
+        keys_B = key_tensor((r.key for r in requests), device)
+        alive = torch.arange(len(requests), device=device)
+        ids = torch.zeros(len(requests), params.max_new_tokens, dtype=torch.int64, device=device)
+        logprobs = torch.zeros(len(requests), params.max_new_tokens, dtype=torch.float32, device=device)
+        counts = torch.zeros(len(requests), dtype=torch.int64, device=device)
+        stop_ids = torch.tensor(params.stop_ids, dtype=torch.int64, device=device)
+        stopped = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        for step in range(params.max_new_tokens):
+            token_B, logprob_B = choose(F.linear(hidden_BH, decoder.weights.head)[:, : self.config.vocab], keys_B, step, params)
+            ids[alive, step], logprobs[alive, step], counts[alive] = token_B, logprob_B, step + 1
+            if params.stop_ids:
+                ended_B = torch.isin(token_B, stop_ids)
+                stopped[alive] = ended_B
+                if bool(ended_B.any()):
+                    left = (~ended_B).nonzero().squeeze(1)
+                    alive, keys_B, token_B = alive[left], keys_B[left], token_B[left]
+                    cache.select(left)
+            if not alive.numel() or step + 1 == params.max_new_tokens:
+                break
+            hidden_BH = decoder.forward(token_B[:, None], cache, same_start=length + step)[:, -1]
+        if not bool(torch.isfinite(logprobs).all()):
+            raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
+        version = self.version()
+        rows = zip(ids.tolist(), logprobs.tolist(), counts.tolist(), stopped.tolist(), strict=True)
+        return [Sample(tuple(i[:n]), tuple(p[:n]), "stop" if s else "length", version) for i, p, n, s in rows]
+
+
+def choose(logits_BV: torch.Tensor, keys_B: torch.Tensor, step: int, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pick a token a row by its key's random number; the log-prob is of the untruncated distribution."""
+    scale = params.temperature or 1.0
+    logp_BV = torch.log_softmax(logits_BV.float() / scale, -1)
+    pick_BV = logp_BV
+    if params.allowed is not None:
+        low, high = params.allowed
+        pick_BV = torch.full_like(logp_BV, -torch.inf)
+        pick_BV[:, low:high] = logp_BV[:, low:high]
+    if params.temperature == 0:
+        token_B = pick_BV.argmax(-1)
+    else:
+        token_B = _inverse_cdf(_truncate(pick_BV, params), uniform_tensor(keys_B, torch.full_like(keys_B, step)))
+    return token_B, logp_BV.gather(1, token_B[:, None]).squeeze(1)
+
+
+def _truncate(logp_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    if params.top_k and params.top_k < logp_BV.shape[-1]:
+        floor = logp_BV.topk(params.top_k, -1).values[:, -1:]
+        logp_BV = logp_BV.masked_fill(logp_BV < floor, -torch.inf)
+    if params.top_p < 1.0:
+        ordered, order = logp_BV.softmax(-1).sort(-1, descending=True)
+        drop = ordered.cumsum(-1) - ordered >= params.top_p  # the token that crosses the line stays
+        logp_BV = logp_BV.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), -torch.inf)
+    return logp_BV
+
+
+def _inverse_cdf(logp_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
+    total = logp_BV.double().exp().cumsum(-1)
+    target = u_B[:, None] * total[:, -1:]
+    index = torch.searchsorted(total, target, right=True).squeeze(1)
+    last = (logp_BV > -torch.inf).double().cumsum(-1).argmax(-1)  # rounding must never pick a forbidden last token
+    return torch.minimum(index, last)
