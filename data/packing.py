@@ -1,0 +1,326 @@
+"""Packing: sequences of any length into flat batches. Targets are shifted here, once.
+
+A sequence of L ids becomes a document of L - 1 positions: position t holds id t and predicts id t + 1. Every per-token array
+of a sequence is aligned with its ids (entry i speaks of id i being predicted), so entry 0 is never used and its weight must be 0.
+Shape suffixes: S sequences, N ids of all sequences end to end, B rows, L columns, T positions of one batch.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..core.batch import PackedBatch
+from .trajectory import Role, TokenSequence
+
+# name on a sequence -> field of the batch
+FIELDS = {
+    "ce": "ce_weight_T",
+    "pg": "pg_weight_T",
+    "kl": "kl_weight_T",
+    "entropy": "entropy_weight_T",
+    "value": "value_weight_T",
+    "advantage": "advantage_T",
+    "old_logprob": "old_logprob_T",
+    "ref_logprob": "ref_logprob_T",
+    "returns": "return_T",
+    "old_value": "old_value_T",
+}
+WEIGHTS = ("ce", "pg", "kl", "entropy", "value")
+# a non-zero weight of the first needs the second
+NEEDS = {"pg": "advantage", "kl": "ref_logprob", "value": "returns"}
+
+
+@dataclass(frozen=True)
+class TrainSequence:
+    """One sequence with what is to be learnt from it; a missing array means that term is not used."""
+
+    ids: np.ndarray
+    roles: np.ndarray | None = None
+    ce: np.ndarray | None = None
+    pg: np.ndarray | None = None
+    kl: np.ndarray | None = None
+    entropy: np.ndarray | None = None
+    value: np.ndarray | None = None
+    advantage: np.ndarray | None = None
+    old_logprob: np.ndarray | None = None
+    ref_logprob: np.ndarray | None = None
+    returns: np.ndarray | None = None
+    old_value: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, sequence: TokenSequence, **arrays: np.ndarray) -> TrainSequence:
+        """The sequence of a trajectory with its per-token arrays."""
+        return cls(np.asarray(sequence.ids, dtype=np.int64), np.asarray(sequence.roles, dtype=np.int8), **arrays)
+
+
+def role_weight(sequence: TokenSequence, role: Role, weight: float = 1.0) -> np.ndarray:
+    """`weight` on every token of a role and 0 elsewhere; the first id is never predicted and gets 0."""
+    weights = np.where(np.asarray(sequence.roles) == role, np.float32(weight), np.float32(0))
+    weights[:1] = 0
+    return weights
+
+
+@dataclass(frozen=True)
+class SequenceTable:
+    """Many sequences in flat arrays: what packing works on."""
+
+    ids_N: np.ndarray
+    starts_S: np.ndarray  # where each sequence begins in ids_N
+    lengths_S: np.ndarray
+    fields: dict[str, np.ndarray] = field(default_factory=dict)  # by name of FIELDS, each [N] float32
+
+    def __len__(self) -> int:
+        return len(self.lengths_S)
+
+    @classmethod
+    def of(cls, sequences: Sequence[TrainSequence]) -> SequenceTable:
+        """Lay sequences end to end; a field that only some of them have is 0 in the others."""
+        if not sequences:
+            raise ValueError("there is no sequence to pack")
+        lengths_S = np.array([len(s.ids) for s in sequences], dtype=np.int64)
+        ids_N = np.concatenate([np.asarray(s.ids, dtype=np.int64) for s in sequences])
+        fields: dict[str, np.ndarray] = {}
+        for name in FIELDS:
+            arrays = [getattr(s, name) for s in sequences]
+            if all(a is None for a in arrays):
+                continue
+            for i, (a, length) in enumerate(zip(arrays, lengths_S, strict=True)):
+                if a is not None and len(a) != length:
+                    raise ValueError(f"sequence {i}: {name} has {len(a)} entries for {length} ids")
+            filled = [np.zeros(n, np.float32) if a is None else np.asarray(a, np.float32) for a, n in zip(arrays, lengths_S, strict=True)]
+            fields[name] = np.concatenate(filled)
+        return cls(ids_N, np.cumsum(lengths_S) - lengths_S, lengths_S, fields)._checked()
+
+    @classmethod
+    def from_matrix(cls, ids_BL: np.ndarray, lengths_B: np.ndarray | None = None, **fields_BL: np.ndarray) -> SequenceTable:
+        """Rows of one matrix, each cut to its length; nothing is copied when all rows are full."""
+        rows, columns = ids_BL.shape
+        unknown = set(fields_BL) - set(FIELDS)
+        if unknown:
+            raise ValueError(f"unknown field {sorted(unknown)[0]!r}, expected one of {', '.join(FIELDS)}")
+        for name, array in fields_BL.items():
+            if array.shape != ids_BL.shape:
+                raise ValueError(f"{name} has shape {array.shape}, the ids have {ids_BL.shape}")
+        lengths_S = np.full(rows, columns, np.int64) if lengths_B is None else np.asarray(lengths_B, np.int64)
+        if lengths_S.shape != (rows,) or (lengths_S > columns).any():
+            raise ValueError(f"lengths must be {rows} numbers of at most {columns}")
+        starts_S = np.arange(rows, dtype=np.int64) * columns
+        fields = {name: np.asarray(a, np.float32).reshape(-1) for name, a in fields_BL.items()}
+        return cls(np.asarray(ids_BL, np.int64).reshape(-1), starts_S, lengths_S, fields)._checked()
+
+    def _checked(self) -> SequenceTable:
+        if (self.lengths_S < 2).any():
+            raise ValueError(f"sequence {int(np.argmax(self.lengths_S < 2))} has fewer than 2 ids: nothing in it is predicted")
+        for name, values_N in self.fields.items():
+            finite = np.isfinite(values_N)
+            if not finite.all():
+                at = int(np.argmax(~finite))
+                raise ValueError(f"sequence {self._owner(at)}: {name} is {values_N[at]} at one token")
+            if name in WEIGHTS and values_N[self.starts_S].any():
+                which = int(np.argmax(values_N[self.starts_S] != 0))
+                raise ValueError(f"sequence {which}: {name} weighs its first id, which nothing predicts; set entry 0 to 0")
+        for weight, needed in NEEDS.items():
+            if weight in self.fields and needed not in self.fields and self.fields[weight].any():
+                raise ValueError(f"{weight} weights are set but no sequence has {needed}")
+        return self
+
+    def _owner(self, at: int) -> int:
+        return int(np.searchsorted(self.starts_S, at, side="right")) - 1
+
+
+def pack(
+    sequences: Sequence[TrainSequence] | SequenceTable, *, budget: int | None = None, pad: bool = True, multiple: int = 1
+) -> list[PackedBatch]:
+    """Batches of at most `budget` positions by best fit, padded up to it when `pad`; without a budget one batch of all, as they are.
+
+    `multiple` rounds the size of an unpadded batch up (tensor or context parallel layouts ask for it). Padding is a last
+    document without a sequence id, and all its weights are 0.
+    """
+    table = _table(sequences)
+    return [build_batch(table, chosen, _size(table, chosen, budget, pad, multiple)) for chosen in plan_batches(table.lengths_S - 1, budget)]
+
+
+def pack_ranks(
+    sequences: Sequence[TrainSequence] | SequenceTable, *, ranks: int, budget: int, pad: bool = True, multiple: int = 1, hidden: int = 2048
+) -> list[list[PackedBatch]]:
+    """For each data-parallel rank its batches: equally many, and balanced by attention cost. `sequence_ids` stay global."""
+    table = _table(sequences)
+    shares = plan_ranks(table.lengths_S - 1, ranks=ranks, budget=budget, hidden=hidden)
+    return [[build_batch(table, chosen, _size(table, chosen, budget, pad, multiple)) for chosen in share] for share in shares]
+
+
+def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
+    """Which sequences go together: best fit in order of falling size. A sequence above the budget is an error (see fit_budget)."""
+    count = len(sizes_S)
+    if budget is None:
+        return [np.arange(count)]
+    largest = int(sizes_S.max())
+    if largest > budget:
+        which = int(sizes_S.argmax())
+        raise ValueError(f"sequence {which} needs {largest} positions, the budget is {budget}; raise the budget or use fit_budget first")
+    if largest == int(sizes_S.min()):
+        each = budget // largest
+        return [np.arange(i, min(i + each, count)) for i in range(0, count, each)]
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (free positions, bin), sorted
+    for which in np.argsort(-sizes_S, kind="stable").tolist():
+        size = int(sizes_S[which])
+        at = bisect.bisect_left(room, (size, -1))
+        if at == len(room):
+            bins.append([which])
+            bisect.insort(room, (budget - size, len(bins) - 1))
+        else:
+            free, chosen = room.pop(at)
+            bins[chosen].append(which)
+            bisect.insort(room, (free - size, chosen))
+    return [np.array(sorted(b)) for b in bins]
+
+
+def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 2048) -> list[list[np.ndarray]]:
+    """The batches of each rank. The number of batches is made a multiple of `ranks` by halving the costliest, else by empty ones."""
+    bins = plan_batches(sizes_S, budget)
+    cost_S = sizes_S + sizes_S.astype(np.float64) ** 2 / (12 * hidden)  # one layer: 24 h^2 a token, and 2 h L^2 of causal attention
+    costs = [float(cost_S[b].sum()) for b in bins]
+    while len(bins) % ranks:
+        splittable = [i for i, b in enumerate(bins) if len(b) > 1]
+        if not splittable:
+            bins += [np.array([], dtype=np.int64)] * (-len(bins) % ranks)
+            costs += [0.0] * (len(bins) - len(costs))
+            break
+        at = max(splittable, key=lambda i: costs[i])
+        falling = bins[at][np.argsort(-cost_S[bins[at]], kind="stable")]
+        bins[at], new = np.sort(falling[::2]), np.sort(falling[1::2])
+        bins.append(new)
+        costs[at], more = float(cost_S[bins[at]].sum()), float(cost_S[new].sum())
+        costs.append(more)
+    shares: list[list[np.ndarray]] = [[] for _ in range(ranks)]
+    totals = [0.0] * ranks
+    by_cost = sorted(range(len(bins)), key=lambda i: -costs[i])
+    for first in range(0, len(bins), ranks):  # each round gives one batch to every rank, the costliest to the least loaded
+        least_loaded = sorted(range(ranks), key=lambda r: totals[r])
+        for rank, at in zip(least_loaded, by_cost[first : first + ranks], strict=True):
+            shares[rank].append(bins[at])
+            totals[rank] += costs[at]
+    return shares
+
+
+def build_batch(table: SequenceTable, chosen: np.ndarray, size: int) -> PackedBatch:
+    """One batch of the chosen sequences in that order, padded to `size` positions."""
+    spans = table.lengths_S[chosen] - 1
+    used = int(spans.sum())
+    ends = np.cumsum(spans)
+    positions = np.arange(used) - np.repeat(ends - spans, spans)
+    index = np.repeat(table.starts_S[chosen], spans) + positions
+    blank = size - used
+    boundaries = [0, *ends.tolist(), *([size] if blank else [])]
+    tensors = {name: _padded(values_N[index + 1], blank) for name, values_N in table.fields.items()}
+    return PackedBatch(
+        tokens_T=_padded(table.ids_N[index], blank),
+        targets_T=_padded(table.ids_N[index + 1], blank),
+        positions_T=torch.from_numpy(np.concatenate([positions, np.arange(blank)])),
+        cu_seqlens_D1=torch.tensor(boundaries, dtype=torch.int32),
+        max_seqlen=max(int(spans.max()) if len(spans) else 0, blank),
+        sequence_ids=tuple(int(i) for i in chosen),
+        **{FIELDS[name]: t for name, t in tensors.items()},
+    )
+
+
+def unpack(batches: Sequence[PackedBatch], values: Sequence[torch.Tensor | np.ndarray]) -> dict[int, np.ndarray]:
+    """Per-position values of each batch back to sequences, by sequence id in rising order; entry 0 of each is 0."""
+    if len(batches) != len(values):
+        raise ValueError(f"{len(batches)} batches but {len(values)} arrays of values")
+    found: dict[int, np.ndarray] = {}
+    for batch, given in zip(batches, values, strict=True):
+        values_T = given.detach().to("cpu").numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+        if len(values_T) != batch.num_tokens:
+            raise ValueError(f"{len(values_T)} values for a batch of {batch.num_tokens} positions")
+        edges = batch.cu_seqlens_D1.tolist()
+        for document, which in enumerate(batch.sequence_ids):
+            first, last = edges[document], edges[document + 1]
+            whole = np.zeros(last - first + 1, dtype=values_T.dtype)
+            whole[1:] = values_T[first:last]
+            found[which] = whole
+    return dict(sorted(found.items()))
+
+
+def used_share(batches: Sequence[PackedBatch]) -> float:
+    """Packing efficiency: positions that belong to a sequence, of all positions."""
+    used = sum(int(b.cu_seqlens_D1[len(b.sequence_ids)]) for b in batches)
+    return used / sum(b.num_tokens for b in batches)
+
+
+@dataclass
+class FitReport:
+    """What did not fit, by role of its tokens."""
+
+    sequences: int = 0
+    dropped: int = 0
+    cut: int = 0
+    dropped_tokens: dict[str, int] = field(default_factory=dict)
+    cut_tokens: dict[str, int] = field(default_factory=dict)
+
+
+def fit_budget(sequences: Sequence[TrainSequence], budget: int, *, cut_prompt: bool = False) -> tuple[list[TrainSequence], FitReport]:
+    """Set aside what is longer than the budget, or cut it from the left where only prompt tokens without any weight go.
+
+    Nothing is cut out of what is learnt: such a sequence is dropped whole, and counted.
+    """
+    kept: list[TrainSequence] = []
+    report = FitReport(sequences=len(sequences))
+    for sequence in sequences:
+        excess = len(sequence.ids) - 1 - budget
+        if excess <= 0:
+            kept.append(sequence)
+            continue
+        if cut_prompt and _only_prompt(sequence, excess + 1):
+            report.cut += 1
+            _count_roles(report.cut_tokens, sequence.roles, slice(0, excess), excess)
+            kept.append(_without_front(sequence, excess))
+        else:
+            report.dropped += 1
+            _count_roles(report.dropped_tokens, sequence.roles, slice(None), len(sequence.ids))
+    return kept, report
+
+
+def _table(sequences: Sequence[TrainSequence] | SequenceTable) -> SequenceTable:
+    return sequences if isinstance(sequences, SequenceTable) else SequenceTable.of(sequences)
+
+
+def _size(table: SequenceTable, chosen: np.ndarray, budget: int | None, pad: bool, multiple: int) -> int:
+    if budget is not None and pad:
+        if budget % multiple:
+            raise ValueError(f"the token budget {budget} is not a multiple of {multiple}, which this parallel layout needs")
+        return budget
+    used = int((table.lengths_S[chosen] - 1).sum())
+    return max(-(-used // multiple) * multiple, multiple)
+
+
+def _padded(values: np.ndarray, blank: int) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([values, np.zeros(blank, values.dtype)]) if blank else values)
+
+
+def _only_prompt(sequence: TrainSequence, count: int) -> bool:
+    """The first `count` ids are prompt and carry no weight; the last of them becomes the new entry 0."""
+    if sequence.roles is None or (sequence.roles[:count] != Role.PROMPT).any():
+        return False
+    return not any(getattr(sequence, name) is not None and getattr(sequence, name)[:count].any() for name in WEIGHTS)
+
+
+def _without_front(sequence: TrainSequence, count: int) -> TrainSequence:
+    arrays = {name: getattr(sequence, name) for name in FIELDS}
+    cut = {name: None if a is None else a[count:] for name, a in arrays.items()}
+    return TrainSequence(sequence.ids[count:], None if sequence.roles is None else sequence.roles[count:], **cut)
+
+
+def _count_roles(counts: dict[str, int], roles: np.ndarray | None, part: slice, total: int) -> None:
+    if roles is None:
+        counts["unknown"] = counts.get("unknown", 0) + total
+        return
+    for role, number in zip(*np.unique(roles[part], return_counts=True), strict=True):
+        name = Role(int(role)).name.lower()
+        counts[name] = counts.get(name, 0) + int(number)
