@@ -1,0 +1,47 @@
+"""Scores with their sample size and 95 % interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, its 95 % interval and how many samples it rests on. With n = 0 all numbers are NaN."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def to_cell(self) -> dict[str, float | int]:
+        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
+
+
+def proportion(successes: int, n: int) -> Estimate:
+    """A success rate with Wilson's interval, which stays inside [0, 1]."""
+    if n == 0:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    p = successes / n
+    centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n)) / (1 + Z95**2 / n)
+    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half), n)
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """A mean with the normal interval."""
+    n = len(values)
+    if n == 0:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    m = sum(values) / n
+    half = Z95 * math.sqrt(sum((v - m) ** 2 for v in values) / (n - 1) / n) if n > 1 else math.inf
+    return Estimate(m, m - half, m + half, n)
+
+
+def paired_difference(after: Sequence[float], before: Sequence[float]) -> Estimate:
+    """The mean change over the same tasks, with its interval."""
+    return mean([a - b for a, b in zip(after, before, strict=True)])
