@@ -198,15 +198,25 @@ def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 20
         bins.append(new)
         costs[at], more = float(cost_S[bins[at]].sum()), float(cost_S[new].sum())
         costs.append(more)
-    shares: list[list[np.ndarray]] = [[] for _ in range(ranks)]
-    totals = [0.0] * ranks
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    totals = np.zeros(ranks)
     by_cost = sorted(range(len(bins)), key=lambda i: -costs[i])
     for first in range(0, len(bins), ranks):  # each round gives one batch to every rank, the costliest to the least loaded
-        least_loaded = sorted(range(ranks), key=lambda r: totals[r])
-        for rank, at in zip(least_loaded, by_cost[first : first + ranks], strict=True):
-            shares[rank].append(bins[at])
+        for rank, at in zip(np.argsort(totals, kind="stable"), by_cost[first : first + ranks], strict=True):
+            shares[rank].append(at)
             totals[rank] += costs[at]
-    return shares
+    for _ in range(16 * ranks):  # then swap batches between the most and the least loaded rank while that helps
+        most, least = int(totals.argmax()), int(totals.argmin())
+        gap = totals[most] - totals[least]
+        gains_MN = np.subtract.outer([costs[i] for i in shares[most]], [costs[i] for i in shares[least]])
+        m, n = np.unravel_index(np.abs(gains_MN - gap / 2).argmin(), gains_MN.shape)
+        moved = float(gains_MN[m, n])
+        if not 1e-6 * gap < moved < gap * (1 - 1e-6):
+            break
+        shares[most][m], shares[least][n] = shares[least][n], shares[most][m]
+        totals[most] -= moved
+        totals[least] += moved
+    return [[bins[i] for i in sorted(share, key=lambda i: -costs[i])] for share in shares]
 
 
 def build_batch(table: SequenceTable, chosen: np.ndarray, size: int) -> PackedBatch:
