@@ -1,0 +1,55 @@
+# make demo | test | lint | test-integration | test-full | bench | system-deps
+# Everything but system-deps works without root; the first target sets up .venv on a bare machine with Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+REQUIREMENTS := setup.py pyproject.toml $(wildcard requirements/*.txt)
+UNIT := not integration and not full and not gpu
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint test-integration test-full bench system-deps clean
+
+demo: $(VENV)/.base
+	$(BIN)/terrella train sokoban-tiny --run runs/demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "$(UNIT)" tests
+
+test-integration: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "integration and not full and not gpu" tests
+
+test-full: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not gpu" tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: $(VENV)/.dev
+	$(BIN)/terrella bench --help
+
+system-deps:
+	apt-get update
+	apt-get install -y --no-install-recommends chromium
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "terrella needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and pinned, so that no other package pulls another build of it
+$(VENV)/.base: $(VENV)/bin/python $(REQUIREMENTS)
+	$(BIN)/pip install -q --upgrade pip setuptools wheel
+	$(BIN)/pip install -q -c requirements/constraints.txt torch numpy
+	$(BIN)/pip install -q -c requirements/constraints.txt --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/dev.txt
+	mkdir -p $(VENV)/typing && ln -sfn "$(CURDIR)" $(VENV)/typing/terrella
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache

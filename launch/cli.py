@@ -1,0 +1,65 @@
+"""The `terrella` command. Verbs are loaded when they are called, so `--help` answers without torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..core.errors import TerrellaError
+
+# verb -> (module and attribute, one line of help); a verb stands here once it works
+VERBS = {
+    "train": ("train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
+    "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
+    "report": ("report.command:report", "Write report.html for one run, or one that compares several."),
+    "watch": ("watch:watch", "Follow a run in the terminal."),
+}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, attribute = VERBS[cmd_name][0].split(":")
+        return getattr(importlib.import_module(f".{module}", __package__), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS:
+            raise click.UsageError(f"unknown verb '{args[0]}'; the verbs are: {', '.join(VERBS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="terrella")
+def cli() -> None:
+    """Train world models, and the agents that live in them, with RL from verifiable rewards."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; errors a person can act on are one message and an exit code."""
+    try:
+        code = cli.main(args=list(argv) if argv is not None else None, prog_name="terrella", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except TerrellaError as error:
+        click.echo(f"terrella: error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output went away, as in `terrella ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

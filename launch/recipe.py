@@ -1,0 +1,213 @@
+"""The recipe: what a person runs. A YAML file resolved into these dataclasses; importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from ..core import schema
+from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+from ..core.errors import ConfigError
+from ..models.config import ModelConfig
+from ..rl.algorithms.config import GRPO
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def _positive(**values: int | float) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name}: {value} must be above 0")
+
+
+@dataclass(frozen=True)
+class SelfPlay:
+    """A random policy plays the world and writes its transitions as shards; some rooms are held out for evaluation."""
+
+    kind: Literal["self-play"]
+    name: str
+    rooms: int  # rooms to learn from
+    heldout_rooms: int  # rooms never seen in training
+    actions_per_room: int
+    first_seed: int = 10_000
+    samples_per_shard: int = 4096
+
+    def __post_init__(self) -> None:
+        _positive(
+            rooms=self.rooms,
+            heldout_rooms=self.heldout_rooms,
+            actions_per_room=self.actions_per_room,
+            samples_per_shard=self.samples_per_shard,
+        )
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Next-state prediction by cross-entropy on shards."""
+
+    kind: Literal["supervised"]
+    name: str
+    data: str  # the self-play stage whose shards are read
+    sequences_per_step: int
+    optimizer: OptimizerConfig
+    steps: int | None = None
+    match_tokens_of: str | None = None  # a finished stage: take as many steps as give the same number of gradient tokens
+    init: str | None = None  # the stage whose weights to start from
+    microbatch_sequences: int = 64
+    checkpoint_every: int = 100
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        _positive(
+            sequences_per_step=self.sequences_per_step,
+            microbatch_sequences=self.microbatch_sequences,
+            checkpoint_every=self.checkpoint_every,
+            log_every=self.log_every,
+        )
+        if (self.steps is None) == (self.match_tokens_of is None):
+            raise ValueError("steps: give either steps or match_tokens_of")
+
+
+@dataclass(frozen=True)
+class Imagination:
+    """Tasks for a world model: a start state and forced actions; it sees only its own last prediction."""
+
+    source: str  # the self-play stage whose rooms are used
+    steps: int = 4  # states to imagine
+    walk: int = 8  # random actions before the start state, at most
+
+    def __post_init__(self) -> None:
+        _positive(steps=self.steps)
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    """RL with a verifiable reward, on-policy."""
+
+    kind: Literal["rlvr"]
+    name: str
+    init: str
+    tasks: Imagination
+    algorithm: GRPO
+    prompts_per_step: int
+    samples_per_prompt: int
+    steps: int
+    optimizer: OptimizerConfig
+    temperature: float = 1.0
+    microbatch_sequences: int = 64
+    drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
+    checkpoint_every: int = 10
+    rollouts_every: int = 10  # keep a sample of trajectories for the report
+
+    def __post_init__(self) -> None:
+        _positive(
+            prompts_per_step=self.prompts_per_step,
+            steps=self.steps,
+            microbatch_sequences=self.microbatch_sequences,
+            temperature=self.temperature,
+            drift_gate=self.drift_gate,
+            checkpoint_every=self.checkpoint_every,
+            rollouts_every=self.rollouts_every,
+        )
+        if self.samples_per_prompt < 2:
+            raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Held-out tasks for several stages' models, beside the copy baseline and the true world."""
+
+    kind: Literal["evaluate"]
+    name: str
+    models: list[str]
+    tasks: Imagination
+    n: int = 1024
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    before: str | None = None  # the headline compares this stage ...
+    after: str | None = None  # ... with this one, at the last temperature
+    control: str | None = None
+
+    def __post_init__(self) -> None:
+        _positive(n=self.n)
+        for key in ("before", "after", "control"):
+            if getattr(self, key) is not None and getattr(self, key) not in self.models:
+                raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
+
+
+@dataclass(frozen=True)
+class Export:
+    """A Hugging Face folder of one stage's model, proven equal."""
+
+    kind: Literal["export"]
+    name: str
+    model: str
+
+
+Stage = SelfPlay | Supervised | Reinforce | Evaluate | Export
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run."""
+
+    name: str
+    world: str  # a tag of rl/worlds
+    model: ModelConfig
+    stages: list[Stage]
+    seed: int = 0
+    ranks: int = 1  # processes on this machine
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+
+    def __post_init__(self) -> None:
+        _positive(ranks=self.ranks)
+        names: list[str] = []
+        for stage in self.stages:
+            if stage.name in names:
+                raise ValueError(f"stages: the name '{stage.name}' stands twice")
+            for used in _references(stage):
+                if used not in names:
+                    raise ValueError(f"stages: '{stage.name}' refers to '{used}', which is no earlier stage ({', '.join(names) or 'none'})")
+            names.append(stage.name)
+        if not names:
+            raise ValueError("stages: a recipe needs at least one stage")
+
+
+def _references(stage: Stage) -> list[str]:
+    if isinstance(stage, Supervised):
+        return [x for x in (stage.data, stage.init, stage.match_tokens_of) if x]
+    if isinstance(stage, Reinforce):
+        return [stage.init, stage.tasks.source]
+    if isinstance(stage, Evaluate):
+        return [*stage.models, stage.tasks.source]
+    return [stage.model] if isinstance(stage, Export) else []
+
+
+def find(name: str) -> Path:
+    """A recipe by path, or by the name of one that ships with the project."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        if not path.is_file():
+            raise ConfigError(f"{name}: no such recipe file; the recipes that ship are: {', '.join(shipped())}")
+        return path
+    known = RECIPES / f"{name}.yaml"
+    if not known.is_file():
+        raise ConfigError(f"'{name}' is neither a file nor a recipe that ships; those are: {', '.join(shipped())}")
+    return known
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that ship with the project."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe and apply `a.b=value` overrides."""
+    path = find(name)
+    return schema.load(Recipe, path, overrides, source=str(path) if path.parent != RECIPES else f"recipe {path.name}")
+
+
+def with_vocab(recipe: Recipe, vocab: int) -> ModelConfig:
+    """The model with the tokenizer's vocabulary."""
+    return replace(recipe.model, vocab=vocab)

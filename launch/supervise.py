@@ -1,0 +1,120 @@
+"""Starts the worker processes of a run on this machine, watches them, and turns their end into one message and exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from ..core.errors import TerrellaError, WorkerError
+from ..core.files import read_json, storage_errors
+from ..core.run import LEASE_VARIABLE, Run
+
+GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the end of the others
+STOPPED = 75  # a worker that saved and stopped on request; the run can be started again
+
+
+def free_port() -> int:
+    """A port on the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def error_file(run: Path, rank: int) -> Path:
+    """Where a worker leaves the message of the error that ended it."""
+    return run / "logs" / f"rank-{rank}.error.json"
+
+
+def _environment(run: Run, rank: int, ranks: int, port: int) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    return {
+        **os.environ,
+        LEASE_VARIABLE: run.token,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def run_workers(run: Run, ranks: int) -> int:
+    """Run all stages in `ranks` processes. Returns 0, or STOPPED when a signal asked for a save; raises on failure."""
+    port = free_port()
+    workers: list[subprocess.Popen] = []
+    logs: list[IO[bytes]] = []
+    try:
+        for rank in range(ranks):
+            error_file(run.path, rank).unlink(missing_ok=True)
+            log_path = run.path / "logs" / f"rank-{rank}.log"
+            with storage_errors(log_path):
+                log = open(log_path, "ab")
+            logs.append(log)
+            out = None if rank == 0 else log
+            command = [sys.executable, "-m", "terrella.launch.worker", str(run.path)]
+            workers.append(subprocess.Popen(command, env=_environment(run, rank, ranks, port), stdout=out, stderr=log, cwd=os.getcwd()))
+        return _watch(run.path, workers)
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait(timeout=GRACE_S)
+        for log in logs:
+            log.close()
+
+
+def _watch(run: Path, workers: list[subprocess.Popen]) -> int:
+    asked: list[int] = []
+
+    def ask(number: int, _frame: object) -> None:
+        asked.append(number)
+        for worker in workers:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGUSR1)
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        failed_at: float | None = None
+        while True:
+            codes = [worker.poll() for worker in workers]
+            if all(code is not None for code in codes):
+                break
+            if any(code not in (None, 0, STOPPED) for code in codes):
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() - failed_at > GRACE_S:
+                    for worker in workers:
+                        if worker.poll() is None:
+                            worker.kill()
+            if len(asked) >= 3:  # asked again and again: do not wait for a save
+                for worker in workers:
+                    worker.kill()
+            time.sleep(0.1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return _verdict(run, [worker.returncode for worker in workers])
+
+
+def _verdict(run: Path, codes: list[int]) -> int:
+    """The first real cause among the workers' ends; a rank that fell because a peer vanished is not it."""
+    if all(code in (0, STOPPED) for code in codes):
+        return STOPPED if STOPPED in codes else 0
+    told = [(rank, read_json(error_file(run, rank))) for rank in range(len(codes))]
+    for _, error in sorted(((e.get("order", 0), e) for _, e in told if e), key=lambda pair: pair[0]):
+        failure = TerrellaError(error["message"])
+        failure.exit_code = error["exit_code"]
+        raise failure
+    rank, code = next((r, c) for r, c in enumerate(codes) if c not in (0, STOPPED))
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    raise WorkerError(
+        f"worker {rank} {how}; its log is {run / 'logs' / f'rank-{rank}.log'}. "
+        "Nothing is lost: run the same command to go on from the last checkpoint"
+    )

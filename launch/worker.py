@@ -1,0 +1,99 @@
+"""The entry point of one rank. It alone installs the CPU shim, joins the process group and runs the recipe's stages in order."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ..core import run as runs
+from ..core import schema
+from ..core.errors import TerrellaError
+from ..core.files import write_json
+from .recipe import Recipe, with_vocab
+from .supervise import STOPPED, error_file
+
+# kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`
+STAGES = {"self-play": "selfplay", "supervised": "supervised", "rlvr": "reinforce", "evaluate": "evaluate", "export": "export"}
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when the supervisor is killed, so that no orphan goes on training."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+def start_logging(folder: Path, rank: int) -> None:
+    """This rank's log file; TERRELLA_LOG=debug makes it talk."""
+    logging.basicConfig(
+        filename=folder / f"rank-{rank}.log",
+        level=os.environ.get("TERRELLA_LOG", "info").upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+
+
+def run_stages(path: Path, rank: int, ranks: int) -> int:
+    """Join the other ranks and run what is left of the recipe."""
+    import torch
+
+    from ..core.mcore import initialize
+    from ..rl.imagination import GridDynamics
+    from .job import Job, StopRequested, log
+
+    run = runs.attach(path)
+    recipe = schema.load(Recipe, path / "config.yaml")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    initialize.start(recipe.parallel, seed=recipe.seed)
+    dynamics = GridDynamics(width=6)
+    tokenizer = dynamics.tokenizer()
+    job = Job(recipe, run, rank, ranks, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
+    job.listen()
+    try:
+        for stage in recipe.stages:
+            if any(job.gather(run.outcome(stage.name) is not None)):
+                continue
+            log.info("stage %s starts", stage.name)
+            begun = time.monotonic()
+            outcome: dict[str, Any] = importlib.import_module(f".stages.{STAGES[stage.kind]}", __package__).run(stage, job)
+            if job.speaks:
+                run.finish(stage.name, {**outcome, "time/stage_s": round(time.monotonic() - begun, 1)})
+            job.barrier()
+    except StopRequested:
+        log.info("saved and stopped on request")
+        return STOPPED
+    finally:
+        initialize.stop()
+    return 0
+
+
+def main() -> None:
+    """Run as `python -m terrella.launch.worker RUN`; started by the supervisor with RANK and WORLD_SIZE set."""
+    die_with_parent()
+    faulthandler.enable()
+    path = Path(sys.argv[1])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    start_logging(path / "logs", rank)
+    try:
+        code = run_stages(path, rank, ranks)
+    except Exception as error:
+        traceback.print_exc()
+        if isinstance(error, TerrellaError):
+            write_json(error_file(path, rank), {"message": str(error), "exit_code": error.exit_code, "order": time.time()})
+        code = getattr(error, "exit_code", 1)
+    sys.stdout.flush()
+    os._exit(code)  # a peer's death may have left collectives that never end; there is nothing more to save
+
+
+if __name__ == "__main__":
+    main()

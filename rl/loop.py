@@ -1,0 +1,135 @@
+"""The RL loop: roll out, weigh, train, record. On-policy and synchronous; one call of `reinforce` is one stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.batch import PackedBatch
+from ..core.engine import Engine
+from ..core.errors import NumericsError
+from ..data.packing import pack
+from ..data.trajectory import Invalid, Trajectory
+from .algorithms import grpo
+from .algorithms.config import GRPO
+from .objective import make_loss
+from .rollout.episodes import Episode, rollout
+from .rollout.sampler import Sampler, SamplingParams
+from .statistics import mean
+
+NEGATIVE_ZERO = 1e-6  # a log-prob may exceed 0 by rounding only
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the loop needs of its surroundings."""
+
+    gather: Callable[[Any], list[Any]]  # every data-parallel rank's value
+    record: Callable[[int, dict[str, Any], Sequence[Episode], Sequence[Trajectory]], None]
+    save: Callable[[int, dict[str, Any]], None]
+    stop: Callable[[], bool]
+
+
+def reinforce(
+    engine: Engine,
+    sampler: Sampler,
+    episodes_of: Callable[[int], list[Episode]],
+    algorithm: GRPO,
+    params: SamplingParams,
+    hooks: Hooks,
+    *,
+    steps: range,
+    tokens: int,
+    microbatch_tokens: int,
+    drift_gate: float,
+    seed: int,
+    reference: Callable[[list[PackedBatch]], list[torch.Tensor]] | None = None,
+) -> int:
+    """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this rank's episodes, whole groups only."""
+    loss = make_loss(grpo.settings(algorithm, params.temperature))
+    for step in steps:
+        begun = time.monotonic()
+        episodes = episodes_of(step)
+        trajectories = rollout(sampler, episodes, params, seed)
+        rolled = time.monotonic()
+        sampled = sum(hooks.gather(grpo.action_tokens(trajectories)))
+        share = sampled if algorithm.aggregate == "token" else sum(hooks.gather(sum(len(t.sequences) for t in trajectories)))
+        batches = pack(grpo.weigh(algorithm, trajectories, share), budget=microbatch_tokens)
+        if algorithm.kl_coef and reference is not None:
+            batches = with_reference(batches, reference(batches))
+        result = engine.step(even_out(batches, hooks.gather), loss)
+        tokens += sampled
+        values = {**describe(trajectories, hooks.gather), **training_values(result, sampled), "tokens": tokens}
+        check(values, drift_gate, step)
+        took = time.monotonic() - begun
+        values |= {"time/step_s": took, "time/rollout_s": rolled - begun, "time/tokens_per_s": sampled / took}
+        hooks.record(step, values, episodes, trajectories)
+        hooks.save(step + 1, {"tokens": tokens})
+        if hooks.stop():
+            break
+    return tokens
+
+
+def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:
+    """Batches that know the reference model's log-probs."""
+    from dataclasses import replace
+
+    return [replace(batch, ref_logprob_T=logprob) for batch, logprob in zip(batches, logprobs, strict=True)]
+
+
+def even_out(batches: list[PackedBatch], gather: Callable[[Any], list[Any]]) -> list[PackedBatch]:
+    """As many microbatches on every rank: where Invalid samples left fewer, one without weights is repeated."""
+    from dataclasses import replace
+
+    missing = max(gather(len(batches))) - len(batches)
+    if not missing:
+        return batches
+    silent = replace(
+        batches[0], pg_weight_T=torch.zeros_like(batches[0].tokens_T, dtype=torch.float32), kl_weight_T=None, entropy_weight_T=None
+    )
+    return batches + [silent] * missing
+
+
+def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
+    """Reward statistics over all ranks; Invalid samples are counted and kept out."""
+    rewards = [t.reward for t in trajectories if not isinstance(t.reward, Invalid)]
+    everywhere = gather((rewards, len(trajectories) - len(rewards)))
+    values = [r for part, _ in everywhere for r in part]
+    estimate = mean(values)
+    spread = (sum((v - estimate.value) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
+    return {
+        "reward/mean": estimate.value,
+        "reward/std": spread,
+        "reward/perfect": sum(v >= 1.0 for v in values) / max(len(values), 1),
+        "invalid": sum(count for _, count in everywhere),
+    }
+
+
+def training_values(result: Any, sampled: int) -> dict[str, Any]:
+    """The engine's sums as means over the sampled tokens."""
+    sums = {name: float(value) for name, value in result.metrics.items()}
+    count = max(sampled, 1)
+    return {
+        "loss": sums["loss"],
+        "entropy": sums["entropy"] / count,
+        "kl": sums["kl"] / count,
+        "clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / count,
+        "logprob_drift/mean": sums["drift"] / count,
+        "grad_norm": float(result.grad_norm),
+        "lr": result.lr,
+    }
+
+
+def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
+    """Stop by name rather than train on numbers that cannot be right."""
+    for name, value in values.items():
+        if value != value:
+            raise NumericsError(f"step {step}: {name} is NaN; look at this step's rollouts and lower the learning rate")
+    if values["logprob_drift/mean"] > drift_gate:
+        raise NumericsError(
+            f"step {step}: sampler and trainer log-probs differ by {values['logprob_drift/mean']:.4f} on average, above drift_gate = {drift_gate}"
+        )
