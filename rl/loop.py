@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from .objective import make_loss
 from .rollout.episodes import Episode, rollout
 from .rollout.sampler import Sampler, SamplingParams
 from .statistics import mean
-
-NEGATIVE_ZERO = 1e-6  # a log-prob may exceed 0 by rounding only
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,11 @@ def reinforce(
 
 def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:
     """Batches that know the reference model's log-probs."""
-    from dataclasses import replace
-
     return [replace(batch, ref_logprob_T=logprob) for batch, logprob in zip(batches, logprobs, strict=True)]
 
 
 def even_out(batches: list[PackedBatch], gather: Callable[[Any], list[Any]]) -> list[PackedBatch]:
     """As many microbatches on every rank: where Invalid samples left fewer, one without weights is repeated."""
-    from dataclasses import replace
-
     missing = max(gather(len(batches))) - len(batches)
     if not missing:
         return batches
@@ -130,6 +124,5 @@ def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
         if value != value:
             raise NumericsError(f"step {step}: {name} is NaN; look at this step's rollouts and lower the learning rate")
     if values["logprob_drift/mean"] > drift_gate:
-        raise NumericsError(
-            f"step {step}: sampler and trainer log-probs differ by {values['logprob_drift/mean']:.4f} on average, above drift_gate = {drift_gate}"
-        )
+        drift = f"{values['logprob_drift/mean']:.4f}"
+        raise NumericsError(f"step {step}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}")

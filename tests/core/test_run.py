@@ -1,0 +1,102 @@
+"""The run directory: one owner, atomic files, a metrics record that can be cut back."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from terrella.core import lease as leases
+from terrella.core import run as runs
+from terrella.core.errors import ConfigError, LeaseError, StorageError
+from terrella.core.files import read_json, write_atomic
+from terrella.core.metrics import MetricsFile, comparable
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str = "x"
+    size: int = 1
+
+
+def test_same_config_resumes_and_another_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run, lease = runs.create(folder, Config())
+    run.finish("first", {"tokens": 3})
+    lease.release()
+    run, lease = runs.create(folder, Config())
+    assert run.outcome("first") == {"tokens": 3} and run.outcome("second") is None
+    lease.release()
+    with pytest.raises(ConfigError, match=r"other settings \(now size: 2, then size: 1\)"):
+        runs.create(folder, Config(size=2))
+    assert read_json(folder / "environment.json")["versions"]["python"]
+
+
+def test_second_owner_is_refused_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
+    first = leases.Lease.acquire(tmp_path)
+    with pytest.raises(LeaseError, match=f"in use by process {os.getpid()}"):
+        leases.Lease.acquire(tmp_path)
+    first.release()
+    code = "import sys, os; from pathlib import Path; from terrella.core.lease import Lease; Lease.acquire(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
+    second = leases.Lease.acquire(tmp_path)
+    assert second.incarnation == 3
+    second.release()
+
+
+def test_an_orphan_writes_nothing_after_a_take_over(tmp_path: Path) -> None:
+    run, lease = runs.create(tmp_path, Config())
+    run.metrics.append("a", 1, {"loss": 1.0})
+    holder = read_json(tmp_path / "lease.json")
+    write_atomic(tmp_path / "lease.json", json.dumps({**holder, "host": "elsewhere"}))
+    newer = leases.Lease.acquire(tmp_path, wait_s=5, timeout_s=0.2)
+    for write in (
+        lambda: run.metrics.append("a", 2, {"loss": 0.5}),
+        lambda: run.finish("a", {}),
+        lambda: run.write_result("t", {}),
+        lambda: run.write_rollouts("a", 1, []),
+    ):
+        with pytest.raises(LeaseError, match="no longer owns"):
+            write()
+    assert len(list(run.metrics.rows())) == 1
+    lease.release()
+    assert leases.holds(tmp_path, newer.token)
+    newer.release()
+
+
+def test_metrics_are_cut_back_to_a_step(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for stage, step in (("a", 1), ("a", 2), ("b", 1), ("b", 2), ("b", 3), ("c", 1)):
+        metrics.append(stage, step, {"loss": step / 3, "time/step_s": 0.1})
+    with open(metrics.path, "a") as stream:
+        stream.write('{"stage": "c", "st')  # a kill in the middle of a line
+    metrics.rewind("b", 2, later=("c",))
+    assert [(r["stage"], r["step"]) for r in metrics.rows()] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    assert all("time/step_s" not in row for row in comparable(metrics.rows()))
+
+
+def test_a_damaged_metrics_line_is_named(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.path.write_text('{"stage": "a", "step": 1}\n{broken\n{"stage": "a", "step": 2}\n')
+    with pytest.raises(StorageError, match=r"metrics\.jsonl:2: not a JSON line"):
+        list(metrics.rows())
+
+
+def test_nan_stays_visible(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append("a", 1, {"loss": float("nan")})
+    assert next(metrics.rows())["loss"] == "nan"
+
+
+def test_unwritable_and_full_disks_are_one_clear_error(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(StorageError, match="not a folder"):
+        runs.create(blocker / "run", Config())
+    if Path("/dev/full").exists():
+        metrics = MetricsFile(Path("/dev/full"))
+        with pytest.raises(StorageError, match="disk is full"):
+            metrics.append("a", 1, {})

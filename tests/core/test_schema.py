@@ -1,0 +1,103 @@
+"""Configuration errors name file, line and the nearest valid key; good files come back whole."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from terrella.core import schema
+from terrella.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.1
+    mode: Literal["fast", "slow"] = "fast"
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0:
+            raise ValueError(f"rate: {self.rate} must be above 0")
+
+
+@dataclass(frozen=True)
+class Cat:
+    kind: Literal["cat"]
+    lives: int = 9
+
+
+@dataclass(frozen=True)
+class Dog:
+    kind: Literal["dog"]
+    tricks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    count: int = 1
+    limit: int | None = None
+    inner: Inner = field(default_factory=Inner)
+    pets: list[Cat | Dog] = field(default_factory=list)
+    table: dict[str, float] = field(default_factory=dict)
+    pair: tuple[float, float] = (0.0, 1.0)
+
+
+def read(text: str, *overrides: str) -> Outer:
+    tree = schema.parse_yaml(text, "f.yaml")
+    for override in overrides:
+        schema.apply_override(tree, override)
+    return schema.build(Outer, tree)
+
+
+def test_reads_nested_sections_and_kinds() -> None:
+    config = read(
+        "name: x\nlimit: 3\ninner: {rate: 1e-3}\npets:\n- {kind: dog, tricks: [sit]}\n- {kind: cat}\ntable: {a: 1}\npair: [0.9, 0.95]\n"
+    )
+    assert config == Outer("x", 1, 3, Inner(0.001), [Dog("dog", ["sit"]), Cat("cat")], {"a": 1.0}, (0.9, 0.95))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\ncuont: 2\n", "f.yaml:2: unknown key 'cuont'; did you mean 'count'?"),
+        ("name: x\ninner:\n  rat: 2\n", "f.yaml:3: unknown key 'inner.rat'; did you mean 'rate'?"),
+        ("name: x\ncount: two\n", "f.yaml:2: count = 'two' must be int"),
+        ("name: x\ncount: true\n", "f.yaml:2: count = True must be int"),
+        ("name: x\ninner:\n  rate: -1\n", "f.yaml:3: inner.rate: -1.0 must be above 0"),
+        ("name: x\ninner: {mode: fsat}\n", "f.yaml:2: inner.mode = 'fsat' must be one of 'fast', 'slow'; did you mean 'fast'?"),
+        ("count: 1\n", "f.yaml:1: key 'name' is missing"),
+        ("name: x\nname: y\n", "f.yaml:2: key 'name' stands twice"),
+        ("name: [x\n", "f.yaml:2: not valid YAML"),
+        ("name: x\npets:\n- {kind: doog}\n", "f.yaml:3: pets[0].kind = 'doog' is unknown; did you mean 'dog'?"),
+        ("name: x\npets:\n- {lives: 3}\n", "f.yaml:3: pets[0] needs a key 'kind': one of cat, dog"),
+        ("name: x\npets: 3\n", "f.yaml:2: pets must be a list, not 3"),
+        ("- a\n", "f.yaml:1: Outer must be a section with keys"),
+    ],
+)
+def test_errors_name_the_place(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert message in str(caught.value)
+
+
+def test_overrides_reach_lists_and_new_sections() -> None:
+    config = read("name: x\npets: [{kind: cat}]\n", "pets.0.lives=7", "inner.rate=0.5", "count=4", "limit=null")
+    assert (config.pets[0].lives, config.inner.rate, config.count, config.limit) == (7, 0.5, 4, None)
+    with pytest.raises(ConfigError, match=r"--set inner\.rat=1: unknown key 'inner\.rat'; did you mean 'rate'"):
+        read("name: x\n", "inner.rat=1")
+    with pytest.raises(ConfigError, match="key.subkey=value"):
+        read("name: x\n", "count")
+    with pytest.raises(ConfigError, match="no index"):
+        read("name: x\npets: [{kind: cat}]\n", "pets.3.lives=7")
+
+
+def test_dump_round_trips_and_digest_follows_values() -> None:
+    config = read("name: x\npets: [{kind: dog, tricks: [sit]}]\n")
+    again = read(schema.dump(config))
+    assert again == config and schema.digest(again) == schema.digest(config)
+    assert schema.digest(read("name: y\n")) != schema.digest(read("name: x\n"))
+
+
+def test_missing_file_is_one_clear_error(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        schema.load(Outer, tmp_path / "missing.yaml")
