@@ -36,6 +36,7 @@ setup(
     package_data={
         "terrella": ["py.typed"],
         "terrella.launch": ["recipes/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
+        "terrella.rl.worlds": ["*.yaml"],
         "terrella.benchmarks": ["*.csv"],
     },
     install_requires=requirements("base"),

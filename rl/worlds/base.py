@@ -32,13 +32,14 @@ class World(ABC):
     """One instance of one task. `action_words` maps action ids to words, or is None where an action is free text."""
 
     name: ClassVar[str]
+    Config: ClassVar[type]  # the dataclass of its settings, given to the constructor as keywords
     action_words: dict[int, str] | None = None
     grid_words: dict[str, str] | None = None  # symbol -> meaning, for the prompt's legend
     render_modes: ClassVar[tuple[str, ...]] = ("text",)
 
     @abstractmethod
-    def reset(self, seed: int) -> str:
-        """Start the instance of this seed and return its state text."""
+    def reset(self, seed: int, sample: int = 0) -> str:
+        """Start the instance of this seed and return its text. `sample` tells members of a group apart: only chance moves may use it."""
 
     @abstractmethod
     def step(self, action: Action) -> StepResult:

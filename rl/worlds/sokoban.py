@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -179,33 +180,35 @@ def random_transitions(
 
 @dataclass(frozen=True)
 class SokobanConfig(RoomConfig):
-    """Rooms, the limit of steps, and the words of the prompt. `grid` maps cell codes 0..6 to symbols, `actions` ids 1..4 to words."""
+    """Rooms, the limit of steps, and the words of the prompt: seven symbols by visible code, four words for up, down, left and right."""
 
     max_steps: int = 100
-    grid: dict[int, str] | None = None
-    actions: dict[int, str] | None = None
+    grid: str = SYMBOLS
+    actions: tuple[str, ...] = tuple(ACTIONS.values())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.grid) != 7 or len(set(self.grid)) != 7 or set(self.grid) & set("\n ();"):
+            raise ValueError(f"grid: must be seven different symbols, none a space, bracket or semicolon, not {self.grid!r}")
+        if len({word.lower() for word in self.actions}) != 4 or len(self.actions) != 4:
+            raise ValueError(f"actions: must be four different words (for up, down, left, right), not {self.actions}")
 
 
 class Sokoban(World):
     """Push every box onto a target."""
 
     name = "sokoban"
+    Config = SokobanConfig
     render_modes = ("text", "text_with_coordinates")
 
-    def __init__(self, **settings: object) -> None:
-        self.config = SokobanConfig(**settings)  # type: ignore[arg-type]
-        grid = {**dict(enumerate(SYMBOLS)), **(self.config.grid or {})}
-        if len(set(grid.values())) != 7 or sorted(grid) != list(range(7)):
-            raise WorldFault(f"sokoban: grid must give the codes 0..6 seven different symbols, not {self.config.grid}")
-        self.symbols = "".join(grid[i] for i in range(7))
-        self.grid_words = dict(zip(self.symbols, MEANINGS, strict=True))
-        self.action_words = self.config.actions or ACTIONS
-        if sorted(self.action_words) != [1, 2, 3, 4]:
-            raise WorldFault(f"sokoban: actions must name the ids 1..4 (up, down, left, right), not {self.action_words}")
+    def __init__(self, **settings: Any) -> None:
+        self.config = SokobanConfig(**settings)
+        self.grid_words = dict(zip(self.config.grid, MEANINGS, strict=True))
+        self.action_words = dict(enumerate(self.config.actions, start=1))
         self.codes: bytes | None = None
         self.steps = 0
 
-    def reset(self, seed: int) -> str:
+    def reset(self, seed: int, sample: int = 0) -> str:
         self.codes, _ = make_room(self.config, seed)
         self.steps = 0
         return self.render()
@@ -228,8 +231,8 @@ class Sokoban(World):
         check_mode(self, mode)
         check_started(self, self.codes)
         assert self.codes is not None
-        text = encode(self.codes, self.config.width).translate(str.maketrans(SYMBOLS, self.symbols))
-        return text if mode == "text" else with_coordinates(text, self.symbols)
+        text = encode(self.codes, self.config.width).translate(str.maketrans(SYMBOLS, self.config.grid))
+        return text if mode == "text" else with_coordinates(text, self.config.grid)
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.codes)

@@ -37,6 +37,12 @@ class RoomConfig:
     boxes: int = 1
     search_depth: int = 300
 
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 4 or self.height * self.width > 256:
+            raise ValueError(f"height: rooms are at least 4x4 and hold at most 256 cells, not {self.height}x{self.width}")
+        if self.boxes < 1 or self.search_depth < 2:
+            raise ValueError(f"boxes: at least 1, and search_depth at least 2, not {self.boxes} and {self.search_depth}")
+
 
 def _topology(rng: random.Random, height: int, width: int, steps: int) -> bytearray:
     direction = rng.choice(WALK)
@@ -162,8 +168,6 @@ def _room(config: RoomConfig, seed: int) -> bytes:
 
 def make_room(config: RoomConfig, seed: int) -> tuple[bytes, int]:
     """The room of a seed as visible codes, row-major, and the seed that gave it (another one when the seed itself has no room)."""
-    if min(config.height, config.width) < 4 or config.height * config.width > 256:
-        raise WorldFault(f"sokoban: height and width must be at least 4 and hold at most 256 cells, not {config.height}x{config.width}")
     for _ in range(100):
         try:
             return _room(config, seed), seed

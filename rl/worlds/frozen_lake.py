@@ -1,0 +1,252 @@
+"""FrozenLake: walk over ice to the goal, sometimes slipping. The slip is a setting, and its ceiling is computed, not assumed.
+
+Shape suffixes: B parallel games, R maps, S cells, D directions (0 left, 1 down, 2 right, 3 up).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
+
+ACTIONS = {1: "Left", 2: "Down", 3: "Right", 4: "Up"}
+LEGEND = {"P": "player", "_": "frozen", "O": "hole", "G": "goal", "X": "player in hole", "√": "player on goal"}
+ICE, HOLE, START, GOAL = "F", "H", "S", "G"
+_MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
+_CELL = re.compile(r"\((\d+),(\d+)\)")
+
+
+@dataclass(frozen=True)
+class FrozenLakeConfig:
+    """`success_rate` is the chance of the intended direction; the rest is split between the two perpendicular ones.
+
+    `coupled` draws the slips from the very stream that drew the map, as the public release did: a policy can then read coming
+    slips off the map. It exists for parity only.
+    """
+
+    size: int = 4
+    frozen: float = 0.8
+    success_rate: float = 1 / 3
+    coupled: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.size <= 32 or not 0 < self.frozen <= 1 or not 0 < self.success_rate <= 1:
+            raise ValueError(f"size: must be 2..32, and frozen and success_rate in (0, 1], not {self}")
+
+
+def _connected(board: np.ndarray, start: tuple[int, int], goal: tuple[int, int]) -> bool:
+    size = len(board)
+    frontier, seen = [start], {start}
+    while frontier:
+        row, col = frontier.pop()
+        for dr, dc in _MOVES:
+            cell = row + dr, col + dc
+            if 0 <= cell[0] < size and 0 <= cell[1] < size and cell not in seen and board[cell] != HOLE:
+                if cell == goal:
+                    return True
+                seen.add(cell)
+                frontier.append(cell)
+    return False
+
+
+def make_map(config: FrozenLakeConfig, seed: int) -> tuple[str, ...]:
+    """The map of a seed as rows of F, H, S, G; start and goal are uniform and connected."""
+    rng = np.random.default_rng(seed)
+    while True:
+        board = rng.choice([ICE, HOLE], (config.size, config.size), p=[config.frozen, 1 - config.frozen])
+        start = tuple(int(i) for i in rng.integers(config.size, size=2))
+        goal = tuple(int(i) for i in rng.integers(config.size, size=2))
+        if start == goal:
+            continue
+        board[start], board[goal] = START, GOAL
+        if _connected(board, start, goal):  # type: ignore[arg-type]
+            return tuple("".join(row) for row in board)
+
+
+def slip_stream(config: FrozenLakeConfig, seed: int, sample: int) -> np.random.Generator:
+    """The uniforms that decide slips: a child of the seed of its own for every sample, or the map's stream when coupled."""
+    if config.coupled:
+        rng = np.random.default_rng(seed)
+        rng.random()  # the public environment spends its first draw on choosing the start cell
+        return rng
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1, sample)))
+
+
+def slip(direction: int, uniform: float, success_rate: float) -> int:
+    """The direction really taken: one to the left of it, itself, or one to the right."""
+    if success_rate >= 1:
+        return direction
+    fail = (1 - success_rate) / 2
+    return (direction + (-1 if fail > uniform else 0 if fail + success_rate > uniform else 1)) % 4
+
+
+def transitions(rows: tuple[str, ...]) -> np.ndarray:
+    """next_SD: the cell reached from every cell by every direction; holes and the goal keep the player."""
+    size, flat = len(rows), "".join(rows)
+    table = np.empty((size * size, 4), dtype=np.int64)
+    for cell, letter in enumerate(flat):
+        row, col = divmod(cell, size)
+        for direction, (dr, dc) in enumerate(_MOVES):
+            r, c = min(max(row + dr, 0), size - 1), min(max(col + dc, 0), size - 1)
+            table[cell, direction] = cell if letter in (HOLE, GOAL) else r * size + c
+    return table
+
+
+def success_within(rows: tuple[str, ...], success_rate: float, horizon: int, policy: str = "best") -> float:
+    """The chance of reaching the goal within `horizon` actions, by dynamic programming: of the best policy, or of uniform actions."""
+    table_SD, flat = transitions(rows), "".join(rows)
+    goal_S = np.array([letter == GOAL for letter in flat], dtype=float)
+    fail = (1 - success_rate) / 2
+    value_S = goal_S.copy()
+    for _ in range(horizon):
+        reached_SD = value_S[table_SD]
+        mixed_SD = success_rate * reached_SD + fail * (np.roll(reached_SD, 1, axis=1) + np.roll(reached_SD, -1, axis=1))
+        value_S = np.maximum(mixed_SD.max(1) if policy == "best" else mixed_SD.mean(1), goal_S)
+    return float(value_S[flat.index(START)])
+
+
+def coordinate_sentence(text: str) -> str:
+    """Player, holes and goal as zero-indexed (row,col), row-major."""
+    cells = {symbol: [] for symbol in LEGEND}
+    for r, row in enumerate(text.split("\n")):
+        for c, symbol in enumerate(row):
+            cells[symbol].append(f"({r},{c})")
+    holes = cells["O"]
+    where = next(f"{name} {cells[s][0]}" for s, name in (("P", "Player"), ("X", "Player in hole"), ("√", "Player on goal")) if cells[s])
+    parts = [where]
+    if holes:
+        listed = holes[0] if len(holes) == 1 else f"{', '.join(holes[:-1])} and {holes[-1]}"
+        parts.append(f"{'hole' if len(holes) == 1 else 'holes'} at {listed}")
+    if cells["G"]:
+        parts.append(f"goal at {cells['G'][0]}")
+    return "; ".join(parts) + "."
+
+
+def parse_sentence(sentence: str, size: int) -> str:
+    """The grid that a coordinate sentence describes; raises ValueError when it names no player or a cell outside."""
+    grid = [["_"] * size for _ in range(size)]
+    kinds = {"player in hole": "X", "player on goal": "√", "player": "P", "hole": "O", "holes": "O", "goal": "G"}
+    players = 0
+    for part in sentence.strip().rstrip(".").split(";"):
+        name = part.split("(")[0].strip().lower().removesuffix(" at")
+        if name not in kinds:
+            raise ValueError(f"unknown part {part.strip()!r} in {sentence!r}")
+        for r, c in _CELL.findall(part):
+            if int(r) >= size or int(c) >= size:
+                raise ValueError(f"cell ({r},{c}) lies outside {size}x{size}")
+            grid[int(r)][int(c)] = kinds[name]
+            players += name.startswith("player")
+    if players != 1:
+        raise ValueError(f"{players} players in {sentence!r}")
+    return "\n".join("".join(row) for row in grid)
+
+
+def parse_state(text: str) -> str:
+    """The grid of a text with or without coordinates; raises ValueError when malformed or when the sentence contradicts the grid."""
+    grid = text.strip("\n").split("\n")
+    sentence = grid.pop() if "(" in grid[-1] else None
+    if not grid or any(len(row) != len(grid) or set(row) - set(LEGEND) for row in grid):
+        raise ValueError(f"not a FrozenLake grid: {text!r}")
+    picture = "\n".join(grid)
+    if sentence is not None and parse_sentence(sentence, len(grid)) != picture:
+        raise ValueError(f"the sentence {sentence!r} does not describe the grid above it")
+    return picture
+
+
+class FrozenLake(World):
+    """Reach the goal without falling into a hole."""
+
+    name = "frozen_lake"
+    Config = FrozenLakeConfig
+    action_words = ACTIONS
+    grid_words = LEGEND
+    render_modes = ("text", "text_with_coordinates")
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = FrozenLakeConfig(**settings)
+        self.rows: tuple[str, ...] | None = None
+
+    def _start(self, rows: tuple[str, ...], seed: int, sample: int) -> None:
+        self.rows, self.seed, self.sample, self.draws = rows, seed, sample, 0
+        self.table_SD = transitions(rows)
+        self.cell = "".join(rows).index(START)
+        self.slips = slip_stream(self.config, seed, sample)
+
+    def reset(self, seed: int, sample: int = 0) -> str:
+        self._start(make_map(self.config, seed), seed, sample)
+        return self.render()
+
+    def step(self, action: Action) -> StepResult:
+        check_started(self, self.rows)
+        assert self.rows is not None
+        if action not in ACTIONS:
+            raise WorldFault(f"frozen_lake: action {action!r} is not one of {sorted(ACTIONS)}")
+        before, letters = self.cell, "".join(self.rows)
+        direction = slip(int(action) - 1, float(self.slips.random()), self.config.success_rate)
+        self.draws += 1
+        self.cell = int(self.table_SD[before, direction])
+        success = letters[self.cell] == GOAL
+        info = {"action_is_effective": self.cell != before, "action_is_valid": True, "success": success}
+        return StepResult(self.render(), float(success and before != self.cell), success or letters[self.cell] == HOLE, info)
+
+    def render(self, mode: str = "text") -> str:
+        check_mode(self, mode)
+        check_started(self, self.rows)
+        assert self.rows is not None
+        symbols = ["_OG"[(HOLE, GOAL).index(s) + 1 if s in (HOLE, GOAL) else 0] for s in "".join(self.rows)]
+        symbols[self.cell] = {"_": "P", "O": "X", "G": "√"}[symbols[self.cell]]
+        size = len(self.rows)
+        text = "\n".join("".join(symbols[i : i + size]) for i in range(0, size * size, size))
+        return text if mode == "text" else f"{text}\n{coordinate_sentence(text)}"
+
+    def snapshot(self) -> Snapshot:
+        check_started(self, self.rows)
+        state = {"rows": list(self.rows or ()), "seed": self.seed, "sample": self.sample, "draws": self.draws, "cell": self.cell}
+        return {"world": self.name, **state}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        if snapshot.get("world") != self.name or len(snapshot["rows"]) != self.config.size:
+            raise WorldFault(f"frozen_lake: not a snapshot of a {self.config.size}x{self.config.size} lake")
+        self._start(tuple(snapshot["rows"]), int(snapshot["seed"]), int(snapshot["sample"]))
+        self.slips.random(int(snapshot["draws"]))
+        self.draws, self.cell = int(snapshot["draws"]), int(snapshot["cell"])
+
+
+class BatchFrozenLake:
+    """B games in lock-step over a pool of maps; a game that ends starts again on a map drawn from the pool."""
+
+    def __init__(self, maps: list[tuple[str, ...]], batch: int, success_rate: float, max_actions: int, rng: np.random.Generator) -> None:
+        letters = ["".join(rows) for rows in maps]
+        cells = len(letters[0])
+        # A position is one number, map * cells + cell, so that a step is a single gather.
+        offset_R = np.arange(len(maps))[:, None, None] * cells
+        self.next_D = (np.stack([transitions(rows) for rows in maps]) + offset_R).reshape(-1).astype(np.int32)
+        self.kind_S = np.array([(1 if s == GOAL else 2 if s == HOLE else 0) for text in letters for s in text], dtype=np.uint8)
+        self.start_R = np.array([i * cells + text.index(START) for i, text in enumerate(letters)], dtype=np.int32)
+        self.rng, self.max_actions = rng, max_actions
+        fail = (1 - success_rate) / 2
+        # 256 equally likely slips would round the chances; 16 bits leave an error below 2e-5.
+        edges = np.round(np.array([fail, fail + success_rate]) * 65536).astype(np.int64)
+        self.turn = np.ones(65536, dtype=np.int8)
+        self.turn[: edges[1]] = 0
+        self.turn[: edges[0]] = -1
+        self.position_B = self.start_R[rng.integers(len(maps), size=batch)]
+        self.age_B = np.zeros(batch, dtype=np.int16)
+
+    def step(self, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Actions 1..4; returns (success_B, done_B). Ended games are already restarted in `position_B`."""
+        noise_B = self.turn[self.rng.integers(0, 65536, size=len(action_B), dtype=np.uint16)]
+        direction_B = (action_B.astype(np.int32) + (noise_B - 1)) & 3
+        self.position_B = self.next_D[self.position_B * 4 + direction_B]
+        kind_B = self.kind_S[self.position_B]
+        self.age_B += 1
+        done_B = (kind_B != 0) | (self.age_B >= self.max_actions)
+        ended = np.flatnonzero(done_B)
+        if ended.size:
+            self.position_B[ended] = self.start_R[self.rng.integers(0, len(self.start_R), size=ended.size, dtype=np.int32)]
+            self.age_B[ended] = 0
+        return kind_B == 1, done_B
