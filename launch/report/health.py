@@ -1,0 +1,143 @@
+"""What a person should be told about a run: alarms it raised itself, and signs that its numbers cannot be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .load import number
+
+# Rules of thumb, not gates: they colour a report, they never stop a run.
+INVALID_SHARE = 0.05
+CLIP_SHARE = 0.5
+DRIFT_MEAN = 0.05
+ENTROPY_COLLAPSE = 0.1
+FLAT_STEPS = 5
+
+NOT_METRICS = ("stage", "step")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the warnings section: level is "error", "warning" or "note"."""
+
+    level: str
+    text: str
+
+
+def spell_steps(steps: list[int]) -> str:
+    """ "step 4", "steps 4, 9", or "12 steps, first 4, last 90"."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    if len(steps) <= 4:
+        return "steps " + ", ".join(str(step) for step in steps)
+    return f"{len(steps)} steps, first {steps[0]}, last {steps[-1]}"
+
+
+def series(metrics: Iterable[dict[str, Any]], stage: str, name: str) -> list[tuple[int, float]]:
+    """(step, value) of one metric in one stage, non-finite values left out."""
+    points = []
+    for record in metrics:
+        value = number(record.get(name))
+        if record["stage"] == stage and value is not None and math.isfinite(value):
+            points.append((record["step"], value))
+    return points
+
+
+def recorded_faults(metrics: list[dict[str, Any]]) -> list[Finding]:
+    """Non-finite numbers, skipped updates, invalid rollouts and the run's own alarms, each with its steps."""
+    non_finite: dict[tuple[str, str], list[int]] = defaultdict(list)
+    raised: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for record in metrics:
+        for name, raw in record.items():
+            value = number(raw)
+            if value is None or name in NOT_METRICS:
+                continue
+            if not math.isfinite(value):
+                non_finite[record["stage"], name].append(record["step"])
+            elif value > 0 and (name.startswith("alarm/") or name == "skipped" or name.endswith("/skipped")):
+                raised[record["stage"], name].append(record["step"])
+    found = [
+        Finding("error", f"{stage}: {name} is not a finite number at {spell_steps(steps)}") for (stage, name), steps in non_finite.items()
+    ]
+    for (stage, name), steps in raised.items():
+        what = f"alarm “{name.removeprefix('alarm/')}”" if name.startswith("alarm/") else f"{name} updates"
+        found.append(Finding("warning", f"{stage}: {what} at {spell_steps(steps)}"))
+    return found
+
+
+def invalid_rollouts(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
+    """Counts under `invalid...` metrics: such rollouts were left out of the statistics, which a reader must know."""
+    totals: dict[str, float] = defaultdict(float)
+    shares: dict[str, list[float]] = defaultdict(list)
+    for record in metrics:
+        for name, raw in record.items():
+            value = number(raw)
+            if record["stage"] == stage and name.startswith("invalid") and value and math.isfinite(value):
+                if "fraction" in name or "share" in name:
+                    shares[name].append(value)
+                else:
+                    totals[name] += value
+    found = [Finding("note", f"{stage}: {name}: {total:g} rollouts in all, left out of the statistics") for name, total in totals.items()]
+    for name, values in shares.items():
+        level = "warning" if max(values) > INVALID_SHARE else "note"
+        found.append(Finding(level, f"{stage}: {name}: up to {100 * max(values):.1f} % of a step’s rollouts, left out of the statistics"))
+    return found
+
+
+def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
+    """Rules of thumb about a stage's last steps: no reward spread, collapsed entropy, heavy clipping, sampler drift."""
+    found = []
+    spread = series(metrics, stage, "reward/std")
+    if len(spread) >= FLAT_STEPS and all(value == 0 for _, value in spread[-FLAT_STEPS:]):
+        found.append(
+            Finding("warning", f"{stage}: the reward had no spread in the last {FLAT_STEPS} steps, so nothing can be learnt from it")
+        )
+    entropy = series(metrics, stage, "entropy")
+    if len(entropy) >= FLAT_STEPS and entropy[0][1] > 0 and entropy[-1][1] < ENTROPY_COLLAPSE * entropy[0][1]:
+        found.append(
+            Finding(
+                "warning", f"{stage}: entropy fell from {entropy[0][1]:.3g} to {entropy[-1][1]:.3g}; sampling is close to deterministic"
+            )
+        )
+    clipped = series(metrics, stage, "clip_fraction")
+    if clipped and clipped[-1][1] > CLIP_SHARE:
+        found.append(
+            Finding("warning", f"{stage}: {100 * clipped[-1][1]:.0f} % of the tokens were clipped at step {clipped[-1][0]}; try a lower lr")
+        )
+    drift = series(metrics, stage, "logprob_drift/mean")
+    worst = max(drift, key=lambda point: point[1], default=None)
+    if worst and worst[1] > DRIFT_MEAN:
+        text = f"{stage}: sampler and trainer disagree by {worst[1]:.3g} nats a token at step {worst[0]}; check weight sync and precision"
+        found.append(Finding("warning", text))
+    return found
+
+
+def check_metrics(metrics: list[dict[str, Any]]) -> list[Finding]:
+    """Everything the records alone can tell, worst first."""
+    stages = list(dict.fromkeys(record["stage"] for record in metrics))
+    found = recorded_faults(metrics)
+    for stage in stages:
+        found += invalid_rollouts(metrics, stage) + learning_signs(metrics, stage)
+    return worst_first(found)
+
+
+def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
+    """A score without its baseline, its sample size or an interval misleads: say so."""
+    found = []
+    for table in tables:
+        if not any(row.get("kind") == "baseline" for row in table["rows"]):
+            found.append(Finding("warning", f"“{table['title']}” has no baseline row; its scores cannot be judged alone"))
+        cells = [cell for row in table["rows"] if row.get("kind") != "ceiling" for cell in row["cells"] if isinstance(cell, dict)]
+        bare = sum(1 for cell in cells if cell.get("value") is not None and (cell.get("low") is None or cell.get("n") is None))
+        if bare:
+            found.append(Finding("note", f"“{table['title']}”: {bare} scores come without an interval or a sample size"))
+    return found
+
+
+def worst_first(findings: list[Finding]) -> list[Finding]:
+    order = {"error": 0, "warning": 1, "note": 2}
+    return sorted(findings, key=lambda finding: order[finding.level])

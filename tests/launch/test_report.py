@@ -1,0 +1,264 @@
+"""The report file: what it holds, what it refuses to hide, and how it treats text that nobody may trust."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terrella.core.errors import ConfigError, StorageError
+from terrella.launch.report import SIZE_LIMIT, build_report, flatten
+from terrella.launch.report.curves import axis, build_panels, linear_ticks, thin
+from terrella.launch.report.health import check_metrics, check_tables
+from terrella.launch.report.load import load_run, read_metrics
+from terrella.launch.report.rollouts import find_grid
+from terrella.launch.report.tables import build_tables
+from terrella.tests.launch.synthetic_run import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny", pretrain=80, grpo=40)
+
+
+def embedded(page: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S).group(1))
+
+
+def test_report_of_a_finished_run_holds_every_part(run):
+    path = build_report(run)
+    page = path.read_text(encoding="utf-8")
+    assert path == run / "report.html"
+    summary = json.loads((run / "summary.json").read_text())
+    assert f"<h1>{summary['headline']}</h1>" in page
+    table = json.loads((run / "results" / "final.json").read_text())
+    for row in table["rows"]:
+        assert row["name"] in page
+        for cell in row["cells"]:
+            assert f"{100 * cell['value']:.1f} %" in page
+            assert f"{100 * cell['low']:.1f} – {100 * cell['high']:.1f}" in page
+    for title in ("Reward", "Accuracy", "Loss", "KL", "Entropy", "Clip fraction", "Log-prob drift", "Tokens per second"):
+        assert f"<h3>{title}</h3>" in page
+    data = embedded(page)
+    assert {item["stage"] for item in data["rollouts"]} == {"grpo"}
+    assert "seed: 0" in page and "megatron-core" in page and "max_abs_logit_difference" in page
+
+
+def test_report_asks_nothing_of_the_network(run):
+    page = build_report(run).read_text(encoding="utf-8")
+    addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+", page))
+    assert addresses <= {"http://www.w3.org"}  # the SVG name space, which nobody fetches
+    assert "default-src 'none'" in page
+    assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"'](?!data:)", page)
+
+
+def test_untrusted_text_cannot_become_markup(tmp_path):
+    run = make_run(tmp_path / "evil", pretrain=3, grpo=3)
+    attack = "</script><img src=x onerror=alert(1)>\u2028<!--"
+    record = {
+        "prompt_id": attack,
+        "sample": 0,
+        "reward": 1.0,
+        "invalid": None,
+        "turns": [{"prompt": attack, "action": attack, "prediction": attack, "truth": "x"}],
+        attack: 1,
+    }
+    (run / "rollouts" / "grpo-3.jsonl").write_text(json.dumps(record) + "\n")
+    (run / "config.yaml").write_text(f"name: '{attack}'\n", encoding="utf-8")
+    (run / "summary.json").write_text(json.dumps({"headline": attack, "paragraphs": [attack]}))
+    page = build_report(run).read_text(encoding="utf-8")
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+    assert [item for item in embedded(page)["rollouts"] if item["prompt"] == attack]
+
+
+def test_half_finished_run_is_reported_as_such(tmp_path):
+    run = make_run(tmp_path / "half", pretrain=10, grpo=6, finished=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "grpo", "step": 7, "rew')  # killed while writing
+    page = build_report(run).read_text(encoding="utf-8")
+    assert "no final result yet" in page
+    assert "In grpo the mean reward went from" in page
+    assert "results/ (no evaluation table)" in page
+    assert "not JSON" not in page
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_one_file_alone_is_enough(tmp_path, name):
+    (tmp_path / name).write_text("")
+    assert "This run has not recorded a step yet." in build_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not a run directory"):
+        build_report(tmp_path)
+    with pytest.raises(ConfigError, match="no such run directory"):
+        build_report(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="at least one"):
+        build_report([])
+
+
+def test_unwritable_target_names_the_file(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file/report\.html"):
+        build_report(run, tmp_path / "file" / "report.html")
+
+
+def test_runs_are_compared_and_their_differences_listed(run, tmp_path):
+    other = make_run(tmp_path / "tiny", seed=3, pretrain=20, grpo=10)
+    with pytest.raises(ConfigError, match="--out"):
+        build_report([run, other])
+    path = build_report([run, other], tmp_path / "both.html")
+    page = path.read_text(encoding="utf-8")
+    data = embedded(page)
+    assert len(set(data["runs"])) == 2 and all(name.endswith("/tiny") for name in data["runs"])
+    assert {item["run"] for item in data["rollouts"]} == {0, 1}
+    assert "Settings that differ" in page and re.search(r'<th scope="row">seed</th><td>0</td><td>3</td>', page)
+
+
+def test_big_run_stays_under_the_limit(tmp_path):
+    run = make_run(tmp_path / "big", pretrain=12_000, grpo=100, prompts=16, samples=8)
+    long = "word " * 4_000
+    turns = [{"prompt": long, "action": "go", "prediction": long, "truth": long, "exact": True}] * 30
+    for step in range(1000, 1030):
+        lines = [json.dumps({"prompt_id": i, "sample": 0, "reward": 1, "invalid": None, "turns": turns}) for i in range(2)]
+        (run / "rollouts" / f"eval-{step}.jsonl").write_text("\n".join(lines) + "\n")
+    path = build_report(run)
+    assert path.stat().st_size < SIZE_LIMIT
+    assert embedded(path.read_text(encoding="utf-8"))["rollouts"]
+
+
+def test_non_finite_numbers_are_named_not_drawn(tmp_path):
+    run = make_run(tmp_path / "nan", pretrain=5, grpo=5)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "grpo", "step": 6, "loss": NaN, "kl": Infinity, "reward/mean": 0.5}\n')
+    page = build_report(run).read_text(encoding="utf-8")
+    assert "grpo: loss is not a finite number at step 6" in page
+    assert "grpo: kl is not a finite number at step 6" in page
+    for chart in embedded(page)["panels"]:
+        for line in chart["series"]:
+            assert all(math.isfinite(value) for part in line["parts"] for value in part["values"])
+
+
+def test_resumed_steps_keep_the_last_record_and_merge_evaluations(tmp_path):
+    lines = [
+        {"stage": "a", "step": 1, "loss": 3.0},
+        {"stage": "a", "step": 2, "loss": 2.0},
+        {"stage": "a", "step": 1, "loss": 1.0},
+        {"stage": "a", "step": 2, "accuracy": 0.5},
+        {"loss": 9.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\nnot json\n[1]\n")
+    problems: list[str] = []
+    assert read_metrics(tmp_path / "metrics.jsonl", problems) == [
+        {"stage": "a", "step": 1, "loss": 1.0},
+        {"stage": "a", "step": 2, "loss": 2.0, "accuracy": 0.5},
+    ]
+    assert len(problems) == 3 and any("line 6" in problem for problem in problems)
+
+
+def test_torn_parts_are_said_aloud(tmp_path):
+    run = make_run(tmp_path / "torn", pretrain=3, grpo=3)
+    (run / "results" / "bad.json").write_text(json.dumps({"title": "t", "columns": ["a", "b"], "rows": [{"name": "x", "cells": [1]}]}))
+    (run / "results" / "worse.json").write_text("{")
+    (run / "rollouts" / "stray.jsonl").write_text("")
+    (run / "environment.json").write_text("[]")
+    problems = " ".join(load_run(run).problems)
+    for part in ("bad.json", "worse.json", "stray.jsonl", "environment.json"):
+        assert part in problems
+
+
+def test_table_without_baseline_or_interval_is_flagged():
+    cells = [{"value": 0.4, "low": 0.3, "high": 0.5, "n": 10}]
+    whole = {"title": "t", "rows": [{"kind": "model", "cells": cells}, {"kind": "baseline", "cells": cells}]}
+    assert check_tables([whole]) == []
+    levels = [finding.level for finding in check_tables([{"title": "t", "rows": [{"kind": "model", "cells": [{"value": 0.4}]}]}])]
+    assert levels == ["warning", "note"]
+
+
+def test_learning_signs_are_noticed():
+    metrics = [
+        {
+            "stage": "grpo",
+            "step": step,
+            "reward/std": 0.0,
+            "entropy": 1.0 / (1 + 3 * step),
+            "clip_fraction": 0.9,
+            "logprob_drift/mean": 0.2,
+            "alarm/stall": int(step == 3),
+            "invalid/fraction": 0.1,
+        }
+        for step in range(6)
+    ]
+    text = " ".join(finding.text for finding in check_metrics(metrics))
+    for sign in ("no spread", "entropy fell", "clipped", "disagree", "alarm “stall” at step 3", "10.0 %"):
+        assert sign in text
+    healthy = [
+        {"stage": "grpo", "step": step, "reward/std": 0.2, "entropy": 1.0, "clip_fraction": 0.02, "logprob_drift/mean": 1e-6, "skipped": 0}
+        for step in range(6)
+    ]
+    assert check_metrics(healthy) == []
+
+
+def test_scores_above_one_are_not_called_percentages(run):
+    loaded = load_run(run)
+    loaded.results = [
+        {
+            "title": "PSNR",
+            "columns": ["dB"],
+            "rows": [
+                {"name": "copy", "kind": "baseline", "cells": [{"value": 23.1}]},
+                {"name": "m", "kind": "model", "cells": [{"value": None}]},
+            ],
+            "note": None,
+        }
+    ]
+    rows = build_tables([loaded])[0].bodies[0][1]
+    assert [row.cells[0].text for row in rows] == ["23.1", "–"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=900), st.integers(10, 100))
+def test_thinning_keeps_ends_order_and_extremes(values, limit):
+    points = list(enumerate(values))
+    kept = thin(points, limit)
+    assert len(kept) <= max(limit, 2)
+    assert kept == sorted(set(kept)) and set(kept) <= set(points)
+    assert kept[0] == points[0] and kept[-1] == points[-1]
+    assert {max(values), min(values)} <= {value for _, value in kept}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-1e9, 1e9, allow_subnormal=False), min_size=1, max_size=30), st.booleans())
+def test_axis_covers_the_values(values, may_log):
+    low, high, log, ticks = axis(values, may_log)
+    assert low < high and low <= min(values) and max(values) <= high
+    assert all(low <= tick <= high for tick in ticks) and len(ticks) <= 8
+    assert not log or low > 0
+
+
+def test_ticks_are_round():
+    assert linear_ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
+
+
+def test_policy_loss_and_cross_entropy_do_not_share_an_axis(run):
+    main, other = build_panels([load_run(run)])
+    stages = {panel.title: [band.stage for band in panel.bands] for panel in main}
+    assert stages["Loss"] == ["pretrain", "control"] and stages["Policy loss"] == ["grpo"]
+    drawn = {line.label for panel in main + other for line in panel.series}
+    recorded = {name for record in load_run(run).metrics for name in record} - {"stage", "step"}
+    assert drawn == recorded
+
+
+def test_state_before_is_found_in_the_prompt():
+    assert find_grid("state\n##\n#P\naction Up\nnext\n", "##\n##") == "##\n#P"
+    assert find_grid("nothing here", "##\n##") is None
+    assert find_grid("a\nb", "one line") is None
+
+
+def test_flatten_keeps_every_leaf():
+    assert flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}]}) == {"a.b": "1", "a.c": "1, 2", "d[0].e": ""}
