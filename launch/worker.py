@@ -47,14 +47,16 @@ def run_stages(path: Path, rank: int, ranks: int) -> int:
     """Join the other ranks and run what is left of the recipe."""
     import torch
 
-    from ..core.mcore import initialize
+    from ..core.mcore import setup, shim
     from ..rl.imagination import GridDynamics
     from .job import Job, StopRequested, log
 
     run = runs.attach(path)
     recipe = schema.load(Recipe, path / "config.yaml")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    initialize.start(recipe.parallel, seed=recipe.seed)
+    if not torch.cuda.is_available():
+        shim.install()
+    setup.start_process_group(recipe.parallel.timeout_minutes)
     dynamics = GridDynamics(width=6)
     tokenizer = dynamics.tokenizer()
     job = Job(recipe, run, rank, ranks, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
@@ -72,8 +74,6 @@ def run_stages(path: Path, rank: int, ranks: int) -> int:
     except StopRequested:
         log.info("saved and stopped on request")
         return STOPPED
-    finally:
-        initialize.stop()
     return 0
 
 

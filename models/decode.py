@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .config import ModelConfig
-from .rope import rope_frequencies
+from .rope import inverse_frequencies, rotate, rotation_tables
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,13 @@ class Decoder:
 
     def __init__(self, weights: DecodeWeights, config: ModelConfig, max_length: int) -> None:
         self.weights, self.config = weights, config
-        angles = rope_frequencies(config, torch.arange(max_length, device=weights.embedding.device))
-        self.cos_CR, self.sin_CR = angles
-        self.rotary = self.cos_CR.shape[-1]
+        device = weights.embedding.device
+        inverse_R, factor = inverse_frequencies(config)
+        cos, sin = rotation_tables(torch.arange(max_length, device=device), inverse_R.to(device), factor, weights.embedding.dtype)
+        self.cos_C1R, self.sin_C1R = cos.squeeze(1), sin.squeeze(1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
-
-    def _rotate(self, x_BNSD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        r, rest = x_BNSD[..., : self.rotary], x_BNSD[..., self.rotary :]
-        half = self.rotary // 2
-        turned = r * cos + torch.cat((-r[..., half:], r[..., :half]), -1) * sin
-        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
     @torch.no_grad()
     def forward(self, ids_BS: torch.Tensor, cache: KVCache, *, same_start: int | None = None) -> torch.Tensor:
@@ -106,14 +101,14 @@ class Decoder:
         if same_start is not None:
             place = slice(same_start, same_start + new)
             end = same_start + new
-            cos, sin = self.cos_CR[place], self.sin_CR[place]
+            cos, sin = self.cos_C1R[place], self.sin_C1R[place]
             mask = None
             if same_start and new > 1:
                 mask = torch.arange(end, device=device)[None, :] <= torch.arange(same_start, end, device=device)[:, None]
         else:
             positions_BS = start_B[:, None] + torch.arange(new, device=device)
             end = int(positions_BS.max()) + 1
-            cos, sin = self.cos_CR[positions_BS][:, None], self.sin_CR[positions_BS][:, None]
+            cos, sin = self.cos_C1R[positions_BS], self.sin_C1R[positions_BS]
             mask = (torch.arange(end, device=device) <= positions_BS[..., None])[:, None]
             row_index = torch.arange(rows, device=device)[:, None]
         x = w.embedding[ids_BS]
@@ -125,8 +120,8 @@ class Decoder:
             k, v = h[..., per_group, :], h[..., per_group + 1, :]
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-            q = self._rotate(q.transpose(1, 2), cos, sin)
-            k = self._rotate(k.transpose(1, 2), cos, sin)
+            q = rotate(q, cos, sin, c.rotary_interleaved).transpose(1, 2)
+            k = rotate(k, cos, sin, c.rotary_interleaved).transpose(1, 2)
             v = v.transpose(1, 2)
             if same_start is not None:
                 cache.k[index][:, :, place], cache.v[index][:, :, place] = k, v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from ..core.batch import PackedBatch
-from ..core.engine import Engine
+from ..core.engine import Engine, StepResult
 from ..core.errors import NumericsError
 from ..data.packing import pack
 from ..data.trajectory import Invalid, Trajectory
@@ -28,8 +29,7 @@ class Hooks:
 
     gather: Callable[[Any], list[Any]]  # every data-parallel rank's value
     record: Callable[[int, dict[str, Any], Sequence[Episode], Sequence[Trajectory]], None]
-    save: Callable[[int, dict[str, Any]], None]
-    stop: Callable[[], bool]
+    save: Callable[[int, dict[str, Any]], None]  # when it is time; a request to stop leaves the loop from here
 
 
 def reinforce(
@@ -45,9 +45,13 @@ def reinforce(
     microbatch_tokens: int,
     drift_gate: float,
     seed: int,
-    reference: Callable[[list[PackedBatch]], list[torch.Tensor]] | None = None,
+    reference: Callable[[list[PackedBatch]], list[torch.Tensor]],
+    kl_every: int,
 ) -> int:
-    """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this rank's episodes, whole groups only."""
+    """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this rank's episodes, whole groups only.
+
+    `reference` scores batches with the weights the stage began with; without a KL term it is asked every `kl_every` steps.
+    """
     loss = make_loss(grpo.settings(algorithm, params.temperature))
     for step in steps:
         begun = time.monotonic()
@@ -57,7 +61,7 @@ def reinforce(
         sampled = sum(hooks.gather(grpo.action_tokens(trajectories)))
         share = sampled if algorithm.aggregate == "token" else sum(hooks.gather(sum(len(t.sequences) for t in trajectories)))
         batches = pack(grpo.weigh(algorithm, trajectories, share), budget=microbatch_tokens)
-        if algorithm.kl_coef and reference is not None:
+        if algorithm.kl_coef or step % kl_every == 0:
             batches = with_reference(batches, reference(batches))
         result = engine.step(even_out(batches, hooks.gather), loss)
         tokens += sampled
@@ -67,8 +71,6 @@ def reinforce(
         values |= {"time/step_s": took, "time/rollout_s": rolled - begun, "time/tokens_per_s": sampled / took}
         hooks.record(step, values, episodes, trajectories)
         hooks.save(step + 1, {"tokens": tokens})
-        if hooks.stop():
-            break
     return tokens
 
 
@@ -103,26 +105,35 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
     }
 
 
-def training_values(result: Any, sampled: int) -> dict[str, Any]:
+def training_values(result: StepResult, sampled: int) -> dict[str, Any]:
     """The engine's sums as means over the sampled tokens."""
-    sums = {name: float(value) for name, value in result.metrics.items()}
-    count = max(sampled, 1)
-    return {
+    sums, count = result.metrics, max(sampled, 1)
+    values = {
         "loss": sums["loss"],
         "entropy": sums["entropy"] / count,
-        "kl": sums["kl"] / count,
         "clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / count,
         "logprob_drift/mean": sums["drift"] / count,
-        "grad_norm": float(result.grad_norm),
+        "impossible_logprobs": sums["impossible"],
+        "grad_norm": result.grad_norm,
         "lr": result.lr,
     }
+    return values | ({"kl": sums["reference_kl"] / count} if "reference_kl" in sums else {})
+
+
+def require_finite(values: dict[str, Any], step: int) -> None:
+    """Stop the run by the name of a number that is NaN or infinite."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise NumericsError(f"step {step}: {name} is {value}; the last checkpoint is good: lower the learning rate and start a new run")
 
 
 def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
     """Stop by name rather than train on numbers that cannot be right."""
-    for name, value in values.items():
-        if value != value:
-            raise NumericsError(f"step {step}: {name} is NaN; look at this step's rollouts and lower the learning rate")
+    require_finite(values, step)
+    if values["impossible_logprobs"]:
+        raise NumericsError(
+            f"step {step}: {values['impossible_logprobs']:.0f} log-probs lie above 0; the loss kernel or the weights are broken"
+        )
     if values["logprob_drift/mean"] > drift_gate:
         drift = f"{values['logprob_drift/mean']:.4f}"
         raise NumericsError(f"step {step}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..core.batch import PackedBatch
-from ..kernels.policy_loss import PolicySettings, PolicyTerms, linear_policy_loss
+from ..core.engine import Head
+from ..kernels.linear_logprob import linear_logprob
+from ..kernels.policy_loss import PolicySettings, PolicyTerms, kl_estimate, linear_policy_loss
+
+POSITIVE = 1e-5  # a log-prob may exceed 0 by rounding only
 
 
 def terms_of(batch: PackedBatch) -> PolicyTerms:
@@ -23,16 +25,11 @@ def terms_of(batch: PackedBatch) -> PolicyTerms:
     )
 
 
-def document_index(batch: PackedBatch) -> torch.Tensor:
-    """The document each position belongs to."""
-    lengths_D = batch.cu_seqlens_D1.diff().long()
-    return torch.repeat_interleave(torch.arange(len(lengths_D), device=lengths_D.device), lengths_D)
-
-
 def make_loss(settings: PolicySettings):
-    """A loss for the engine. Beside the kernel's sums it measures the drift between sampler and trainer log-probs."""
+    """A loss for the engine. Beside the kernel's sums it measures what tells a healthy step from a broken one:
+    drift between sampler and trainer log-probs, KL to the reference where it is known, and log-probs above 0."""
 
-    def loss(hidden_TH: torch.Tensor, head: Any, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         output = linear_policy_loss(
             hidden_TH,
             head.weight_VH,
@@ -41,12 +38,27 @@ def make_loss(settings: PolicySettings):
             settings,
             group=head.group,
             vocab_size=head.vocab_size,
-            doc_N=document_index(batch) if settings.by_sequence else None,
+            doc_N=head.document_T if settings.by_sequence else None,
         )
-        sums = dict(output.sums)
-        if batch.old_logprob_T is not None and batch.pg_weight_T is not None:
-            drift_T = (output.logprob_N - batch.old_logprob_T).abs() * (batch.pg_weight_T != 0)
-            sums["drift"] = drift_T.sum()
+        sums = {**output.sums, "loss": output.loss.detach(), "impossible": (output.logprob_N > POSITIVE).sum()}
+        if batch.pg_weight_T is not None:
+            sampled_T = batch.pg_weight_T != 0
+            if batch.old_logprob_T is not None:
+                sums["drift"] = ((output.logprob_N - batch.old_logprob_T).abs() * sampled_T).sum()
+            if batch.ref_logprob_T is not None:
+                sums["reference_kl"] = (kl_estimate(output.logprob_N, batch.ref_logprob_T, settings) * sampled_T).sum()
         return output.loss, sums
 
     return loss
+
+
+def logprob_score(temperature: float):
+    """A score for the engine: the log-prob of every target at the sampler's temperature."""
+
+    def score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, torch.Tensor]:
+        logprob_T, _ = linear_logprob(
+            hidden_TH, head.weight_VH, batch.targets_T, temperature=temperature, group=head.group, vocab_size=head.vocab_size
+        )
+        return {"logprob": logprob_T}
+
+    return score

@@ -1,0 +1,73 @@
+"""What the training stages share: engines, and checkpoints that a stage resumes from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ...core.config import OptimizerConfig
+from ...core.engine import Engine
+from ...models.gpt import build_gpt
+from ..job import Job, StopRequested
+
+STEP = re.compile(r"step-(\d{6})")
+
+
+def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None = None) -> Engine:
+    """A fresh engine, with the final weights of stage `init` where one is named."""
+    engine = Engine(build_gpt(job.model), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
+    if init is not None:
+        engine.load(final_checkpoint(job, init), weights_only=True)
+    return engine
+
+
+def final_checkpoint(job: Job, stage: str) -> Path:
+    """The checkpoint a finished training stage ended with."""
+    return job.run.path / job.outcome(stage)["checkpoint"]
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}"
+
+
+class Checkpoints:
+    """A stage's checkpoints: the newest whole one to resume from, and when to write the next."""
+
+    def __init__(self, job: Job, stage: str, every: int, last: int) -> None:
+        self.job, self.stage, self.every, self.last = job, stage, every, last
+        self.folder = job.checkpoints(stage)
+
+    def resume(self, engine: Engine) -> tuple[int, dict[str, Any]]:
+        """The step to go on from and what was saved with it; the metrics record is cut back to that step."""
+        found = sorted(int(m[1]) for p in self.folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
+        step = self.job.gather(found[-1] if found else 0)[0]
+        extra = engine.load(step_folder(self.folder, step)) if step else {}
+        if self.job.speaks:
+            self.job.run.metrics.rewind(self.stage, step, self.job.later(self.stage))
+        return step, extra
+
+    def save(self, engine: Engine, step: int, extra: dict[str, Any]) -> None:
+        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage."""
+        stop = self.job.any_rank(self.job.stop_asked)
+        if not (stop or step % self.every == 0 or step == self.last):
+            return
+        if self.job.speaks:
+            self.job.run.guard()
+        engine.save(step_folder(self.folder, step), extra)
+        if self.job.speaks:
+            self._prune(step)
+        if stop and step < self.last:
+            raise StopRequested
+
+    def _prune(self, newest: int) -> None:
+        """Keep the newest two: the one just proven whole, and the one before it."""
+        import shutil
+
+        steps = sorted(int(m[1]) for p in self.folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
+        for step in [s for s in steps if s <= newest][:-2]:
+            shutil.rmtree(step_folder(self.folder, step), ignore_errors=True)
+
+    def final(self) -> str:
+        """Where the stage's last checkpoint lies, relative to the run directory."""
+        return str(step_folder(self.folder, self.last).relative_to(self.job.run.path))

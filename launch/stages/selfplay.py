@@ -1,0 +1,85 @@
+"""Self-play: a random policy walks through rooms; its transitions become WebDataset shards, held-out rooms a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from ...core.files import make_folder, read_json, write_json
+from ...core.progress import Progress
+from ...core.rng import fold, uniform
+from ...data.schema import TRANSITION
+from ...data.shards import ShardWriter
+from ...rl.imagination import GridDynamics
+from ...rl.worlds.sokoban import encode
+from ...rl.worlds.sokoban_rooms import RoomConfig, make_room
+from ..job import Job
+from ..recipe import SelfPlay
+
+ROOMS = "rooms.json"
+SHARDS = "shards"
+
+
+def run(stage: SelfPlay, job: Job) -> dict:
+    """Write rooms and shards; a killed stage goes on after its last whole shard."""
+    folder = job.stage_folder(stage.name)
+    if job.speaks:
+        make_folder(folder)
+        rooms = read_json(folder / ROOMS)
+        if rooms is None:
+            job.run.guard()
+            rooms = make_rooms(stage, job.dynamics)
+            write_json(folder / ROOMS, rooms)
+        samples = write_transitions(stage, job, rooms["train"])
+    job.barrier()
+    return {"rooms": stage.rooms, "heldout_rooms": stage.heldout_rooms, "transitions": samples} if job.speaks else {}
+
+
+def layout(state: str) -> str:
+    """Walls and targets of a state: what two rooms must differ in to count as different."""
+    return state.translate(str.maketrans("PXS√", "__OO"))
+
+
+def make_rooms(stage: SelfPlay, dynamics: GridDynamics) -> dict[str, list[str]]:
+    """Training rooms, and held-out rooms whose layout occurs in no training room."""
+    total = stage.rooms + stage.heldout_rooms
+    progress = Progress("rooms", total)
+    made: list[str] = []
+    seed = stage.first_seed
+    seen: set[str] = set()
+    while len(made) < total:
+        codes, _ = make_room(RoomConfig(), seed)
+        seed += 1
+        state = dynamics.flat(encode(codes, dynamics.width))
+        if len(made) < stage.rooms:
+            seen.add(layout(state))
+        elif layout(state) in seen:
+            continue
+        made.append(state)
+        progress.update(len(made))
+    return {"train": made[: stage.rooms], "heldout": made[stage.rooms :]}
+
+
+def transitions(stage: SelfPlay, dynamics: GridDynamics, rooms: list[str], seed: int) -> Iterator[dict]:
+    """Uniform random play in every room, until it is solved or the actions are used up."""
+    for index, state in enumerate(rooms):
+        key = fold(seed, index)
+        for step in range(stage.actions_per_room):
+            action = 1 + int(uniform(key, step) * 4)
+            after = dynamics.next(state, action)
+            yield {"schema": TRANSITION, "state": state, "action": action, "next_state": after}
+            if "X" not in after:
+                break
+            state = after
+
+
+def write_transitions(stage: SelfPlay, job: Job, rooms: list[str]) -> int:
+    """Shards of all transitions; what whole shards hold already is not written again."""
+    folder = job.stage_folder(stage.name) / SHARDS
+    progress = Progress("self-play transitions", stage.rooms * stage.actions_per_room)
+    with ShardWriter(folder, kind=TRANSITION, max_samples=stage.samples_per_shard, resume=folder.exists()) as writer:
+        for sample in islice(transitions(stage, job.dynamics, rooms, job.recipe.seed), writer.samples, None):
+            job.run.guard() if writer.samples % 4096 == 0 else None
+            writer.write({"transition.json": sample})
+            progress.update(writer.samples)
+    return writer.samples
