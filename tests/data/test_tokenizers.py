@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from terrella.data.tokenizers import ByteTokenizer, CharTokenizer, load_tokenizer
 
 ALPHABET = "#.@$ \n<>eospad|0123é"

@@ -1,0 +1,151 @@
+"""The index beside a shard: where each member lies, and its checksum.
+
+A file `NAME.index` for `NAME.tar`: one line of JSON (counts, fields, the tar's size and checksum, the kind of sample, the
+writer's cursor), then the keys, then little-endian tables. Nothing in it is needed to read the tar, only to read it fast and safely.
+Suffixes: S samples, M members.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ..errors import ShardError
+from . import store
+from .tar import scan_tar, split_name
+
+VERSION = 1
+HEAD_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Which member of which sample lies where."""
+
+    keys: list[str]
+    fields: list[str]
+    first_S1: np.ndarray  # the first member of each sample, and the number of members
+    field_M: np.ndarray
+    offset_M: np.ndarray
+    size_M: np.ndarray
+    xxh3_M: np.ndarray | None  # None: a foreign shard, never summed
+    tar_bytes: int
+    tar_xxh3: str
+    kind: str | None = None  # "name/version", see data/schema.py
+    cursor: Any = None  # where the source stood after the last sample
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        keys = "\n".join(self.keys).encode("utf-8")
+        assert self.xxh3_M is not None
+        tables = b"".join(
+            [
+                self.first_S1.astype("<u4").tobytes(),
+                self.field_M.astype("<u2").tobytes(),
+                self.offset_M.astype("<u8").tobytes(),
+                self.size_M.astype("<u8").tobytes(),
+                self.xxh3_M.astype("<u8").tobytes(),
+            ]
+        )
+        head = {
+            "terrella_index": VERSION,
+            "kind": self.kind,
+            "samples": len(self.keys),
+            "members": len(self.field_M),
+            "fields": self.fields,
+            "tar_bytes": self.tar_bytes,
+            "tar_xxh3": self.tar_xxh3,
+            "keys_bytes": len(keys),
+            "body_xxh3": xxhash.xxh3_64_hexdigest(keys + tables),
+            "cursor": self.cursor,
+        }
+        return json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode("utf-8") + b"\n" + keys + tables
+
+
+def index_path(tar: str) -> str:
+    return tar[: -len(".tar")] + ".index"
+
+
+def read_header(tar: str) -> dict[str, Any]:
+    """The index's first line: counts and checksums without the tables."""
+    path = index_path(tar)
+    raw = store.read_head(path, HEAD_BYTES)
+    if b"\n" not in raw:
+        raw = store.read_bytes(path)
+    try:
+        head = json.loads(raw.split(b"\n", 1)[0])
+        version = head["terrella_index"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ShardError("not an index file; delete it and it is rebuilt from the tar", shard=path) from error
+    if version != VERSION:
+        raise ShardError(f"index version {version}, this release reads {VERSION}; delete it and it is rebuilt", shard=path)
+    return head
+
+
+def load_index(tar: str) -> ShardIndex:
+    """Read and check the index of a shard."""
+    path = index_path(tar)
+    head = read_header(tar)
+    body = store.read_bytes(path).split(b"\n", 1)[1]
+    if xxhash.xxh3_64_hexdigest(body) != head["body_xxh3"]:
+        raise ShardError("the index is damaged (checksum); delete it and it is rebuilt from the tar", shard=path)
+    samples, members, at = head["samples"], head["members"], head["keys_bytes"]
+    keys = body[:at].decode("utf-8").split("\n") if samples else []
+    tables = []
+    for dtype, count in (("<u4", samples + 1), ("<u2", members), ("<u8", members), ("<u8", members), ("<u8", members)):
+        tables.append(np.frombuffer(body, dtype, count, at))
+        at += tables[-1].nbytes
+    first, field, offset, size, sums = tables
+    return ShardIndex(
+        keys, head["fields"], first, field, offset, size, sums, head["tar_bytes"], head["tar_xxh3"], head["kind"], head["cursor"]
+    )
+
+
+def scan_index(tar: str, data: memoryview, *, sums: bool = False) -> ShardIndex:
+    """An index made from the tar itself: how shards of other writers are read. Consecutive members of one key are one sample."""
+    keys: list[str] = []
+    fields: dict[str, int] = {}
+    first, field_of, offsets, sizes = [], [], [], []
+    here: set[str] = set()
+    seen: set[str] = set()
+    for name, offset, size in scan_tar(data, tar):
+        divided = split_name(name)
+        if divided is None:
+            continue
+        key, field = divided
+        if "\n" in key:
+            raise ShardError("a key holds a line break", shard=tar, sample=repr(key))
+        if not keys or key != keys[-1]:
+            if key in seen:
+                raise ShardError("the key occurs twice; keys must be unique in a shard", shard=tar, sample=key)
+            seen.add(key)
+            keys.append(key)
+            first.append(len(field_of))
+            here = set()
+        if field in here:
+            raise ShardError("the field occurs twice in one sample", shard=tar, sample=key, field=field)
+        here.add(field)
+        field_of.append(fields.setdefault(field, len(fields)))
+        offsets.append(offset)
+        sizes.append(size)
+    found = None
+    if sums:
+        found = np.array([xxhash.xxh3_64_intdigest(data[o : o + s]) for o, s in zip(offsets, sizes, strict=True)], dtype="<u8")
+    return ShardIndex(
+        keys,
+        list(fields),
+        np.array([*first, len(field_of)], dtype="<u4"),
+        np.array(field_of, dtype="<u2"),
+        np.array(offsets, dtype="<u8"),
+        np.array(sizes, dtype="<u8"),
+        found,
+        len(data),
+        xxhash.xxh3_64_hexdigest(data) if sums else "",
+    )

@@ -1,0 +1,5 @@
+"""Functions that worker processes of the data tests import."""
+
+
+def square(i: int) -> dict:
+    return {"n.json": i * i}

@@ -1,0 +1,232 @@
+"""Each sample exactly once an epoch, whatever the layout, the ranks, the workers, and wherever it stops and resumes."""
+
+import itertools
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from terrella.core.errors import ConfigError
+from terrella.data.shards import BlendOrder, RatioOrder, Reader, ReaderState, ShardSet, ShardWriter, ShuffledOrder, merge_states
+
+
+def write_layout(folder: Path, counts: list[int], first: int = 0) -> Path:
+    number = first
+    for shard, count in enumerate(counts):
+        with ShardWriter(folder, prefix=f"s{shard:02d}") as writer:
+            for _ in range(count):
+                writer.write({"n.json": number}, key=f"k{number:05d}")
+                number += 1
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders():
+    """Real shards of each layout, written once."""
+    made: dict[tuple, Path] = {}
+    root = Path(tempfile.mkdtemp())
+
+    def get(counts: tuple[int, ...]) -> Path:
+        if counts not in made:
+            made[counts] = write_layout(root / str(len(made)), list(counts))
+        return made[counts]
+
+    yield get
+    shutil.rmtree(root)
+
+
+def numbers(reader, count=None):
+    return [s["n.json"] for s in itertools.islice(iter(reader), count)]
+
+
+layouts = st.lists(st.integers(1, 23), min_size=1, max_size=6).map(tuple)
+NO_CHECKS = [HealthCheck.function_scoped_fixture]
+
+
+@given(layouts, st.data(), st.integers(0, 3), st.integers(0, 4), st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=NO_CHECKS)
+def test_stop_anywhere_resume_with_other_ranks(folders, counts, data, seed, window, shuffle):
+    shards = ShardSet(folders(counts))
+    total, epochs = sum(counts), 2
+    seen: list[int] = []
+    state = None
+    for _ in range(data.draw(st.integers(0, 3), label="stops")):
+        ranks = data.draw(st.integers(1, 8), label="ranks")
+        readers = [
+            Reader(
+                shards, ShuffledOrder(counts, seed=seed, window=window, shuffle=shuffle), rank=r, ranks=ranks, state=state, epochs=epochs
+            )
+            for r in range(ranks)
+        ]
+        for reader in readers:
+            seen += numbers(reader, data.draw(st.integers(0, total // 2), label="take"))
+        state = merge_states([r.state() for r in readers]).to_json()
+    ranks = data.draw(st.integers(1, 8), label="last ranks")
+    for r in range(ranks):
+        order = ShuffledOrder(counts, seed=seed, window=window, shuffle=shuffle)
+        seen += numbers(Reader(shards, order, rank=r, ranks=ranks, state=state, epochs=epochs))
+    assert Counter(seen) == dict.fromkeys(range(total), epochs)
+
+
+@given(layouts, st.integers(1, 8), st.integers(1, 8), st.integers(0, 40), st.integers(0, 3))
+@settings(max_examples=40, deadline=None, suppress_health_check=NO_CHECKS)
+def test_ranks_in_step_keep_one_global_order(folders, counts, ranks, later_ranks, steps, seed):
+    """Interleaved, the ranks give the order of a single reader, before and after a resume under another number of ranks."""
+    shards = ShardSet(folders(counts))
+
+    def order():
+        return ShuffledOrder(counts, seed=seed, window=2)
+
+    whole = steps * ranks + 20 * later_ranks
+    expected = order().ids(np.arange(whole)).tolist()
+    first = [Reader(shards, order(), rank=r, ranks=ranks) for r in range(ranks)]
+    taken = [numbers(r, steps) for r in first]
+    got = [x for step in zip(*taken) for x in step]
+    state = first[0].state_in_step()
+    assert state == merge_states([r.state() for r in first]) and state.ahead == ()
+    assert len(state.to_json()) < 200 and state.consumed() == steps * ranks
+    second = [numbers(Reader(shards, order(), rank=r, ranks=later_ranks, state=state), 20) for r in range(later_ranks)]
+    got += [x for step in zip(*second) for x in step]
+    assert got == expected
+    for epoch in range(whole // sum(counts)):
+        assert sorted(expected[epoch * sum(counts) : (epoch + 1) * sum(counts)]) == list(range(sum(counts)))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_change_nothing(folders, workers):
+    counts = (23, 7, 150, 1, 60)
+    shards = ShardSet(folders(counts))
+
+    def reader(workers, state=None):
+        return Reader(shards, ShuffledOrder(counts, seed=5), rank=1, ranks=2, workers=workers, state=state, epochs=2)
+
+    expected = numbers(reader(0))
+    stopped = reader(workers)
+    first = numbers(stopped, 97)
+    assert first == expected[:97] and stopped.taken == 97
+    state = stopped.state_in_step()
+    assert first + numbers(reader(3 - workers, state)) == expected
+
+
+PINNED = [3, 10, 9, 11, 0, 1, 4, 8, 2, 5, 7, 6, 2, 11]
+
+
+def test_order_is_pinned():
+    """The order of a seed never changes: a saved position would point elsewhere."""
+    assert ShuffledOrder([5, 3, 4], seed=7, window=2).ids(np.arange(14)).tolist() == PINNED
+    assert sorted(PINNED[:12]) == list(range(12))
+
+
+def test_shuffle_mixes_and_differs_between_epochs():
+    order = ShuffledOrder([100] * 10, seed=1, window=0)
+    first, second = order.ids(np.arange(1000)), order.ids(np.arange(1000, 2000))
+    assert not np.array_equal(first, second)
+    assert abs(np.corrcoef(first, np.arange(1000))[0, 1]) < 0.1 and abs(np.corrcoef(first, second)[0, 1]) < 0.1
+    assert not np.array_equal(first, ShuffledOrder([100] * 10, seed=2, window=0).ids(np.arange(1000)))
+
+
+def test_cost_of_a_position_does_not_depend_on_it():
+    """Far into the millionth epoch is as near as the beginning: nothing is replayed."""
+    order = ShuffledOrder([1000] * 50, seed=3, window=4)
+    far = order.size * 1_000_000 + 12_345
+    assert sorted(order.ids(np.arange(far, far + order.size)).tolist()) != []
+    blend = BlendOrder([order, ShuffledOrder([10], first_id=order.size)], [3, 1])
+    assert len(blend.ids(np.arange(10**12, 10**12 + 100))) == 100
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), min_size=1, max_size=4), st.integers(0, 500), st.integers(1, 400))
+@settings(max_examples=50, deadline=None)
+def test_blend_keeps_weights_and_each_order_whole(parts, start, count):
+    sizes, weights = [p[0] for p in parts], [p[1] for p in parts]
+    orders, first = [], 0
+    for size in sizes:
+        orders.append(ShuffledOrder([size], first_id=first))
+        first += size
+    blend = BlendOrder(orders, weights, seed=4)
+    ids = blend.ids(np.arange(start + count))
+    assert np.array_equal(blend.ids(np.arange(start, start + count)), ids[start:])
+    edges = np.cumsum([0, *sizes])
+    for i, (size, weight) in enumerate(zip(sizes, weights)):
+        mine = ids[(ids >= edges[i]) & (ids < edges[i + 1])]
+        assert np.array_equal(mine, orders[i].ids(np.arange(len(mine))))
+        blocks = len(ids) // blend.block
+        exact = weight / sum(weights) * blocks * blend.block
+        in_blocks = ids[: blocks * blend.block]
+        assert abs(((in_blocks >= edges[i]) & (in_blocks < edges[i + 1])).sum() - exact) < 2
+
+
+def test_blend_of_two_folders_resumes(tmp_path):
+    a = ShardSet(write_layout(tmp_path / "a", [5, 6]))
+    b = ShardSet(write_layout(tmp_path / "b", [9], first=100))
+
+    def blend():
+        return BlendOrder([ShuffledOrder(a.counts, seed=1), ShuffledOrder(b.counts, seed=2, first_id=len(a))], [0.7, 0.3], seed=3)
+
+    expected = numbers(Reader([a, b], blend()), 300)
+    share = sum(n >= 100 for n in expected) / 300
+    assert abs(share - 0.3) < 0.05
+    reader = Reader([a, b], blend())
+    first = numbers(reader, 111)
+    assert first + numbers(Reader([a, b], blend(), state=reader.state_in_step()), 189) == expected
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 50), st.integers(0, 200), st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+def test_ratio_sampler(gold, other, extra, stop, seed):
+    order = RatioOrder(gold, other, extra=extra, seed=seed)
+    ids = order.ids(np.arange(3 * order.size))
+    for epoch in range(3):
+        part = ids[epoch * order.size : (epoch + 1) * order.size]
+        assert sorted(part[part < gold].tolist()) == list(range(gold))
+        drawn = part[part >= gold]
+        assert len(drawn) == extra and (drawn < gold + other).all()
+    assert np.array_equal(RatioOrder(gold, other, extra=extra, seed=seed).ids(np.arange(stop, 3 * order.size)), ids[stop:])
+
+
+def test_ratio_sampler_redraws_and_covers():
+    order = RatioOrder(100, 500, extra=40, seed=0)
+    drawn = [set(order.ids(np.arange(e * 140, (e + 1) * 140))) - set(range(100)) for e in range(60)]
+    assert drawn[0] != drawn[1]
+    assert len(set().union(*drawn)) > 480
+    distinct = RatioOrder(100, 50, extra=40, seed=0, distinct=True).ids(np.arange(140))
+    assert len(set(distinct)) == 140
+    with pytest.raises(ValueError, match="distinct"):
+        RatioOrder(10, 5, extra=6, distinct=True)
+
+
+def test_a_state_of_other_data_is_refused(folders):
+    a, b = ShardSet(folders((5, 4))), ShardSet(folders((5, 5)))
+    state = Reader(a, ShuffledOrder(a.counts)).state_in_step().to_json()
+    with pytest.raises(ConfigError, match="other data or another order"):
+        Reader(b, ShuffledOrder(b.counts), state=state)
+    with pytest.raises(ConfigError, match="other data or another order"):
+        Reader(a, ShuffledOrder(a.counts, seed=1), state=state)
+    assert ReaderState.from_json(state).position == 0
+    with pytest.raises(ConfigError, match="rank 2 of 2"):
+        Reader(a, rank=2, ranks=2)
+
+
+def test_uneven_state_is_small(folders):
+    counts = (23, 23, 23, 23)
+    shards = ShardSet(folders(counts))
+    readers = [Reader(shards, ShuffledOrder(counts), rank=r, ranks=8) for r in range(8)]
+    for r, reader in enumerate(readers):
+        numbers(reader, 5 + r % 3)
+    state = merge_states([r.state() for r in readers])
+    assert state.consumed() == sum(5 + r % 3 for r in range(8))
+    assert len(state.to_json()) < 400
+    assert ReaderState.from_json(state.to_json()) == state
+
+
+def test_epoch_is_counted(folders):
+    shards = ShardSet(folders((4, 3)))
+    reader = Reader(shards, ShuffledOrder(shards.counts))
+    assert reader.epoch == 0
+    numbers(reader, 7)
+    assert reader.epoch == 1

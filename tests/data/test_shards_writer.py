@@ -1,0 +1,228 @@
+"""Shards are whole or absent, resume at the exact sample, are the same bytes every time, and other tools read them."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terrella.core.errors import ConfigError
+from terrella.data.errors import ShardError
+from terrella.data.schema import TRANSITION
+from terrella.data.shards import Reader, ShardSet, ShardWriter, ShuffledOrder
+from terrella.data.shards.index import load_index
+from terrella.data.shards.tar import split_name, tar_header
+from terrella.data.shards.writer import encode_parallel
+
+
+def transition(i: int) -> dict:
+    return {"transition.json": {"schema": TRANSITION, "state": f"s{i}", "action": i % 4, "next_state": f"s{i + 1}"}}
+
+
+def write(folder, count, start=0, **options):
+    with ShardWriter(folder, kind=TRANSITION, **options) as writer:
+        for i in range(start, count):
+            writer.write(transition(i), cursor={"line": i + 1})
+    return writer
+
+
+def contents(folder):
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def test_same_samples_same_bytes(tmp_path):
+    write(tmp_path / "a", 50, max_samples=20)
+    time.sleep(1.1)  # a modification time would show
+    write(tmp_path / "b", 50, max_samples=20)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert [load_index(str(p)).cursor for p in sorted((tmp_path / "a").glob("*.tar"))] == [{"line": n} for n in (20, 40, 50)]
+
+
+def test_shards_are_bounded(tmp_path):
+    with ShardWriter(tmp_path, max_bytes=20_000) as writer:
+        for _ in range(40):
+            writer.write({"x.npy": np.zeros(300, np.float32)})
+    sizes = [p.stat().st_size for p in tmp_path.glob("*.tar")]
+    assert len(sizes) > 3 and max(sizes) <= 20_000
+    assert len(ShardSet(tmp_path)) == 40
+
+
+@given(st.integers(0, 45))
+@settings(max_examples=12, deadline=None)
+def test_an_interrupted_writer_resumes_to_the_same_bytes(stop):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as scratch:
+        whole, torn = Path(scratch) / "whole", Path(scratch) / "torn"
+        write(whole, 45, max_samples=10)
+        writer = ShardWriter(torn, kind=TRANSITION, max_samples=10)
+        for i in range(stop):
+            writer.write(transition(i), cursor={"line": i + 1})
+        if writer._open is not None:
+            writer._open.stream.flush()
+        del writer  # neither closed nor aborted, as after a kill
+        resumed = ShardWriter(torn, kind=TRANSITION, max_samples=10, resume=True)
+        assert resumed.samples == max(0, (stop - 1) // 10) * 10
+        assert resumed.cursor == ({"line": resumed.samples} if resumed.samples else None)
+        with resumed:
+            for i in range(resumed.samples, 45):
+                resumed.write(transition(i), cursor={"line": i + 1})
+        assert contents(whole) == contents(torn)
+
+
+KILLED = """
+import sys
+from terrella.data.shards import ShardWriter
+writer = ShardWriter(sys.argv[1], max_samples=40)
+i = 0
+while True:
+    writer.write({"n.json": i, "pad.txt": "x" * 2000}, cursor=i)
+    i += 1
+    if i == 200:
+        print("going", flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_whole_shards(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "d")], stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert process.stdout.readline() == b"going\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=20)
+    process.stdout.close()
+    resumed = ShardWriter(tmp_path / "d", max_samples=40, resume=True)
+    assert resumed.samples >= 160 and resumed.samples % 40 == 0 and resumed.cursor == resumed.samples - 1
+    assert not [n for n in os.listdir(tmp_path / "d") if n.endswith(".tmp")]
+    with resumed:
+        for i in range(resumed.samples, resumed.samples + 10):
+            resumed.write({"n.json": i, "pad.txt": ""})
+    assert [
+        s["n.json"] for s in Reader(ShardSet(tmp_path / "d"), ShuffledOrder(ShardSet(tmp_path / "d").counts, shuffle=False), epochs=1)
+    ] == list(range(resumed.samples))
+
+
+def test_writer_refuses(tmp_path):
+    write(tmp_path / "d", 3)
+    with pytest.raises(ConfigError, match=r"already holds shard-000000\.tar; resume"):
+        ShardWriter(tmp_path / "d")
+    with pytest.raises(ShardError, match=r"holds transition/1 samples, this writer makes None"):
+        ShardWriter(tmp_path / "d", resume=True)
+    with pytest.raises(ConfigError, match="unknown kind 'nonsense'"):
+        ShardWriter(tmp_path / "e", kind="nonsense")
+    writer = ShardWriter(tmp_path / "f", kind=TRANSITION)
+    writer.write(transition(0), key="a")
+    with pytest.raises(ShardError, match=r"shard-000000\.tar: sample a: the key was already written"):
+        writer.write(transition(0), key="a")
+    with pytest.raises(ShardError, match=r"sample b: field transition\.json: \(top\): 'action' is missing"):
+        writer.write({"transition.json": {"schema": TRANSITION, "state": 1, "next_state": 2}}, key="b")
+    with pytest.raises(ShardError, match=r"field transition\.json: schema: expected 'transition/1', found 'transition/2'"):
+        writer.write({"transition.json": {"schema": "transition/2", "state": 1, "action": 1, "next_state": 2}}, key="b")
+    with pytest.raises(ShardError, match=r"field other\.json: unknown in transition/1"):
+        writer.write({**transition(1), "other.json": 1}, key="b")
+    with pytest.raises(ValueError, match="no dot"):
+        writer.write(transition(1), key="a.b")
+    with pytest.raises(ValueError, match="pickled"):
+        ShardWriter(tmp_path / "g").write({"x.npy": np.array([{}], dtype=object)})
+    with pytest.raises(ValueError, match="no encoder"):
+        ShardWriter(tmp_path / "h").write({"x.pt": [1]})
+
+
+def test_an_exception_leaves_no_half_shard(tmp_path):
+    with pytest.raises(RuntimeError), ShardWriter(tmp_path, max_samples=2) as writer:
+        for i in range(5):
+            writer.write({"n.json": i})
+        raise RuntimeError
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "shard-000000.index",
+        "shard-000000.tar",
+        "shard-000001.index",
+        "shard-000001.tar",
+    ]
+
+
+def test_parallel_encoding_keeps_the_order(tmp_path):
+    from terrella.tests.data import helpers
+
+    for workers in (0, 2):
+        with ShardWriter(tmp_path / str(workers), max_samples=30) as writer:
+            for i, members in enumerate(encode_parallel(helpers.square, range(100), workers)):
+                writer.write_encoded(members, key=f"{i:04d}")
+    assert contents(tmp_path / "0") == contents(tmp_path / "2")
+
+
+def test_writers_with_different_prefixes_share_a_folder(tmp_path):
+    a, b = ShardWriter(tmp_path, prefix="part0"), ShardWriter(tmp_path, prefix="part1")
+    a.write({"n.json": 0})
+    b.write({"n.json": 1})
+    a.close()
+    b.close()
+    card = json.loads((tmp_path / "dataset.json").read_text())
+    assert [s["name"] for s in card["shards"]] == ["part0-000000.tar", "part1-000000.tar"] and card["samples"] == 2
+    assert {s["n.json"] for s in Reader(ShardSet(tmp_path), epochs=1)} == {0, 1}
+
+
+def test_fsspec_urls(tmp_path):
+    pytest.importorskip("fsspec")
+    url = f"memory://terrella-{os.getpid()}/shards"
+    write(url, 25, max_samples=10)
+    write(tmp_path / "local", 25, max_samples=10)
+    shards = ShardSet(url)
+    assert len(shards) == 25 and shards.fingerprint == ShardSet(tmp_path / "local").fingerprint
+    assert sorted(s["transition.json"]["state"] for s in Reader(shards, epochs=1)) == sorted(f"s{i}" for i in range(25))
+    assert ShardWriter(url, kind=TRANSITION, resume=True).samples == 25
+
+
+@given(st.text(alphabet="abc/._-", min_size=1, max_size=20))
+def test_names_divide_as_webdataset_divides_them(name):
+    wds = pytest.importorskip("webdataset.tariterators")
+    stem = name.rpartition("/")[2].partition(".")[0]
+    key, field = wds.base_plus_ext(name)
+    if key is None or not stem or stem.startswith("__"):
+        assert split_name(name) is None
+    else:
+        assert split_name(name) == (key, field.lower())
+
+
+def test_tarfile_reads_our_headers():
+    data = tar_header("000.tokens.npy", 5) + b"hello" + bytes(507) + bytes(1024)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        (member,) = archive.getmembers()
+        assert (member.name, member.size, member.mtime, member.uid, member.mode) == ("000.tokens.npy", 5, 0, 0, 0o444)
+        assert archive.extractfile(member).read() == b"hello"
+    with pytest.raises(ValueError, match="longer than 100 bytes"):
+        tar_header("x" * 101, 1)
+
+
+def test_webdataset_reads_ours(tmp_path):
+    wds = pytest.importorskip("webdataset")
+    with ShardWriter(tmp_path, max_samples=4) as writer:
+        for i in range(10):
+            writer.write({"tokens.npy": np.arange(i, dtype=np.uint16), "meta.json": {"n": i}, "note.txt": f"é{i}"})
+    urls = [str(p) for p in sorted(tmp_path.glob("*.tar"))]
+    read = list(wds.WebDataset(urls, shardshuffle=False).decode())
+    assert [s["__key__"] for s in read] == [f"{i:09d}" for i in range(10)]
+    for i, s in enumerate(read):
+        assert s["meta.json"] == {"n": i} and s["note.txt"] == f"é{i}" and s["tokens.npy"].tolist() == list(range(i))
+
+
+def test_we_read_webdatasets(tmp_path):
+    wds = pytest.importorskip("webdataset")
+    with wds.ShardWriter(str(tmp_path / "their-%06d.tar"), maxcount=4, verbose=0) as sink:
+        for i in range(10):
+            sink.write({"__key__": f"dir/sample{i}", "x.npy": np.full(3, i), "meta.json": {"n": i}, "cls": i})
+    shards = ShardSet(tmp_path)
+    assert len(shards) == 10
+    got = sorted(Reader(shards, ShuffledOrder(shards.counts), epochs=1), key=lambda s: s["__key__"])
+    for i, s in enumerate(got):
+        assert s["__key__"] == f"dir/sample{i}" and s["meta.json"] == {"n": i} and s["x.npy"].tolist() == [i] * 3 and s["cls"] == b"%d" % i
