@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, StorageError
+from ...core.files import make_folder, write_atomic
 from . import curves
 from .curves import Panel, build_panels, short
 from .health import Finding, check_metrics, check_tables, series, worst_first
@@ -90,9 +90,15 @@ def facts_of(run: RunData) -> list[tuple[str, str]]:
         facts.append(
             ("time in steps", f"{spent / 3600:.1f} h" if spent >= 5400 else f"{spent / 60:.1f} min" if spent >= 90 else f"{spent:.0f} s")
         )
-    wanted = {"commit": "commit", "torch": "torch", "megatron-core": "megatron-core", "gpu": "GPU", "cpu": "CPU", "world_size": "ranks"}
+    wanted = {
+        "git.commit": "commit",
+        "versions.torch": "torch",
+        "versions.megatron-core": "megatron-core",
+        "hardware.gpus": "GPUs",
+        "hardware.cpus": "CPU cores",
+    }
     for key, text in flatten(run.environment).items():
-        label = wanted.pop(key.rsplit(".", 1)[-1].lower().replace("megatron_core", "megatron-core"), None)
+        label = wanted.get(key)
         if label and text:
             facts.append((label, text[:12] if label == "commit" else text[:60]))
     return facts
@@ -138,7 +144,6 @@ def hover_data(panels: list[Panel]) -> list[dict[str, Any]]:
 def embed(data: Any) -> str:
     """JSON that may stand inside a script element whatever text it carries."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot be written to a file
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -203,14 +208,10 @@ def build_report(run_dir: str | Path | Sequence[str | Path], out: str | Path | N
         if names[run.name] > 1:
             run.name = f"{run.path.resolve().parent.name}/{run.name}"
     target = Path(out) if out is not None else runs[0].path / "report.html"
-    text = render(runs).encode("utf-8", "replace")
-    if len(text) > SIZE_LIMIT:
-        raise StorageError(f"report: {len(text):,} bytes, over the limit of {SIZE_LIMIT:,}; compare fewer runs at once")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + f".{os.getpid()}.part")
-        partial.write_bytes(text)
-        os.replace(partial, target)
-    except OSError as error:
-        raise StorageError(f"{target}: the report could not be written ({error.strerror})") from error
+    text = render(runs).encode("utf-8", "replace").decode()  # lone surrogates cannot be written to a file
+    size = len(text.encode())
+    if size > SIZE_LIMIT:
+        raise StorageError(f"report: {size:,} bytes, over the limit of {SIZE_LIMIT:,}; compare fewer runs at once")
+    make_folder(target.parent)
+    write_atomic(target, text)
     return target

@@ -34,11 +34,11 @@ class PanelSpec:
 
 PANELS = (
     PanelSpec("Reward", ("reward/mean", "reward"), "mean over a step’s valid rollouts"),
-    PanelSpec("Accuracy", ("accuracy/", "accuracy"), "measured while training"),
+    PanelSpec("Accuracy", ("accuracy/", "accuracy", "reward/perfect"), "share that is wholly right, on training tasks"),
     PanelSpec("Loss", ("loss",), "cross-entropy, nats a token", rl_stages=False, log=True),
     PanelSpec("Policy loss", ("loss",), "of the reinforcement-learning stages", rl_stages=True),
     PanelSpec("KL", ("kl",), "to the reference model, nats a token"),
-    PanelSpec("Entropy", ("entropy",), "of the sampled tokens, nats"),
+    PanelSpec("Entropy", ("entropy",), "nats a token"),
     PanelSpec("Clip fraction", ("clip_fraction",), "share of tokens at the clip"),
     PanelSpec("Log-prob drift", ("logprob_drift/",), "sampler against trainer, nats", log=True),
     PanelSpec("Tokens per second", ("time/tokens_per_s",), "throughput"),

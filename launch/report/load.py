@@ -14,6 +14,8 @@ import yaml
 
 from ...core.errors import ConfigError
 
+NON_FINITE = ("nan", "inf", "-inf")  # how the record writes what JSON cannot
+
 
 @dataclass
 class RolloutFile:
@@ -46,7 +48,9 @@ class RunData:
 
 
 def number(value: Any) -> float | None:
-    """A metric's value as a float, or None when it is not a number (booleans are not metrics)."""
+    """A metric's value as a float, or None when it is not a number (booleans are not metrics, "nan" and "inf" are)."""
+    if value in NON_FINITE:
+        return float(value)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

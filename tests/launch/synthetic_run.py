@@ -87,10 +87,12 @@ def make_run(
     """Writes a run directory; `finished=False` leaves out results, summary and export."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    config = f"name: {folder.name}\nseed: {seed}\nworld:\n  name: sokoban\n  size: 6\n"
-    config += (
-        f"pretrain:\n  steps: {pretrain}\n  lr: 0.003\ngrpo:\n  steps: {grpo}\n  group: {samples}\n  lr: {10 ** -rng.uniform(3, 5):.2e}\n"
+    lr = f"{10 ** -rng.uniform(3, 5):.2e}"
+    stages = (
+        f"- {{kind: supervised, name: pretrain, steps: {pretrain}}}\n- {{kind: rlvr, name: grpo, steps: {grpo}, optimizer: {{lr: {lr}}}}}\n"
     )
+    stages += "- {kind: supervised, name: control, match_tokens_of: grpo}\n"
+    config = f"name: {folder.name}\nworld: SimpleSokoban\nseed: {seed}\nstages:\n{stages}"
     (folder / "config.yaml").write_text(config)
     versions = {"python": "3.11.7", "torch": "2.13.0", "megatron-core": "0.16.1"}
     write_json(
@@ -98,7 +100,7 @@ def make_run(
         {
             "versions": versions,
             "git": {"commit": f"{rng.getrandbits(160):040x}", "dirty": False},
-            "hardware": {"cpu": "2 cores", "ranks": 2},
+            "hardware": {"cpus": 2, "gpus": []},
         },
     )
 
