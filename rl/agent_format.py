@@ -143,13 +143,17 @@ def play(world: World, words: tuple[str, ...], actions_left: int, format_penalty
     return TurnResult(total, penalty, done or truncated, truncated, tuple(executed), info)
 
 
+def _put(tag: str, state: str, text: str) -> str:
+    pieces, at = [], 0
+    while (left := text.find(f"<{tag}>", at)) >= 0 and (right := text.find(f"</{tag}>", left)) >= 0:
+        pieces += [text[at:left], f"<{tag}>\n{state}\n"]
+        at = right
+    return "".join([*pieces, text[at:]])
+
+
 def ground(response: str, observation: str, prediction: str) -> str:
     """The response with the content of every observation and prediction tag replaced by the world's own states."""
-
-    def put(tag: str, state: str, text: str) -> str:
-        return re.sub(rf"<{tag}>[^<]*(?:<(?!/{tag}>)[^<]*)*</{tag}>", lambda _: f"<{tag}>\n{state}\n</{tag}>", text)
-
-    return put("prediction", prediction, put("observation", observation, response))
+    return _put("prediction", prediction, _put("observation", observation, response))
 
 
 def has_states(response: str) -> bool:

@@ -90,6 +90,27 @@ def step_reward(before: bytes, after: bytes) -> float:
     return STEP_COST + (BOX_REWARD if gain > 0 else -BOX_REWARD if gain < 0 else 0.0) + (FINISH_REWARD if solved(after) else 0.0)
 
 
+def shortest_solution(codes: bytes, width: int = 6, limit: int = 100) -> list[int] | None:
+    """A shortest list of actions that solves the room, or None when there is none within `limit` actions (breadth first)."""
+    if solved(codes):
+        return []
+    layer: list[tuple[bytes, list[int]]] = [(codes, [])]
+    seen = {codes}
+    for _ in range(limit):
+        following = []
+        for state, path in layer:
+            for action in ACTIONS:
+                after = next_codes(state, action, width)
+                if after in seen:
+                    continue
+                if solved(after):
+                    return [*path, action]
+                seen.add(after)
+                following.append((after, [*path, action]))
+        layer = following
+    return None
+
+
 def step_batch(cells_BC: np.ndarray, player_B: np.ndarray, action_B: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Step B games in place; returns (moved_B bool, gain_B int8: boxes that reached a target minus boxes that left one)."""
     flat = cells_BC.reshape(-1)
@@ -258,6 +279,7 @@ __all__ = [
     "next_text",
     "random_transition_codes",
     "random_transitions",
+    "shortest_solution",
     "solved",
     "step_batch",
     "step_reward",
