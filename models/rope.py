@@ -1,4 +1,7 @@
-"""Rotary position angles for every scaling rule real checkpoints use. Shapes: P positions, R rotated dimensions of a head."""
+"""Rotary position embedding with the scalings of public checkpoints.
+
+Shape suffixes: T tokens, H heads, D head dimension, R half of the rotated dimensions.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,67 @@ import torch
 from .config import ModelConfig
 
 
-def inverse_frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> tuple[torch.Tensor, float]:
-    """The R/2 inverse frequencies after scaling, and the factor that scales cos and sin (1 except for yarn)."""
-    rotary = int(config.head_dim * config.rotary_fraction)
-    exponent = torch.arange(0, rotary, 2, dtype=torch.float32, device=device) / rotary
-    inverse = 1.0 / (config.rope_theta**exponent)
+def inverse_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
+    """Frequencies (fp32) of the rotated dimension pairs, and the factor on cosine and sine."""
+    rotated = int(config.head_dim * config.rotary_fraction)
+    inverse_R = 1.0 / config.rope_theta ** (torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated)
     scaling = config.rope_scaling
     if scaling is None:
-        return inverse, 1.0
+        return inverse_R, 1.0
     if scaling.kind == "linear":
-        return inverse / scaling.factor, 1.0
-    wavelength = 2 * math.pi / inverse
-    original = scaling.original_positions
+        return inverse_R / scaling.factor, 1.0
     if scaling.kind == "llama3":
-        low, high = original / scaling.low_freq_factor, original / scaling.high_freq_factor
-        smooth = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        blended = (1 - smooth) * inverse / scaling.factor + smooth * inverse
-        return torch.where(wavelength > low, inverse / scaling.factor, torch.where(wavelength < high, inverse, blended)), 1.0
-    turns = [
-        rotary * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(config.rope_theta))
-        for beta in (scaling.beta_fast, scaling.beta_slow)
-    ]
-    first, last = max(math.floor(turns[0]), 0), min(math.ceil(turns[1]), rotary - 1)
-    ramp = ((torch.arange(rotary // 2, dtype=torch.float32, device=device) - first) / max(last - first, 1e-3)).clamp(0, 1)
-    factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
-    return inverse / scaling.factor * ramp + inverse * (1 - ramp), factor
+        return _llama3(inverse_R, config), 1.0
+    return _yarn(inverse_R, config, rotated)
 
 
-def rope_frequencies(config: ModelConfig, positions_P: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin [P, R] for the half-split rotation, in fp32."""
-    inverse, factor = inverse_frequencies(config, positions_P.device)
-    angles = positions_P.float()[:, None] * inverse
-    angles = torch.cat((angles, angles), -1)
-    return angles.cos() * factor, angles.sin() * factor
+def _llama3(inverse_R: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    s = config.rope_scaling
+    assert s is not None
+    wavelength_R = 2 * math.pi / inverse_R
+    low, high = s.original_max_positions / s.low_freq_factor, s.original_max_positions / s.high_freq_factor
+    slow_R = torch.where(wavelength_R > low, inverse_R / s.factor, inverse_R)
+    smooth_R = (s.original_max_positions / wavelength_R - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    blend_R = (1 - smooth_R) * slow_R / s.factor + smooth_R * slow_R
+    between_R = ~(wavelength_R < high) & ~(wavelength_R > low)
+    return torch.where(between_R, blend_R, slow_R)
+
+
+def _yarn(inverse_R: torch.Tensor, config: ModelConfig, rotated: int) -> tuple[torch.Tensor, float]:
+    s = config.rope_scaling
+    assert s is not None
+    original = s.original_max_positions or config.max_positions
+
+    def dimension(rotations: float) -> float:
+        return rotated * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(s.beta_fast), dimension(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    ramp_R = ((torch.arange(rotated // 2).float() - low) / (max(high - low, 0.001))).clamp(0, 1)
+    keep_R = 1 - ramp_R
+    frequencies_R = inverse_R / s.factor * (1 - keep_R) + inverse_R * keep_R
+    factor = s.attention_factor
+    if factor is None:
+        factor = 0.1 * math.log(s.factor) + 1.0 if s.factor > 1 else 1.0
+    return frequencies_R, factor
+
+
+def rotation_tables(positions_T: torch.Tensor, inverse_R: torch.Tensor, factor: float, dtype: torch.dtype):
+    """Cosine and sine of every token, shaped (T, 1, 1, R) for tensors (T, 1, H, D)."""
+    angle_TR = positions_T[:, None].float() * inverse_R[None, :]
+    return ((angle.mul(factor) if factor != 1.0 else angle).to(dtype)[:, None, None, :] for angle in (angle_TR.cos(), angle_TR.sin()))
+
+
+def rotate(x_T1HD: torch.Tensor, cos_T11R: torch.Tensor, sin_T11R: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotate the first 2R dimensions: as two halves, or as neighbouring pairs when `interleaved`."""
+    r = cos_T11R.shape[-1]
+    rest = x_T1HD[..., 2 * r :]
+    if interleaved:
+        a, b = x_T1HD[..., 0 : 2 * r : 2], x_T1HD[..., 1 : 2 * r : 2]
+        turned = torch.stack([a * cos_T11R - b * sin_T11R, b * cos_T11R + a * sin_T11R], -1).flatten(-2)
+        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+    a, b = x_T1HD[..., :r], x_T1HD[..., r : 2 * r]
+    pieces = [a * cos_T11R - b * sin_T11R, b * cos_T11R + a * sin_T11R]
+    return torch.cat([*pieces, rest] if rest.shape[-1] else pieces, -1)

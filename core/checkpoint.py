@@ -1,0 +1,401 @@
+"""Checkpoints: every rank writes its own runs of the parameters, by global name, into one file that it also hashes.
+
+    step_00000020/
+      manifest.json            written last: layout, model, step, and size and xxh3-128 of every other file
+      shard_00000.safetensors  runs [start, end) of flattened tensor-parallel parts; the header says of what
+      extra.json               what the caller gave: data position, journal, curriculum
+
+The folder is built under a hidden name and renamed when whole, so a kill leaves the old checkpoints or the new one. Reading needs no
+ranks (`CheckpointReader`), whatever the layout that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from .errors import ConfigError, DeadlineError, StorageError, TerrellaError
+from .files import make_folder, read_json, storage_errors, write_json
+from .mcore.params import Shard
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+WAIT_SECONDS = 1800.0  # for the slowest rank's file
+
+
+def file_digest(path: Path) -> str:
+    """xxh3-128 of a file's bytes."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One stored tensor: the run from `start` of the flattened part `shard` of a parameter's tensor of some kind."""
+
+    name: str
+    kind: str  # param (what the model computes with), master, exp_avg, exp_avg_sq
+    shape: tuple[int, ...]  # of the part
+    shard: Shard
+    start: int
+
+
+def _collect(engine: Engine) -> tuple[dict[str, torch.Tensor], list[Entry]]:
+    """This rank's tensors, copied to host memory, without what another rank stores as well."""
+    from megatron.core import parallel_state as state
+
+    from .mcore import optimizer as adam
+
+    tensors: dict[str, torch.Tensor] = {}
+    entries: list[Entry] = []
+    named = {id(p.param): p for p in engine.local_parameters()}
+    first_of_tensor = state.get_tensor_model_parallel_rank() == 0
+
+    def put(p, kind: str, start: int, value: torch.Tensor) -> None:
+        if p.tied_copy or (p.shard.dim is None and not p.expert and not first_of_tensor):
+            return
+        tensors[str(len(entries))] = value.detach().reshape(-1).to("cpu", copy=True)
+        entries.append(Entry(p.name, kind, tuple(p.param.shape), p.shard, start))
+
+    optimized = set()
+    if engine.optimizer is not None:
+        for part in adam.state_parts(engine.optimizer):
+            p = named[id(part.param)]
+            put(p, "master", part.start, part.master)
+            for name in adam.MOMENTS:
+                if name in part.state:
+                    put(p, name, part.start, part.state[name])
+        optimized = {id(p.param) for p in named.values() if p.param.requires_grad}
+    for key, p in named.items():
+        replicas = state.get_expert_data_parallel_rank() if p.expert else state.get_data_parallel_rank(with_context_parallel=True)
+        if key not in optimized and replicas == 0:
+            put(p, "param", 0, p.param)
+    return tensors, entries
+
+
+def _generators() -> dict[str, torch.Tensor]:
+    from megatron.core import tensor_parallel
+
+    states = {"rng.cpu": torch.get_rng_state()}
+    for name, value in tensor_parallel.get_cuda_rng_tracker().get_states().items():
+        states[f"rng.tracker.{name}"] = value.clone() if isinstance(value, torch.Tensor) else value.get_state()
+    if torch.cuda.is_available():
+        states["rng.cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_generators(states: dict[str, torch.Tensor]) -> None:
+    from megatron.core import tensor_parallel
+
+    torch.set_rng_state(states["rng.cpu"])
+    if torch.cuda.is_available() and "rng.cuda" in states:
+        torch.cuda.set_rng_state(states["rng.cuda"])
+    prefix = "rng.tracker."
+    tensor_parallel.get_cuda_rng_tracker().set_states({k[len(prefix) :]: v for k, v in states.items() if k.startswith(prefix)})
+
+
+class _Writer(threading.Thread):
+    """Writes this rank's file; on rank 0 also waits for the other ranks' files and publishes the folder. Uses no collectives."""
+
+    def __init__(self, folder: Path, final: Path, tensors: dict, entries: list[Entry], manifest: dict | None, world: int) -> None:
+        super().__init__(name="checkpoint-writer", daemon=True)
+        self.folder, self.final, self.tensors, self.entries, self.manifest, self.world = folder, final, tensors, entries, manifest, world
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            write_shard(self.folder, dist.get_rank(), self.tensors, self.entries)
+            self.tensors = {}
+            if self.manifest is not None:
+                publish(self.folder, self.final, self.manifest, self.world)
+        except BaseException as error:
+            self.error = error
+
+
+def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor], entries: list[Entry]) -> None:
+    """Write one file of tensors, flush it to disk and leave its size and digest beside it."""
+    from safetensors.torch import save_file
+
+    path = folder / f"shard_{number:05d}.safetensors"
+    with storage_errors(path):
+        save_file(tensors, path, metadata={"entries": json.dumps([asdict(e) for e in entries])})
+        with open(path, "rb") as stream:
+            os.fsync(stream.fileno())
+    write_json(folder / f"shard_{number:05d}.done.json", {"bytes": path.stat().st_size, "xxh3": file_digest(path)})
+
+
+def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: int) -> None:
+    """Wait for all shards, write the manifest and rename the folder to its final name."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    files: dict[str, Any] = {}
+    for number in range(shards):
+        done = folder / f"shard_{number:05d}.done.json"
+        while not done.exists():
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"{folder}: rank {number} did not write its part of the checkpoint in {WAIT_SECONDS:.0f} s")
+            time.sleep(0.01)
+        files[f"shard_{number:05d}.safetensors"] = read_json(done)
+        done.unlink()
+    extra = folder / "extra.json"
+    files["extra.json"] = {"bytes": extra.stat().st_size, "xxh3": file_digest(extra)}
+    write_json(folder / MANIFEST, {"format": FORMAT, **manifest, "files": files})
+    with storage_errors(final):
+        _sync_folder(folder)
+        replaced = final.with_name(f".replaced-{final.name}")
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.rename(final, replaced)
+        os.rename(folder, final)
+        _sync_folder(final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _agree(error: BaseException | None) -> None:
+    """Raise on every rank when one had an error, so that none goes on alone. Collective."""
+    found: list = [None] * dist.get_world_size()
+    dist.all_gather_object(found, None if error is None else f"rank {dist.get_rank()}: {error}")
+    if error is not None and isinstance(error, TerrellaError):
+        raise error
+    messages = [message for message in found if message]
+    if messages:
+        raise StorageError("; ".join(messages)) from error
+
+
+def save(engine: Engine, path: Path, extra: dict[str, Any], wait: bool) -> None:
+    """See `Engine.save`."""
+    from .mcore import optimizer as adam
+
+    finish(engine)
+    rank = dist.get_rank()
+    token = [uuid.uuid4().hex[:8] if rank == 0 else None]
+    dist.broadcast_object_list(token, src=0)
+    folder = path.with_name(f".saving-{path.name}-{token[0]}")
+    error = None
+    if rank == 0:
+        try:
+            make_folder(folder)
+            write_json(folder / "extra.json", extra)
+        except TerrellaError as problem:
+            error = problem
+    _agree(error)
+    tensors, entries = _collect(engine)
+    tensors.update(_generators())
+    manifest = None
+    if rank == 0:
+        manifest = {
+            "step": engine.steps,
+            "updates": adam.update_count(engine.optimizer) if engine.optimizer is not None else 0,
+            "optimizer": engine.optimizer is not None,
+            "precision": engine.precision.params,
+            "parallel": asdict(engine.parallel),
+            "world": dist.get_world_size(),
+            "model": engine.build.describe(),
+        }
+    engine.writer = _Writer(folder, path, tensors, entries, manifest, dist.get_world_size())
+    engine.writer.start()
+    if wait:
+        finish(engine)
+
+
+def finish(engine: Engine) -> None:
+    """Wait for the background writer of every rank."""
+    writer = engine.writer
+    if writer is None:
+        return
+    writer.join(WAIT_SECONDS)
+    engine.writer = None
+    _agree(DeadlineError(f"{writer.folder}: the checkpoint was not written in {WAIT_SECONDS:.0f} s") if writer.is_alive() else writer.error)
+
+
+class CheckpointReader:
+    """A checkpoint's tensors, made whole one at a time; needs no process group."""
+
+    def __init__(self, path: Path, verify: bool = True) -> None:
+        self.path = path
+        if not (path / MANIFEST).exists():
+            aside = path.with_name(f".replaced-{path.name}")
+            if not (aside / MANIFEST).exists():
+                raise ConfigError(f"{path}: not a checkpoint (it has no {MANIFEST})")
+            self.path = aside  # killed between the two renames of a replacement
+        self.manifest = read_json(self.path / MANIFEST)
+        if self.manifest.get("format") != FORMAT:
+            raise ConfigError(f"{path}: checkpoint format {self.manifest.get('format')}, this version reads {FORMAT}")
+        self._open: dict[str, Any] = {}
+        self._index: dict[tuple[str, str], list[tuple[Entry, str, str]]] | None = None
+        if verify:
+            self.verify(self.manifest["files"])
+
+    def verify(self, names: Iterable[str]) -> None:
+        """Check size and digest of files; a damaged one is named."""
+        for name in names:
+            stated = self.manifest["files"][name]
+            path = self.path / name
+            if not path.exists():
+                raise StorageError(f"{path}: missing from the checkpoint")
+            if path.stat().st_size != stated["bytes"] or file_digest(path) != stated["xxh3"]:
+                raise StorageError(f"{path}: damaged, its bytes do not match the checkpoint's manifest; load an older checkpoint")
+
+    def _file(self, name: str) -> Any:
+        from safetensors import safe_open
+
+        if name not in self._open:
+            self._open[name] = safe_open(self.path / name, framework="pt")
+        return self._open[name]
+
+    @property
+    def index(self) -> dict[tuple[str, str], list[tuple[Entry, str, str]]]:
+        """(name, kind) to the stored runs: entry, file and key."""
+        if self._index is None:
+            self._index = {}
+            for name in self.manifest["files"]:
+                if name.endswith(".safetensors"):
+                    for key, raw in enumerate(json.loads(self._file(name).metadata()["entries"])):
+                        entry = Entry(raw["name"], raw["kind"], tuple(raw["shape"]), Shard(**raw["shard"]), raw["start"])
+                        self._index.setdefault((entry.name, entry.kind), []).append((entry, name, str(key)))
+        return self._index
+
+    def names(self) -> list[str]:
+        """Global names of all parameters."""
+        return sorted({name for name, _ in self.index})
+
+    def full(self, name: str, kind: str = "param") -> torch.Tensor:
+        """A whole tensor. The kind `param` is the master weight where there is one."""
+        runs = self.index.get((name, kind)) or (self.index.get((name, "master")) if kind == "param" else None)
+        if not runs:
+            raise ConfigError(f"{self.path}: has no tensor '{name}' ({kind})")
+        shard = runs[0][0].shard
+        return shard.join([self._part(runs, rank) for rank in range(shard.size)])
+
+    def part(self, name: str, kind: str, shard: Shard, start: int, end: int) -> torch.Tensor:
+        """The run [start, end) of the flattened part that `shard` names, of any layout."""
+        runs = self.index.get((name, kind))
+        if not runs:
+            raise ConfigError(f"{self.path}: has no tensor '{name}' ({kind})")
+        if runs[0][0].shard.size == shard.size:
+            return self._part(runs, shard.rank).reshape(-1)[start:end]
+        return shard.cut(self.full(name, kind)).reshape(-1)[start:end]
+
+    def _part(self, runs: list[tuple[Entry, str, str]], rank: int) -> torch.Tensor:
+        mine = sorted((r for r in runs if r[0].shard.rank == rank), key=lambda r: r[0].start)
+        flat = torch.cat([self._file(file).get_tensor(key) for _, file, key in mine])
+        return flat.reshape(mine[0][0].shape)
+
+    def generators(self, rank: int) -> dict[str, torch.Tensor]:
+        """Generator states that a rank saved."""
+        file = self._file(f"shard_{rank:05d}.safetensors")
+        return {key: file.get_tensor(key) for key in file.keys() if key.startswith("rng.")}
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return read_json(self.path / "extra.json")
+
+
+def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
+    """See `Engine.load`."""
+    from .mcore import optimizer as adam
+
+    finish(engine)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    reader, error = None, None
+    try:
+        reader = CheckpointReader(path, verify=False)
+        reader.verify(sorted(reader.manifest["files"])[rank::world])
+    except Exception as problem:
+        error = problem
+    _agree(error)
+    assert reader is not None
+    manifest = reader.manifest
+    engine.load_weights(lambda name: reader.full(name))
+    if weights_only or engine.optimizer is None or not manifest["optimizer"]:
+        return reader.extra
+    named = {id(p.param): p for p in engine.local_parameters()}
+    for part in adam.state_parts(engine.optimizer):
+        p = named[id(part.param)]
+        kinds = ("master", *adam.MOMENTS) if manifest["updates"] else ("master",)
+        read = {kind: reader.part(p.name, kind, p.shard, part.start, part.end) for kind in kinds}
+        adam.set_state(engine.optimizer, part, read.pop("master"), read, manifest["updates"])
+    adam.publish_masters(engine.optimizer)
+    engine.steps = manifest["step"]
+    if manifest["world"] == world and manifest["parallel"] == asdict(engine.parallel):
+        _restore_generators(reader.generators(rank))
+    return reader.extra
+
+
+class CheckpointStore:
+    """The checkpoints of a run: which is newest, which is best, which may go."""
+
+    def __init__(self, root: Path, keep_last: int = 2, best_metric: str | None = None, best_is: str = "max") -> None:
+        if keep_last < 1:
+            raise ConfigError("keep_last: must be at least 1")
+        if best_is not in ("max", "min"):
+            raise ConfigError("best_is: must be 'max' or 'min'")
+        self.root, self.keep_last, self.best_metric, self.best_is = root, keep_last, best_metric, best_is
+
+    def path(self, step: int) -> Path:
+        """Folder of a step's checkpoint."""
+        return self.root / f"step_{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Steps with a whole checkpoint, oldest first."""
+        found = set()
+        for folder in self.root.glob("*step_*"):
+            match = re.fullmatch(r"(?:\.replaced-)?step_(\d{8})", folder.name)
+            if match and (folder / MANIFEST).exists():
+                found.add(int(match[1]))
+        return sorted(found)
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint."""
+        steps = self.steps()
+        return self.path(steps[-1]) if steps else None
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best value of `best_metric` among those that recorded one."""
+        scored = [(self._value(step), step) for step in self.steps()]
+        scored = [(value, step) for value, step in scored if value is not None]
+        if not scored:
+            return None
+        choose = max if self.best_is == "max" else min
+        return self.path(choose(scored)[1])
+
+    def _value(self, step: int) -> float | None:
+        if self.best_metric is None:
+            return None
+        return CheckpointReader(self.path(step), verify=False).extra.get("validation", {}).get(self.best_metric)
+
+    def prune(self) -> None:
+        """Delete what is neither among the last, nor the best; and leavings of killed saves. Rank 0 calls it after a save."""
+        keep = {self.path(step) for step in self.steps()[-self.keep_last :]}
+        best = self.best()
+        for step in self.steps():
+            if self.path(step) not in keep and self.path(step) != best:
+                shutil.rmtree(self.path(step), ignore_errors=True)
+        for leaving in self.root.glob(".saving-*"):
+            shutil.rmtree(leaving, ignore_errors=True)

@@ -1,0 +1,113 @@
+"""The engine's settings. Importable without torch; each rule that Megatron leaves unchecked is checked here or in `check_layout`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model is spread over ranks; data parallelism is what is left of the world."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int = 1  # model chunks on each pipeline rank
+    context: int = 1
+    expert: int = 1
+    sequence_parallel: bool = False
+    recompute: Literal["none", "full"] = "none"  # activations of whole layers are made again in the backward pass
+    timeout_minutes: float = 10.0  # of every collective
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "virtual_pipeline", "context", "expert"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1")
+        if self.virtual_pipeline > 1 and self.pipeline == 1:
+            raise ValueError("virtual_pipeline: needs pipeline > 1")
+        if self.sequence_parallel and self.tensor == 1:
+            raise ValueError("sequence_parallel: needs tensor > 1")
+        if self.timeout_minutes <= 0:
+            raise ValueError("timeout_minutes: must be positive")
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that together hold one copy of the model and its sequence."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def token_multiple(self) -> int:
+        """A microbatch is padded to a multiple of this many tokens."""
+        return (2 * self.context if self.context > 1 else 1) * (self.tensor if self.sequence_parallel else 1)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with a learning-rate schedule that is a pure function of the step."""
+
+    lr: float = 1e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 0  # of linear and cosine
+    min_lr: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0  # 0 turns clipping off
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError("lr: must not be negative")
+        if self.schedule != "constant" and self.total_steps <= self.warmup_steps:
+            raise ValueError(f"total_steps: schedule '{self.schedule}' needs total_steps > warmup_steps")
+        if self.min_lr > self.lr:
+            raise ValueError("min_lr: must not exceed lr")
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """Type of the parameters; the optimizer always keeps fp32 master weights and fp32 gradients."""
+
+    params: Literal["fp32", "bf16"] = "fp32"
+    fp8: bool = False  # needs TransformerEngine
+
+    def __post_init__(self) -> None:
+        if self.fp8 and self.params != "bf16":
+            raise ValueError("fp8: needs params: bf16")
+
+
+def learning_rate(config: OptimizerConfig, step: int) -> float:
+    """The learning rate of update number `step`, counted from 0."""
+    import math
+
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    done = min(1.0, (step - config.warmup_steps) / (config.total_steps - config.warmup_steps))
+    left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.min_lr + (config.lr - config.min_lr) * left
+
+
+def check_layout(
+    parallel: ParallelConfig, *, world: int, layers: int, heads: int, kv_heads: int, ffn: int, experts: int, vocab: int
+) -> None:
+    """Refuse a layout the model cannot be cut into, naming the setting to change. `vocab` is the padded size."""
+    p = parallel
+    if world % p.model_size:
+        raise ConfigError(f"parallel: tensor {p.tensor} x pipeline {p.pipeline} x context {p.context} does not divide the {world} ranks")
+    for what, size in (("heads", heads), ("kv_heads", kv_heads), ("ffn", ffn), ("padded vocabulary", vocab)):
+        if size % p.tensor:
+            raise ConfigError(f"parallel.tensor: {p.tensor} does not divide the model's {what} ({size})")
+    if layers % (p.pipeline * p.virtual_pipeline):
+        raise ConfigError(
+            f"parallel.pipeline: pipeline {p.pipeline} x virtual_pipeline {p.virtual_pipeline} does not divide the {layers} layers"
+        )
+    if p.expert > 1 and not experts:
+        raise ConfigError("parallel.expert: the model has no experts")
+    if experts % p.expert:
+        raise ConfigError(f"parallel.expert: {p.expert} does not divide the model's {experts} experts")
+    if (world // p.pipeline) % p.expert:
+        raise ConfigError(f"parallel.expert: {p.expert} does not divide the {world // p.pipeline} ranks of a pipeline stage")

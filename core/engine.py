@@ -1,0 +1,269 @@
+"""The engine: one step, one score, one checkpoint for every kind of training. It is handed the model and the loss as callables.
+
+Shape suffixes: T tokens of this context rank, H hidden, V rows of this tensor rank's head.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from .batch import PackedBatch
+from .config import OptimizerConfig, ParallelConfig, PrecisionConfig, learning_rate
+from .errors import ConfigError
+from .layout import DocumentLayout, context_rows, document_layout, pad_batch, slice_batch
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a loss needs beside the hidden states. Per-token fields are aligned with the batch the loss is given."""
+
+    weight_VH: torch.Tensor
+    group: dist.ProcessGroup | None  # tensor ranks that hold the other rows of the head, in order
+    vocab_size: int  # real size; rows beyond it are padding
+    values_T: torch.Tensor | None  # where the model has a value head
+    document_T: torch.Tensor  # document of each token, counted over the whole packed batch
+    context_group: dist.ProcessGroup | None  # ranks that hold the other tokens of these documents
+
+
+LossFn = Callable[[torch.Tensor, Head, PackedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+ScoreFn = Callable[[torch.Tensor, Head, PackedBatch], dict[str, torch.Tensor]]
+
+
+class Builder(Protocol):
+    """Makes this rank's model chunks, and says what a checkpoint must remember of them."""
+
+    def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step. `metrics` are sums over all microbatches and ranks; a skipped step had a gradient norm that is not finite."""
+
+    metrics: dict[str, float]
+    grad_norm: float
+    lr: float
+    skipped: bool
+
+
+@dataclass(frozen=True)
+class _Item:
+    batch: PackedBatch
+    layout: DocumentLayout
+    tokens: int  # before padding
+
+
+class Engine:
+    """A model spread over ranks, with its optimizer. Every method that computes is collective: all ranks call it together."""
+
+    def __init__(
+        self, build: Builder, parallel: ParallelConfig, optimizer: OptimizerConfig | None, precision: PrecisionConfig, seed: int = 0
+    ) -> None:
+        from .mcore import optimizer as adam
+        from .mcore import setup
+
+        setup.start_parallel(parallel, seed)
+        from megatron.core import parallel_state as state
+
+        self.parallel, self.optimizer_config, self.precision, self.seed = parallel, optimizer, precision, seed
+        self.build = build
+        self.device = setup.device()
+        self.steps = 0
+        self.writer: Any = None  # of a checkpoint in the background
+        self.data_rank, self.data_size = state.get_data_parallel_rank(), state.get_data_parallel_world_size()
+        self.chunks = [chunk.to(self.device) for chunk in build(parallel, precision, seed)]
+        self._tensor_group = state.get_tensor_model_parallel_group() if parallel.tensor > 1 else None
+        self._context_group = state.get_context_parallel_group() if parallel.context > 1 else None
+        self._context_rank = state.get_context_parallel_rank()
+        self._pipeline_group = state.get_pipeline_model_parallel_group()
+        self._reduce_group = state.get_data_parallel_group(with_context_parallel=True)
+        self._last_rank = state.get_pipeline_model_parallel_last_rank()
+        self.optimizer = None
+        self._wrapped = self.chunks
+        if optimizer is not None:
+            self._wrapped = adam.wrap_ddp(self.chunks)
+            self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
+            self.chunks[0].config.finalize_model_grads_func = self._finalize
+
+    def _finalize(self, chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
+        from megatron.core.distributed import finalize_model_grads
+
+        from .mcore.optimizer import sum_over_tensor
+
+        finalize_model_grads(chunks, None, **options)  # the weights of the loss already hold its normalisation
+        sum_over_tensor(chunks)
+
+    def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], int]:
+        """Pad, slice over context ranks and move to the device. With a pipeline all microbatches get one length."""
+        if not microbatches:
+            raise ConfigError("microbatches: a step needs at least one")
+        if self.parallel.virtual_pipeline > 1 and len(microbatches) % self.parallel.pipeline:
+            raise ConfigError(
+                f"microbatches: virtual_pipeline needs a multiple of parallel.pipeline ({self.parallel.pipeline}), not {len(microbatches)}"
+            )
+        multiple = self.parallel.token_multiple
+        lengths = [-(-batch.num_tokens // multiple) * multiple for batch in microbatches]
+        if self.parallel.pipeline > 1:
+            lengths = [max(lengths)] * len(lengths)
+        items = []
+        for batch, length in zip(microbatches, lengths, strict=True):
+            padded = pad_batch(batch, length)
+            layout = document_layout(padded.cu_seqlens_D1.tolist(), self.parallel.context, self._context_rank)
+            if self.parallel.context > 1:
+                padded = slice_batch(padded, context_rows(length, self.parallel.context, self._context_rank).to(padded.tokens_T.device))
+            items.append(_Item(padded.to(self.device), layout.to(self.device), batch.num_tokens))
+        return items, max(lengths)
+
+    @staticmethod
+    def _forward(chunk: torch.nn.Module, item: _Item) -> torch.Tensor:
+        return chunk(item.batch.tokens_T, item.batch.positions_T, item.layout)
+
+    def _read(self, chunk: Any, output: torch.Tensor, item: _Item) -> tuple[torch.Tensor, Head]:
+        hidden_TH, weight_VH, values_T = chunk.readout(output)
+        return hidden_TH, Head(weight_VH, self._tensor_group, chunk.vocab, values_T, item.layout.document_T, self._context_group)
+
+    def accumulate(self, microbatches: list[PackedBatch], loss: LossFn) -> dict[str, float]:
+        """Forward and backward of a whole step: gradients summed over microbatches and ranks, and the summed metrics."""
+        from .mcore import schedule
+
+        if self.optimizer is None:
+            raise ConfigError("optimizer: this engine was built without one and can only score")
+        for chunk in self._wrapped:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        items, length = self._items(microbatches)
+
+        def finish(chunk, output, item):
+            value, sums = loss(*self._read(chunk, output, item), item.batch)
+            return value, {name: torch.as_tensor(x).detach() for name, x in sums.items()}
+
+        records = schedule.run(self._wrapped, items, length, self._forward, finish, train=True)
+        return self._sum_metrics(records)
+
+    def step(self, microbatches: list[PackedBatch], loss: LossFn) -> StepResult:
+        """One optimizer step over this data rank's microbatches (equally many on every data rank)."""
+        from .mcore import optimizer as adam
+
+        metrics = self.accumulate(microbatches, loss)
+        assert self.optimizer_config is not None
+        lr = learning_rate(self.optimizer_config, self.steps)
+        norm, applied = adam.update(self.optimizer, self.optimizer_config, lr)
+        self.steps += 1
+        return StepResult(metrics, norm, lr, not applied)
+
+    def _sum_metrics(self, records: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+        """Sum over microbatches, data and context ranks on the last stage, then tell the other stages."""
+        metrics: dict[str, float] = {}
+        if records:
+            names = sorted(records[0])
+            # The check sum of the names travels along: ranks that measured different things must not be added up.
+            check = float(zlib.crc32("\n".join(names).encode()) % 65521)
+            rows = [torch.stack([r[n].to(torch.float64).reshape(()) for r in records]).sum() for n in names]
+            sums = torch.stack([torch.tensor(check, dtype=torch.float64, device=self.device), *rows])
+            dist.all_reduce(sums, group=self._reduce_group)
+            values = sums.tolist()
+            if values[0] != check * dist.get_world_size(self._reduce_group):
+                raise ConfigError(f"loss: data ranks returned different metric names; this one returned {names}")
+            metrics = dict(zip(names, values[1:], strict=True))
+        if self.parallel.pipeline > 1:
+            box = [metrics]
+            dist.broadcast_object_list(box, src=self._last_rank, group=self._pipeline_group)
+            metrics = box[0]
+        return metrics
+
+    @torch.no_grad()
+    def score(self, microbatches: list[PackedBatch], score: ScoreFn) -> list[dict[str, torch.Tensor]]:
+        """Forward only: per-token results of each microbatch, whole and unpadded, on every rank that shares these microbatches."""
+        from .mcore import schedule
+
+        for chunk in self._wrapped:
+            chunk.eval()
+        items, length = self._items(microbatches)
+
+        def finish(chunk, output, item):
+            return score(*self._read(chunk, output, item), item.batch)
+
+        collected = schedule.run(self._wrapped, items, length, self._forward, finish, train=False)
+        results = [self._whole(record, item.tokens) for record, item in zip(collected, items, strict=True)] if collected else []
+        if self.parallel.pipeline > 1:
+            box = [[{k: v.cpu() for k, v in r.items()} for r in results]]
+            dist.broadcast_object_list(box, src=self._last_rank, group=self._pipeline_group)
+            results = [{k: v.to(self.device) for k, v in r.items()} for r in box[0]]
+        return results
+
+    def _whole(self, record: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
+        if self._context_group is not None:
+            size = self.parallel.context
+            for name in sorted(record):
+                parts = [torch.empty_like(record[name]) for _ in range(size)]
+                dist.all_gather(parts, record[name].contiguous(), group=self._context_group)
+                joined = torch.cat(parts)
+                rows = torch.cat([context_rows(joined.shape[0], size, r) for r in range(size)]).to(joined.device)
+                record[name] = torch.empty_like(joined).index_copy_(0, rows, joined)
+        return {name: value[:tokens] for name, value in record.items()}
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full parameters under their global names, one at a time, on every rank, in one order. Collective."""
+        from .mcore import params
+
+        mine = params.named_parameters(self.chunks)
+        yield from params.gather(mine, [p.param.detach() for p in mine])
+
+    def local_parameters(self) -> list[Any]:
+        """This rank's parts with their global names and shards."""
+        from .mcore import params
+
+        return params.named_parameters(self.chunks)
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full gradients of the last `accumulate` under the parameters' global names. Collective; for tests and diagnosis."""
+        from .mcore import optimizer as adam
+        from .mcore import params
+
+        mine = [p for p in params.named_parameters(self.chunks) if p.param.requires_grad]
+        yield from params.gather(mine, adam.full_gradients(self.optimizer, [p.param for p in mine]))
+
+    def load_weights(self, source: Callable[[str], torch.Tensor]) -> None:
+        """Overwrite every parameter by its part of `source(global name)`; the optimizer starts anew."""
+        from .mcore import optimizer as adam
+        from .mcore import params
+
+        with torch.no_grad():
+            for p in params.named_parameters(self.chunks):
+                full = source(p.name)
+                expected = p.shard.full_shape(p.param.shape)
+                if tuple(full.shape) != expected:
+                    raise ConfigError(f"{p.name}: has shape {tuple(full.shape)}, the model wants {expected}")
+                p.param.copy_(p.shard.cut(full))
+        if self.optimizer is not None:
+            adam.refresh_masters(self.optimizer)
+
+    def save(self, path: str | Path, extra: dict[str, Any] | None = None, *, wait: bool = True) -> None:
+        """Write a verified checkpoint to the folder `path`, which appears only when it is whole.
+
+        With `wait=False` the files are written in the background; the next `save` or `finish_save` waits for them.
+        """
+        from . import checkpoint
+
+        checkpoint.save(self, Path(path), extra or {}, wait)
+
+    def finish_save(self) -> None:
+        """Wait for a save that runs in the background, and raise its error if it had one. Collective."""
+        from . import checkpoint
+
+        checkpoint.finish(self)
+
+    def load(self, path: str | Path, *, weights_only: bool = False) -> dict[str, Any]:
+        """Restore weights, optimizer, step and generators from a checkpoint of any layout; returns the saved `extra`."""
+        from . import checkpoint
+
+        return checkpoint.load(self, Path(path), weights_only)

@@ -1,0 +1,180 @@
+"""The distributed optimizer, and its state by parameter.
+
+Megatron 0.16 cannot load its own optimizer checkpoint when Adam is torch's: the fresh state is empty, 'step' is not among the loaded
+tensors, and one shared step tensor is advanced once per parameter. So the state is read and written here, parameter by parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ..config import OptimizerConfig, PrecisionConfig
+from .transformer import DTYPES
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def wrap_ddp(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Megatron's data-parallel wrapper with fp32 gradient buffers."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    settings = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    return [DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+
+
+def build_optimizer(config: OptimizerConfig, precision: PrecisionConfig, wrapped: list[torch.nn.Module]):
+    """AdamW over the data-parallel shards, with fp32 master weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+        from megatron.core.optimizer import get_megatron_optimizer
+
+    optimizer = get_megatron_optimizer(
+        MegatronOptimizerConfig(
+            optimizer="adam",
+            lr=config.lr,
+            min_lr=0.0,
+            weight_decay=config.weight_decay,
+            adam_beta1=config.betas[0],
+            adam_beta2=config.betas[1],
+            adam_eps=config.eps,
+            clip_grad=config.clip_grad,
+            use_distributed_optimizer=True,
+            bf16=precision.params == "bf16",
+            params_dtype=DTYPES[precision.params],
+        ),
+        wrapped,
+        use_gloo_process_groups=False,
+    )
+    for part in parts(optimizer):
+        if isinstance(part.optimizer, torch.optim.AdamW):
+            for group in part.optimizer.param_groups:
+                group["fused"], group["foreach"] = True, False
+    return optimizer
+
+
+def parts(optimizer) -> list:
+    """The chained optimizers (dense, experts) that own parameters on this rank."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in chained if not getattr(part, "is_stub_optimizer", False)]
+
+
+def update(optimizer, config: OptimizerConfig, lr: float) -> tuple[float, bool]:
+    """One update. Returns the gradient norm before clipping and whether it was applied: a norm that is not finite is not."""
+    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+    optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if not math.isfinite(norm):
+        return norm, False
+    for part in parts(optimizer):
+        parameters = part.get_parameters()
+        if config.clip_grad > 0 and parameters:
+            clip_grad_by_total_norm_fp32(parameters, max_norm=config.clip_grad, total_norm=norm)
+        for group in part.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_mult", 1.0)
+    optimizer.step_with_ready_grads()
+    return norm, True
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """The run [start, end) of a flattened parameter that this rank optimizes, with its fp32 tensors."""
+
+    param: torch.nn.Parameter
+    start: int
+    end: int
+    master: torch.Tensor
+    state: dict[str, torch.Tensor]
+
+
+def state_parts(optimizer) -> Iterator[StatePart]:
+    """Every run of every parameter that this rank optimizes."""
+    for part in parts(optimizer):
+        for buffers in part.gbuf_ranges:
+            for buckets in buffers.values():
+                for bucket in buckets:
+                    for param, ranges in bucket["param_map"].items():
+                        group, order = part.model_param_group_index_map[param]
+                        master = part.optimizer.param_groups[group]["params"][order]
+                        yield StatePart(param, ranges["param"].start, ranges["param"].end, master, part.optimizer.state[master])
+
+
+def update_count(optimizer) -> int:
+    """How many updates Adam has made (what its bias correction knows)."""
+    for part in parts(optimizer):
+        for group in part.optimizer.param_groups:
+            if "step" in group:
+                return int(group["step"])
+        for state in part.optimizer.state.values():
+            if "step" in state:
+                return int(state["step"])
+    return 0
+
+
+def set_state(optimizer, part: StatePart, master: torch.Tensor, moments: dict[str, torch.Tensor], count: int) -> None:
+    """Overwrite one run's master weights and moments; every run gets a step tensor of its own."""
+    part.master.data.copy_(master)
+    if count == 0:
+        part.state.clear()
+        return
+    owner = next(p for p in parts(optimizer) if part.param in p.model_param_group_index_map)
+    for name in MOMENTS:
+        part.state[name] = moments[name].to(device=part.master.device, dtype=torch.float32).reshape(part.master.shape).clone()
+    if isinstance(owner.optimizer, torch.optim.AdamW):
+        part.state["step"] = torch.tensor(float(count), dtype=torch.float32, device=part.master.device)
+    else:
+        for group in owner.optimizer.param_groups:
+            group["step"] = count
+
+
+def publish_masters(optimizer) -> None:
+    """Copy the master weights of all data ranks into the model's parameters. Collective."""
+    for part in parts(optimizer):
+        part._copy_main_params_to_model_params()
+        for chunk in part.model_chunks:
+            chunk.start_param_sync(force_sync=True)
+
+
+def refresh_masters(optimizer) -> None:
+    """Take the model's parameters, just overwritten, as the new master weights and forget the moments."""
+    optimizer.reload_model_params()
+    for part in parts(optimizer):
+        part.optimizer.state.clear()
+        for group in part.optimizer.param_groups:
+            group.pop("step", None)
+
+
+def sum_over_tensor(chunks: list[torch.nn.Module]) -> None:
+    """All-reduce the gradients of replicated parameters of which each tensor rank has a part only."""
+    from megatron.core import parallel_state
+
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return
+    for chunk in chunks:
+        for param in chunk.parameters():
+            if param.requires_grad and getattr(param, "terrella_sum_tensor", False):
+                dist.all_reduce(param.main_grad, group=parallel_state.get_tensor_model_parallel_group())  # type: ignore[attr-defined]
+
+
+def full_gradients(optimizer, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """This rank's gradients after the data-parallel reduction, made whole again from the runs of all data ranks. Collective."""
+    from megatron.core import parallel_state as state
+
+    out = []
+    runs = {id(p.param): (p.start, p.end) for p in state_parts(optimizer)}
+    for param in parameters:
+        start, end = runs.get(id(param), (0, 0))
+        whole = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
+        whole[start:end] = param.main_grad.reshape(-1)[start:end]  # type: ignore[attr-defined]
+        expert = not getattr(param, "allreduce", True)
+        group = state.get_expert_data_parallel_group() if expert else state.get_data_parallel_group(with_context_parallel=True)
+        dist.all_reduce(whole, group=group)
+        out.append(whole.view_as(param))
+    return out

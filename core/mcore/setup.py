@@ -1,0 +1,82 @@
+"""Process groups, parallel state and seeds."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..config import ParallelConfig
+from ..errors import ConfigError
+
+_active: ParallelConfig | None = None
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "env://", rank: int = -1, world: int = -1) -> None:
+    """Join the world (by default the one torchrun's variables describe): NCCL with CUDA, gloo without. Every collective has a deadline."""
+    if dist.is_initialized():
+        return
+    # NCCL's flight recorder tells, after a hang, which collective each rank was in.
+    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", max(rank, 0))))
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_minutes))
+
+
+def start_parallel(parallel: ParallelConfig, seed: int) -> None:
+    """Build Megatron's groups and seed its generators. A second engine in the process must use the same layout."""
+    global _active
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import parallel_state, tensor_parallel
+    if parallel_state.model_parallel_is_initialized():
+        if parallel != _active:
+            raise ConfigError(f"parallel: this process already runs {_active}; every engine in it must use the same layout")
+    else:
+        if dist.get_world_size() % parallel.model_size:
+            raise ConfigError(
+                f"parallel: tensor {parallel.tensor} x pipeline {parallel.pipeline} x context {parallel.context} "
+                f"does not divide the {dist.get_world_size()} ranks"
+            )
+        parallel_state.initialize_model_parallel(
+            parallel.tensor,
+            parallel.pipeline,
+            virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if parallel.virtual_pipeline > 1 else None,
+            context_parallel_size=parallel.context,
+            expert_model_parallel_size=parallel.expert,
+            expert_tensor_parallel_size=1,
+            distributed_timeout_minutes=max(1, round(parallel.timeout_minutes)),
+            create_gloo_process_groups=False,
+        )
+        _active = parallel
+    _complete_megatron()
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    torch.manual_seed(seed)
+
+
+def stop_parallel() -> None:
+    """Take the groups down, so that another layout can be built in the same world."""
+    global _active
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    _active = None
+
+
+def _complete_megatron() -> None:
+    # megatron-core 0.16 names te_general_gemm in the router without defining it when TransformerEngine is absent.
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

@@ -1,0 +1,118 @@
+"""The one place where our settings become Megatron's TransformerConfig."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ..config import ParallelConfig, PrecisionConfig, check_layout
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def transformer_config(
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int,
+    norm_eps: float,
+    qkv_bias: bool,
+    qk_norm: bool,
+    activation: Callable[[torch.Tensor], torch.Tensor] = torch.nn.functional.silu,
+    experts: int = 0,
+    experts_per_token: int = 0,
+    expert_ffn: int = 0,
+):
+    """Translate and check: what Megatron would get silently wrong is set right here or refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+    check_layout(
+        parallel,
+        world=dist.get_world_size(),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=expert_ffn if experts else ffn,
+        experts=experts,
+        vocab=vocab,
+    )
+    dtype = DTYPES[precision.params]
+    cuda = torch.cuda.is_available()
+    options: dict = {}
+    if experts:
+        options.update(
+            num_moe_experts=experts,
+            moe_router_topk=experts_per_token,
+            moe_ffn_hidden_size=expert_ffn,
+            moe_router_pre_softmax=False,
+            moe_router_score_function="softmax",
+            moe_router_load_balancing_type="none",
+            moe_router_dtype="fp32",
+            moe_aux_loss_coeff=0.0,
+            moe_token_dispatcher_type="alltoall" if cuda else "allgather",  # gloo has no all-to-all with tensor splits
+            moe_grouped_gemm=False,
+            add_bias_linear=False,
+        )
+    if parallel.virtual_pipeline > 1:
+        # With two pipeline ranks both neighbours are one peer and batched sends pair wrongly: wrong gradients, no error.
+        options.update(overlap_p2p_comm=True, batch_p2p_comm=False)
+    if parallel.recompute == "full":
+        options.update(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    if precision.fp8:
+        options.update(fp8="hybrid", fp8_recipe="delayed", fp8_amax_history_len=1024, fp8_amax_compute_algo="max")
+    return TransformerConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_query_groups=kv_heads,
+        kv_channels=head_dim,
+        ffn_hidden_size=ffn,
+        normalization="RMSNorm",
+        layernorm_epsilon=norm_eps,
+        qk_layernorm=qk_norm,
+        gated_linear_unit=True,
+        activation_func=activation,
+        **{"add_bias_linear": False, **options},
+        add_qkv_bias=qkv_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # Megatron's initialisers also set the sharding attributes, so they run; the weights themselves are drawn by the model's builder.
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        embedding_init_method=_leave,
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if parallel.virtual_pipeline > 1 else None,
+        context_parallel_size=parallel.context,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=1,
+        sequence_parallel=parallel.sequence_parallel,
+        bf16=precision.params == "bf16",
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        use_cpu_initialization=True,
+        # The loss is a sum whose weights carry the normalisation: Megatron must not divide it by microbatches, context or data ranks.
+        calculate_per_token_loss=True,
+        bias_activation_fusion=cuda and activation is torch.nn.functional.silu,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        attention_softmax_in_fp32=True,
+    )
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight

@@ -1,0 +1,83 @@
+"""Causal attention within the documents of a packed batch.
+
+Shape suffixes: T local queries, S keys of all context ranks, H query heads, G key heads, D head dimension, N segments, Q and K lengths.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from ..core.layout import DocumentLayout
+
+
+class _GatherKeys(torch.autograd.Function):
+    """Concatenate over context ranks; the gradient of each part is summed over the ranks that used it."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group, ctx.rows = group, x.shape[0]
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        rank = dist.get_rank(ctx.group)
+        return grad[rank * ctx.rows : (rank + 1) * ctx.rows], None
+
+
+def packed_attention(
+    q_THD: torch.Tensor,
+    k_TGD: torch.Tensor,
+    v_TGD: torch.Tensor,
+    layout: DocumentLayout,
+    scale: float | None = None,
+    context_group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Attention output (T, H, D). Keys and values of other context ranks are gathered first."""
+    k_SGD, v_SGD = k_TGD, v_TGD
+    if layout.k_order_S is not None:
+        k_SGD = _GatherKeys.apply(k_TGD, context_group)[layout.k_order_S]
+        v_SGD = _GatherKeys.apply(v_TGD, context_group)[layout.k_order_S]
+    uniform = layout.restore_T is None
+    if q_THD.is_cuda and q_THD.dtype != torch.float32 and not uniform:
+        return _varlen(q_THD, k_SGD, v_SGD, layout, scale)
+    outputs = []
+    for group in layout.groups:
+        q = _batched(q_THD, group.q_rows, group.count, group.q_len)
+        k, v = (_batched(x, group.k_rows, group.count, group.k_len) for x in (k_SGD, v_SGD))
+        if not q.is_cuda and k.shape[1] != q.shape[1]:  # the CPU's fused kernel wants equal head counts
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        square = group.q_len == group.k_len
+        mask = None if square else torch.ones(group.q_len, group.k_len, dtype=torch.bool, device=q.device).tril(group.k_len - group.q_len)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
+        outputs.append(out.transpose(1, 2).reshape(-1, *q_THD.shape[1:]))
+    return outputs[0] if uniform else torch.cat(outputs)[layout.restore_T]
+
+
+def _batched(x: torch.Tensor, rows: torch.Tensor | None, count: int, length: int) -> torch.Tensor:
+    """Rows as (segments, heads, length, D)."""
+    return (x if rows is None else x[rows]).view(count, length, *x.shape[1:]).transpose(1, 2)
+
+
+def _varlen(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if layout.k_rows is not None:
+        k_SGD, v_SGD = k_SGD[layout.k_rows], v_SGD[layout.k_rows]
+    return varlen_attn(
+        q_THD,
+        k_SGD,
+        v_SGD,
+        layout.cu_q,
+        layout.cu_k,
+        layout.max_q,
+        layout.max_k,
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
+    )

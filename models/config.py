@@ -1,0 +1,81 @@
+"""What a decoder is: its sizes and switches. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context."""
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of a decoder. `family` chooses the Hugging Face names and nothing else."""
+
+    family: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"
+    layers: int = 2
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int = 16
+    ffn: int = 128
+    vocab: int = 256
+    max_positions: int = 2048
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    rotary_fraction: float = 1.0  # of head_dim
+    rotary_interleaved: bool = False
+    norm_eps: float = 1e-6
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    init_std: float = 0.02
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: {self.kv_heads} does not divide heads ({self.heads})")
+        if self.head_dim % 2 or int(self.head_dim * self.rotary_fraction) % 2:
+            raise ValueError(f"head_dim: {self.head_dim} and its rotary part must be even")
+        if self.experts and not 0 < self.experts_per_token <= self.experts:
+            raise ValueError(f"experts_per_token: must be between 1 and experts ({self.experts})")
+        if bool(self.experts) != bool(self.expert_ffn):
+            raise ValueError("expert_ffn: goes with experts")
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of embedding and head: the same for every layout, so that checkpoints move between them."""
+        multiple = 64 if self.vocab >= 1024 else 8
+        return (self.vocab + multiple - 1) // multiple * multiple
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        scaling = values.get("rope_scaling")
+        known = {f.name for f in fields(cls)}
+        unknown = set(values) - known
+        if unknown:
+            raise ValueError(f"{sorted(unknown)[0]}: not a field of a model")
+        return cls(**{**values, "rope_scaling": RopeScaling(**scaling) if scaling else None})
+
+
+VIDEO_GPT = ModelConfig(
+    family="llama", layers=12, hidden=768, heads=12, kv_heads=12, head_dim=64, ffn=3072, vocab=9008, max_positions=8192, norm_eps=1e-6
+)  # the multi-step video world model; the single-step one has vocab 4633

@@ -1,0 +1,103 @@
+"""What the pool's ranks run: small models, packed batches and plain losses of the tests' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from terrella.core.batch import PackedBatch
+from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+from terrella.core.engine import Engine, Head
+from terrella.models.config import ModelConfig
+
+DENSE = ModelConfig(layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61, qkv_bias=True)
+
+
+def batches(count: int, vocab: int = 61, packed: bool = True, seed: int = 7) -> list[PackedBatch]:
+    """Microbatches of a fixed global step: documents of mixed lengths, or of one length when not `packed`."""
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for i in range(count):
+        lengths = [9 + i, 5, 14, 3] if packed else [16, 16]
+        total = sum(lengths)
+        tokens = torch.randint(0, vocab, (total,), generator=draw)
+        targets = torch.randint(0, vocab, (total,), generator=draw)
+        weight = torch.rand(total, generator=draw) / 100
+        made.append(
+            PackedBatch(
+                tokens_T=tokens,
+                targets_T=targets,
+                positions_T=torch.cat([torch.arange(n) for n in lengths]),
+                cu_seqlens_D1=torch.tensor([0, *lengths]).cumsum(0).int(),
+                max_seqlen=max(lengths),
+                ce_weight_T=weight,
+            )
+        )
+    return made
+
+
+def token_logprob(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> torch.Tensor:
+    """Log-probabilities through a plain softmax over the gathered vocabulary; complete gradient on every tensor rank."""
+    from megatron.core import tensor_parallel
+
+    if head.group is not None:
+        hidden_TH = tensor_parallel.copy_to_tensor_model_parallel_region(hidden_TH)
+    logits = hidden_TH @ head.weight_VH.T
+    if head.group is not None:
+        logits = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
+    logits = logits[:, : head.vocab_size].float()
+    return torch.log_softmax(logits, -1).gather(1, batch.targets_T[:, None]).squeeze(1)
+
+
+def cross_entropy(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss = -(token_logprob(hidden_TH, head, batch) * batch.ce_weight_T).sum()
+    return loss, {"loss": loss, "tokens": (batch.ce_weight_T > 0).sum()}
+
+
+def score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, torch.Tensor]:
+    return {"logprob": token_logprob(hidden_TH, head, batch)}
+
+
+def make_engine(
+    parallel: dict[str, Any], model: ModelConfig = DENSE, optimizer: OptimizerConfig | None = None, bf16: bool = False
+) -> Engine:
+    from terrella.models.gpt import build_gpt
+
+    return Engine(
+        build_gpt(model),
+        ParallelConfig(**parallel),
+        optimizer or OptimizerConfig(lr=1e-2),
+        PrecisionConfig("bf16" if bf16 else "fp32"),
+        seed=3,
+    )
+
+
+def share(engine: Engine, items: list[Any]) -> list[Any]:
+    return items[engine.data_rank :: engine.data_size]
+
+
+def measure(parallel: dict[str, Any], model: ModelConfig = DENSE, packed: bool = True) -> dict[str, Any]:
+    """Loss, gradient norm, gradients and scores of one global step, then the weights after it."""
+    import torch.distributed as dist
+
+    engine = make_engine(parallel, model)
+    mine = share(engine, batches(4, model.vocab, packed))
+    scores = engine.score(mine, score)
+    metrics = engine.accumulate(mine, cross_entropy)
+    gradients = {name: value.clone() for name, value in engine.gradients()}
+    result = engine.step(mine, cross_entropy)
+    weights = {name: value.clone() for name, value in engine.parameters()}
+    everything: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, (engine.data_rank, [s["logprob"] for s in scores]))
+    if dist.get_rank():
+        return {}
+    by_rank = dict(everything)
+    ordered = [by_rank[i % engine.data_size][i // engine.data_size] for i in range(4)]
+    return {
+        "metrics": metrics,
+        "norm": result.grad_norm,
+        "gradients": gradients,
+        "weights": weights,
+        "scores": torch.cat(ordered),
+    }

@@ -1,0 +1,109 @@
+"""One pool of four ranks for all tests of a session: gloo on CPU, NCCL where four GPUs are.
+
+Starting ranks costs seconds (imports), building a world of 1, 2 or 4 of them costs little, so each test builds the world it needs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing as mp
+import os
+import tempfile
+import time
+import traceback
+import uuid
+import warnings
+from typing import Any
+
+SIZE = 4
+_pool: Pool | None = None
+
+
+def run_ranks(target: str, world: int, deadline_s: float = 120.0, **kwargs: Any) -> list[Any]:
+    """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result."""
+    global _pool
+    if _pool is None or _pool.broken:
+        _pool = Pool()
+        atexit.register(_pool.stop)
+    return _pool.run(target, world, deadline_s, kwargs)
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.broken = False
+        self.folder = tempfile.mkdtemp(prefix="terrella-ranks-")
+        self.pipes: list[Any] = []
+        self.processes: list[Any] = []
+
+    def grow(self, world: int) -> None:
+        context = mp.get_context("spawn")
+        for rank in range(len(self.pipes), world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, target: str, world: int, deadline_s: float, kwargs: dict[str, Any]) -> list[Any]:
+        assert world <= SIZE, f"the pool has {SIZE} ranks"
+        self.grow(world)
+        store = os.path.join(self.folder, uuid.uuid4().hex)
+        for rank in range(world):
+            self.pipes[rank].send((target, world, store, kwargs))
+        results: list[Any] = [None] * world
+        waiting = set(range(world))
+        end = time.monotonic() + deadline_s
+        errors = []
+        while waiting and time.monotonic() < end:
+            for rank in sorted(waiting):
+                if self.pipes[rank].poll(0.005):
+                    try:
+                        ok, value = self.pipes[rank].recv()
+                    except EOFError:
+                        ok, value = False, "process died"
+                    waiting.discard(rank)
+                    if ok:
+                        results[rank] = value
+                    else:
+                        errors.append(f"rank {rank}: {value}")
+                        end = min(end, time.monotonic() + 5.0)  # peers may now wait for this rank
+        if waiting or errors:
+            self.stop()
+            raise AssertionError("\n".join(errors) or f"{target}: ranks {sorted(waiting)} did not finish in {deadline_s:.0f} s")
+        return results
+
+    def stop(self) -> None:
+        self.broken = True
+        for process in self.processes:
+            process.kill()
+            process.join(5)
+
+
+def _serve(rank: int, pipe: Any) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    from terrella.core.mcore import setup, shim
+
+    if not torch.cuda.is_available():
+        shim.install()
+    while True:
+        try:
+            target, world, store, kwargs = pipe.recv()
+        except EOFError:
+            return
+        try:
+            setup.start_process_group(2.0, init_method=f"file://{store}", rank=rank, world=world)
+            module, function = target.split(":")
+            result = getattr(importlib.import_module(module), function)(**kwargs)
+            setup.stop_parallel()
+            dist.barrier()
+            dist.destroy_process_group()
+            pipe.send((True, result))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+            return
