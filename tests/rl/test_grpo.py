@@ -1,0 +1,62 @@
+"""GRPO by hand: advantages, weights and the loss of a tiny batch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from terrella.data.packing import pack
+from terrella.data.trajectory import Invalid, Role, TokenSequence, Trajectory
+from terrella.kernels.policy_loss import linear_policy_loss
+from terrella.rl.algorithms import grpo
+from terrella.rl.algorithms.config import GRPO
+from terrella.rl.objective import terms_of
+
+
+def trajectory(prompt: int, sample: int, reward, sampled: int = 2) -> Trajectory:
+    ids = (1, 2, *range(3, 3 + sampled))
+    roles = (Role.PROMPT,) * 2 + (Role.ACTION,) * sampled
+    return Trajectory(prompt, sample, [TokenSequence(ids, roles, (0.0, 0.0, *([-1.0] * sampled)))], reward)
+
+
+def test_advantages_by_hand() -> None:
+    group = [trajectory(0, i, r) for i, r in enumerate((1.0, 0.0, 0.0, 1.0))] + [trajectory(1, i, 0.5) for i in range(2)]
+    std = math.sqrt(4 * 0.25 / 3)  # unbiased
+    expected = [0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std, 0.0, 0.0]
+    assert grpo.advantages(GRPO(), group) == pytest.approx(expected, abs=1e-5)
+    assert grpo.advantages(GRPO(scale="mean"), group) == pytest.approx([0.5, -0.5, -0.5, 0.5, 0, 0])
+    assert grpo.advantages(GRPO(scale="leave_one_out"), group)[0] == pytest.approx(1 - 1 / 3)
+
+
+def test_invalid_samples_enter_no_statistic_and_are_not_trained() -> None:
+    group = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0), trajectory(0, 2, Invalid("lost"))]
+    values = grpo.advantages(GRPO(scale="mean"), group)
+    assert values.tolist() == [0.5, -0.5, 0.0]
+    assert len(grpo.weigh(GRPO(), group, 4.0)) == 2 and grpo.action_tokens(group) == 4
+
+
+def test_token_and_sequence_aggregation() -> None:
+    group = [trajectory(0, 0, 1.0, sampled=1), trajectory(0, 1, 0.0, sampled=3)]
+    token = grpo.weigh(GRPO(), group, 4.0)
+    assert [s.pg.sum() for s in token] == pytest.approx([0.25, 0.75])
+    sequence = grpo.weigh(GRPO(aggregate="sequence"), group, 2.0)
+    assert [s.pg.sum() for s in sequence] == pytest.approx([0.5, 0.5])
+    assert token[1].pg.tolist() == pytest.approx([0, 0, 0.25, 0.25, 0.25])
+
+
+def test_loss_of_a_batch_equals_the_formula() -> None:
+    config = GRPO(entropy_coef=0.01)
+    group = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0)]
+    batch = pack(grpo.weigh(config, group, 4.0))[0]
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(batch.num_tokens, 4), torch.randn(8, 4)
+    output = linear_policy_loss(hidden, weight, batch.targets_T, terms_of(batch), grpo.settings(config, 1.0))
+    logp = torch.log_softmax(hidden @ weight.T, -1)
+    total = 0.0
+    for t in np.flatnonzero(batch.pg_weight_T.numpy()):
+        ratio = float(torch.exp(logp[t, batch.targets_T[t]] + 1.0))
+        advantage = float(batch.advantage_T[t])
+        entropy = float(-(logp[t].exp() * logp[t]).sum())
+        total += (-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) - 0.01 * entropy) / 4
+    assert float(output.loss) == pytest.approx(total, rel=1e-5)

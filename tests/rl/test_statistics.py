@@ -1,0 +1,31 @@
+"""Intervals: known values, and coverage on simulated data."""
+
+import math
+import random
+
+import pytest
+
+from terrella.rl.statistics import mean, paired_difference, proportion
+
+
+def test_wilson_interval_known_values() -> None:
+    half = proportion(50, 100)
+    assert (half.low, half.high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    none = proportion(0, 20)
+    assert none.low == 0.0 and none.high == pytest.approx(0.1611, abs=1e-4)
+    assert math.isnan(proportion(0, 0).value)
+
+
+def test_mean_interval_and_pairs() -> None:
+    estimate = mean([1.0, 2.0, 3.0, 4.0])
+    assert estimate.value == 2.5 and estimate.high - estimate.value == pytest.approx(1.96 * math.sqrt(5 / 3 / 4), rel=1e-3)
+    assert paired_difference([1, 1, 0], [0, 1, 0]).value == pytest.approx(1 / 3)
+
+
+def test_intervals_cover_the_truth_about_95_times_in_100() -> None:
+    rng = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        estimate = proportion(sum(rng.random() < 0.3 for _ in range(200)), 200)
+        hits += estimate.low <= 0.3 <= estimate.high
+    assert 0.935 <= hits / 2000 <= 0.965
