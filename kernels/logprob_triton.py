@@ -325,7 +325,7 @@ def launch_forward(
     rows, vector, warps = config or forward_config(shard.valid, logits_NV.element_size())
     high, low = split_float(1.0 / temperature)
     _forward_kernel[(N,)](
-        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out, N, logits_NV.stride(0), shard.valid, shard.start,
+        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out, out.stride(0), logits_NV.stride(0), shard.valid, shard.start,
         1.4426950408889634 / temperature, softcap or 1.0, high, low,
         RB=rows, K=vector, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None, PARTIAL=partial, num_warps=warps,
     )  # fmt: skip

@@ -248,6 +248,26 @@ def reference_policy_terms(
     return loss, sums
 
 
+def policy_terms(
+    logprob_N: torch.Tensor,
+    entropy_N: torch.Tensor | None,
+    terms: PolicyTerms,
+    settings: PolicySettings,
+    doc_N: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The summed loss and the report's sums from log-probs that are already there, differentiable through both inputs."""
+    check_terms(terms, settings, len(logprob_N), doc_N)
+    if use_triton(logprob_N) and not (settings.by_sequence and terms.pg_weight is not None):
+        from .policy_triton import triton_policy_terms
+
+        return triton_policy_terms(logprob_N, entropy_N, terms, settings)
+    rows = torch.nonzero(terms.active(logprob_N))[:, 0]
+    if len(rows) < len(logprob_N):
+        logprob_N, terms = logprob_N[rows], terms.select(rows)
+        entropy_N, doc_N = (None if v is None else v[rows] for v in (entropy_N, doc_N))
+    return reference_policy_terms(logprob_N, entropy_N, terms, settings, doc_N)
+
+
 def reference_policy_loss(
     hidden_NH: torch.Tensor,
     weight_VH: torch.Tensor,

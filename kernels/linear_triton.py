@@ -1,0 +1,377 @@
+"""Head matmul and log-prob kernels together, in row chunks: cuBLAS makes a chunk of logits, one kernel turns it into statistics or gradients.
+
+Shape suffixes: N rows (tokens), R rows of a chunk, H hidden, V vocabulary (this rank's shard).
+
+Scoring costs one matmul. `triton_policy_loss` makes the gradients in the forward: the chunk of logits becomes its own gradient in
+place, then two more matmuls use it, so nothing is recomputed. `triton_linear_logprob` recomputes the logits in its backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+from .logprob import Shard, gather_stats, vocab_shard
+from .logprob_triton import (
+    _finish,
+    _row_gradient,
+    _row_stats,
+    _target_column,
+    launch_backward,
+    launch_forward,
+    merge_and_finish,
+    split_float,
+)
+from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
+from .policy_triton import kernel_flags, kernel_scalars, kernel_tensors, launch_terms, named_sums, policy_token
+
+SCORE_BYTES = 640 << 20  # logits held at a time when scoring
+GRAD_BYTES = 1280 << 20  # logits held at a time when making gradients: fewer, larger chunks re-read the fp32 weight gradient less often
+
+
+def chunk_rows(rows: int, columns: int, itemsize: int, limit: int) -> int:
+    """Rows of a chunk: within `limit` bytes of logits, and even, so that no last chunk is a sliver."""
+    most = max(128, limit // (columns * itemsize) // 128 * 128)
+    even = triton.cdiv(max(rows, 1), max(1, triton.cdiv(rows, most)))
+    return min(max(rows, 1), triton.cdiv(even, 128) * 128)
+
+
+def add_matmul(total_VH: torch.Tensor, grad_RV: torch.Tensor, hidden_RH: torch.Tensor, fresh: bool) -> None:
+    """total (+)= grad.T @ hidden in fp32, never rounding a chunk's product to bf16 (`fresh` overwrites)."""
+    if grad_RV.is_cuda and grad_RV.dtype in (torch.bfloat16, torch.float16):
+        if fresh:
+            torch.mm(grad_RV.T, hidden_RH, out_dtype=torch.float32, out=total_VH)
+        else:
+            torch.addmm(total_VH, grad_RV.T, hidden_RH, out_dtype=torch.float32, out=total_VH)
+    elif fresh:
+        torch.mm(grad_RV.float().T, hidden_RH.float(), out=total_VH)
+    else:
+        total_VH.addmm_(grad_RV.float().T, hidden_RH.float())
+
+
+def check_dtypes(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> None:
+    if hidden_NH.dtype != weight_VH.dtype:
+        raise ValueError(f"hidden states are {hidden_NH.dtype} and the head's weight {weight_VH.dtype}: cast one of them")
+
+
+@triton.jit
+def _policy_row_kernel(
+    x_ptr, y_ptr, saved_ptr, ce_ptr, pg_ptr, klw_ptr, entw_ptr, adv_ptr, old_ptr, ref_ptr, smp_ptr, N, stride, V, columns, start,
+    scale, softcap, inv_t_hi, inv_t_lo, low, high, dual, tis, kl_clamp,
+    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, ENTW: tl.constexpr, CAP: tl.constexpr, CE: tl.constexpr, PG: tl.constexpr,
+    KL: tl.constexpr, OLD: tl.constexpr, DUAL: tl.constexpr, TIS: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    """One row of logits to its gradient, in place: statistics, the token's coefficient, then the second sweep (from L2)."""
+    row = tl.program_id(0).to(tl.int64)
+    p = x_ptr + row * stride
+    y, bad = _target_column(y_ptr, row, start, V, False)
+    M, R, S, xt = _row_stats(p, y, V, scale, softcap, RB, K, ENT, CAP)
+    xt = tl.where(bad, float("nan"), xt)
+    logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
+    tl.store(saved_ptr + row, logprob)
+    tl.store(saved_ptr + N + row, entropy)
+    ce, pg, klw, entw, adv, old, ref, smp = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    if CE:
+        ce = tl.load(ce_ptr + row)
+    if PG:
+        pg, adv = tl.load(pg_ptr + row), tl.load(adv_ptr + row)
+    if KL > 0:
+        klw, ref = tl.load(klw_ptr + row), tl.load(ref_ptr + row)
+    if ENTW:
+        entw = tl.load(entw_ptr + row)
+    if OLD:
+        old = tl.load(old_ptr + row)
+    if TIS:
+        smp = tl.load(smp_ptr + row)
+    g, _, _, _, _, _, _, _, _, _, _ = policy_token(
+        logprob, entropy, ce, pg, klw, entw, adv, old, ref, smp, low, high, dual, tis, kl_clamp, CE, PG, KL, OLD, DUAL, TIS, CLAMP
+    )
+    ge = -entw
+    tl.debug_barrier()  # every thread has read its part of the row (and the target) before any overwrites it
+    BLOCK: tl.constexpr = RB * K
+    offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
+    if (g != 0.0) | (ge != 0.0):
+        full = V // BLOCK
+        for i in range(0, full):
+            o = i * BLOCK + offs
+            d = _row_gradient(tl.load(p + o), o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t_hi, softcap, ENTW, CAP)
+            tl.store(p + o, d.to(x_ptr.dtype.element_ty))
+        for i in range(full, tl.cdiv(columns, BLOCK)):
+            o = i * BLOCK + offs
+            x = tl.load(p + o, mask=o < V, other=0.0)
+            d = _row_gradient(x, o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t_hi, softcap, ENTW, CAP)
+            tl.store(p + o, tl.where(o < V, d, 0.0).to(x_ptr.dtype.element_ty), mask=o < columns)
+    else:
+        for i in range(0, tl.cdiv(columns, BLOCK)):
+            o = i * BLOCK + offs
+            tl.store(p + o, tl.zeros([RB, K], x_ptr.dtype.element_ty), mask=o < columns)
+
+
+def policy_row_config(vocab: int) -> tuple[int, int, int]:
+    """(rows RB, vector K, warps) of the fused row kernel: many warps a row, so that the rows in flight fit the L2 cache."""
+    return (2048, 8, 16) if vocab >= 65536 else (512, 8, 4)
+
+
+def launch_policy_rows(
+    logits_RV: torch.Tensor,
+    targets_R: torch.Tensor,
+    shard: Shard,
+    terms: PolicyTerms,
+    settings: PolicySettings,
+    saved_2N: torch.Tensor,
+    config: tuple[int, int, int] | None = None,
+) -> None:
+    """Turn a chunk of logits into its gradient; `saved_2N` ([2, >= R]) takes log-prob and entropy."""
+    rows, vector, warps = config or policy_row_config(shard.valid)
+    high, low = split_float(1.0 / settings.temperature)
+    _policy_row_kernel[(len(targets_R),)](
+        logits_RV, targets_R, saved_2N, *kernel_tensors(terms, saved_2N), saved_2N.stride(0), logits_RV.stride(0), shard.valid,
+        logits_RV.shape[1], shard.start, 1.4426950408889634 / settings.temperature, settings.softcap or 1.0, high, low,
+        *kernel_scalars(settings), RB=rows, K=vector, ENT=settings.entropy or terms.entropy_weight is not None,
+        ENTW=terms.entropy_weight is not None, CAP=settings.softcap is not None, num_warps=warps, **kernel_flags(terms, settings),
+    )  # fmt: skip
+
+
+class _LinearLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant):
+        saved_4N = score_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant)
+        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, saved_4N)
+        ctx.options = (temperature, softcap, group, shard)
+        return saved_4N[0].clone(), saved_4N[1].clone() if entropy else None
+
+    @staticmethod
+    def backward(ctx, grad_N, grad_entropy_N):
+        hidden_NH, weight_VH, targets_N, saved_4N = ctx.saved_tensors
+        temperature, softcap, group, shard = ctx.options
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        grad_N = grad_N.contiguous()
+        grad_entropy_N = None if grad_entropy_N is None else grad_entropy_N.contiguous()
+        dhidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
+        dweight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device) if need_weight else None
+        rows = chunk_rows(len(targets_N), len(weight_VH), hidden_NH.element_size(), GRAD_BYTES)
+        buffer_RV = hidden_NH.new_empty((rows, len(weight_VH)))
+        for start in range(0, len(targets_N), rows):
+            part = slice(start, min(start + rows, len(targets_N)))
+            logits_RV = torch.mm(hidden_NH[part], weight_VH.T, out=buffer_RV[: part.stop - start])
+            ge = None if grad_entropy_N is None else grad_entropy_N[part]
+            launch_backward(logits_RV, logits_RV, targets_N[part], saved_4N[:, part], grad_N[part], ge, shard, temperature, softcap)
+            if dhidden_NH is not None:
+                torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])
+            if dweight_VH is not None:
+                add_matmul(dweight_VH, logits_RV, hidden_NH[part], fresh=start == 0)
+        if dhidden_NH is not None and group is not None:
+            dist.all_reduce(dhidden_NH, group=group)
+        dweight_VH = None if dweight_VH is None else dweight_VH.to(weight_VH.dtype)
+        return dhidden_NH, dweight_VH, None, None, None, None, None, None, None
+
+
+def score_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant=False) -> torch.Tensor:
+    """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row, one matmul in row chunks."""
+    N, columns = len(targets_N), len(weight_VH)
+    saved_4N = torch.empty((4, N), dtype=torch.float32, device=hidden_NH.device)
+    stats_N4 = torch.empty((N, 4), dtype=torch.float32, device=hidden_NH.device) if group is not None else None
+    # One fixed matmul shape, whatever N: then a row's bits do not depend on how many rows came with it.
+    rows = 1024 if batch_invariant else chunk_rows(N, columns, hidden_NH.element_size(), SCORE_BYTES)
+    buffer_RV = hidden_NH.new_empty((rows, columns))
+    for start in range(0, N, rows):
+        part = slice(start, min(start + rows, N))
+        hidden_RH = hidden_NH[part]
+        if batch_invariant and len(hidden_RH) < rows:
+            hidden_RH = torch.cat([hidden_RH, hidden_RH.new_zeros((rows - len(hidden_RH), hidden_RH.shape[1]))])
+        logits_RV = torch.mm(hidden_RH, weight_VH.T, out=buffer_RV[: len(hidden_RH)])[: part.stop - start]
+        if stats_N4 is None:
+            launch_forward(logits_RV, targets_N[part], shard, temperature, softcap, None, entropy, False, saved_4N[:, part])
+        else:
+            launch_forward(logits_RV, targets_N[part], shard, temperature, softcap, None, entropy, True, stats_N4[part])
+    if stats_N4 is not None:
+        merge_and_finish(gather_stats(stats_N4, group), temperature, saved_4N)
+    return saved_4N
+
+
+def triton_linear_logprob(
+    hidden_NH, weight_VH, targets_N, *, temperature=1.0, softcap=None, entropy=False, group=None, vocab_size=None, batch_invariant=False
+):
+    """See `linear_logprob`."""
+    check_dtypes(hidden_NH, weight_VH)
+    shard = vocab_shard(len(weight_VH), group, vocab_size)
+    return _LinearLogprob.apply(
+        hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, softcap, entropy, group, shard, batch_invariant
+    )
+
+
+@dataclass
+class _Job:
+    """One call's inputs, rows already chosen, and its report."""
+
+    targets_N: torch.Tensor
+    terms: PolicyTerms
+    settings: PolicySettings
+    group: dist.ProcessGroup | None
+    shard: Shard
+    doc_N: torch.Tensor | None
+    weight_grad_VH: torch.Tensor | None
+    backward_rows: int  # rows past this one can have no gradient: forward only
+    saved_2N: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    sums: dict[str, torch.Tensor] | None = None
+
+
+def _sequence_parts(doc_N: torch.Tensor, rows: int) -> list[slice] | None:
+    """Chunks of whole documents of at most `rows` rows, or None when a document is longer."""
+    counts = torch.unique_consecutive(doc_N, return_counts=True)[1].tolist()
+    if max(counts, default=0) > rows:
+        return None
+    parts, start, end = [], 0, 0
+    for count in counts:
+        if end + count - start > rows:
+            parts.append(slice(start, end))
+            start = end
+        end += count
+    return [*parts, slice(start, end)]
+
+
+def _coefficients(logprob_R, entropy_R, terms, settings, doc_R):
+    """(d loss / d logprob, loss, sums) of a sequence objective, through autograd on a few floats a token."""
+    with torch.enable_grad():
+        live_R = logprob_R.detach().requires_grad_()
+        loss, sums = reference_policy_terms(live_R, entropy_R, replace(terms, entropy_weight=None), settings, doc_R)
+        (grad_R,) = torch.autograd.grad(loss, live_R)
+    if terms.entropy_weight is not None:
+        sums["entropy_loss"] = -(terms.entropy_weight * entropy_R).sum()
+        loss = loss + sums["entropy_loss"]
+    return grad_R.float().contiguous(), loss.detach(), sums
+
+
+class _PolicyLoss(torch.autograd.Function):
+    """The whole loss; `backward` only scales gradients that the forward made."""
+
+    @staticmethod
+    def forward(ctx, hidden_NH, weight_VH, job: _Job):
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        N, columns = len(job.targets_N), len(weight_VH)
+        settings, device = job.settings, hidden_NH.device
+        job.saved_2N = torch.zeros((2, N), dtype=torch.float32, device=device)
+        dhidden_NH = torch.zeros_like(hidden_NH) if need_hidden else None
+        dweight_VH = job.weight_grad_VH
+        fresh = need_weight and dweight_VH is None
+        if fresh:
+            dweight_VH = torch.empty(weight_VH.shape, dtype=torch.float32, device=device)
+        rows = chunk_rows(N, columns, hidden_NH.element_size(), GRAD_BYTES if need_hidden or need_weight else SCORE_BYTES)
+        sequence = settings.by_sequence and job.terms.pg_weight is not None
+        parts = [slice(start, min(start + rows, N)) for start in range(0, N, rows)]
+        known = None
+        if sequence:
+            by_document = _sequence_parts(job.doc_N, rows)
+            if by_document is None:
+                # A document longer than a chunk: score everything first, at the price of a fourth matmul.
+                known = score_rows(
+                    hidden_NH, weight_VH, job.targets_N, settings.temperature, settings.softcap, True, job.group, job.shard
+                )
+                grad_N, job.values, job.sums = _coefficients(known[0], known[1], job.terms, settings, job.doc_N)
+            else:
+                parts = by_document
+        buffer_RV = hidden_NH.new_empty((max((p.stop - p.start for p in parts), default=1), columns))
+        totals: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+        for part in parts:
+            logits_RV = torch.mm(hidden_NH[part], weight_VH.T, out=buffer_RV[: part.stop - part.start])
+            terms_R, targets_R = job.terms.select(part), job.targets_N[part]
+            backward = (need_hidden or need_weight) and part.start < job.backward_rows
+            if known is not None:
+                saved_4R = known[:, part].contiguous()
+                grad_R = grad_N[part]
+            elif backward and not sequence and job.group is None:
+                launch_policy_rows(logits_RV, targets_R, job.shard, terms_R, settings, job.saved_2N[:, part])
+                saved_4R = None
+            else:
+                saved_4R = torch.empty((4, len(targets_R)), dtype=torch.float32, device=device)
+                if job.group is None:
+                    launch_forward(logits_RV, targets_R, job.shard, settings.temperature, settings.softcap, None, True, False, saved_4R)
+                else:
+                    stats_R4 = torch.empty((len(targets_R), 4), dtype=torch.float32, device=device)
+                    launch_forward(logits_RV, targets_R, job.shard, settings.temperature, settings.softcap, None, True, True, stats_R4)
+                    merge_and_finish(gather_stats(stats_R4, job.group), settings.temperature, saved_4R)
+                grad_R = torch.empty(len(targets_R), dtype=torch.float32, device=device)
+                if sequence:
+                    grad_R, loss, sums = _coefficients(saved_4R[0], saved_4R[1], terms_R, settings, job.doc_N[part])
+                    totals.append((loss, sums))
+                else:
+                    launch_terms(saved_4R[0], saved_4R[1], terms_R, settings, grad_R)
+            if saved_4R is not None:
+                job.saved_2N[:, part] = saved_4R[:2]
+                if backward:
+                    ge_R = None if terms_R.entropy_weight is None else -terms_R.entropy_weight.float()
+                    launch_backward(
+                        logits_RV, logits_RV, targets_R, saved_4R, grad_R, ge_R, job.shard, settings.temperature, settings.softcap
+                    )
+            if backward:
+                if dhidden_NH is not None:
+                    torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])
+                if need_weight:
+                    add_matmul(dweight_VH, logits_RV, hidden_NH[part], fresh)
+                    fresh = False
+        if fresh:
+            dweight_VH.zero_()
+        if sequence and known is None:
+            job.values = torch.stack([loss for loss, _ in totals]).sum() if totals else hidden_NH.new_zeros((), dtype=torch.float32)
+            job.sums = {name: torch.stack([sums[name].float() for _, sums in totals]).sum() for name in totals[0][1]} if totals else {}
+        elif not sequence:
+            entropy_N = job.saved_2N[1] if settings.entropy or job.terms.entropy_weight is not None else None
+            values = launch_terms(job.saved_2N[0], entropy_N, job.terms, settings, None)
+            job.values, job.sums = values[-1], named_sums(values)
+        if dhidden_NH is not None and job.group is not None:
+            dist.all_reduce(dhidden_NH, group=job.group)
+        ctx.save_for_backward(dhidden_NH, dweight_VH if need_weight and job.weight_grad_VH is None else None)
+        ctx.exact = need_weight and job.weight_grad_VH is not None
+        ctx.weight_dtype = weight_VH.dtype
+        return job.values.float().clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        dhidden_NH, dweight_VH = ctx.saved_tensors
+        if ctx.exact:
+            # The weight gradient is already in the caller's buffer, for an upstream gradient of 1.
+            grad = torch.where(grad == 1, grad, torch.full_like(grad, torch.nan))
+        dhidden_NH = None if dhidden_NH is None else dhidden_NH.mul_(grad)
+        return dhidden_NH, None if dweight_VH is None else dweight_VH.mul_(grad).to(ctx.weight_dtype), None
+
+
+def _row_order(terms: PolicyTerms, settings: PolicySettings, targets_N: torch.Tensor) -> tuple[torch.Tensor | None, int]:
+    """(rows to compute, or None for all in order; how many can have a gradient). Those that cannot come last."""
+    active_N = terms.active(targets_N)
+    moving_N = active_N
+    if terms.pg_weight is not None and not settings.by_sequence:
+        others = replace(terms, pg_weight=None).active(targets_N)
+        moving_N = others | ((terms.pg_weight != 0) & (terms.advantage != 0))
+    live, moving = torch.stack([active_N.sum(), moving_N.sum()]).tolist()
+    if moving == len(targets_N):
+        return None, moving
+    if live == moving:
+        return torch.nonzero(active_N)[:, 0], moving
+    order = torch.argsort(torch.where(moving_N, 0, torch.where(active_N, 1, 2)), stable=True)
+    return order[:live], moving
+
+
+def triton_policy_loss(
+    hidden_NH, weight_VH, targets_N, terms, settings, *, group=None, vocab_size=None, doc_N=None, weight_grad_VH=None
+) -> PolicyOutput:
+    """See `linear_policy_loss`."""
+    if weight_grad_VH is not None and (weight_grad_VH.dtype != torch.float32 or weight_grad_VH.shape != weight_VH.shape):
+        raise ValueError(f"weight_grad_VH must be fp32 of shape {tuple(weight_VH.shape)}")
+    check_dtypes(hidden_NH, weight_VH)
+    total = len(targets_N)
+    rows, moving = _row_order(terms, settings, targets_N)
+    if rows is not None:
+        hidden_NH, targets_N, terms = hidden_NH.index_select(0, rows), targets_N.index_select(0, rows), terms.select(rows)
+        doc_N = None if doc_N is None else doc_N.index_select(0, rows)
+    job = _Job(targets_N.contiguous(), terms, settings, group, vocab_shard(len(weight_VH), group, vocab_size), doc_N, weight_grad_VH, moving)
+    loss = _PolicyLoss.apply(hidden_NH.contiguous(), weight_VH, job)
+    logprob_N, entropy_N = job.saved_2N.unbind()
+    if rows is not None:
+        logprob_N, entropy_N = (v.new_zeros(total).index_copy(0, rows, v) for v in (logprob_N, entropy_N))
+    want_entropy = settings.entropy or terms.entropy_weight is not None
+    return PolicyOutput(loss, logprob_N, entropy_N if want_entropy else None, job.sums)
