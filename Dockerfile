@@ -1,0 +1,48 @@
+# Terrella for Hopper GPUs (H100, H200): x86_64, CUDA 13.0, Python 3.12, versions of requirements/constraints-h100.txt.
+#
+#   docker build -t terrella .
+#   docker run --rm --gpus all --ipc host -v "$PWD/runs:/runs" terrella train sokoban-tiny --run /runs/demo
+#
+# | component          | version      | run together on one H200 | run on an H100 |
+# |--------------------|--------------|--------------------------|----------------|
+# | torch (CUDA 13.0)  | 2.11.0       | yes                      | no             |
+# | triton             | 3.6.0        | yes                      | no             |
+# | megatron-core      | 0.16.1       | yes                      | no             |
+# | TransformerEngine  | 2.11.0       | yes                      | no             |
+# | vLLM               | 0.22.1       | yes                      | no             |
+# | transformers       | 5.17         | yes                      | no             |
+# | NVIDIA apex        | from source  | no                       | no             |
+#
+# Not verified: the build of this image itself, several GPUs (NCCL), apex. On CPU the pins of requirements/constraints.txt are the tested ones.
+FROM nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04
+
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends git ninja-build python3 python3-dev python3-venv \
+ && rm -rf /var/lib/apt/lists/*
+
+ENV VIRTUAL_ENV=/opt/terrella-venv PATH=/opt/terrella-venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /opt/terrella
+COPY requirements requirements
+ENV PIP_CONSTRAINT=/opt/terrella/requirements/constraints-h100.txt
+
+# torch first and pinned, so that nothing pulls another build of it; stop here when it is not the CUDA 13 one.
+RUN python3 -m venv "$VIRTUAL_ENV" \
+ && pip install --upgrade pip setuptools wheel \
+ && pip install torch \
+ && python -c "import torch; assert (torch.version.cuda or '').startswith('13.'), f'torch is built for CUDA {torch.version.cuda}, not 13'"
+# TransformerEngine's torch binding is compiled against the torch above.
+RUN NVTE_FRAMEWORK=pytorch pip install --no-build-isolation "transformer-engine[pytorch]"
+RUN pip install vllm
+
+# NVIDIA apex is optional and only built from its sources: the package of that name in the index is another project.
+ARG APEX_COMMIT=
+RUN if [ -n "$APEX_COMMIT" ]; then \
+      git clone https://github.com/NVIDIA/apex /tmp/apex && git -C /tmp/apex checkout "$APEX_COMMIT" \
+      && APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install --no-build-isolation /tmp/apex && rm -rf /tmp/apex; \
+    fi
+
+COPY . .
+RUN pip install --no-build-isolation . && cd / && terrella --version
+WORKDIR /runs
+ENTRYPOINT ["terrella"]
+CMD ["--help"]

@@ -1,0 +1,50 @@
+"""The documents claim only what is in the tree: every file they name exists, every command they show is a verb."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from terrella.launch.cli import VERBS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Dockerfile", ROOT / "apptainer.def"])
+FOLDERS = "core|kernels|models|data|rl|launch|benchmarks|tests|docs|requirements"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_named_in_a_document_exist(document):
+    named = re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w)(?![\w<*])", document.read_text(encoding="utf-8"))
+    missing = [path for path in named if not list(ROOT.glob(path)) and not (ROOT / path.rstrip(".")).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_hold(document):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text(encoding="utf-8"))
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_shown_are_verbs(document):
+    shown = set(re.findall(r"`terrella ([a-z]+)", document.read_text(encoding="utf-8")))
+    assert shown <= set(VERBS)
+
+
+def test_make_targets_shown_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for document in DOCUMENTS:
+        assert set(re.findall(r"`make ([a-z-]+)`", document.read_text(encoding="utf-8"))) <= targets, document.name
+
+
+def test_container_files_share_their_versions():
+    docker, apptainer = (ROOT / "Dockerfile").read_text(), (ROOT / "apptainer.def").read_text()
+    image = re.search(r"^FROM (\S+)", docker, re.M).group(1)
+    assert f"From: {image}" in apptainer
+    assert "constraints-h100.txt" in docker and "constraints-h100.txt" in apptainer
+    for name, version in re.findall(
+        r"^(torch|triton|megatron-core|vllm)==(\S+)", (ROOT / "requirements" / "constraints-h100.txt").read_text(), re.M
+    ):
+        assert re.search(rf"{name}[^|\n]*\|\s*{re.escape(version)}", docker, re.I), name
