@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..core.batch import PackedBatch
 from ..core.engine import Engine, StepResult
 from ..core.errors import NumericsError
-from ..data.packing import pack
+from ..data.packing import TrainSequence, pack
 from ..data.trajectory import Invalid, Trajectory
 from .algorithms import grpo
 from .algorithms.config import GRPO
@@ -60,7 +61,7 @@ def reinforce(
         rolled = time.monotonic()
         sampled = sum(hooks.gather(grpo.action_tokens(trajectories)))
         share = sampled if algorithm.aggregate == "token" else sum(hooks.gather(sum(len(t.sequences) for t in trajectories)))
-        batches = pack(grpo.weigh(algorithm, trajectories, share), budget=microbatch_tokens)
+        batches = pack_some(grpo.weigh(algorithm, trajectories, share), trajectories, microbatch_tokens)
         if algorithm.kl_coef or step % kl_every == 0:
             batches = with_reference(batches, reference(batches))
         result = engine.step(even_out(batches, hooks.gather), loss)
@@ -77,6 +78,15 @@ def reinforce(
 def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:
     """Batches that know the reference model's log-probs."""
     return [replace(batch, ref_logprob_T=logprob) for batch, logprob in zip(batches, logprobs, strict=True)]
+
+
+def pack_some(rows: list[TrainSequence], trajectories: Sequence[Trajectory], budget: int) -> list[PackedBatch]:
+    """Microbatches of the weighed sequences; where nothing is left to learn, one sequence without weights keeps the ranks in step."""
+    if not rows:
+        sequence = next(s for t in trajectories for s in t.sequences)
+        zeros = np.zeros(len(sequence.ids), np.float32)
+        rows = [TrainSequence.of(sequence, pg=zeros, advantage=zeros, old_logprob=np.asarray(sequence.logprobs, np.float32))]
+    return pack(rows, budget=budget, pad=False)
 
 
 def even_out(batches: list[PackedBatch], gather: Callable[[Any], list[Any]]) -> list[PackedBatch]:
@@ -106,14 +116,16 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
 
 
 def training_values(result: StepResult, sampled: int) -> dict[str, Any]:
-    """The engine's sums as means over the sampled tokens."""
-    sums, count = result.metrics, max(sampled, 1)
+    """The engine's sums as means over the tokens that were trained on."""
+    sums = result.metrics
+    count = max(sums["pg_tokens"], 1)
     values = {
         "loss": sums["loss"],
         "entropy": sums["entropy"] / count,
         "clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / count,
         "logprob_drift/mean": sums["drift"] / count,
         "impossible_logprobs": sums["impossible"],
+        "trained_share": sums["pg_tokens"] / max(sampled, 1),
         "grad_norm": result.grad_norm,
         "lr": result.lr,
     }

@@ -38,10 +38,14 @@ def action_tokens(trajectories: Sequence[Trajectory]) -> int:
 
 
 def weigh(config: GRPO, trajectories: Sequence[Trajectory], denominator: float) -> list[TrainSequence]:
-    """Sequences with their weights. `denominator` is global: all sampled tokens, or all sequences, of the step on all ranks."""
+    """Sequences with their weights. `denominator` is global: all sampled tokens, or all sequences, of the step on all ranks.
+
+    Where only the advantage makes a gradient, sequences without one are left out: they would cost a forward and give nothing.
+    """
     rows = []
+    needs_all = bool(config.kl_coef or config.entropy_coef)
     for trajectory, advantage in zip(trajectories, advantages(config, trajectories), strict=True):
-        if isinstance(trajectory.reward, Invalid):
+        if isinstance(trajectory.reward, Invalid) or not (advantage or needs_all):
             continue
         for sequence in trajectory.sequences:
             mask = role_weight(sequence, Role.ACTION)

@@ -36,6 +36,12 @@ def test_invalid_samples_enter_no_statistic_and_are_not_trained() -> None:
     assert len(grpo.weigh(GRPO(), group, 4.0)) == 2 and grpo.action_tokens(group) == 4
 
 
+def test_groups_without_a_difference_cost_nothing_unless_a_term_needs_them() -> None:
+    group = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0), trajectory(1, 0, 0.5), trajectory(1, 1, 0.5)]
+    assert len(grpo.weigh(GRPO(), group, 8.0)) == 2
+    assert len(grpo.weigh(GRPO(entropy_coef=0.1), group, 8.0)) == 4
+
+
 def test_token_and_sequence_aggregation() -> None:
     group = [trajectory(0, 0, 1.0, sampled=1), trajectory(0, 1, 0.0, sampled=3)]
     token = grpo.weigh(GRPO(), group, 4.0)
