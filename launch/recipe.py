@@ -152,7 +152,7 @@ class Recipe:
     """All settings of a run."""
 
     name: str
-    world: str  # a tag of rl/worlds
+    world: str  # a tag of rl/worlds/tags.yaml
     model: ModelConfig
     stages: list[Stage]
     seed: int = 0

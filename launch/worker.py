@@ -57,7 +57,7 @@ def run_stages(path: Path, rank: int, ranks: int) -> int:
     if not torch.cuda.is_available():
         shim.install()
     setup.start_process_group(recipe.parallel.timeout_minutes)
-    dynamics = GridDynamics(width=6)
+    dynamics = GridDynamics.of(recipe.world)
     tokenizer = dynamics.tokenizer()
     job = Job(recipe, run, rank, ranks, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
     job.listen()

@@ -5,14 +5,18 @@ The world must show its whole state as a grid; a state is the grid's characters 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..core.errors import ConfigError
 from ..core.rng import fold, uniform
 from ..data.tokenizers import CharTokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence
 from .rollout.sampler import Sample
 from .worlds import sokoban
+from .worlds.sokoban_rooms import RoomConfig, make_room
+from .worlds.tasks import load_tasks
 
 ACTION_LETTERS = "UDLR"  # action ids 1..4
 
@@ -21,8 +25,33 @@ ACTION_LETTERS = "UDLR"  # action ids 1..4
 class GridDynamics:
     """The true world: its alphabet, its shape and its transition function on flat states."""
 
-    width: int
-    symbols: str = sokoban.SYMBOLS
+    rooms: RoomConfig
+
+    @classmethod
+    def of(cls, tag: str) -> GridDynamics:
+        """The dynamics of a tag's world; only worlds that show their whole state as a grid have them."""
+        tasks = load_tasks()
+        if tag not in tasks:
+            near = difflib.get_close_matches(tag, tasks, 1)
+            raise ConfigError(
+                f"world: '{tag}' is no tag; " + (f"did you mean '{near[0]}'?" if near else f"the tags are {', '.join(tasks)}")
+            )
+        world = tasks[tag].make()
+        if not isinstance(world, sokoban.Sokoban) or world.symbols != sokoban.SYMBOLS:
+            raise ConfigError(f"world: '{tag}' has no grid dynamics to imagine; choose a Sokoban tag with the standard symbols")
+        return cls(RoomConfig(world.config.height, world.config.width, world.config.boxes, world.config.search_depth))
+
+    @property
+    def width(self) -> int:
+        return self.rooms.width
+
+    @property
+    def symbols(self) -> str:
+        return sokoban.SYMBOLS
+
+    def start(self, seed: int) -> str:
+        """The start state of the room of this seed."""
+        return self.flat(sokoban.encode(make_room(self.rooms, seed)[0], self.width))
 
     def tokenizer(self) -> CharTokenizer:
         """One token a cell symbol, one an action."""

@@ -11,8 +11,6 @@ from ...core.rng import fold, uniform
 from ...data.schema import TRANSITION
 from ...data.shards import ShardWriter
 from ...rl.imagination import GridDynamics
-from ...rl.worlds.sokoban import encode
-from ...rl.worlds.sokoban_rooms import RoomConfig, make_room
 from ..job import Job
 from ..recipe import SelfPlay
 
@@ -48,9 +46,8 @@ def make_rooms(stage: SelfPlay, dynamics: GridDynamics) -> dict[str, list[str]]:
     seed = stage.first_seed
     seen: set[str] = set()
     while len(made) < total:
-        codes, _ = make_room(RoomConfig(), seed)
+        state = dynamics.start(seed)
         seed += 1
-        state = dynamics.flat(encode(codes, dynamics.width))
         if len(made) < stage.rooms:
             seen.add(layout(state))
         elif layout(state) in seen:

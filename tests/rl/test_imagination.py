@@ -2,19 +2,18 @@
 
 import pytest
 
+from terrella.core.errors import ConfigError
 from terrella.core.rng import fold
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.evaluate import copy_baseline, score_predictions, summarise
 from terrella.rl.imagination import GridDynamics, ImaginationEpisode, make_task, prompt_ids, transition_sequence
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
-from terrella.rl.worlds.sokoban import encode
-from terrella.rl.worlds.sokoban_rooms import RoomConfig, make_room
 
-DYNAMICS = GridDynamics(width=6)
+DYNAMICS = GridDynamics.of("SimpleSokoban")
 TOKENIZER = DYNAMICS.tokenizer()
-ROOMS = [DYNAMICS.flat(encode(make_room(RoomConfig(), seed)[0], 6)) for seed in range(4)]
-OTHER = DYNAMICS.flat(encode(make_room(RoomConfig(), 99)[0], 6))  # a state of none of the tasks' rooms
+ROOMS = [DYNAMICS.start(seed) for seed in range(4)]
+OTHER = DYNAMICS.start(99)  # a state of none of the tasks' rooms
 PARAMS = SamplingParams(max_new_tokens=36)
 
 
@@ -115,3 +114,10 @@ def test_transition_sequence_learns_the_next_state_only() -> None:
     assert sequence.ids[:37] == prompt_ids(TOKENIZER, made.state, made.actions[0])
     assert sequence.roles == (Role.PROMPT,) * 37 + (Role.STATE,) * 36
     assert fold(1) != fold(2)
+
+
+def test_worlds_without_a_whole_visible_grid_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'SimpleSokoban'"):
+        GridDynamics.of("SimpelSokoban")
+    with pytest.raises(ConfigError, match="no grid dynamics"):
+        GridDynamics.of("FrozenLake")

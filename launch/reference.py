@@ -1,0 +1,87 @@
+"""The configuration reference, made from the dataclasses: `python -m terrella.launch.reference > docs/configuration.md`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from typing import Any, Literal, Union
+
+from ..core import errors
+from .recipe import Recipe
+
+INTRO = """# Configuration
+
+A recipe is a YAML file. `terrella train RECIPE --dry-run` prints it resolved; `--set a.b=value` changes one setting (list items by
+number: `--set stages.1.steps=50`). An unknown key, a wrong type or an impossible value ends with exit code 2 and one message that
+names file, line and the nearest valid key. The resolved settings and their digest are kept in the run directory as `config.yaml`.
+
+This page is made from the dataclasses; a test keeps it in step with them.
+"""
+
+
+def _inner(kind: Any) -> list[type]:
+    """Dataclasses named anywhere inside a type."""
+    if dataclasses.is_dataclass(kind):
+        return [typing.cast(type, kind)]
+    return [found for argument in typing.get_args(kind) for found in _inner(argument)]
+
+
+def _name(kind: Any) -> str:
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_name(a) for a in typing.get_args(kind))
+    if origin is Literal:
+        return " or ".join(f"`{a}`" for a in typing.get_args(kind))
+    if dataclasses.is_dataclass(kind):
+        return f"[{kind.__name__}](#{kind.__name__.lower()})"  # type: ignore[union-attr]
+    if origin is not None:
+        inner = ", ".join(_name(a) for a in typing.get_args(kind) if a is not Ellipsis)
+        return f"{origin.__name__} of {inner}"
+    return {"NoneType": "null"}.get(getattr(kind, "__name__", str(kind)), getattr(kind, "__name__", str(kind)))
+
+
+def _default(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        return "null" if field.default is None else f"`{field.default}`"
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        return "its defaults" if dataclasses.is_dataclass(made) else f"`{made}`"
+    return "required"
+
+
+def _comments(kind: type) -> dict[str, str]:
+    found = re.findall(r"^    (\w+):[^\n#]*#\s*(.+)$", inspect.getsource(kind), re.M)
+    return dict(found)
+
+
+def sections(root: type) -> list[type]:
+    """The dataclass and all it reaches, each once, in reading order."""
+    order = [root]
+    for kind in order:
+        for hint in typing.get_type_hints(kind).values():
+            order.extend(found for found in _inner(hint) if found not in order)
+    return order
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [INTRO]
+    for kind in sections(Recipe):
+        hints, comments = typing.get_type_hints(kind), _comments(kind)
+        parts.append(f"## {kind.__name__}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n")
+        parts.append("| key | type | default | meaning |\n|---|---|---|---|")
+        for field in dataclasses.fields(kind):
+            parts.append(f"| `{field.name}` | {_name(hints[field.name])} | {_default(field)} | {comments.get(field.name, '')} |")
+        parts.append("")
+    parts.append("## Exit codes\n\n| code | meaning |\n|---|---|\n| 0 | done, or nothing to do |")
+    known = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TerrellaError)]
+    parts.extend(f"| {c.exit_code} | {inspect.cleandoc(c.__doc__ or '')} |" for c in sorted(known, key=lambda c: c.exit_code))
+    parts.append("| 75 | Saved and stopped on request (SIGUSR1, SIGTERM or Ctrl-C); run the same command to go on. |\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,10 @@
+"""docs/configuration.md is what the dataclasses say."""
+
+from pathlib import Path
+
+from terrella.launch import reference
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = Path(reference.__file__).parent.parent / "docs" / "configuration.md"
+    assert page.read_text(encoding="utf-8") == reference.render(), "run: python -m terrella.launch.reference > docs/configuration.md"
