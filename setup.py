@@ -37,7 +37,6 @@ setup(
         "terrella": ["py.typed"],
         "terrella.launch": ["recipes/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
         "terrella.rl.worlds": ["*.yaml"],
-        "terrella.rl.worlds": ["*.yaml"],
         "terrella.benchmarks": ["*.csv"],
     },
     install_requires=requirements("base"),

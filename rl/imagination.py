@@ -37,7 +37,7 @@ class GridDynamics:
                 f"world: '{tag}' is no tag; " + (f"did you mean '{near[0]}'?" if near else f"the tags are {', '.join(tasks)}")
             )
         world = tasks[tag].make()
-        if not isinstance(world, sokoban.Sokoban) or world.symbols != sokoban.SYMBOLS:
+        if not isinstance(world, sokoban.Sokoban) or world.config.grid != sokoban.SYMBOLS:
             raise ConfigError(f"world: '{tag}' has no grid dynamics to imagine; choose a Sokoban tag with the standard symbols")
         return cls(RoomConfig(world.config.height, world.config.width, world.config.boxes, world.config.search_depth))
 
