@@ -25,8 +25,16 @@ _sum = xxhash.xxh3_64_intdigest
 class Shard:
     """One open shard."""
 
-    def __init__(self, path: str, *, check: bool = True, decode: bool = True, fields: Sequence[str] | None = None) -> None:
-        self.path, self.check = path, check
+    def __init__(
+        self,
+        path: str,
+        *,
+        check: bool = True,
+        decode: bool = True,
+        fields: Sequence[str] | None = None,
+        aside: frozenset[str] = frozenset(),
+    ) -> None:
+        self.path, self.check, self.aside = path, check, aside
         self.data = store.view(path)
         self.index: ShardIndex = load_index(path) if store.exists(index_path(path)) else scan_index(path, self.data)
         index = self.index
@@ -34,8 +42,6 @@ class Shard:
             self._torn()
         if index.xxh3_M is None:
             self.check = False
-        if not self.check and len(index.field_M) and int((index.offset_M + index.size_M).max()) > len(self.data):
-            self._torn()
         self.keys = index.keys
         plain: Callable[[memoryview], Any] = bytes
         self._fields = [(f, codecs.decoder(f) if decode else plain) for f in index.fields]
@@ -91,19 +97,26 @@ class Shard:
             have = np.zeros(len(self), bool)
             if name in self.index.fields:
                 have[owner_M[self.index.field_M == self.index.fields.index(name)]] = True
+            have[[i for i, key in enumerate(self.keys) if key in self.aside] if self.aside else []] = True
             if not have.all():
                 raise ShardError("missing", shard=self.path, sample=self.keys[int(np.argmin(have))], field=name)
 
     def _torn(self) -> None:
-        ends = (self.index.offset_M + self.index.size_M).astype(np.int64)
-        lost = np.flatnonzero(ends > len(self.data))
+        """The file is not as long as it was: tolerable only when every sample that lost something is in quarantine."""
         reason = f"the tar has {len(self.data)} bytes, its index says {self.index.tar_bytes}"
-        if not len(lost):
+        lost = lost_members(self.index, len(self.data))
+        for key, field in lost:
+            if key not in self.aside:
+                raise ShardError(f"{reason}; the first lost member is this", shard=self.path, sample=key, field=field)
+        if not lost and len(self.data) > self.index.tar_bytes:
             raise ShardError(reason, shard=self.path)
-        member = int(lost[0])
-        sample = int(np.searchsorted(self.index.first_S1, member, side="right")) - 1
-        field = self.index.fields[int(self.index.field_M[member])]
-        raise ShardError(f"{reason}; the first lost member is this", shard=self.path, sample=self.index.keys[sample], field=field)
+
+
+def lost_members(index: ShardIndex, size: int) -> list[tuple[str, str]]:
+    """(sample, field) of the members that do not lie within the first `size` bytes."""
+    lost = np.flatnonzero((index.offset_M + index.size_M).astype(np.int64) > size)
+    owners = np.searchsorted(index.first_S1, lost, side="right") - 1
+    return [(index.keys[int(s)], index.fields[int(index.field_M[m])]) for s, m in zip(owners, lost, strict=True)]
 
 
 class ShardSet:
@@ -127,15 +140,15 @@ class ShardSet:
         self.quarantined = 0
         counts, digest = [], xxhash.xxh3_64()
         self._kept: dict[int, np.ndarray] = {}
+        self._aside = {number: aside for number, path in enumerate(self.paths) if (aside := quarantined_keys(path))}
         for number, path in enumerate(self.paths):
             if store.exists(index_path(path)):
                 head = read_header(path)
                 count, sums = head["samples"], head["tar_xxh3"]
             else:
                 count, sums = len(self.shard(number)), str(store.file_size(path))
-            aside = _quarantine_of(path)
-            if aside:
-                keys = self.shard(number).keys if not store.exists(index_path(path)) else load_index(path).keys
+            if number in self._aside:
+                aside, keys = self._aside[number], self.shard(number).keys
                 self._kept[number] = np.array([i for i, k in enumerate(keys) if k not in aside], dtype=np.int64)
                 self.quarantined += count - len(self._kept[number])
                 count = len(self._kept[number])
@@ -152,7 +165,8 @@ class ShardSet:
         """An open shard; the least recently used one is closed when too many are open."""
         found = self._open.get(number)
         if found is None:
-            found = Shard(self.paths[number], check=self.check, decode=self.decode, fields=self.fields)
+            aside = self._aside.get(number, frozenset())
+            found = Shard(self.paths[number], check=self.check, decode=self.decode, fields=self.fields, aside=aside)
             self._open[number] = found
             if len(self._open) > self.keep_open:
                 self._open.popitem(last=False)
@@ -199,8 +213,10 @@ def find_shards(where: str | Path | Sequence[str | Path]) -> list[str]:
     return paths
 
 
-def _quarantine_of(path: str) -> set[str]:
+def quarantined_keys(path: str) -> frozenset[str]:
+    """Keys of a shard that quarantine.json sets aside."""
     beside = path[: -len(store.base_name(path))] + QUARANTINE
     if not store.exists(beside):
-        return set()
-    return {entry["sample"] for entry in json.loads(store.read_bytes(beside))["samples"] if entry["shard"] == store.base_name(path)}
+        return frozenset()
+    told = json.loads(store.read_bytes(beside))["samples"]
+    return frozenset(entry["sample"] for entry in told if entry["shard"] == store.base_name(path))

@@ -11,8 +11,10 @@ import time
 
 import numpy as np
 import pytest
+import webdataset as wds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
 
 from terrella.core.errors import ConfigError
 from terrella.data.errors import ShardError
@@ -185,9 +187,8 @@ def test_fsspec_urls(tmp_path):
 
 @given(st.text(alphabet="abc/._-", min_size=1, max_size=20))
 def test_names_divide_as_webdataset_divides_them(name):
-    wds = pytest.importorskip("webdataset.tariterators")
     stem = name.rpartition("/")[2].partition(".")[0]
-    key, field = wds.base_plus_ext(name)
+    key, field = base_plus_ext(name)
     if key is None or not stem or stem.startswith("__"):
         assert split_name(name) is None
     else:
@@ -205,7 +206,6 @@ def test_tarfile_reads_our_headers():
 
 
 def test_webdataset_reads_ours(tmp_path):
-    wds = pytest.importorskip("webdataset")
     with ShardWriter(tmp_path, max_samples=4) as writer:
         for i in range(10):
             writer.write({"tokens.npy": np.arange(i, dtype=np.uint16), "meta.json": {"n": i}, "note.txt": f"é{i}"})
@@ -217,7 +217,6 @@ def test_webdataset_reads_ours(tmp_path):
 
 
 def test_we_read_webdatasets(tmp_path):
-    wds = pytest.importorskip("webdataset")
     with wds.ShardWriter(str(tmp_path / "their-%06d.tar"), maxcount=4, verbose=0) as sink:
         for i in range(10):
             sink.write({"__key__": f"dir/sample{i}", "x.npy": np.full(3, i), "meta.json": {"n": i}, "cls": i})

@@ -1,0 +1,164 @@
+"""Verifying a folder of shards, setting bad samples aside, and saying what is in it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from .. import codecs
+from ..errors import ShardError
+from ..schema import KINDS, check_sample
+from . import store
+from .dataset import QUARANTINE, find_shards, lost_members, quarantined_keys
+from .index import ShardIndex, index_path, load_index, scan_index
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong; without a sample the whole shard is meant."""
+
+    shard: str
+    sample: str | None
+    field: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        return str(ShardError(self.reason, shard=self.shard, sample=self.sample, field=self.field))
+
+
+@dataclass
+class Verification:
+    """What was looked at and what was found."""
+
+    shards: int = 0
+    samples: int = 0
+    already_aside: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def bad_samples(self) -> set[tuple[str, str]]:
+        return {(p.shard, p.sample) for p in self.problems if p.sample is not None}
+
+    @property
+    def bad_shards(self) -> set[str]:
+        return {p.shard for p in self.problems if p.sample is None}
+
+
+def verify(where: str | Path, *, quarantine: bool = False, tell: Callable[[int, int], None] | None = None) -> Verification:
+    """Read everything: sizes, checksums, every member, the kind's schema, keys that occur twice.
+
+    With `quarantine` bad samples are added to quarantine.json beside the shards, and readers pass over them from then on.
+    Damage to a shard as a whole (no tar, a foreign index) cannot be set aside sample by sample and stays a problem.
+    """
+    found = Verification()
+    paths = find_shards(where)
+    owners: dict[str, str] = {}
+    for number, path in enumerate(paths):
+        found.shards += 1
+        try:
+            _verify_shard(path, found, owners)
+        except ShardError as error:
+            found.problems.append(Problem(store.base_name(path), None, None, error.reason))
+        if tell is not None:
+            tell(number + 1, len(paths))
+    if quarantine and found.bad_samples:
+        _set_aside(paths, found)
+    return found
+
+
+def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> None:
+    name = store.base_name(path)
+    data = store.view(path)
+    indexed = store.exists(index_path(path))
+    index = load_index(path) if indexed else scan_index(path, data)
+    aside = quarantined_keys(path)
+    kind = None
+    if index.kind is not None:
+        if index.kind not in KINDS:
+            raise ShardError(f"holds {index.kind} samples; this release reads {', '.join(KINDS)}", shard=name)
+        kind = KINDS[index.kind]
+    lost = dict(lost_members(index, len(data)))
+    for key, member in lost.items():
+        if key not in aside:
+            found.problems.append(Problem(name, key, member, f"the tar ends before it ({len(data)} bytes, {index.tar_bytes} written)"))
+    before = len(found.problems)
+    for i, key in enumerate(index.keys):
+        if key in aside:
+            found.already_aside += 1
+            continue
+        found.samples += 1
+        if key in owners:
+            found.problems.append(Problem(name, key, None, f"the key occurs twice, also in {owners[key]}"))
+        owners[key] = name
+        if key in lost:
+            continue
+        sample = {}
+        try:
+            for member, value in _members(index, data, i, name):
+                sample[member] = value
+            if kind is not None:
+                check_sample(kind, sample, shard=name, key=key)
+        except ShardError as error:
+            found.problems.append(Problem(name, key, error.field, error.reason))
+    untouched = not lost and len(found.problems) == before and not aside
+    if indexed and untouched and xxhash.xxh3_64_hexdigest(data) != index.tar_xxh3:
+        raise ShardError("every member is whole but the tar's checksum differs: a header or the padding changed", shard=name)
+
+
+def _members(index: ShardIndex, data: memoryview, i: int, shard: str) -> Iterator[tuple[str, Any]]:
+    for m in range(int(index.first_S1[i]), int(index.first_S1[i + 1])):
+        member = index.fields[int(index.field_M[m])]
+        part = data[int(index.offset_M[m]) : int(index.offset_M[m]) + int(index.size_M[m])]
+        if index.xxh3_M is not None and xxhash.xxh3_64_intdigest(part) != int(index.xxh3_M[m]):
+            raise ShardError("checksum differs from when it was written", shard=shard, sample=index.keys[i], field=member)
+        try:
+            yield member, codecs.decoder(member)(part)
+        except Exception as error:
+            raise ShardError(f"cannot be decoded: {error}", shard=shard, sample=index.keys[i], field=member) from error
+
+
+def _set_aside(paths: list[str], found: Verification) -> None:
+    by_name = {store.base_name(p): p for p in paths}
+    first: dict[tuple[str, str], Problem] = {}
+    for problem in found.problems:
+        if problem.sample is not None:
+            first.setdefault((problem.shard, problem.sample), problem)
+    folders: dict[str, list[Problem]] = {}
+    for (shard, _), problem in first.items():
+        folders.setdefault(by_name[shard][: -len(shard)], []).append(problem)
+    for folder, problems in folders.items():
+        target = folder + QUARANTINE
+        old = codecs.decode_json(store.read_bytes(target))["samples"] if store.exists(target) else []
+        new = [{"shard": p.shard, "sample": p.sample, "field": p.field, "reason": p.reason} for p in problems]
+        with tempfile.TemporaryDirectory() as scratch:
+            temporary = Path(scratch) / QUARANTINE
+            temporary.write_bytes(codecs.encode_json({"terrella_quarantine": 1, "samples": old + new}) + b"\n")
+            store.commit(temporary, target)
+
+
+def statistics(where: str | Path) -> dict[str, Any]:
+    """Counts and sizes from the indexes alone, without reading a sample."""
+    members: dict[str, list[np.ndarray]] = {}
+    kinds: dict[str, int] = {}
+    samples = total = aside = 0
+    paths = find_shards(where)
+    for path in paths:
+        index = load_index(path) if store.exists(index_path(path)) else scan_index(path, store.view(path))
+        samples += len(index)
+        total += index.tar_bytes
+        aside += len(quarantined_keys(path))
+        kinds[index.kind or "not told"] = kinds.get(index.kind or "not told", 0) + len(index)
+        for number, name in enumerate(index.fields):
+            members.setdefault(name, []).append(index.size_M[index.field_M == number])
+    fields = {}
+    for name, parts in members.items():
+        sizes = np.concatenate(parts)
+        quantiles = np.quantile(sizes, [0.05, 0.5, 0.95]).round().astype(int).tolist()
+        fields[name] = {"count": len(sizes), "bytes": int(sizes.sum()), "p05": quantiles[0], "median": quantiles[1], "p95": quantiles[2]}
+    return {"shards": len(paths), "samples": samples, "bytes": total, "quarantined": aside, "kinds": kinds, "fields": fields}
