@@ -1,0 +1,59 @@
+"""A recipe small enough for tests: the demo with every number turned down. Helper module, not a test."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from terrella.core.metrics import MetricsFile, comparable
+
+OVERRIDES = [
+    "model.layers=1",
+    "model.hidden=32",
+    "model.heads=2",
+    "model.kv_heads=2",
+    "model.head_dim=16",
+    "model.ffn=48",
+    "stages.0.rooms=60",
+    "stages.0.heldout_rooms=12",
+    "stages.0.actions_per_room=6",
+    "stages.0.samples_per_shard=64",
+    "stages.1.steps=8",
+    "stages.1.sequences_per_step=16",
+    "stages.1.optimizer={lr: 1e-2}",
+    "stages.1.checkpoint_every=3",
+    "stages.1.log_every=2",
+    "stages.2.steps=4",
+    "stages.2.prompts_per_step=4",
+    "stages.2.samples_per_prompt=4",
+    "stages.2.checkpoint_every=2",
+    "stages.2.rollouts_every=2",
+    "stages.3.sequences_per_step=16",
+    "stages.3.checkpoint_every=20",
+    "stages.4.n=16",
+]
+
+
+def command(run: Path, *more: str) -> list[str]:
+    """The command line of the tiny run."""
+    sets = [part for override in (*OVERRIDES, *more) for part in ("--set", override)]
+    return [sys.executable, "-m", "terrella", "train", "sokoban-tiny", "--run", str(run), *sets]
+
+
+def train(run: Path, *more: str, timeout: float = 240) -> subprocess.CompletedProcess:
+    """Run it to its end."""
+    return subprocess.run(command(run, *more), capture_output=True, text=True, timeout=timeout)
+
+
+def results(run: Path) -> dict:
+    """All that must be equal between equal runs: metrics, stage outcomes, tables, rollouts and exported weights."""
+    found: dict = {"metrics": comparable(MetricsFile(run / "metrics.jsonl").rows())}
+    for folder in ("stages", "results"):
+        for path in sorted((run / folder).glob("*.json")):
+            told = json.loads(path.read_text())
+            found[f"{folder}/{path.name}"] = {k: v for k, v in told.items() if not k.startswith("time/")}
+    for path in sorted((run / "rollouts").glob("*.jsonl")):
+        found[path.name] = path.read_text()
+    for path in sorted((run / "export").glob("*.safetensors")):
+        found[path.name] = path.read_bytes()
+    return found
