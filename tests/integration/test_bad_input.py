@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from terrella.tests.launch import tiny_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

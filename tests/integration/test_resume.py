@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from terrella.tests.launch import tiny_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
