@@ -1,0 +1,233 @@
+"""Rewards of text-game world models: a predicted state difference is merged into the state and compared with the true next state.
+
+*faithful* repeats the public judge, with its blind spots: created objects are never appended; leftover objects, names and types are
+never looked at. *strict* closes them. The two are never mixed in one table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from .loose_json import Unreadable, read_mapping
+
+Mode = Literal["faithful", "strict"]
+Kind = Literal["binary", "task_specific"]
+Objects = dict[Any, dict[str, Any]]  # uuid -> object
+MARKERS = tuple(f"{the} final {what} is:" for what in ("answer", "state", "game state") for the in ("The", "the"))
+SCORE_KEYS = ("score", "gameOver", "gameWon")
+_LITERALS = re.compile("True|False|None")
+_JSON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One true step: objects and score before and after."""
+
+    current: list[dict[str, Any]]
+    current_score: dict[str, Any]
+    target: list[dict[str, Any]]
+    target_score: dict[str, Any]
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Transition:
+        """From a row of the public data: the step with the action and the passing of time together."""
+        return cls(row["current_state"]["objects"], row["current_score_state"], row["tick_state"]["objects"], row["next_score_state"])
+
+    @classmethod
+    def from_states(cls, current: str, target: str) -> Transition:
+        """From two serialized states {"game_state": [objects..., score]}."""
+        *before, score = json.loads(current)["game_state"]
+        *after, next_score = json.loads(target)["game_state"]
+        return cls(before, score, after, next_score)
+
+    @cached_property
+    def before(self) -> Objects:
+        return {o["uuid"]: o for o in self.current}
+
+    @cached_property
+    def after(self) -> Objects:
+        return {o["uuid"]: o for o in self.target}
+
+    @cached_property
+    def changed_items(self) -> tuple[tuple[Any, str | None], ...]:
+        """(uuid, property) pairs that change in objects present before and after; the property None stands for `contains`."""
+        pairs: list[tuple[Any, str | None]] = []
+        for uuid, after in self.after.items():
+            before = self.before.get(uuid)
+            if before is None:
+                continue
+            old, new = before["properties"], after["properties"]
+            pairs += [(uuid, name) for name in new if name not in old or old[name] != new[name]]
+            if _sorted(before.get("contains")) != _sorted(after.get("contains")):
+                pairs.append((uuid, None))
+        return tuple(pairs)
+
+    @property
+    def changed(self) -> bool:
+        """Whether any object (the order of its contents aside) or the score differs: the split of the published tables."""
+        if self.before.keys() != self.after.keys() or self.current_score != self.target_score:
+            return True
+        return any(_unordered(o) != _unordered(self.after[uuid]) for uuid, o in self.before.items())
+
+    @property
+    def gold(self) -> bool:
+        """Whether an object present before and after has a property or its contents changed: the sampling class of the public release."""
+        return bool(self.changed_items)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One judgement. `reason` is empty for a readable answer; otherwise it says why the reward is 0."""
+
+    reward: float
+    right: bool
+    items: float = 0.0
+    score: float = 0.0
+    changed: float | None = None
+    reason: str = ""
+
+
+def state_difference(step: Transition) -> dict[str, Any]:
+    """The expected answer: whole objects that changed or appeared, uuids that are gone, the score when it changed."""
+    modified = [o for o in step.target if step.before.get(o["uuid"]) != o]
+    removed = [uuid for uuid in step.before if uuid not in step.after]
+    return {"modified": modified, "removed": removed, "score": {} if step.current_score == step.target_score else step.target_score}
+
+
+def extract_answer(text: str) -> str:
+    """What follows the last occurrence of the first marker found; else the last json fence of ten characters or more; else all of it."""
+    for marker in MARKERS:
+        at = text.rfind(marker)
+        if at >= 0:
+            return text[at + len(marker) :]
+    end = text.rfind("```")
+    start = text.rfind("```json", 0, max(end, 0))
+    block = text[start + len("```json") : end] if start >= 0 else ""
+    return block if len(block) >= 10 else text
+
+
+def read_difference(text: str, mode: Mode = "faithful") -> dict[str, Any]:
+    """The answer of a response as a mapping with `modified` and `removed`; raises Unreadable otherwise."""
+    answer = extract_answer(text)
+    if mode == "faithful":  # the public judge rewrites these words wherever they stand, inside strings too
+        answer = _LITERALS.sub(lambda found: _JSON_LITERALS[found.group()], answer)
+    found = read_mapping(answer)
+    missing = [key for key in ("modified", "removed") if key not in found]
+    if missing:
+        raise Unreadable(f"no key {' or '.join(missing)}")
+    if not isinstance(found["modified"], list) or not all(isinstance(o, dict) and _plain(o.get("uuid")) for o in found["modified"]):
+        raise Unreadable("modified is not a list of objects with a uuid")
+    return found
+
+
+def _plain(uuid: Any) -> bool:
+    return isinstance(uuid, int | str | float)
+
+
+def merge(step: Transition, difference: dict[str, Any], mode: Mode) -> tuple[Objects, dict[str, Any]]:
+    """The state that the difference makes of the current one, and its score."""
+    removed = difference["removed"] if isinstance(difference["removed"], list) else [difference["removed"]]
+    modified = {o["uuid"]: o for o in difference["modified"]}
+    objects = {uuid: modified.get(uuid, old) for uuid, old in step.before.items() if uuid not in removed}
+    if mode == "strict":
+        objects.update({uuid: o for uuid, o in modified.items() if uuid not in step.before})
+    return objects, difference.get("score") or step.current_score
+
+
+def _sorted(contains: Any) -> list[str] | None:
+    return sorted(map(str, contains)) if isinstance(contains, list | tuple) else None
+
+
+def _unordered(thing: dict[str, Any]) -> dict[str, Any]:
+    return {**thing, "contains": _sorted(thing.get("contains"))}
+
+
+def _same(a: Any, b: Any, mode: Mode) -> bool:
+    """Equality of values; strict tells true from 1."""
+    if mode == "faithful" or isinstance(a, str):
+        return a == b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k], mode) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_same(x, y, mode) for x, y in zip(a, b, strict=True))
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+def _item_right(guess: dict[str, Any] | None, true: dict[str, Any], name: str | None, mode: Mode) -> bool:
+    if guess is None:
+        return False
+    if name is None:
+        return _sorted(guess.get("contains")) == _sorted(true.get("contains"))
+    properties = guess.get("properties")
+    return isinstance(properties, dict) and name in properties and _same(properties[name], true["properties"][name], mode)
+
+
+def _count(objects: Objects, step: Transition, mode: Mode) -> tuple[int, int]:
+    """(right, wrong) items over all objects that should be there, and in strict mode over those that should not."""
+    right = wrong = 0
+    for uuid, true in step.after.items():
+        guess = objects.get(uuid)
+        if guess is true:
+            right += len(true["properties"]) + 1 + (2 if mode == "strict" else 0)
+            continue
+        if guess is None or not isinstance(guess.get("properties"), dict):
+            wrong += 1
+            continue
+        names = [*true["properties"], None]
+        good = sum(_item_right(guess, true, name, mode) for name in names)
+        right, wrong = right + good, wrong + len(names) - good
+        if mode == "strict":
+            same = sum(guess.get(key) == true.get(key) for key in ("name", "type"))
+            right, wrong = right + same, wrong + 2 - same + sum(name not in true["properties"] for name in guess["properties"])
+    if mode == "strict":
+        wrong += sum(uuid not in step.after for uuid in objects)
+    return right, wrong
+
+
+def _changed_share(objects: Objects, step: Transition, mode: Mode) -> float | None:
+    """Share right among what changes; strict counts each created and each removed object as one more item. None when nothing changes."""
+    results = [_item_right(objects.get(uuid), step.after[uuid], name, mode) for uuid, name in step.changed_items]
+    if mode == "strict":
+        for uuid, true in step.after.items():
+            if uuid not in step.before:
+                guess = objects.get(uuid)
+                results.append(guess is not None and all(_item_right(guess, true, name, mode) for name in [*true["properties"], None]))
+        results += [uuid not in objects for uuid in step.before if uuid not in step.after]
+    return sum(results) / len(results) if results else None
+
+
+def _extra_property(objects: Objects, step: Transition) -> bool:
+    return any(
+        name not in step.after[uuid]["properties"]
+        for uuid in step.after
+        if uuid in step.before and objects.get(uuid, step.before[uuid]) is not step.before[uuid]
+        for name in objects[uuid].get("properties", ())
+    )
+
+
+def judge_difference(difference: dict[str, Any], step: Transition, kind: Kind = "binary", mode: Mode = "faithful") -> Verdict:
+    """Judge a readable difference."""
+    objects, score = merge(step, difference, mode)
+    right, wrong = _count(objects, step, mode)
+    score_right = sum(isinstance(score, dict) and key in score and _same(score[key], step.target_score[key], mode) for key in SCORE_KEYS)
+    items, scored = right / max(1, right + wrong), score_right / len(SCORE_KEYS)
+    correct = wrong == 0 and score_right == len(SCORE_KEYS)
+    changed = _changed_share(objects, step, mode)
+    if kind == "binary":
+        return Verdict(float(correct), correct, items, scored, changed)
+    if mode == "faithful" and _extra_property(objects, step):
+        return Verdict(0.0, correct, items, scored, changed, "a property that the true object lacks")
+    reward = 0.09 * items + 0.01 * scored + 0.2 * correct + (changed or 0.0)
+    return Verdict(reward, correct, items, scored, changed)
+
+
+def judge(response: str, step: Transition, kind: Kind = "binary", mode: Mode = "faithful") -> Verdict:
+    """Judge a whole response. A malformed answer is a zero with a reason; nothing a model writes raises or hangs."""
+    try:
+        return judge_difference(read_difference(response, mode), step, kind, mode)
+    except (Unreadable, RecursionError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        return Verdict(0.0, False, reason=f"{type(error).__name__}: {str(error)[:200]}")
