@@ -1,0 +1,63 @@
+"""One file per algorithm. Each has `settings` (the policy loss) and `prepare` (sequences with weights), and `keep` where it filters.
+
+A step is: roll out, `keep`, score what `needs` names, `prepare`, pack, one engine step.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...data.packing import TrainSequence
+    from ...data.trajectory import Trajectory
+    from ...kernels.policy_loss import PolicySettings
+    from .common import Gather, Scores
+
+# kind of the settings -> module of this folder
+MODULES = {
+    "grpo": "grpo",
+    "dr-grpo": "dr_grpo",
+    "dapo": "dapo",
+    "gspo": "gspo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce_pp",
+    "ppo": "ppo",
+    "starpo-s": "starpo_s",
+    "sft": "sft",
+}
+
+
+def module_of(config: Any) -> ModuleType:
+    """The module of an algorithm's settings."""
+    return importlib.import_module(f".{MODULES[config.kind]}", __package__)
+
+
+def needs(config: Any) -> frozenset[str]:
+    """Which of `Scores` must be there before `prepare`: reference, policy, values."""
+    wanted = set()
+    if getattr(config, "kl_coef", 0.0):
+        wanted.add("reference")
+    if getattr(config, "tis_cap", None) is not None:
+        wanted.add("policy")
+    if config.kind in ("ppo", "starpo-s"):
+        wanted.add("values")
+    return frozenset(wanted)
+
+
+def settings(config: Any, temperature: float) -> PolicySettings:
+    """The policy loss of an algorithm."""
+    return module_of(config).settings(config, temperature)
+
+
+def keep(config: Any, trajectories: Sequence[Trajectory], gather: Gather) -> list[Trajectory]:
+    """The trajectories an algorithm trains on, Invalid ones left to `prepare` to pass over."""
+    module = module_of(config)
+    return module.keep(config, trajectories, gather) if hasattr(module, "keep") else list(trajectories)
+
+
+def prepare(config: Any, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
+    """This rank's sequences with weights that make the sum over all ranks the algorithm's loss."""
+    return module_of(config).prepare(config, trajectories, scores, gather)

@@ -7,18 +7,150 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class GRPO:
-    """Group-relative policy optimisation: the advantage of a sample is its reward against its group's."""
+class Policy:
+    """What every policy-gradient algorithm can choose. Its defaults are GRPO's; the algorithms below change them.
 
-    kind: Literal["grpo"] = "grpo"
+    `aggregate` is how token terms become one loss: a mean over all tokens, a mean over sequences of token means, or a sum over
+    tokens with a mean over sequences, which is what a sequence's log-probability asks for.
+    """
+
     clip_low: float = 0.2
     clip_high: float = 0.2
-    scale: Literal["mean_std", "mean", "leave_one_out"] = "mean_std"  # "mean" is Dr. GRPO's
-    aggregate: Literal["token", "sequence"] = "token"  # mean over all tokens, or over sequences of token means
+    dual_clip: float | None = None  # bound on the loss of a negative advantage, in units of -A
+    aggregate: Literal["token", "sequence", "sum"] = "token"
     kl_coef: float = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the loss term; in the reward it is k1
+    kl_clamp: float | None = None
     entropy_coef: float = 0.0
+    tis_cap: float | None = None  # cap on trainer / sampler probability; log-probs are then recomputed by the trainer
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high", "kl_coef", "entropy_coef"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} must not be negative")
+        if self.tis_cap is not None and self.tis_cap <= 0:
+            raise ValueError(f"tis_cap: {self.tis_cap} must be above 0")
+
+
+@dataclass(frozen=True)
+class GRPO(Policy):
+    """Group-relative policy optimisation: the advantage of a sample is its reward against its group's."""
+
+    kind: Literal["grpo"] = "grpo"
+    scale: Literal["mean_std", "mean", "leave_one_out", "uniform_std"] = "mean_std"
+
+
+@dataclass(frozen=True)
+class DrGRPO(Policy):
+    """GRPO without its two biases: no division by the group's std, and every token weighs the same constant."""
+
+    kind: Literal["dr-grpo"] = "dr-grpo"
+    aggregate: Literal["sum"] = "sum"
+    length: int = 512  # the constant a sequence's sum is divided by: the generation budget
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < 1:
+            raise ValueError(f"length: {self.length} must be at least 1")
+
+
+@dataclass(frozen=True)
+class DAPO(Policy):
+    """GRPO with a wider upper clip, groups without a signal replaced by fresh prompts, and a soft penalty on overlong answers."""
+
+    kind: Literal["dapo"] = "dapo"
+    clip_high: float = 0.28
+    refills: int = 4  # rounds of fresh prompts at most, to replace groups whose rewards are all equal
+    overlong_length: int = 0  # sampled tokens a trajectory may have; 0 means no penalty
+    overlong_cache: int = 0  # the penalty grows from 0 to 1 over this many tokens before that length
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.refills < 0:
+            raise ValueError(f"refills: {self.refills} must not be negative")
+        if self.overlong_length and not 0 < self.overlong_cache <= self.overlong_length:
+            raise ValueError(f"overlong_cache: {self.overlong_cache} must be between 1 and overlong_length ({self.overlong_length})")
+
+
+@dataclass(frozen=True)
+class GSPO(Policy):
+    """GRPO with one importance ratio per sequence, the geometric mean of its tokens'."""
+
+    kind: Literal["gspo"] = "gspo"
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    aggregate: Literal["sequence"] = "sequence"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tis_cap is not None:
+            raise ValueError("tis_cap: corrects token by token, GSPO's ratio is the sequence's; leave it out")
+
+
+@dataclass(frozen=True)
+class RLOO(Policy):
+    """REINFORCE with the mean of the group's other samples as baseline; a sequence is one action."""
+
+    kind: Literal["rloo"] = "rloo"
+    aggregate: Literal["token", "sequence", "sum"] = "sum"
+    kl_in: Literal["loss", "reward"] = "reward"
+
+
+@dataclass(frozen=True)
+class ReinforcePP(Policy):
+    """REINFORCE++: returns with a KL penalty at every token, normalised over the tokens of the whole batch, without a critic."""
+
+    kind: Literal["reinforce++"] = "reinforce++"
+    kl_in: Literal["loss", "reward"] = "reward"
+    gamma: float = 1.0
+    group_baseline: bool = False  # subtract the group's mean reward first
+
+
+@dataclass(frozen=True)
+class PPO(Policy):
+    """PPO with a critic: advantages by GAE over tokens, or bi-level over turns and then tokens."""
+
+    kind: Literal["ppo"] = "ppo"
+    kl_in: Literal["loss", "reward"] = "reward"
+    gamma: float = 1.0
+    lam: float = 1.0
+    bi_level: bool = False
+    turn_gamma: float = 0.95  # of the upper level
+    turn_rewards: bool = False  # each turn's reward at its last token, instead of the trajectory's at the very last
+    value_clip: float = 0.5
+    whiten: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.value_clip <= 0:
+            raise ValueError(f"value_clip: {self.value_clip} must be above 0")
+        if self.bi_level and not self.turn_rewards:
+            raise ValueError("bi_level: needs turn_rewards, or there is only one turn end to see")
+
+
+@dataclass(frozen=True)
+class StarPOS(PPO):
+    """StarPO-S: PPO on the groups whose rewards differ most, with clip-higher and dual clip."""
+
+    kind: Literal["starpo-s"] = "starpo-s"  # type: ignore[assignment]
+    clip_high: float = 0.28
+    dual_clip: float | None = 3.0
+    entropy_coef: float = 0.001
+    keep: float = 0.25  # share of the groups, by the standard deviation of their rewards
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep: {self.keep} must be in (0, 1]")
+
+
+@dataclass(frozen=True)
+class SFT:
+    """Imitation of what was sampled (rejection sampling): cross-entropy on the trajectories whose reward is high enough."""
+
+    kind: Literal["sft"] = "sft"
+    min_reward: float = 1.0
+
+
+Algorithm = GRPO | DrGRPO | DAPO | GSPO | RLOO | ReinforcePP | PPO | StarPOS | SFT

@@ -1,0 +1,162 @@
+"""What the algorithms share: which tokens are trained, what they weigh, and statistics over all data-parallel ranks.
+
+Per-token arrays are aligned with a sequence's ids. A step's valid sequences, in the order of their trajectories, are its *rows*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...data.packing import TrainSequence, role_weight
+from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
+from ...kernels.advantage import group_advantage
+from ...kernels.policy_loss import PolicySettings
+from .config import Policy
+
+Gather = Callable[[Any], list[Any]]  # every data-parallel rank's value
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What models say of every row, where the algorithm asks for it (`needs`): one array per row, aligned with its ids."""
+
+    reference: list[np.ndarray] | None = None  # log-probs of the frozen model
+    policy: list[np.ndarray] | None = None  # log-probs recomputed by the trainer before the step
+    values: list[np.ndarray] | None = None  # of the critic
+
+
+def policy_settings(config: Policy, temperature: float, *, ratio: str = "token") -> PolicySettings:
+    """The policy loss that goes with the settings."""
+    return PolicySettings(
+        temperature=temperature,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        ratio=ratio,
+        kl=config.kl_estimator,
+        kl_clamp=config.kl_clamp,
+    )
+
+
+def is_valid(trajectory: Trajectory) -> bool:
+    """Whether it counts: a fault of the machinery does not."""
+    return not isinstance(trajectory.reward, Invalid)
+
+
+def rows(trajectories: Sequence[Trajectory]) -> list[tuple[int, TokenSequence]]:
+    """The sequences to train on, each with the number of its trajectory."""
+    return [(i, s) for i, t in enumerate(trajectories) if is_valid(t) for s in t.sequences]
+
+
+def action_mask(sequence: TokenSequence) -> np.ndarray:
+    """1.0 on sampled tokens."""
+    return role_weight(sequence, Role.ACTION)
+
+
+def action_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """How many sampled tokens will be trained on."""
+    return sum(sum(r == Role.ACTION for r in s.roles) for _, s in rows(trajectories))
+
+
+def rewards_of(trajectories: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
+    """Rewards (0 where Invalid) and which of them count."""
+    valid = np.array([is_valid(t) for t in trajectories], dtype=bool)
+    rewards = [0.0 if isinstance(t.reward, Invalid) else float(t.reward) for t in trajectories]
+    return np.array(rewards, dtype=np.float64), valid
+
+
+def group_advantages(method: str, trajectories: Sequence[Trajectory], rewards: np.ndarray | None = None) -> np.ndarray:
+    """One advantage per trajectory against the others of its prompt; Invalid ones get 0 and enter no group's statistics."""
+    given, valid = rewards_of(trajectories)
+    values = group_advantage(
+        torch.tensor((given if rewards is None else rewards).tolist()),
+        torch.tensor([t.prompt_id for t in trajectories]),
+        method=method,
+        valid_S=torch.from_numpy(valid),
+    )
+    return values.numpy().astype(np.float32)
+
+
+def with_kl_reward(config: Policy, trajectories: Sequence[Trajectory], rewards: np.ndarray, scores: Scores) -> np.ndarray:
+    """Rewards less the KL penalty of the whole trajectory, where the settings put it into the reward."""
+    if not (config.kl_coef and config.kl_in == "reward"):
+        return rewards
+    result = rewards.copy()
+    for (index, _), penalty in zip(rows(trajectories), kl_penalties(config, trajectories, scores), strict=True):
+        result[index] -= penalty.sum()
+    return result
+
+
+def kl_penalties(config: Policy, trajectories: Sequence[Trajectory], scores: Scores) -> list[np.ndarray]:
+    """Per token of every row: coefficient x (log-prob - reference log-prob), 0 where nothing was sampled."""
+    assert scores.reference is not None, "kl_in = reward needs the reference's log-probs"
+    pairs = zip(rows(trajectories), scores.reference, strict=True)
+    return [config.kl_coef * action_mask(s) * (np.asarray(s.logprobs) - reference) for (_, s), reference in pairs]
+
+
+def denominator(config: Policy, trajectories: Sequence[Trajectory], gather: Gather) -> float:
+    """What the summed loss is divided by, over all ranks: sampled tokens, or sequences."""
+    mine = action_tokens(trajectories) if config.aggregate == "token" else len(rows(trajectories))
+    return float(max(sum(gather(mine)), 1))
+
+
+def weigh(
+    config: Policy,
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[np.ndarray],
+    total: float,
+    scores: Scores | None = None,
+    *,
+    all_rows: bool = False,
+) -> list[TrainSequence]:
+    """Rows with their weights. `advantages` holds one array per row; `total` is the global denominator.
+
+    Where only the advantage makes a gradient, rows without one are left out: they would cost a forward and give nothing.
+    """
+    result = []
+    all_rows = all_rows or bool(config.entropy_coef) or bool(config.kl_coef and config.kl_in == "loss")
+    for number, (_, sequence) in enumerate(rows(trajectories)):
+        mask = action_mask(sequence)
+        if not all_rows and not (advantages[number] * mask).any():
+            continue
+        share = 1.0 / total if config.aggregate != "sequence" else 1.0 / (total * max(mask.sum(), 1.0))
+        sampled = np.asarray(sequence.logprobs, np.float32)
+        arrays = {"pg": mask * np.float32(share), "advantage": np.asarray(advantages[number], np.float32), "old_logprob": sampled}
+        if config.tis_cap is not None:
+            assert scores is not None and scores.policy is not None, "tis_cap needs the trainer's log-probs"
+            arrays["old_logprob"] = scores.policy[number].astype(np.float32)
+            arrays["pg"] = arrays["pg"] * importance(arrays["old_logprob"], sampled, config.tis_cap) * mask
+        if config.entropy_coef:
+            arrays["entropy"] = mask * np.float32(share * config.entropy_coef)
+        if config.kl_coef and config.kl_in == "loss":
+            arrays["kl"] = mask * np.float32(share * config.kl_coef)
+            if scores is not None and scores.reference is not None:
+                arrays["ref_logprob"] = scores.reference[number].astype(np.float32)
+        result.append(TrainSequence.of(sequence, **arrays))
+    return result
+
+
+def importance(policy: np.ndarray, sampler: np.ndarray, cap: float) -> np.ndarray:
+    """Truncated importance weight: the trainer's probability over the sampler's, at most `cap`."""
+    return np.exp(np.minimum(policy - sampler, np.log(cap))).astype(np.float32)
+
+
+def spread(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[np.ndarray]:
+    """A value per trajectory as one constant array per row."""
+    return [np.full(len(s.ids), values[i], np.float32) for i, s in rows(trajectories)]
+
+
+def whiten(arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray], gather: Gather, eps: float = 1e-8) -> list[np.ndarray]:
+    """Mean 0 and std 1 over the masked tokens of all ranks; 0 elsewhere."""
+    joined = np.concatenate([np.asarray(a, np.float64)[m > 0] for a, m in zip(arrays, masks, strict=True)] or [np.zeros(0)])
+    parts = gather((len(joined), float(joined.sum())))
+    count = max(sum(n for n, _ in parts), 1)
+    mean = sum(s for _, s in parts) / count
+    spread_sum = sum(gather(float(((joined - mean) ** 2).sum())))
+    std = (spread_sum / max(count - 1, 1)) ** 0.5
+    return [((np.asarray(a, np.float64) - mean) / (std + eps) * m).astype(np.float32) for a, m in zip(arrays, masks, strict=True)]

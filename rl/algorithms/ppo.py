@@ -1,0 +1,153 @@
+"""PPO with a critic: GAE over sampled tokens, bi-level over turns where asked, and a clipped value loss.
+
+Shape suffixes: B rows, L columns (ids), T positions of a packed batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ...core.batch import PackedBatch
+from ...core.engine import Head, LossFn
+from ...core.errors import ConfigError
+from ...data.packing import TrainSequence
+from ...data.trajectory import TokenSequence, Trajectory
+from ...kernels.advantage import bilevel_gae, gae
+from ...kernels.policy_loss import PolicySettings
+from . import common
+from .common import Gather, Scores
+from .config import PPO
+
+
+def settings(config: PPO, temperature: float) -> PolicySettings:
+    """The policy loss that goes with the algorithm."""
+    return common.policy_settings(config, temperature)
+
+
+def turn_ends(sequence: TokenSequence) -> np.ndarray:
+    """Numbers of the last token of every sampled span."""
+    mask = common.action_mask(sequence) > 0
+    return np.flatnonzero(mask & ~np.append(mask[1:], False))
+
+
+def token_rewards(config: PPO, trajectories: Sequence[Trajectory], scores: Scores) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Reward of every token of every row, and where turns end. Turns count through a trajectory's rows in order."""
+    rows = common.rows(trajectories)
+    in_reward = bool(config.kl_coef) and config.kl_in == "reward"
+    penalties = common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
+    rewards, ends = [], []
+    turn_of: dict[int, int] = {}
+    for (index, sequence), penalty in zip(rows, penalties, strict=True):
+        trajectory, at = trajectories[index], turn_ends(sequence)
+        value, end = -penalty, np.zeros(len(sequence.ids), bool)
+        end[at] = True
+        if config.turn_rewards:
+            first = turn_of.get(index, 0)
+            given = trajectory.turn_rewards[first : first + len(at)]
+            if len(given) != len(at):
+                raise ConfigError(
+                    f"turn_rewards: prompt {trajectory.prompt_id} has {len(trajectory.turn_rewards)} turn rewards for more sampled turns"
+                )
+            value[at] += given
+            turn_of[index] = first + len(at)
+        elif len(at):
+            value[at[-1]] += float(trajectory.reward)  # type: ignore[arg-type]
+        rewards.append(value)
+        ends.append(end)
+    return rewards, ends
+
+
+def advantages(config: PPO, trajectories: Sequence[Trajectory], scores: Scores) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(advantages, returns) of every row, before whitening."""
+    if scores.values is None:
+        raise ConfigError("algorithm: ppo needs a critic; give the stage one, or choose an algorithm without (grpo, rloo, reinforce++)")
+    sequences = [s for _, s in common.rows(trajectories)]
+    rewards, ends = token_rewards(config, trajectories, scores)
+    length = max((len(s.ids) for s in sequences), default=1)
+
+    def table(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
+        filled = torch.zeros(len(arrays), length, dtype=dtype)
+        for row, array in enumerate(arrays):
+            filled[row, : len(array)] = torch.as_tensor(np.ascontiguousarray(array), dtype=dtype)
+        return filled
+
+    masks = [common.action_mask(s) > 0 for s in sequences]
+    mask_BL = table(masks, torch.bool)
+    rewards_BL = table(rewards, torch.float64)
+    values_BL = table(scores.values, torch.float64) * mask_BL
+    if config.bi_level:
+        # the upper level sees the turns' rewards alone; a KL penalty between turn ends belongs to the lower one
+        ends_BL = table(ends, torch.bool)
+        if bool((rewards_BL[~ends_BL] != 0).any()):
+            raise ConfigError("bi_level: does not go with kl_in = reward; put the KL term into the loss")
+        advantage_BL, return_BL = bilevel_gae(
+            rewards_BL, values_BL, mask_BL, ends_BL, gamma=config.gamma, lam=config.lam, high_level_gamma=config.turn_gamma
+        )
+    else:
+        advantage_BL, return_BL = gae(rewards_BL, values_BL, mask_BL, gamma=config.gamma, lam=config.lam)
+    cut = [(a[: len(s.ids)], r[: len(s.ids)]) for a, r, s in zip(advantage_BL.numpy(), return_BL.numpy(), sequences, strict=True)]
+    return [a for a, _ in cut], [r for _, r in cut]
+
+
+def prepare(config: PPO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
+    """Policy and value terms of every row; the value loss is a mean over all sampled tokens."""
+    values, targets = advantages(config, trajectories, scores)
+    masks = [common.action_mask(s) for _, s in common.rows(trajectories)]
+    if config.whiten:
+        values = common.whiten(values, masks, gather)
+    weighed = common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores, all_rows=True)
+    tokens = float(max(sum(gather(common.action_tokens(trajectories))), 1))
+    assert scores.values is not None
+    return [
+        replace(
+            row,
+            value=mask / np.float32(tokens),
+            returns=target.astype(np.float32),
+            old_value=(value * mask).astype(np.float32),
+        )
+        for row, mask, target, value in zip(weighed, masks, targets, scores.values, strict=True)
+    ]
+
+
+def value_loss(config: PPO) -> LossFn:
+    """The critic's loss: half the squared error, the larger of plain and clipped around the old value."""
+
+    def loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        if head.values_T is None or batch.value_weight_T is None or batch.return_T is None or batch.old_value_T is None:
+            raise ConfigError("critic: the model has no value head, or the batch no returns")
+        values_T, weight_T = head.values_T.float(), batch.value_weight_T
+        member_T = weight_T != 0
+        near_T = batch.old_value_T + (values_T - batch.old_value_T).clamp(-config.value_clip, config.value_clip)
+        plain_T, clipped_T = (values_T - batch.return_T).square(), (near_T - batch.return_T).square()
+        error_T = torch.where(member_T, torch.maximum(plain_T, clipped_T), torch.zeros_like(plain_T))
+        value = 0.5 * (weight_T * error_T).sum()
+        detached = plain_T.detach() * member_T
+        sums = {
+            "value_loss": value.detach(),
+            "value_clipped": ((clipped_T > plain_T) & member_T).sum(),
+            "value_tokens": member_T.sum(),
+            "value_error_sq": detached.sum(),
+            "return": (batch.return_T * member_T).sum(),
+            "return_sq": (batch.return_T.square() * member_T).sum(),
+        }
+        return value, sums
+
+    return loss
+
+
+def value_score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, torch.Tensor]:
+    """A score for the engine: the critic's value before every target."""
+    if head.values_T is None:
+        raise ConfigError("critic: the model has no value head")
+    return {"value": head.values_T.float()}
+
+
+def explained_variance(sums: dict[str, float]) -> float:
+    """1 - squared error / variance of the returns; 0 for a critic that knows nothing, NaN where returns do not vary."""
+    count = max(sums["value_tokens"], 1.0)
+    variance = sums["return_sq"] / count - (sums["return"] / count) ** 2
+    return 1.0 - sums["value_error_sq"] / count / variance if variance > 1e-12 else float("nan")
