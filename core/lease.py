@@ -60,7 +60,7 @@ class Lease:
             with _locked(folder):
                 holder = read_json(path)
                 alive = False if holder is None or holder.get("released") else _process_alive(holder)
-                if alive is None:  # another host: judge by whether the file is still renewed, on our own clock
+                if holder is not None and alive is None:  # another host: judge by whether the file is still renewed, on our own clock
                     seen = (holder["token"], path.stat().st_mtime_ns)
                     if seen != last_seen:
                         last_seen, silent_since = seen, time.monotonic()
@@ -69,7 +69,7 @@ class Lease:
                     lease = cls(folder, uuid.uuid4().hex, (holder or {}).get("incarnation", 0) + 1)
                     lease._write()
                     break
-            if time.monotonic() >= deadline:
+            if holder is not None and time.monotonic() >= deadline:
                 raise LeaseError(
                     f"{folder}: run directory is in use by process {holder['pid']} on {holder['host']}; "
                     "wait for it, stop it, or choose another --run folder"

@@ -85,7 +85,7 @@ def test_overrides_reach_lists_and_new_sections() -> None:
     assert (config.pets[0].lives, config.inner.rate, config.count, config.limit) == (7, 0.5, 4, None)
     with pytest.raises(ConfigError, match=r"--set inner\.rat=1: unknown key 'inner\.rat'; did you mean 'rate'"):
         read("name: x\n", "inner.rat=1")
-    with pytest.raises(ConfigError, match="key.subkey=value"):
+    with pytest.raises(ConfigError, match=r"key\.subkey=value"):
         read("name: x\n", "count")
     with pytest.raises(ConfigError, match="no index"):
         read("name: x\npets: [{kind: cat}]\n", "pets.3.lives=7")
