@@ -15,10 +15,11 @@ from typing import Any
 
 from ...core.errors import ConfigError, StorageError
 from ...core.files import make_folder, write_atomic
+from ...core.progress import clock
 from . import curves
 from .curves import Panel, build_panels, short
 from .health import Finding, check_metrics, check_tables, series, worst_first
-from .load import RunData, load_run
+from .load import RunData, load_run, number
 from .rollouts import build_rollouts
 from .tables import build_tables
 
@@ -53,13 +54,29 @@ def edge_means(points: list[tuple[int, float]]) -> tuple[float, float]:
     return sum(values[:size]) / size, sum(values[-size:]) / size
 
 
+def last_steps(run: RunData) -> dict[str, int]:
+    """The last recorded step of each stage, in order."""
+    return {record["stage"]: record["step"] for record in run.metrics}
+
+
+def training_seconds(run: RunData) -> float:
+    """Time spent in steps; a record stands for the steps since the one before, as not every step is recorded."""
+    total, previous = 0.0, {}
+    for record in run.metrics:
+        took = number(record.get("time/step_s"))
+        if took is not None and math.isfinite(took):
+            total += took * (record["step"] - previous.get(record["stage"], 0))
+        previous[record["stage"]] = record["step"]
+    return total
+
+
 def default_summary(run: RunData) -> tuple[str, list[str]]:
     """Plain words for a run that wrote no summary: what was recorded, and where the reward went."""
-    stages = list(dict.fromkeys(record["stage"] for record in run.metrics))
+    stages = last_steps(run)
     if not stages:
         return "This run has not recorded a step yet.", []
-    counts = ", ".join(f"{stage} {sum(record['stage'] == stage for record in run.metrics)} steps" for stage in stages)
-    paragraphs = [f"The run wrote no summary. It recorded: {counts}."]
+    reached = ", ".join(f"{stage} up to step {step:,}" for stage, step in stages.items())
+    paragraphs = [f"The run wrote no summary. Its record reaches: {reached}."]
     headline = f"{run.name}: no final result yet"
     for stage in stages:
         points = series(run.metrics, stage, "reward/mean")
@@ -81,15 +98,11 @@ def summary_of(run: RunData) -> tuple[str, list[str]]:
 def facts_of(run: RunData) -> list[tuple[str, str]]:
     """The short line under a run's name: how much was done, on what."""
     facts = []
-    stages = Counter(record["stage"] for record in run.metrics)
-    if stages:
-        facts.append(("steps", ", ".join(f"{stage} {count:,}" for stage, count in stages.items())))
-    seconds = [record.get("time/step_s") for record in run.metrics]
-    spent = sum(value for value in seconds if isinstance(value, int | float) and math.isfinite(value))
+    if run.metrics:
+        facts.append(("steps", ", ".join(f"{stage} {step:,}" for stage, step in last_steps(run).items())))
+    spent = training_seconds(run)
     if spent:
-        facts.append(
-            ("time in steps", f"{spent / 3600:.1f} h" if spent >= 5400 else f"{spent / 60:.1f} min" if spent >= 90 else f"{spent:.0f} s")
-        )
+        facts.append(("training time, about", clock(spent)))
     wanted = {
         "git.commit": "commit",
         "versions.torch": "torch",

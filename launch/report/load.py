@@ -174,7 +174,9 @@ def load_run(run_dir: str | Path) -> RunData:
     if not run.metrics:
         run.missing.append("metrics.jsonl (no step was recorded)")
 
-    run.rollout_files = list_rollouts(path / "rollouts", run.problems)
+    order = list(dict.fromkeys(record["stage"] for record in run.metrics))
+    files = list_rollouts(path / "rollouts", run.problems)
+    run.rollout_files = sorted(files, key=lambda file: order.index(file.stage) if file.stage in order else len(order))
     if not run.rollout_files:
         run.missing.append("rollouts/")
 

@@ -243,7 +243,7 @@ function startBrowser(root) {
     const exact = item.turns.filter((turn) => turn.exact === true).length;
     const dots = make("span", { class: "marks", role: "img", "aria-label": `${exact} of ${item.turns.length} turns exact` }, marks(item));
     const where = (data.runs.length > 1 ? data.runs[item.run] + " · " : "") + `${item.stage} · step ${item.step}`;
-    const button = make("button", { type: "button", onclick: () => open(item) }, make("span", { class: "who" }, `${item.prompt} #${item.sample}`), make("b", {}, rewardText(item)), make("small", {}, where), dots);
+    const button = make("button", { type: "button", onclick: () => open(item) }, make("span", { class: "who" }, `prompt ${item.prompt} · ${item.sample}`), make("b", {}, rewardText(item)), make("small", {}, where), dots);
     button.dataset.index = item.index;
     return make("li", {}, button);
   }

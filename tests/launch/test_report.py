@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrella.core.errors import ConfigError, StorageError
-from terrella.launch.report import SIZE_LIMIT, build_report, flatten
+from terrella.launch.report import SIZE_LIMIT, build_report, flatten, last_steps, training_seconds
 from terrella.launch.report.curves import axis, build_panels, linear_ticks, thin
 from terrella.launch.report.health import check_metrics, check_tables
 from terrella.launch.report.load import load_run, read_metrics
@@ -121,10 +121,10 @@ def test_runs_are_compared_and_their_differences_listed(run, tmp_path):
 
 
 def test_big_run_stays_under_the_limit(tmp_path):
-    run = make_run(tmp_path / "big", pretrain=12_000, grpo=100, prompts=16, samples=8)
+    run = make_run(tmp_path / "big", pretrain=6_000, grpo=60, prompts=16, samples=8)
     long = "word " * 4_000
     turns = [{"prompt": long, "action": "go", "prediction": long, "truth": long, "exact": True}] * 30
-    for step in range(1000, 1030):
+    for step in range(1000, 1020):
         lines = [json.dumps({"prompt_id": i, "sample": 0, "reward": 1, "invalid": None, "turns": turns}) for i in range(2)]
         (run / "rollouts" / f"eval-{step}.jsonl").write_text("\n".join(lines) + "\n")
     path = build_report(run)
@@ -243,6 +243,18 @@ def test_axis_covers_the_values(values, may_log):
 
 def test_ticks_are_round():
     assert linear_ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
+
+
+def test_sparse_records_count_for_the_steps_between(tmp_path):
+    records = [
+        {"stage": "a", "step": 10, "time/step_s": 2.0},
+        {"stage": "a", "step": 20, "time/step_s": 4.0},
+        {"stage": "b", "step": 1, "time/step_s": 3.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = load_run(tmp_path)
+    assert training_seconds(run) == 10 * 2.0 + 10 * 4.0 + 3.0
+    assert last_steps(run) == {"a": 20, "b": 1}
 
 
 def test_policy_loss_and_cross_entropy_do_not_share_an_axis(run):
