@@ -1,0 +1,33 @@
+"""The trained model as a Hugging Face folder, proven equal to the engine's on fixed prompts."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from ...core.files import make_folder, write_json
+from ...models.hf import export_hf
+from ..job import Job
+from ..recipe import Export
+from .common import build_engine
+
+FOLDER = "export"
+
+
+def run(stage: Export, job: Job) -> dict[str, Any]:
+    """Write, prove and publish the folder; a kill leaves the old one or none."""
+    engine = build_engine(job, None, stage.model)
+    final, partial, tokenizer = (job.run.path / name for name in (FOLDER, f".{FOLDER}.partial", f".{FOLDER}.tokenizer"))
+    if job.speaks:
+        job.run.guard()
+        shutil.rmtree(partial, ignore_errors=True)
+        job.tokenizer.save(make_folder(tokenizer))
+        specials = {"bos_token_id": job.tokenizer.bos_id, "eos_token_id": job.tokenizer.eos_id, "pad_token_id": job.tokenizer.pad_id}
+        write_json(tokenizer / "generation_config.json", specials)
+    job.barrier()
+    proof = export_hf(engine, partial, carry_from=tokenizer)
+    if job.speaks:
+        shutil.rmtree(tokenizer)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    return {"folder": FOLDER, "max_logit_difference": proof["max_logit_difference"], "tensors": len(proof["tensors"])}
