@@ -148,8 +148,14 @@ def axis(values: Sequence[float], may_log: bool) -> tuple[float, float, bool, li
     low, high = min(values), max(values)
     if may_log and low > 0 and high / low > LOG_FROM:
         low, high = 10 ** (math.log10(low) - 0.08), 10 ** (math.log10(high) + 0.08)
-        powers = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
-        return low, high, True, powers[:: max(1, math.ceil(len(powers) / 4))]
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        tens = [10.0**power for power in powers if low <= 10.0**power <= high]
+        ticks = (
+            tens
+            if len(tens) > 2
+            else [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+        )
+        return low, high, True, ticks[:: max(1, math.ceil(len(ticks) / 5))]
     if low == high:
         pad = abs(low) * 0.1 or 1.0
         return low - pad, high + pad, False, [low]
