@@ -138,12 +138,13 @@ KINDS: dict[str, Kind] = {
                 )
             ),
             "frames.*.png": Member(required=False),
+            "frames.*.jpg": Member(required=False),
             "frames.*.webp": Member(required=False),
             "frames.mp4": Member(required=False),
             "actions.npy": Member(required=False, dtype=("f4", "f8"), ndim=2),
             "instruction.txt": Member(required=False),
         },
-        one_of=("frames.*.png", "frames.*.webp", "frames.mp4"),
+        one_of=("frames.*.png", "frames.*.jpg", "frames.*.webp", "frames.mp4"),
     ),
     VIDEO_TOKENS: Kind(
         VIDEO_TOKENS,
@@ -309,7 +310,7 @@ def _check_together(kind: Kind, sample: dict[str, Any], wrong: Any) -> None:
             raise wrong("tokens.npy", f"{tokens.shape[-1]} tokens a row, the layout in meta.json says {told}")
     if kind.name == VIDEO and "frames.mp4" not in sample:
         meta = sample["meta.json"]
-        pictures = sum(1 for f in sample if f.endswith((".png", ".webp")))
+        pictures = sum(1 for f in sample if f.endswith((".png", ".jpg", ".webp")))
         if pictures != meta["frames"] * len(meta["views"]):
             raise wrong("meta.json", f"{meta['frames']} frames of {len(meta['views'])} views told, {pictures} pictures found")
 

@@ -1,0 +1,92 @@
+"""Parquet and arrow files: RLVR-World's processed rows, and Hugging Face datasets folders. Needs pyarrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from ..schema import PAIR
+from .base import Item
+from .chat import openai_messages, text_sample
+
+BATCH = 256
+
+
+def rows(source: Path, cursor: list[Any] | None) -> Iterator[tuple[list[Any], str, float, dict[str, Any]]]:
+    """(cursor, where, share done, row) of every parquet or arrow file of a folder, a batch in memory at a time."""
+    try:
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(f"{source}: reading parquet or arrow needs pyarrow; install terrella[data]") from error
+    files = sorted(p for p in source.rglob("*") if p.suffix in (".parquet", ".arrow")) if source.is_dir() else [source]
+    if not files:
+        raise ConfigError(f"{source}: no .parquet or .arrow file here")
+    at = cursor or ["", 0]
+    for number, path in enumerate(files):
+        name = path.name if path == source else path.relative_to(source).as_posix()
+        if name < at[0]:
+            continue
+        skip, row = at[1] if name == at[0] else 0, 0
+        if path.suffix == ".parquet":
+            opened = pyarrow.parquet.ParquetFile(path)
+            total, batches = opened.metadata.num_rows, opened.iter_batches(BATCH)
+        else:
+            # datasets writes the stream form of arrow, other tools the file form
+            with pyarrow.memory_map(str(path)) as mapped:
+                try:
+                    table = pyarrow.ipc.open_stream(mapped).read_all()
+                except pyarrow.ArrowInvalid:
+                    table = pyarrow.ipc.open_file(mapped).read_all()
+            total, batches = table.num_rows, iter(table.to_batches(BATCH))
+        for batch in batches:
+            if row + batch.num_rows <= skip:
+                row += batch.num_rows
+                continue
+            for record in batch.to_pylist():
+                row += 1
+                if row > skip:
+                    yield [name, row], f"{name}:{row - 1}", (number + row / max(total, 1)) / len(files), record
+
+
+def read_rlvr(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
+    """RLVR-World rows: prompt, reward_model.ground_truth, extra_info; the web page rows keep their other columns."""
+    for here, where, done, row in rows(source, cursor):
+        prompt, truth = row.get("prompt"), (row.get("reward_model") or {}).get("ground_truth")
+        if not isinstance(prompt, list) or not prompt:
+            yield Item(here, dropped="no prompt", where=where, done=done)
+            continue
+        if not isinstance(truth, str) or not truth:
+            yield Item(here, dropped="no ground truth", where=where, done=done)
+            continue
+        told = row.get("extra_info") or {}
+        extra: dict[str, Any] = {"schema": PAIR, "source": row.get("data_source"), "split": told.get("split"), "index": told.get("index")}
+        if isinstance(told.get("data_state"), str):
+            extra |= {"state": _json_or_text(told["data_state"]), "action": told.get("data_action")}
+        for name in ("task_id", "step_idx", "previous_actions", "answer"):
+            if row.get(name) is not None:
+                extra[name] = row[name]
+        messages = [{"role": m["role"], "content": m["content"]} for m in prompt]
+        yield Item(here, {"prompt.json": messages, "target.json": _json_or_text(truth), "extra.json": extra}, where=where, done=done)
+
+
+def read_hf(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
+    """Chats of a datasets folder: messages, conversations, or prompt and completion."""
+    for here, where, done, row in rows(source, cursor):
+        messages = openai_messages(row)
+        if isinstance(messages, str):
+            yield Item(here, dropped=messages, where=where, done=done)
+        else:
+            yield Item(here, text_sample(messages), where=where, done=done)
+
+
+def _json_or_text(text: str) -> Any:
+    """A serialized state is JSON; a list of page changes is plain text."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return value if isinstance(value, dict | list) else text
