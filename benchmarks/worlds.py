@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -156,7 +155,7 @@ def scores() -> Iterator[Row]:
         task = load_tasks()[tag]
         found = [random_policy(task, VALIDATION_SEEDS, 100, seed=seed) for seed in range(5)]
         for k in (1, 8):
-            yield _row(tag, "random policy", f"pass@{k}", [100 * f[k] for f in found], "%")
+            yield _row(tag, "random policy", f"pass@{k}", [100 * f[k].value for f in found], "%")
         top = 100 * (ceiling(task, VALIDATION_SEEDS) or 0.0)
         yield _row(tag, "ceiling", "pass@1", [top], "%")
 
@@ -164,7 +163,6 @@ def scores() -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=None, help="CSV file to append to (default: the file of record)")
     settings = parser.parse_args()
     rows = [*steps(settings.repeats), *generation(settings.repeats), *rivals(settings.repeats), *scores()]
     for row in rows:

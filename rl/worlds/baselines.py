@@ -8,6 +8,7 @@ from math import comb
 
 import numpy as np
 
+from ..statistics import Estimate, mean
 from .frozen_lake import FrozenLake, make_map, success_within, transitions
 from .sokoban import BOX, PLAYER, Sokoban, make_room, make_rooms, shortest_solution, step_batch
 from .tasks import Task
@@ -66,10 +67,10 @@ def random_successes(task: Task, seeds: Sequence[int], rollouts: int, seed: int 
     return wins
 
 
-def random_policy(task: Task, seeds: Sequence[int], rollouts: int, ks: Sequence[int] = (1, 8), seed: int = 0) -> dict[int, float]:
-    """Pass@k of uniform action words, averaged over the seeds."""
+def random_policy(task: Task, seeds: Sequence[int], rollouts: int, ks: Sequence[int] = (1, 8), seed: int = 0) -> dict[int, Estimate]:
+    """Pass@k of uniform action words: the mean over the seeds, with the interval that drawing other seeds would leave."""
     wins = random_successes(task, seeds, rollouts, seed)
-    return {k: float(np.mean([pass_at_k(int(w), rollouts, k) for w in wins])) for k in ks}
+    return {k: mean([pass_at_k(int(w), rollouts, k) for w in wins]) for k in ks}
 
 
 def ceiling(task: Task, seeds: Sequence[int]) -> float | None:

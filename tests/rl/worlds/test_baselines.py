@@ -27,7 +27,8 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success() -> None:
 @pytest.mark.parametrize(("tag", "one", "eight"), [("SimpleSokoban", 0.195, 0.502), ("FrozenLake", 0.203, 0.61)])
 def test_random_policy_matches_the_anchors(tag: str, one: float, eight: float) -> None:
     found = random_policy(TASKS[tag], VALIDATION_SEEDS, 100)
-    assert found[1] == pytest.approx(one, abs=0.01) and found[8] == pytest.approx(eight, abs=0.02)
+    assert found[1].value == pytest.approx(one, abs=0.01) and found[8].value == pytest.approx(eight, abs=0.02)
+    assert found[1].n == 128 and found[1].low < one < found[1].high
 
 
 def test_frozen_lake_random_policy_is_the_exact_value() -> None:
@@ -49,7 +50,7 @@ def test_the_world_itself_reaches_the_dynamic_programme() -> None:
     """A policy that is optimal for one map wins as often in the world, over samples, as the recursion says."""
     rows = make_map(FrozenLakeConfig(), 123)
     wins = 0
-    for sample in range(2000):
+    for sample in range(800):
         world = FrozenLake()
         world.reset(123, sample)
         for left in range(10, 0, -1):
@@ -61,7 +62,7 @@ def test_the_world_itself_reaches_the_dynamic_programme() -> None:
             if result.done:
                 wins += result.info["success"]
                 break
-    assert wins / 2000 == pytest.approx(success_within(rows, 1 / 3, 10), abs=4 * np.sqrt(0.25 / 2000))
+    assert wins / 800 == pytest.approx(success_within(rows, 1 / 3, 10), abs=4 * np.sqrt(0.25 / 800))
 
 
 _CACHE: dict[tuple[int, int], float] = {}

@@ -76,6 +76,9 @@ def test_config_vocabulary_and_faults() -> None:
 
 
 def test_room_generation_is_fast() -> None:
-    start = time.process_time()
-    make_rooms(SIMPLE, range(300))
-    assert (time.process_time() - start) / 300 < 1.5e-3  # measured 0.45 ms; the room for slow machines is deliberate
+    spent = []
+    for first in (0, 300, 600):
+        start = time.process_time()
+        make_rooms(SIMPLE, range(first, first + 300))
+        spent.append((time.process_time() - start) / 300)
+    assert min(spent) < 1e-3  # 0.43 ms measured

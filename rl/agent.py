@@ -1,0 +1,167 @@
+"""An agent's episode in a world: turns of prompt and answer, on the very token ids that were sampled.
+
+Nothing sampled is ever tokenised again: a later context repeats earlier answers by their ids, and only what the world says is encoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..data.tokenizers import Tokenizer
+from ..data.trajectory import Invalid
+from .agent_format import OPENING, SYSTEM, Format, Parsed, parse, play, prefix, turn_text
+from .rollout.sampler import Sample
+from .worlds.base import attempt
+from .worlds.tasks import Task
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Shape of an episode. `window` > 0 shows that many last turns; `coordinates` shows and asks for the state-estimation text."""
+
+    fmt: Format = "think"
+    max_turns: int = 5
+    actions_per_turn: int = 5
+    window: int = 0
+    format_penalty: float = -0.1
+    coordinates: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.max_turns, self.actions_per_turn) < 1 or self.window < 0:
+            raise ValueError(f"max_turns: turns and actions per turn are at least 1, window at least 0, not {self}")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a chat template puts before messages: the system's, the first user's, the agent's, each further user's."""
+
+    start: str
+    first_user: str
+    agent: str
+    next_user: str
+
+
+PLAIN = Chat("", "\nUser:\n", "\nAgent:\n", "\nUser:\n")
+
+
+def chat_of(tokenizer: Tokenizer) -> Chat:
+    """The template of a Hugging Face tokenizer, found by rendering marked messages; a plain one for tokenizers without."""
+    hf = getattr(tokenizer, "hf", None)
+    if hf is None or not hf.chat_template:
+        return PLAIN
+    system, user, answer, again = marks = ("\u2460", "\u2461", "\u2462", "\u2463")
+    turns = [{"role": role, "content": mark} for role, mark in zip(("system", "user", "assistant", "user"), marks, strict=True)]
+    asked = hf.apply_chat_template(turns[:2], tokenize=False, add_generation_prompt=True)
+    whole = hf.apply_chat_template(turns, tokenize=False)
+    if [whole.count(mark) for mark in marks] != [1, 1, 1, 1] or not whole.startswith(asked[: asked.find(user) + 1]):
+        raise ValueError("chat_template: must show system, user and assistant messages once each; give the tokenizer another template")
+    return Chat(
+        whole[: whole.index(system)],
+        whole[whole.index(system) + 1 : whole.index(user)],
+        asked[asked.index(user) + 1 :],
+        whole[whole.index(answer) + 1 : whole.index(again)],
+    )
+
+
+@dataclass
+class _Turn:
+    said: str  # by the world
+    answer: tuple[int, ...] = ()
+    reward: float = 0.0
+
+
+@dataclass
+class AgentEpisode:
+    """One sample of one seed of a task, as the rollout drives it."""
+
+    task: Task
+    seed: int
+    prompt_id: int
+    sample_index: int
+    tokenizer: Tokenizer
+    chat: Chat
+    settings: AgentSettings = AgentSettings()
+    turns: list[_Turn] = field(default_factory=list)
+    parsed: list[Parsed] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)  # one before each turn and one at the end
+    penalty: float = 0.0
+    actions: int = 0
+    effective: int = 0
+    success: bool = False
+    done: bool = False
+    fault: Invalid | None = None
+
+    def __post_init__(self) -> None:
+        self.world = self.task.make()
+        started = attempt(self.world.reset, self.seed, self.sample_index)
+        self.fault = started if isinstance(started, Invalid) else None
+        if self.fault is None:
+            self.states.append(self._state())
+
+    def _state(self) -> str:
+        return self.world.render("text_with_coordinates" if self.settings.coordinates else "text")
+
+    def _ask(self) -> None:
+        left, number = self.task.max_actions - self.actions, len(self.turns) + 1
+        text = turn_text(number, self.states[-1], left, self.task, self.settings.fmt)
+        if self.turns:
+            text = f"Reward:\n{self.turns[-1].reward:g}\n{text}"
+        self.turns.append(_Turn(text))
+
+    def context(self) -> tuple[int, ...] | None:
+        """Ids to continue from: the instruction, then the turns in the window, ending in the opening tag of the format."""
+        if self.done or self.fault or len(self.parsed) >= self.settings.max_turns:
+            return None
+        if len(self.turns) == len(self.parsed):
+            self._ask()
+        first = max(0, len(self.turns) - self.settings.window) if self.settings.window else 0
+        opening = self.chat.agent + OPENING[self.settings.fmt]
+        ids: list[int] = []
+        for number, turn in enumerate(self.turns[first:], start=first):
+            if number == first:
+                rules = prefix(self.task, self.world, self.settings.fmt)
+                text = self.chat.start + SYSTEM + self.chat.first_user + rules + turn.said[turn.said.index("\nTurn ") :]
+            else:
+                text = self.chat.next_user + turn.said
+            asked = self.tokenizer.encode(text + opening)
+            # The end of the agent's turn is not repeated where the sampler already wrote it.
+            ids += asked[1:] if ids and ids[-1] == asked[0] else asked
+            ids += turn.answer
+        return tuple(ids)
+
+    def receive(self, sample: Sample) -> None:
+        """Take the answer: parse it, execute its actions, note the state they led to."""
+        text = OPENING[self.settings.fmt] + self.tokenizer.decode(sample.ids)
+        parsed = parse(text, self.settings.fmt, self.settings.actions_per_turn)
+        result = attempt(play, self.world, parsed.actions, self.task.max_actions - self.actions, self.settings.format_penalty)
+        if isinstance(result, Invalid):
+            self.fault = result
+            return
+        turn = self.turns[-1]
+        turn.answer, turn.reward = sample.ids, result.reward
+        self.parsed.append(parsed)
+        self.states.append(self._state())
+        self.penalty += result.penalty
+        self.actions += len(result.executed)
+        self.effective += bool(result.info.get("action_is_effective", False))
+        self.success, self.done = bool(result.info.get("success", False)) and not result.truncated, result.done
+
+    def score(self) -> tuple[list[float], float | Invalid, dict[str, Any]]:
+        """Turn rewards, their sum with the format penalties, and the numbers of a report."""
+        if self.fault is not None:
+            return [], self.fault, {"seed": self.seed, "tag": self.task.name}
+        rewards = [turn.reward for turn in self.turns if turn.answer]
+        count = max(1, len(rewards))
+        info = {
+            "tag": self.task.name,
+            "seed": self.seed,
+            "success": self.success,
+            "num_actions": self.actions,
+            "action_is_effective": self.effective / count,
+            "format_ok": sum(p.ok for p in self.parsed) / count,
+            "penalty": self.penalty,
+            "response_tokens": sum(len(turn.answer) for turn in self.turns),
+            "turns": len(rewards),
+        }
+        return rewards, sum(rewards) + self.penalty, info
