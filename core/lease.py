@@ -1,7 +1,8 @@
 """One writer per run directory: a lease with an incarnation number that fences whoever held it before.
 
 The holder renews the file's time. A newcomer takes a lease whose holder is dead (same host) or silent for `timeout_s`;
-the old holder, should it wake, finds a higher incarnation and stops before its next write.
+the old holder, should it wake, finds a higher incarnation and stops before its next write. A scheduler that starts its job again has
+judged the earlier start dead or cut off: the new start takes the lease at once, even from a holder that still breathes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,19 @@ def _process_alive(holder: dict) -> bool | None:
         return False
 
 
+def scheduler_start() -> tuple[str, int] | None:
+    """The SLURM job this process belongs to and how often it was started before; None outside of one."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    return f"{os.environ.get('SLURM_CLUSTER_NAME', '')}/{job}", int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+def _superseded(holder: dict) -> bool:
+    mine = scheduler_start()
+    return mine is not None and holder.get("job") == mine[0] and holder.get("restart", 0) < mine[1]
+
+
 class Lease:
     """Ownership of a run directory, held until `release` or the end of the process."""
 
@@ -81,6 +95,7 @@ class Lease:
 
     def _write(self) -> None:
         process = psutil.Process()
+        start = scheduler_start()
         write_json(
             self.folder / "lease.json",
             {
@@ -89,6 +104,7 @@ class Lease:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "started": process.create_time(),
+                **({"job": start[0], "restart": start[1]} if start else {}),
             },
         )
 

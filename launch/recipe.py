@@ -9,6 +9,7 @@ from typing import Literal
 from ..core import schema
 from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError
+from ..core.sinks import SinkName
 from ..models.config import ModelConfig
 from ..rl.algorithms.config import GRPO
 
@@ -156,9 +157,10 @@ class Recipe:
     model: ModelConfig
     stages: list[Stage]
     seed: int = 0
-    ranks: int = 1  # processes on this machine
+    ranks: int = 1  # processes in all; on several nodes each starts an equal part
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    sinks: list[SinkName] = field(default_factory=list)  # copies of the metrics for TensorBoard or Weights & Biases
 
     def __post_init__(self) -> None:
         _positive(ranks=self.ranks)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -31,37 +32,52 @@ def error_file(run: Path, rank: int) -> Path:
     return run / "logs" / f"rank-{rank}.error.json"
 
 
-def _environment(run: Run, rank: int, ranks: int, port: int) -> dict[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // ranks)
+@dataclass(frozen=True)
+class Span:
+    """The ranks that this machine runs, of all the ranks of the run, and where they meet."""
+
+    first: int
+    count: int
+    world: int
+    host: str
+    port: int
+
+
+def _environment(run: Run, span: Span, local: int) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // span.count)
     return {
         **os.environ,
         LEASE_VARIABLE: run.token,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "RANK": str(span.first + local),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(span.world),
+        "MASTER_ADDR": span.host,
+        "MASTER_PORT": str(span.port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def run_workers(run: Run, ranks: int) -> int:
-    """Run all stages in `ranks` processes. Returns 0, or STOPPED when a signal asked for a save; raises on failure."""
-    port = free_port()
+def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | None = None) -> int:
+    """Run the stages, up to `until` where one is named, in `ranks` processes, or in this machine's `span` of them.
+
+    Returns 0, or STOPPED when a signal asked for a save; raises on failure.
+    """
+    span = span or Span(0, ranks, ranks, "127.0.0.1", free_port())
     workers: list[subprocess.Popen] = []
     logs: list[IO[bytes]] = []
     try:
-        for rank in range(ranks):
+        for local in range(span.count):
+            rank = span.first + local
             error_file(run.path, rank).unlink(missing_ok=True)
             log_path = run.path / "logs" / f"rank-{rank}.log"
             with storage_errors(log_path):
                 log = open(log_path, "ab")
             logs.append(log)
             out = None if rank == 0 else log
-            command = [sys.executable, "-m", "terrella.launch.worker", str(run.path)]
-            workers.append(subprocess.Popen(command, env=_environment(run, rank, ranks, port), stdout=out, stderr=log, cwd=os.getcwd()))
-        return _watch(run.path, workers)
+            command = [sys.executable, "-m", "terrella.launch.worker", str(run.path), *([until] if until else [])]
+            workers.append(subprocess.Popen(command, env=_environment(run, span, local), stdout=out, stderr=log, cwd=os.getcwd()))
+        return _watch(run.path, workers, span.first)
     finally:
         for worker in workers:
             if worker.poll() is None:
@@ -71,7 +87,7 @@ def run_workers(run: Run, ranks: int) -> int:
             log.close()
 
 
-def _watch(run: Path, workers: list[subprocess.Popen]) -> int:
+def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
     asked: list[int] = []
 
     def ask(number: int, _frame: object) -> None:
@@ -100,19 +116,19 @@ def _watch(run: Path, workers: list[subprocess.Popen]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return _verdict(run, [worker.returncode for worker in workers])
+    return _verdict(run, {first + local: worker.returncode for local, worker in enumerate(workers)})
 
 
-def _verdict(run: Path, codes: list[int]) -> int:
+def _verdict(run: Path, codes: dict[int, int]) -> int:
     """The first real cause among the workers' ends; a rank that fell because a peer vanished is not it."""
-    if all(code in (0, STOPPED) for code in codes):
-        return STOPPED if STOPPED in codes else 0
-    told = [(rank, read_json(error_file(run, rank))) for rank in range(len(codes))]
+    if all(code in (0, STOPPED) for code in codes.values()):
+        return STOPPED if STOPPED in codes.values() else 0
+    told = [(rank, read_json(error_file(run, rank))) for rank in codes]
     for _, error in sorted(((e.get("order", 0), e) for _, e in told if e), key=lambda pair: pair[0]):
         failure = TerrellaError(error["message"])
         failure.exit_code = error["exit_code"]
         raise failure
-    rank, code = next((r, c) for r, c in enumerate(codes) if c not in (0, STOPPED))
+    rank, code = next((r, c) for r, c in codes.items() if c not in (0, STOPPED))
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     raise WorkerError(
         f"worker {rank} {how}; its log is {run / 'logs' / f'rank-{rank}.log'}. "

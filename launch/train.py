@@ -8,10 +8,11 @@ import click
 
 from ..core import run as runs
 from ..core import schema
-from ..core.errors import TerrellaError
+from ..core.errors import ConfigError, TerrellaError
 from ..core.files import read_json
 from . import recipe as recipes
-from .supervise import STOPPED, run_workers
+from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
+from .supervise import STOPPED, Span, free_port, run_workers
 
 
 @click.command()
@@ -19,32 +20,68 @@ from .supervise import STOPPED, run_workers
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Run directory; default runs/RECIPE.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.1.steps=50.")
 @click.option("--wait", type=float, default=0.0, help="Seconds to wait for a lease that a dead host left behind.")
+@click.option("--until", metavar="STAGE", help="Stop after this stage; the same command without it goes on.")
+@click.option("--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command.")
+@click.option("--node-rank", type=int, default=0, envvar=["TERRELLA_NODE_RANK", "SLURM_NODEID"], help="Which of them this is, from 0.")
+@click.option("--coordinator", default=Place.coordinator, envvar="TERRELLA_COORDINATOR", help="host:port of the first machine.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved settings and stages, and stop.")
-def train(recipe: str, folder: Path | None, overrides: tuple[str, ...], wait: float, dry_run: bool) -> None:
+def train(
+    recipe: str,
+    folder: Path | None,
+    overrides: tuple[str, ...],
+    wait: float,
+    until: str | None,
+    nodes: int,
+    node_rank: int,
+    coordinator: str,
+    dry_run: bool,
+) -> None:
     """Run RECIPE: the name of one that ships with terrella, or a YAML file."""
     config = recipes.load(recipe, overrides)
     folder = folder or Path("runs") / config.name
+    names = [stage.name for stage in config.stages]
+    if until is not None and until not in names:
+        raise ConfigError(f"--until {until}: the recipe's stages are {', '.join(names)}")
+    place = Place(node_rank if nodes > 1 else 0, nodes, coordinator)
+    here = place.ranks_here(config.ranks)
     if dry_run:
         click.echo(f"# run directory: {folder}\n# digest: {schema.digest(config)}\n{schema.dump(config)}", nl=False)
         return
+    me = introduce(place, schema.digest(config)) if nodes > 1 else {}
+    if not place.leads:
+        answer = join(place, me, wait + GATHER_S)
+        if answer["done"]:
+            return
+        require_shared(folder, answer["token"])
+        span = Span(place.node * here, here, config.ranks, place.host, answer["port"])
+        _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), here, span, until))
+        return
     run, lease = runs.create(folder, config, wait)
     try:
-        finished = [stage.name for stage in config.stages if run.outcome(stage.name) is not None]
-        if len(finished) == len(config.stages):
-            click.echo(f"{folder}: this run has finished; nothing to do (choose another --run folder to start anew)")
+        finished = [name for name in names if run.outcome(name) is not None]
+        done = len(finished) == len(names) or until in finished
+        span = Span(0, here, config.ranks, place.host if nodes > 1 else "127.0.0.1", free_port())
+        if nodes > 1:
+            gather(place, me, {"token": run.token, "port": span.port, "done": done})
+        if done:
+            what = "this run" if len(finished) == len(names) else f"stage {until}"
+            click.echo(f"{folder}: {what} has finished; nothing to do (choose another --run folder to start anew)")
             _tell(folder)
             return
         if finished:
             click.echo(f"{folder}: resuming after {', '.join(finished)}")
-        code = run_workers(run, config.ranks)
-        if code == STOPPED:
-            error = TerrellaError(f"{folder}: saved and stopped on request; run the same command to go on")
-            error.exit_code = STOPPED
-            raise error
+        _raise_if_stopped(folder, run_workers(run, here, span, until))
         _report(folder)
         _tell(folder)
     finally:
         lease.release()
+
+
+def _raise_if_stopped(folder: Path, code: int) -> None:
+    if code == STOPPED:
+        error = TerrellaError(f"{folder}: saved and stopped on request; run the same command to go on")
+        error.exit_code = STOPPED
+        raise error
 
 
 def _report(folder: Path) -> None:

@@ -18,6 +18,7 @@ from ..core import run as runs
 from ..core import schema
 from ..core.errors import TerrellaError
 from ..core.files import write_json
+from ..core.sinks import open_sinks
 from .recipe import Recipe, with_vocab
 from .supervise import STOPPED, error_file
 
@@ -43,16 +44,16 @@ def start_logging(folder: Path, rank: int) -> None:
     logging.getLogger("megatron").setLevel(logging.ERROR)
 
 
-def run_stages(path: Path, rank: int, ranks: int) -> int:
-    """Join the other ranks and run what is left of the recipe."""
+def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> int:
+    """Join the other ranks and run what is left of the recipe, or of its stages up to `until`."""
     import torch
 
     from ..core.mcore import setup, shim
     from ..rl.imagination import GridDynamics
     from .job import Job, StopRequested, log
 
-    run = runs.attach(path)
     recipe = schema.load(Recipe, path / "config.yaml")
+    run = runs.attach(path, open_sinks(recipe.sinks, path, recipe.name) if rank == 0 else ())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if not torch.cuda.is_available():
         shim.install()
@@ -61,10 +62,13 @@ def run_stages(path: Path, rank: int, ranks: int) -> int:
     tokenizer = dynamics.tokenizer()
     job = Job(recipe, run, rank, ranks, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
     job.listen()
+    names = [stage.name for stage in recipe.stages]
     try:
-        for stage in recipe.stages:
+        for stage in recipe.stages[: names.index(until) + 1 if until else None]:
             if any(job.gather(run.outcome(stage.name) is not None)):
                 continue
+            if job.any_rank(job.stop_asked):
+                raise StopRequested
             log.info("stage %s starts", stage.name)
             begun = time.monotonic()
             outcome: dict[str, Any] = importlib.import_module(f".stages.{STAGES[stage.kind]}", __package__).run(stage, job)
@@ -78,14 +82,14 @@ def run_stages(path: Path, rank: int, ranks: int) -> int:
 
 
 def main() -> None:
-    """Run as `python -m terrella.launch.worker RUN`; started by the supervisor with RANK and WORLD_SIZE set."""
+    """Run as `python -m terrella.launch.worker RUN [LAST_STAGE]`; started by the supervisor with RANK and WORLD_SIZE set."""
     die_with_parent()
     faulthandler.enable()
     path = Path(sys.argv[1])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     start_logging(path / "logs", rank)
     try:
-        code = run_stages(path, rank, ranks)
+        code = run_stages(path, rank, ranks, *sys.argv[2:3])
     except Exception as error:
         traceback.print_exc()
         if isinstance(error, TerrellaError):

@@ -1,0 +1,88 @@
+"""`terrella launch RECIPE`: a recipe on a SLURM cluster. Renders sbatch scripts a person can read, checks, submits, follows."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..core.errors import TerrellaError
+from . import recipe as recipes
+from .slurm import cluster
+from .slurm import submit as jobs
+from .slurm.render import Plan, render
+from .slurm.settings import RESTARTS, JobSettings
+
+
+@click.command()
+@click.argument("recipe")
+@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes of the allocation.")
+@click.option("--partition", "-p", help="SLURM partition; default: the cluster's.")
+@click.option("--account", "-A", help="SLURM account.")
+@click.option("--qos", help="SLURM quality of service.")
+@click.option("--time", default="4:00:00", show_default=True, help="Limit of one start; the job requeues itself until done.")
+@click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of each node; 0 trains on the CPU.")
+@click.option("--ranks-per-node", type=int, help="Processes on each node; default one on each GPU.")
+@click.option("--cpus", type=int, help="CPUs of each node; default what the partition gives.")
+@click.option("--constraint", help="SLURM node feature.")
+@click.option("--interface", help="Network interface of rendezvous and gloo, e.g. ib0.")
+@click.option("--venv", help="Virtual environment to activate on the nodes.")
+@click.option("--container", help="Container image with terrella inside.")
+@click.option("--runtime", type=click.Choice(["pyxis", "apptainer"]), default="pyxis", show_default=True, help="What runs the container.")
+@click.option("--mount", "mounts", multiple=True, metavar="FROM:TO", help="Folder to mount into the container.")
+@click.option("--setup", multiple=True, metavar="LINE", help="Shell line before the start, e.g. 'module load cuda'.")
+@click.option("--ray", is_flag=True, help="Start a Ray cluster in the allocation first.")
+@click.option("--restarts", type=int, default=RESTARTS, show_default=True, help="Requeues after crashes; time limits do not count.")
+@click.option("--run", "folder", help="Run directory on a shared file system; default runs/RECIPE.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the recipe.")
+@click.option("--split-after", multiple=True, metavar="STAGE", help="End a job after this stage and chain the next; 'all' for every stage.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=[A,B]", help="One array task for each value; several give all combinations.")
+@click.option("--at-once", type=int, help="Array tasks that run at the same time.")
+@click.option("--dry-run", is_flag=True, help="Print the scripts and stop; needs no SLURM.")
+@click.option("--follow", is_flag=True, help="Print the jobs' states and logs until they end.")
+def launch(
+    recipe: str, folder: str | None, overrides: tuple[str, ...], split_after: tuple[str, ...], sweeps: tuple[str, ...], **options: Any
+) -> None:
+    """Run RECIPE on a SLURM cluster."""
+    dry_run, follow, at_once = options.pop("dry_run"), options.pop("follow"), options.pop("at_once")
+    settings = JobSettings(**options)
+    run = folder or f"runs/{recipes.load(recipe, overrides).name}"
+    plan = Plan(recipe, run, f"{run}/logs", settings, overrides, split_after, sweeps, at_once, command_line())
+    scripts = render(plan)
+    if dry_run:
+        click.echo("\n".join(script.text for script in scripts), nl=False)
+        return
+    logs = Path(plan.logs)
+    cluster.check_all(settings, Path(run), logs, [script.text for script in scripts])
+    submitted = jobs.submit(scripts, jobs.write_scripts(scripts, logs), logs)
+    for job, script in zip(submitted, scripts, strict=True):
+        tasks = f", {job.tasks} tasks" if job.tasks > 1 else ""
+        click.echo(f"job {job.job}: {', '.join(script.stages)}{tasks}; script {job.script}, log {job.log}")
+    if not follow:
+        click.echo(f"terrella watch {run}   # to see it train")
+        return
+    for job in submitted:
+        code = jobs.follow(job, click.echo)
+        if code:
+            error = TerrellaError(f"job {job.job} ended with code {code}; its log is {job.log}")
+            error.exit_code = code
+            raise error
+
+
+def command_line() -> str:
+    """The command as it was typed, without what only concerns this terminal."""
+    context = click.get_current_context()
+    words = ["terrella", "launch", context.params["recipe"]]
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if not isinstance(option, click.Option) or option.name in ("dry_run", "follow") or value in (None, (), False, option.default):
+            continue
+        flag = option.opts[0]
+        if option.is_flag:
+            words.append(flag)
+            continue
+        for item in value if option.multiple else [value]:
+            words += [flag, str(item)]
+    return shlex.join(words)

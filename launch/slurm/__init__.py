@@ -1,0 +1,1 @@
+"""SLURM: readable sbatch scripts from templates, checks before submission, chains, arrays, and following a job."""

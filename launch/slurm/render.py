@@ -1,0 +1,177 @@
+"""Turns a recipe and job settings into sbatch scripts: one, a chain of dependent ones, or an array. Equal input, equal bytes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import yaml
+
+from ...core.config import check_layout
+from ...core.errors import ConfigError
+from .. import recipe as recipes
+from ..recipe import Recipe
+from .settings import SIGNAL_S, JobSettings
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+EVERY_STAGE = "all"
+
+
+@dataclass(frozen=True)
+class Script:
+    """One sbatch file. Scripts of a chain are submitted in order, each depending on the one before."""
+
+    name: str
+    text: str
+    stages: tuple[str, ...]
+    tasks: int  # of the array; 1 when it is none
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be launched: the recipe with its overrides, where it runs, and how it is cut into jobs."""
+
+    recipe: str
+    run: str
+    logs: str
+    settings: JobSettings
+    overrides: tuple[str, ...] = ()
+    split_after: tuple[str, ...] = ()
+    sweeps: tuple[str, ...] = ()
+    parallel_tasks: int | None = None  # of the array at a time
+    regenerate: str = "terrella launch"
+
+
+def sweep_settings(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
+    """All combinations of `key=[a, b, ...]` lists, as overrides; the first key varies slowest."""
+    axes: list[list[str]] = []
+    for sweep in sweeps:
+        key, equals, text = sweep.partition("=")
+        try:
+            values = yaml.safe_load(text) if equals else None
+        except yaml.YAMLError:
+            values = None
+        if not key or not isinstance(values, list) or not values:
+            raise ConfigError(f"--sweep {sweep}: write it as key=[value, value, ...]")
+        axes.append([f"{key}={_flow(value)}" for value in values])
+        if any(re.search(r"\s", item) for item in axes[-1]):
+            raise ConfigError(f"--sweep {sweep}: a swept value must hold no blank")
+    return list(itertools.product(*axes)) if axes else []
+
+
+def _flow(value: object) -> str:
+    """A value as YAML on one line, as --set reads it."""
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip().replace(", ", ",")
+
+
+def cut(config: Recipe, split_after: Sequence[str]) -> list[tuple[str, ...]]:
+    """The recipe's stages in groups, one job each."""
+    names = [stage.name for stage in config.stages]
+    ends = names if EVERY_STAGE in split_after else [*split_after, names[-1]]
+    for name in ends:
+        if name not in names:
+            raise ConfigError(f"--split-after {name}: the recipe's stages are {', '.join(names)} (or 'all')")
+    groups: list[tuple[str, ...]] = []
+    group: list[str] = []
+    for name in names:
+        group.append(name)
+        if name in ends:
+            groups.append(tuple(group))
+            group = []
+    return groups
+
+
+def check(config: Recipe, settings: JobSettings) -> None:
+    """Refuse before submission what the ranks would refuse after an hour in the queue."""
+    model, parallel = config.model, config.parallel
+    check_layout(
+        parallel,
+        world=config.ranks,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        ffn=model.ffn,
+        experts=model.experts,
+        vocab=parallel.tensor,  # the tokenizer decides it later; padding makes it divide
+    )
+    copies = config.ranks // parallel.model_size
+    for index, stage in enumerate(config.stages):
+        for key in ("prompts_per_step", "sequences_per_step"):
+            size = getattr(stage, key, None)
+            if size is not None and size % copies:
+                up = -(-size // copies) * copies
+                raise ConfigError(
+                    f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of {settings.nodes} nodes; "
+                    f"use fewer nodes, or --set stages.{index}.{key}={up}"
+                )
+
+
+def load(plan: Plan, extra: Sequence[str] = ()) -> Recipe:
+    """The recipe as the job will see it: the overrides, and one rank for each place in the allocation."""
+    given = [o for o in plan.overrides if o.partition("=")[0].strip() == "ranks"]
+    if given:
+        raise ConfigError(f"--set {given[-1]}: the allocation decides it; use --nodes and --gpus or --ranks-per-node")
+    config = recipes.load(plan.recipe, (*plan.overrides, *extra, f"ranks={plan.settings.world}"))
+    check(config, plan.settings)
+    return config
+
+
+def render(plan: Plan) -> list[Script]:
+    """All scripts of a plan, checked against the recipe."""
+    combinations = sweep_settings(plan.sweeps)
+    config = load(plan)
+    for combination in combinations:
+        load(plan, combination)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    template = environment.get_template("train.sbatch.j2")
+    groups = cut(config, plan.split_after)
+    scripts = []
+    for number, stages in enumerate(groups, 1):
+        name = re.sub(r"[^\w.-]", "-", config.name) + (f".{number}-{stages[-1]}" if len(groups) > 1 else "")
+        text = template.render(
+            title=_title(config, plan, stages, number, len(groups)),
+            regenerate=plan.regenerate,
+            name=name,
+            s=plan.settings,
+            signal_s=SIGNAL_S,
+            array=[shlex.quote(" ".join(f"--set {override}" for override in c)) for c in combinations],
+            parallel_tasks=plan.parallel_tasks,
+            logs=shlex.quote(plan.logs),
+            run=shlex.quote(plan.run),
+            threads=1 if not plan.settings.gpus else 8,
+            prefix=plan.settings.command_prefix(),
+            srun_extra="".join(f" {option}" for option in plan.settings.srun_options()),
+            command=_command(plan, stages if number < len(groups) else None, bool(combinations)),
+        )
+        scripts.append(Script(name, text, stages, max(1, len(combinations))))
+    return scripts
+
+
+def _title(config: Recipe, plan: Plan, stages: tuple[str, ...], number: int, total: int) -> str:
+    s = plan.settings
+    size = f"{s.nodes} node{'s' if s.nodes > 1 else ''} x {s.ranks} rank{'s' if s.ranks > 1 else ''}"
+    part = f", job {number} of {total}: {', '.join(stages)}" if total > 1 else ""
+    return f"{config.name} on {size}{part}"
+
+
+def _command(plan: Plan, stages: tuple[str, ...] | None, array: bool) -> str:
+    words = ["terrella", "train", plan.recipe]
+    for override in (*plan.overrides, f"ranks={plan.settings.world}"):
+        words += ["--set", override]
+    command = shlex.join(words) + ' --run "$run" --wait 120'
+    if stages:
+        command += f" --until {shlex.quote(stages[-1])}"
+    return command + (' "${setting[@]}"' if array else "")

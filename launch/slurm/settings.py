@@ -1,0 +1,91 @@
+"""What a person chooses about a cluster job. Everything here ends up as a visible line of the rendered script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from ...core.errors import ConfigError
+
+TIME = re.compile(r"(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+|\d+-\d{1,2}")
+SIGNAL_S = 120  # before the time limit; a checkpoint is written within 60 s
+RESTARTS = 3  # after a crash that is nobody's setting: a dead worker, a lost peer
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """One allocation: its size, its limits, and how the processes find their software."""
+
+    nodes: int = 1
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str = "4:00:00"
+    gpus: int = 8  # of each node; 0 trains on the CPU
+    ranks_per_node: int | None = None  # default: one rank on each GPU
+    cpus: int | None = None  # of each node; default: what the partition gives
+    constraint: str | None = None
+    interface: str | None = None  # network interface of rendezvous and gloo traffic, e.g. ib0
+    venv: str | None = None
+    container: str | None = None
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    mounts: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()  # shell lines before the start, e.g. `module load cuda`
+    ray: bool = False
+    restarts: int = RESTARTS
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ConfigError(f"--nodes: {self.nodes} must be at least 1")
+        if self.gpus < 0:
+            raise ConfigError(f"--gpus: {self.gpus} must not be negative; 0 trains on the CPU")
+        if self.ranks < 1:
+            raise ConfigError("--ranks-per-node: must be at least 1")
+        if not TIME.fullmatch(self.time):
+            raise ConfigError(f"--time: '{self.time}' is no SLURM time; write minutes, H:MM:SS or D-HH:MM:SS")
+        if seconds(self.time) <= 2 * SIGNAL_S:
+            raise ConfigError(f"--time: '{self.time}' leaves no room to save {SIGNAL_S} s before the limit; ask for at least 5 minutes")
+        if self.container and self.venv:
+            raise ConfigError("--container and --venv: choose one")
+        if self.mounts and not self.container:
+            raise ConfigError("--mount: needs --container")
+
+    @property
+    def ranks(self) -> int:
+        """Processes on each node."""
+        return self.ranks_per_node if self.ranks_per_node is not None else max(1, self.gpus)
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return self.nodes * self.ranks
+
+    def command_prefix(self) -> str:
+        """What stands before `terrella` on the line that srun starts."""
+        if self.container and self.runtime == "apptainer":
+            binds = "".join(f"--bind {shlex.quote(m)} " for m in self.mounts)
+            return f"apptainer exec {'--nv ' if self.gpus else ''}{binds}{shlex.quote(self.container)} "
+        return ""
+
+    def srun_options(self) -> list[str]:
+        """Options of srun that come from the container."""
+        if not (self.container and self.runtime == "pyxis"):
+            return []
+        options = [f"--container-image={shlex.quote(self.container)}"]
+        if self.mounts:
+            options.append(f"--container-mounts={shlex.quote(','.join(self.mounts))}")
+        return [*options, '--container-workdir="$PWD"']
+
+
+def seconds(time: str) -> int:
+    """A SLURM time limit in seconds."""
+    days, _, rest = time.rpartition("-") if "-" in time else ("", "", time)
+    parts = [int(p) for p in rest.split(":")]
+    if days:  # D-H, D-H:M, D-H:M:S
+        parts += [0] * (3 - len(parts))
+        return int(days) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+    if len(parts) == 1:
+        return parts[0] * 60
+    return parts[0] * 60 + parts[1] if len(parts) == 2 else parts[0] * 3600 + parts[1] * 60 + parts[2]
