@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import StorageError
 from .files import storage_errors, write_atomic
+from .sinks import Sink
 
 
 def _checked(value: Any) -> Any:
@@ -22,8 +23,8 @@ def _checked(value: Any) -> Any:
 class MetricsFile:
     """Appends rows, and cuts the file back to a checkpoint's step before a resumed stage goes on."""
 
-    def __init__(self, path: Path, guard: Callable[[], None] = lambda: None) -> None:
-        self.path, self.guard = path, guard
+    def __init__(self, path: Path, guard: Callable[[], None] = lambda: None, sinks: Sequence[Sink] = ()) -> None:
+        self.path, self.guard, self.sinks = path, guard, sinks
 
     def append(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Write one row and force it to disk."""
@@ -33,6 +34,8 @@ class MetricsFile:
             stream.write(line + "\n")
             stream.flush()
             os.fsync(stream.fileno())
+        for sink in self.sinks:
+            sink.write(stage, step, values)
 
     def rewind(self, stage: str, step: int, later: tuple[str, ...] = ()) -> None:
         """Drop the rows of `stage` beyond `step`, those of `later` stages, and a line cut short by a kill."""

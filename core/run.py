@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from .environment import describe
 from .errors import ConfigError
 from .files import make_folder, read_json, storage_errors, write_atomic, write_json
 from .metrics import MetricsFile
+from .sinks import Sink
 
 FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
 LEASE_VARIABLE = "TERRELLA_LEASE"
@@ -26,13 +27,14 @@ class Run:
 
     path: Path
     token: str
+    sinks: tuple[Sink, ...] = ()
 
     def guard(self) -> None:
         leases.require(self.path, self.token)
 
     @property
     def metrics(self) -> MetricsFile:
-        return MetricsFile(self.path / "metrics.jsonl", self.guard)
+        return MetricsFile(self.path / "metrics.jsonl", self.guard, self.sinks)
 
     def outcome(self, stage: str) -> dict[str, Any] | None:
         """What a finished stage left, or None when it has not finished."""
@@ -79,12 +81,12 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
     return Run(path, lease.token), lease
 
 
-def attach(path: Path) -> Run:
+def attach(path: Path, sinks: Sequence[Sink] = ()) -> Run:
     """The run as a worker of its owner sees it; the owner passes the lease on through the environment."""
     token = os.environ.get(LEASE_VARIABLE)
     if not token:
         raise ConfigError(f"{path}: workers are started by 'terrella train'; {LEASE_VARIABLE} is not set")
-    return Run(path, token)
+    return Run(path, token, tuple(sinks))
 
 
 def _difference(old: str, new: str) -> str:

@@ -40,7 +40,8 @@ def test_second_owner_is_refused_and_a_dead_one_is_replaced(tmp_path: Path) -> N
     with pytest.raises(LeaseError, match=f"in use by process {os.getpid()}"):
         leases.Lease.acquire(tmp_path)
     first.release()
-    code = "import sys, os; from pathlib import Path; from terrella.core.lease import Lease; Lease.acquire(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    code = "import os, sys; from pathlib import Path; from terrella.core.lease import Lease; "
+    code += "Lease.acquire(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
     second = leases.Lease.acquire(tmp_path)
     assert second.incarnation == 3

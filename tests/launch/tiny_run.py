@@ -24,6 +24,7 @@ OVERRIDES = [
     "stages.1.checkpoint_every=3",
     "stages.1.log_every=2",
     "stages.2.steps=4",
+    "stages.2.algorithm={kind: grpo, entropy_coef: 0.01, kl_coef: 0.001}",  # a gradient even where no sample is exact yet
     "stages.2.prompts_per_step=4",
     "stages.2.samples_per_prompt=4",
     "stages.2.checkpoint_every=2",
