@@ -186,12 +186,13 @@ def watch(run: Path, once: bool, every: float, give_up: float) -> None:
     try:
         with Live(render(look(run)), console=console, screen=False, refresh_per_second=4) as live:
             while True:
+                begun = time.monotonic()
                 view = look(run)
                 live.update(render(view))
                 if view.finished or view.released:
                     return
                 if view.silent_s is not None and view.silent_s > give_up:
                     raise DeadlineError(f"{run}: no new record for {clock(view.silent_s)} (--give-up {give_up:g}); see {run / 'logs'}")
-                time.sleep(every)
+                time.sleep(max(every, 4 * (time.monotonic() - begun)))  # a long record must not keep a core busy
     except KeyboardInterrupt:
         return

@@ -96,6 +96,12 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
         found.append(
             Finding("warning", f"{stage}: the reward had no spread in the last {FLAT_STEPS} steps, so nothing can be learnt from it")
         )
+    trained = series(metrics, stage, "trained_share")
+    if len(trained) >= FLAT_STEPS and all(value == 0 for _, value in trained[-FLAT_STEPS:]) and not found:
+        found.append(
+            Finding("warning", f"{stage}: no group had a reward difference in the last {FLAT_STEPS} steps, so nothing was trained")
+        )
+    metrics = [record for record in metrics if record.get("trained_share") != 0]  # without trained tokens nothing below was measured
     entropy = series(metrics, stage, "entropy")
     if len(entropy) >= FLAT_STEPS and entropy[0][1] > 0 and entropy[-1][1] < ENTROPY_COLLAPSE * entropy[0][1]:
         found.append(

@@ -197,6 +197,13 @@ def test_learning_signs_are_noticed():
     text = " ".join(finding.text for finding in check_metrics(metrics))
     for sign in ("no spread", "entropy fell", "clipped", "disagree", "alarm “stall” at step 3", "10.0 %"):
         assert sign in text
+    idle = [
+        {"stage": "grpo", "step": step, "reward/std": 0.3, "entropy": float(step < 2), "trained_share": float(step < 2)}
+        for step in range(8)
+    ]
+    assert [finding.text.split(":")[1] for finding in check_metrics(idle)] == [
+        " no group had a reward difference in the last 5 steps, so nothing was trained"
+    ]
     healthy = [
         {"stage": "grpo", "step": step, "reward/std": 0.2, "entropy": 1.0, "clip_fraction": 0.02, "logprob_drift/mean": 1e-6, "skipped": 0}
         for step in range(6)
