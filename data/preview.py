@@ -1,0 +1,67 @@
+"""A sample as a person would want to see it: text as text, tokens as numbers, video as a contact sheet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+WIDTH = 100
+
+
+def describe(sample: dict[str, Any], *, lines: int = 40) -> Iterator[str]:
+    """Lines that show a sample; long values are shortened and say by how much."""
+    yield f"sample {sample['__key__']}"
+    frames = [f for f in sample if f.startswith("frames.")]
+    for field, value in sample.items():
+        if field == "__key__" or field in frames[1:]:
+            continue
+        if field in frames:
+            shape = f" of {value.shape[0]}x{value.shape[1]}" if isinstance(value, np.ndarray) else ""
+            yield f"  frames: {len(frames)}{shape}"
+        elif field in ("messages.json", "prompt.json"):
+            yield f"  {field}"
+            for message in value:
+                yield from _indented(f"[{message['role']}] {message['content']}", 4, lines)
+        elif field.endswith(".json"):
+            yield f"  {field}"
+            yield from _indented(json.dumps(value, indent=1, ensure_ascii=False), 4, lines)
+        elif field.endswith(".txt"):
+            yield f"  {field}"
+            yield from _indented(value, 4, lines)
+        elif isinstance(value, np.ndarray):
+            yield f"  {field}: {value.dtype} {list(value.shape)}  {_numbers(value)}"
+        else:
+            yield f"  {field}: {len(value)} bytes"
+
+
+def contact_sheet(sample: dict[str, Any], *, columns: int = 6, most: int = 24) -> np.ndarray | None:
+    """The frames of a video sample side by side in one picture, evenly chosen; None when there are none that we can decode."""
+    pictures = [sample[f] for f in sorted(sample) if f.startswith("frames.") and isinstance(sample[f], np.ndarray)]
+    if not pictures:
+        return None
+    chosen = [pictures[i] for i in np.unique(np.linspace(0, len(pictures) - 1, min(most, len(pictures))).round().astype(int))]
+    chosen = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in chosen]
+    height, width = chosen[0].shape[:2]
+    rows = -(-len(chosen) // columns)
+    sheet = np.full((rows * (height + 2), min(columns, len(chosen)) * (width + 2), 3), 255, np.uint8)
+    for i, picture in enumerate(chosen):
+        top, left = i // columns * (height + 2) + 1, i % columns * (width + 2) + 1
+        sheet[top : top + height, left : left + width] = picture[..., :3]
+    return sheet
+
+
+def _indented(text: str, by: int, most: int) -> Iterator[str]:
+    shown = text.splitlines() or [""]
+    for line in shown[:most]:
+        yield " " * by + (line if len(line) <= WIDTH else f"{line[:WIDTH]} ... ({len(line) - WIDTH} more characters)")
+    if len(shown) > most:
+        yield " " * by + f"... ({len(shown) - most} more lines)"
+
+
+def _numbers(array: np.ndarray) -> str:
+    flat = array.reshape(-1)
+    head = " ".join(f"{v:g}" for v in flat[:12])
+    return head + (" ..." if flat.size > 12 else "")

@@ -1,0 +1,186 @@
+"""`terrella shards`: make, inspect, verify, stats, head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..core.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from ..data.shards import ShardSet
+
+
+@click.group()
+def shards() -> None:
+    """Make, inspect and verify WebDataset shards."""
+
+
+def _options(pairs: tuple[str, ...]) -> dict[str, str]:
+    told = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"-o {pair}: write it as name=value")
+        told[name] = value
+    return told
+
+
+@shards.command()
+@click.argument("converter", required=False)
+@click.argument("source", required=False, type=click.Path(path_type=Path))
+@click.argument("out", required=False)
+@click.option("-o", "option", multiple=True, metavar="NAME=VALUE", help="An option of the converter, such as which=gold.")
+@click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+@click.option("--resume", is_flag=True, help="Go on after the whole shards that are there.")
+@click.option("--limit", type=int, help="Stop after so many records of the source.")
+@click.option("--max-mb", type=int, default=256, show_default=True, help="Largest size of a shard.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def make(
+    converter: str | None,
+    source: Path | None,
+    out: str | None,
+    option: tuple[str, ...],
+    dry_run: bool,
+    resume: bool,
+    limit: int | None,
+    max_mb: int,
+    as_json: bool,
+) -> None:
+    """Convert SOURCE with CONVERTER into shards at OUT. Without arguments: list the converters."""
+    from ..core.progress import Progress
+    from ..data.convert import CONVERTERS, ConvertReport, convert
+
+    if converter is None:
+        for name, c in CONVERTERS.items():
+            click.echo(f"{name:16} {c.kind:18} {c.about}" + (f"  (-o {', '.join(c.options)})" if c.options else ""))
+        return
+    if source is None or (out is None and not dry_run):
+        raise ConfigError("name a converter, a source and an output folder (or --dry-run)")
+    if source.exists() and out is not None and Path(out).resolve() == source.resolve():
+        raise ConfigError(f"{out}: the output folder is the source")
+    progress = Progress(f"{converter} {source.name}", 1000, speak=not as_json)
+
+    def tell(done: float, report: ConvertReport) -> None:
+        progress.update(min(int(1000 * done), 999), f"{report.written} written, {sum(report.dropped.values())} dropped")
+
+    target = None if dry_run else out
+    report = convert(converter, source, target, resume=resume, max_bytes=max_mb << 20, limit=limit, tell=tell, **_options(option))
+    if as_json:
+        click.echo(json.dumps(report.__dict__, ensure_ascii=False))
+        return
+    click.echo(f"{'would write' if dry_run else 'wrote'} {report.written} of {report.read} records" + ("" if dry_run else f" to {out}"))
+    for name, count in sorted(report.counts.items()):
+        click.echo(f"  {name}: {count}")
+    for reason, count in sorted(report.dropped.items(), key=lambda pair: -pair[1]):
+        click.echo(f"  dropped {count}: {reason} (such as {report.examples[reason][0]})")
+
+
+@shards.command()
+@click.argument("where")
+@click.option("--sample", "which", default="0", show_default=True, help="Its number or its key.")
+@click.option("--png", type=click.Path(path_type=Path), help="Write the frames of a video as one contact sheet.")
+@click.option("--lines", default=40, show_default=True, help="Most lines of one field.")
+def inspect(where: str, which: str, png: Path | None, lines: int) -> None:
+    """Show one sample of the shards at WHERE."""
+    from ..data.png import encode_png
+    from ..data.preview import contact_sheet, describe
+    from ..data.shards import ShardSet
+
+    found = ShardSet(where)
+    sample = _by_key(found, which)
+    if sample is None:
+        if not which.isdigit() or int(which) >= len(found):
+            raise ConfigError(f"{where}: no sample {which}; there are {len(found)}, from 0")
+        sample = found[int(which)]
+    for line in describe(sample, lines=lines):
+        click.echo(line)
+    if png is not None:
+        sheet = contact_sheet(sample)
+        if sheet is None:
+            raise ConfigError(f"{where}: sample {sample['__key__']} holds no PNG frames to put on a sheet")
+        png.write_bytes(encode_png(sheet))
+        click.echo(f"contact sheet: {png}")
+
+
+def _by_key(found: ShardSet, key: str) -> dict[str, Any] | None:
+    for number in range(len(found.paths)):
+        shard = found.shard(number)
+        if key in shard.keys:
+            return shard.sample(shard.keys.index(key))
+    return None
+
+
+@shards.command()
+@click.argument("where")
+@click.option("--quarantine", is_flag=True, help="Set bad samples aside in quarantine.json; readers pass over them.")
+@click.option("--json", "as_json", is_flag=True)
+def verify(where: str, quarantine: bool, as_json: bool) -> None:
+    """Read everything at WHERE: sizes, checksums, every member, schemas, keys that occur twice."""
+    from ..core.progress import Progress
+    from ..data.shards.verify import verify as check
+
+    progress: list[Progress] = []
+
+    def tell(done: int, total: int) -> None:
+        if not progress:
+            progress.append(Progress("verify", total, speak=not as_json))
+        progress[0].update(done)
+
+    found = check(where, quarantine=quarantine, tell=tell)
+    if as_json:
+        click.echo(json.dumps({**found.__dict__, "problems": [p.__dict__ for p in found.problems]}, ensure_ascii=False))
+    else:
+        for problem in found.problems:
+            click.echo(f"bad  {problem}")
+        counted = f"{found.samples} samples in {found.shards} shards, {found.already_aside} already in quarantine"
+        click.echo(f"{counted}, {len(found.problems)} problems")
+        if quarantine and found.bad_samples:
+            click.echo(f"{len(found.bad_samples)} samples set aside")
+    if found.bad_shards or (found.problems and not quarantine):
+        raise StorageError(f"{where}: {len(found.problems)} problems; bad samples can be set aside with --quarantine")
+
+
+@shards.command()
+@click.argument("where")
+@click.option("--json", "as_json", is_flag=True)
+def stats(where: str, as_json: bool) -> None:
+    """Counts and sizes at WHERE, from the indexes alone."""
+    from ..data.shards.verify import statistics
+
+    told = statistics(where)
+    if as_json:
+        click.echo(json.dumps(told))
+        return
+    click.echo(f"{told['samples']} samples in {told['shards']} shards, {told['bytes'] / 1e6:.1f} MB, {told['quarantined']} in quarantine")
+    for kind, count in told["kinds"].items():
+        click.echo(f"  {kind}: {count}")
+    click.echo(f"  {'field':24} {'count':>9} {'MB':>9} {'p05 B':>9} {'median B':>9} {'p95 B':>9}")
+    for name, f in told["fields"].items():
+        click.echo(f"  {name:24} {f['count']:9} {f['bytes'] / 1e6:9.2f} {f['p05']:9} {f['median']:9} {f['p95']:9}")
+
+
+@shards.command()
+@click.argument("where")
+@click.option("-n", "count", default=5, show_default=True, help="How many samples.")
+@click.option("--seed", type=int, help="In the order of this seed instead of file order.")
+def head(where: str, count: int, seed: int | None) -> None:
+    """The first samples at WHERE, one JSON line each (arrays by their shape)."""
+    import numpy as np
+
+    from ..data.shards import Reader, ShardSet, ShuffledOrder
+
+    found = ShardSet(where)
+    order = ShuffledOrder(found.counts, seed=seed or 0, shuffle=seed is not None)
+    for _, sample in zip(range(count), Reader(found, order, epochs=1), strict=False):
+        shown = {}
+        for field, value in sample.items():
+            if isinstance(value, np.ndarray):
+                value = f"{value.dtype}{list(value.shape)}"
+            elif isinstance(value, bytes):
+                value = f"{len(value)} bytes"
+            shown[field] = value
+        click.echo(json.dumps(shown, ensure_ascii=False))
