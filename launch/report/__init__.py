@@ -39,6 +39,11 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
     return {prefix: "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)}
 
 
+def condense(proof: dict[str, Any]) -> dict[str, Any]:
+    """An export's proof without the digests of its tensors, which only their number is shown of."""
+    return {key: f"{len(value)} digests" if key == "tensors" and isinstance(value, dict) else value for key, value in proof.items()}
+
+
 def differing_settings(runs: list[RunData]) -> list[tuple[str, list[str]]]:
     """Settings that are not the same in all runs, one column for each run."""
     flat = [flatten(run.config) for run in runs]
@@ -123,9 +128,14 @@ def findings_of(runs: list[RunData], invalid: Counter, rollouts_read: int) -> li
     for run in runs:
         own = check_metrics(run.metrics) + check_tables(run.results)
         own += [Finding("warning", problem) for problem in run.problems]
-        proof = run.export_proof
-        if proof is not None and any(proof.get(key) is False for key in ("equal", "passed", "ok", "proven")):
-            own.append(Finding("error", "The exported model was not proven equal to the trained one (export/export_proof.json)"))
+        proof = run.export_proof or {}
+        difference, tolerance = number(proof.get("max_logit_difference")), number(proof.get("tolerance"))
+        if difference is not None and tolerance is not None and not difference <= tolerance:
+            own.append(
+                Finding(
+                    "error", f"The exported model’s logits differ by {short(difference)}, more than the {short(tolerance)} that is allowed"
+                )
+            )
         if run.missing:
             own.append(Finding("note", "Not in the run directory: " + ", ".join(run.missing)))
         found += [Finding(item.level, f"{run.name} · {item.text}") for item in own] if len(runs) > 1 else own
@@ -197,7 +207,7 @@ def render(runs: list[RunData]) -> str:
         rollout_files=sum(len(run.rollout_files) for run in runs),
         differing=differing_settings(runs) if len(runs) > 1 else [],
         environments=[flatten(run.environment) for run in runs],
-        proofs=[(run.name, flatten(run.export_proof)) for run in runs if run.export_proof],
+        proofs=[(run.name, flatten(condense(run.export_proof))) for run in runs if run.export_proof],
         config_limit=CONFIG_LIMIT // len(runs),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         css=css,

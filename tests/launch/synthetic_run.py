@@ -181,5 +181,7 @@ def make_run(
     )
     text += f" Copying the state is right in {100 * 0.5**4:.1f} % of rooms."
     write_json(folder / "summary.json", {"headline": headline, "paragraphs": [text]})
-    write_json(folder / "export" / "export_proof.json", {"equal": True, "max_abs_logit_difference": 2.4e-7, "tokens_compared": 4096})
+    tensors = {f"model.layers.{index}.weight": {"xxh3": f"{rng.getrandbits(128):032x}"} for index in range(40)}
+    proof = {"max_logit_difference": 2.4e-7, "largest_logit": 8.0, "tolerance": 1e-4, "same_choice": 1.0, "tensors": tensors}
+    write_json(folder / "export" / "export_proof.json", proof)
     return folder

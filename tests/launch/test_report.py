@@ -45,7 +45,7 @@ def test_report_of_a_finished_run_holds_every_part(run):
         assert f"<h3>{title}</h3>" in page
     data = embedded(page)
     assert {item["stage"] for item in data["rollouts"]} == {"grpo"}
-    assert "seed: 0" in page and "megatron-core" in page and "max_abs_logit_difference" in page
+    assert "seed: 0" in page and "megatron-core" in page and "max_logit_difference" in page and "40 digests" in page
 
 
 def test_report_asks_nothing_of_the_network(run):
@@ -250,6 +250,14 @@ def test_axis_covers_the_values(values, may_log):
 
 def test_ticks_are_round():
     assert linear_ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
+
+
+def test_failed_export_proof_is_an_error(tmp_path):
+    run = make_run(tmp_path / "bad", pretrain=3, grpo=3)
+    assert "exported model" not in build_report(run).read_text(encoding="utf-8")
+    proof = json.loads((run / "export" / "export_proof.json").read_text())
+    (run / "export" / "export_proof.json").write_text(json.dumps({**proof, "max_logit_difference": 2 * proof["tolerance"]}))
+    assert re.search(r'<li class="error">.*exported model’s logits differ', build_report(run).read_text(encoding="utf-8"))
 
 
 def test_sparse_records_count_for_the_steps_between(tmp_path):
