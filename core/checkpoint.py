@@ -162,11 +162,19 @@ def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: int) ->
         _sync_folder(folder)
         replaced = final.with_name(f".replaced-{final.name}")
         if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
+            _discard(replaced)
             os.rename(final, replaced)
         os.rename(folder, final)
         _sync_folder(final.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _discard(replaced)
+
+
+def _discard(folder: Path) -> None:
+    """Delete a checkpoint; a kill midway must not leave a folder that looks like one."""
+    if folder.exists():
+        hidden = folder.with_name(f".deleting-{uuid.uuid4().hex[:8]}")
+        os.rename(folder, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -396,6 +404,10 @@ class CheckpointStore:
         best = self.best()
         for step in self.steps():
             if self.path(step) not in keep and self.path(step) != best:
-                shutil.rmtree(self.path(step), ignore_errors=True)
-        for leaving in self.root.glob(".saving-*"):
-            shutil.rmtree(leaving, ignore_errors=True)
+                _discard(self.path(step))
+        for pattern in (".saving-*", ".deleting-*"):
+            for leaving in self.root.glob(pattern):
+                shutil.rmtree(leaving, ignore_errors=True)
+        for leaving in self.root.glob(".replaced-step_*"):
+            if (leaving.with_name(leaving.name.removeprefix(".replaced-")) / MANIFEST).exists():
+                _discard(leaving)

@@ -107,6 +107,8 @@ def check_layout(
         )
     if p.expert > 1 and not experts:
         raise ConfigError("parallel.expert: the model has no experts")
+    if experts and p.tensor > 1 and not p.sequence_parallel:
+        raise ConfigError("parallel.sequence_parallel: a model with experts needs it when tensor > 1")
     if experts % p.expert:
         raise ConfigError(f"parallel.expert: {p.expert} does not divide the model's {experts} experts")
     if (world // p.pipeline) % p.expert:

@@ -30,6 +30,7 @@ class Head:
     values_T: torch.Tensor | None  # where the model has a value head
     document_T: torch.Tensor  # document of each token, counted over the whole packed batch
     context_group: dist.ProcessGroup | None  # ranks that hold the other tokens of these documents
+    weight_grad_VH: torch.Tensor | None = None  # fp32 buffer a kernel may add the head's gradient to, instead of returning it
 
 
 LossFn = Callable[[torch.Tensor, Head, PackedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -128,7 +129,9 @@ class Engine:
 
     def _read(self, chunk: Any, output: torch.Tensor, item: _Item) -> tuple[torch.Tensor, Head]:
         hidden_TH, weight_VH, values_T = chunk.readout(output)
-        return hidden_TH, Head(weight_VH, self._tensor_group, chunk.vocab, values_T, item.layout.document_T, self._context_group)
+        buffer = getattr(weight_VH, "main_grad", None) if weight_VH.requires_grad and torch.is_grad_enabled() else None
+        head = Head(weight_VH, self._tensor_group, chunk.vocab, values_T, item.layout.document_T, self._context_group, buffer)
+        return hidden_TH, head
 
     def accumulate(self, microbatches: list[PackedBatch], loss: LossFn) -> dict[str, float]:
         """Forward and backward of a whole step: gradients summed over microbatches and ranks, and the summed metrics."""

@@ -46,6 +46,7 @@ class ModelConfig:
     experts: int = 0
     experts_per_token: int = 0
     expert_ffn: int = 0
+    expert_weights_sum_to_one: bool = True  # over the experts a token is sent to
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

@@ -94,6 +94,7 @@ class GPTBuilder:
             experts=m.experts,
             experts_per_token=m.experts_per_token,
             expert_ffn=m.expert_ffn,
+            expert_weights_sum_to_one=m.expert_weights_sum_to_one,
         )
         chunks = parallel.virtual_pipeline
         built: list[torch.nn.Module] = [GPT(m, config, i if chunks > 1 else None) for i in range(chunks)]

@@ -25,7 +25,7 @@ def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "en
     if dist.is_initialized():
         return
     # NCCL's flight recorder tells, after a hang, which collective each rank was in.
-    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     backend = "gloo"
     if torch.cuda.is_available():
@@ -55,7 +55,7 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> None:
             virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if parallel.virtual_pipeline > 1 else None,
             context_parallel_size=parallel.context,
             expert_model_parallel_size=parallel.expert,
-            expert_tensor_parallel_size=1,
+            expert_tensor_parallel_size=expert_tensor_size(parallel),
             distributed_timeout_minutes=max(1, round(parallel.timeout_minutes)),
             create_gloo_process_groups=False,
         )
@@ -63,6 +63,11 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> None:
     _complete_megatron()
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)
+
+
+def expert_tensor_size(parallel: ParallelConfig) -> int:
+    """Tensor ranks inside an expert: whole experts when they are spread over ranks, cut like dense layers when they are not."""
+    return 1 if parallel.expert > 1 else parallel.tensor
 
 
 def stop_parallel() -> None:

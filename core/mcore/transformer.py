@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..config import ParallelConfig, PrecisionConfig, check_layout
+from .setup import expert_tensor_size
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -31,6 +32,7 @@ def transformer_config(
     experts: int = 0,
     experts_per_token: int = 0,
     expert_ffn: int = 0,
+    expert_weights_sum_to_one: bool = True,
 ):
     """Translate and check: what Megatron would get silently wrong is set right here or refused."""
     with warnings.catch_warnings():
@@ -55,7 +57,7 @@ def transformer_config(
             num_moe_experts=experts,
             moe_router_topk=experts_per_token,
             moe_ffn_hidden_size=expert_ffn,
-            moe_router_pre_softmax=False,
+            moe_router_pre_softmax=not expert_weights_sum_to_one,
             moe_router_score_function="softmax",
             moe_router_load_balancing_type="none",
             moe_router_dtype="fp32",
@@ -96,7 +98,7 @@ def transformer_config(
         virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if parallel.virtual_pipeline > 1 else None,
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=1,
+        expert_tensor_parallel_size=expert_tensor_size(parallel),
         sequence_parallel=parallel.sequence_parallel,
         bf16=precision.params == "bf16",
         params_dtype=dtype,

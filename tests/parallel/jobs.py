@@ -59,18 +59,10 @@ def score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, 
     return {"logprob": token_logprob(hidden_TH, head, batch)}
 
 
-def make_engine(
-    parallel: dict[str, Any], model: ModelConfig = DENSE, optimizer: OptimizerConfig | None = None, bf16: bool = False
-) -> Engine:
+def make_engine(parallel: dict[str, Any], model: ModelConfig = DENSE, precision: str = "fp32", lr: float = 1e-3) -> Engine:
     from terrella.models.gpt import build_gpt
 
-    return Engine(
-        build_gpt(model),
-        ParallelConfig(**parallel),
-        optimizer or OptimizerConfig(lr=1e-2),
-        PrecisionConfig("bf16" if bf16 else "fp32"),
-        seed=3,
-    )
+    return Engine(build_gpt(model), ParallelConfig(**parallel), OptimizerConfig(lr=lr), PrecisionConfig(precision), seed=3)
 
 
 def share(engine: Engine, items: list[Any]) -> list[Any]:

@@ -20,7 +20,7 @@ SIZE = 4
 _pool: Pool | None = None
 
 
-def run_ranks(target: str, world: int, deadline_s: float = 120.0, **kwargs: Any) -> list[Any]:
+def run_ranks(target: str, world: int, deadline_s: float = 280.0, **kwargs: Any) -> list[Any]:
     """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result."""
     global _pool
     if _pool is None or _pool.broken:

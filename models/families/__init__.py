@@ -1,0 +1,72 @@
+"""The families of decoders and their Hugging Face form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.errors import ConfigError
+from ..config import ModelConfig
+from .base import Family, from_hf, hf_names, parameter_names, read_rope, to_hf, write_rope
+from .glm import GLM, read_chatglm_config
+from .llama import LLAMA
+from .qwen import QWEN2, QWEN3, QWEN3_MOE
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, GLM)}
+
+__all__ = ["FAMILIES", "Family", "from_hf", "hf_names", "parameter_names", "read_hf_config", "to_hf", "write_hf_config"]
+
+
+def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConfig:
+    """Our config from the contents of a config.json."""
+    kind = hf.get("model_type")
+    try:
+        if kind == "chatglm":
+            return read_chatglm_config(hf)
+        if kind not in FAMILIES:
+            raise ValueError(f"model_type: '{kind}' is not supported ({', '.join(FAMILIES)} and chatglm are)")
+        if hf.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"hidden_act: '{hf['hidden_act']}' is not supported (silu is)")
+        heads = int(hf["num_attention_heads"])
+        return ModelConfig(
+            family=kind,
+            layers=int(hf["num_hidden_layers"]),
+            hidden=int(hf["hidden_size"]),
+            heads=heads,
+            kv_heads=int(hf.get("num_key_value_heads") or heads),
+            head_dim=int(hf.get("head_dim") or hf["hidden_size"] // heads),
+            ffn=int(hf["intermediate_size"]),
+            vocab=int(hf["vocab_size"]),
+            max_positions=int(hf["max_position_embeddings"]),
+            norm_eps=float(hf["rms_norm_eps"]),
+            tied=bool(hf.get("tie_word_embeddings", False)),
+            init_std=float(hf.get("initializer_range", 0.02)),
+            **read_rope(hf),
+            **FAMILIES[kind].read(hf),
+        )
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{source}: {error.args[0]}") from error
+
+
+def write_hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """The contents of config.json."""
+    family = FAMILIES[config.family]
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "hidden_act": "silu",
+        "num_hidden_layers": config.layers,
+        "hidden_size": config.hidden,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ffn,
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": write_rope(config),
+        "tie_word_embeddings": config.tied,
+        "initializer_range": config.init_std,
+        "torch_dtype": dtype,
+        **family.write(config),
+    }

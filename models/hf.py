@@ -1,0 +1,286 @@
+"""Hugging Face folders: read into an engine, written from one, and proven.
+
+An export ends with `export_proof.json`: the hash of every tensor as it lies on disk, and the logits of fixed prompts computed by this
+model and by transformers from the written folder. Without agreement there is no export.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from ..core.batch import PackedBatch
+from ..core.errors import ConfigError, NumericsError, StorageError
+from ..core.files import make_folder, read_json, write_json
+from .config import ModelConfig
+from .families import FAMILIES, from_hf, hf_names, read_hf_config, to_hf, write_hf_config
+from .families.glm import chatglm_name, from_chatglm
+
+if TYPE_CHECKING:
+    from ..core.engine import Engine
+
+CARRIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2}  # of logits, relative to the largest (at least 1)
+PROMPT_LENGTHS = (16, 9, 1)
+
+
+class HFFolder:
+    """The tensors of a Hugging Face folder, read one at a time; remembers which were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self.folder = folder
+        index = read_json(folder / "model.safetensors.index.json")
+        files = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+        self._where: dict[str, Any] = {}
+        for name in files:
+            if not (folder / name).exists():
+                raise ConfigError(f"{folder / name}: missing; the folder must hold safetensors weights")
+            handle = safe_open(folder / name, framework="pt")
+            self._where.update(dict.fromkeys(handle.keys(), handle))
+        self.used: set[str] = set()
+
+    def get(self, name: str) -> torch.Tensor:
+        if name not in self._where:
+            raise ConfigError(f"{self.folder}: has no tensor '{name}'")
+        self.used.add(name)
+        return self._where[name].get_tensor(name)
+
+    def names(self) -> set[str]:
+        return set(self._where)
+
+
+def read_config(folder: str | Path) -> ModelConfig:
+    """Our config of a Hugging Face folder."""
+    path = Path(folder) / "config.json"
+    hf = read_json(path)
+    if hf is None:
+        raise ConfigError(f"{path}: missing")
+    return read_hf_config(hf, str(path))
+
+
+def weight_source(folder: str | Path, config: ModelConfig) -> tuple[Callable[[str], torch.Tensor], HFFolder]:
+    """A function from global names to full tensors, reading a Hugging Face folder lazily."""
+    files = HFFolder(Path(folder))
+    if read_json(Path(folder) / "config.json").get("model_type") == "chatglm":
+        return lambda name: from_chatglm(config, name, files.get), files
+    family = FAMILIES[config.family]
+    return lambda name: from_hf(family, config, name, files.get), files
+
+
+def import_hf(engine: Engine, folder: str | Path) -> None:
+    """Load a Hugging Face folder's weights into an engine built for the same model."""
+    ours: ModelConfig = engine.build.model  # type: ignore[attr-defined]
+    theirs = read_config(folder)
+    for key, value in theirs.to_dict().items():
+        if key != "init_std" and ours.to_dict()[key] != value:
+            raise ConfigError(f"{folder}: {key} is {value}, the engine's model has {ours.to_dict()[key]}")
+    source, files = weight_source(folder, theirs)
+    engine.load_weights(source)
+    chatglm = read_json(Path(folder) / "config.json").get("model_type") == "chatglm"
+    check_all_used(files, theirs, chatglm)
+
+
+def check_all_used(files: HFFolder, config: ModelConfig, chatglm: bool = False) -> None:
+    """Refuse a folder with tensors that no part of the model corresponds to: they would be lost without a word."""
+    from .families import parameter_names
+
+    family = FAMILIES[config.family]
+    known = {hf for name in parameter_names(config) for hf in ([chatglm_name(name)] if chatglm else hf_names(family, name))}
+    left = sorted(n for n in files.names() - known if "rotary" not in n and not (config.tied and n == "lm_head.weight"))
+    if left:
+        raise ConfigError(f"{files.folder}: the model has no place for tensor '{left[0]}' ({len(left)} such)")
+
+
+Tensors = Iterable[tuple[str, torch.Tensor]]
+
+
+def hf_tensors(config: ModelConfig, parameters: Tensors, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Hugging Face tensors of a stream of global ones."""
+    family = FAMILIES[config.family]
+    for name, tensor in parameters:
+        if name.startswith("value_head."):
+            continue
+        for hf, value in to_hf(family, config, name, tensor).items():
+            yield hf, value.detach().to(device="cpu", dtype=DTYPES[dtype]).contiguous()
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """xxh3-128 of a tensor's bytes."""
+    return xxhash.xxh3_128(tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"").hexdigest()
+
+
+def write_folder(
+    folder: Path, config: ModelConfig, tensors: Iterable[tuple[str, torch.Tensor]], dtype: str, carry_from: Path | None, shard_bytes: int
+) -> dict[str, dict[str, Any]]:
+    """Write sharded safetensors, config and carried files; returns each tensor's shape and hash as given."""
+    from safetensors.torch import save_file
+
+    make_folder(folder)
+    stated: dict[str, dict[str, Any]] = {}
+    files: list[list[str]] = []
+    pending: dict[str, torch.Tensor] = {}
+    size = 0
+
+    def flush() -> None:
+        nonlocal pending, size
+        if pending:
+            files.append(list(pending))
+            save_file(pending, folder / f"part-{len(files):05d}.safetensors", metadata={"format": "pt"})
+        pending, size = {}, 0
+
+    for name, tensor in tensors:
+        amount = tensor.numel() * tensor.element_size()
+        if size and size + amount > shard_bytes:
+            flush()
+        pending[name] = tensor.clone() if tensor.untyped_storage().nbytes() != amount else tensor
+        size += amount
+        stated[name] = {"shape": list(tensor.shape), "xxh3": tensor_digest(tensor)}
+    flush()
+    single = len(files) == 1
+    names = ["model.safetensors"] if single else [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    for i, name in enumerate(names):
+        (folder / f"part-{i + 1:05d}.safetensors").rename(folder / name)
+    if not single:
+        total = sum(int(torch.tensor(s["shape"]).prod()) * (4 if dtype == "fp32" else 2) for s in stated.values())
+        mapping = {tensor: file for tensors_, file in zip(files, names, strict=True) for tensor in tensors_}
+        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": mapping})
+    if carry_from is not None:
+        for name in CARRIED:
+            if (carry_from / name).exists() and carry_from.resolve() != folder.resolve():
+                shutil.copyfile(carry_from / name, folder / name)
+    settings = write_hf_config(config, "float32" if dtype == "fp32" else "bfloat16")
+    write_json(folder / "config.json", {**settings, **_special_ids(carry_from)})
+    return stated
+
+
+def _special_ids(carry_from: Path | None) -> dict[str, Any]:
+    found = {}
+    for name in ("config.json", "generation_config.json"):
+        values = (read_json(carry_from / name) if carry_from else None) or {}
+        found |= {k: values[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if values.get(k) is not None}
+    return found
+
+
+def proof_batch(config: ModelConfig) -> PackedBatch:
+    """Fixed prompts, as one packed batch."""
+    draw = torch.Generator().manual_seed(20240917)
+    lengths = [min(n, config.max_positions) for n in PROMPT_LENGTHS]
+    tokens = torch.randint(0, config.vocab, (sum(lengths),), generator=draw)
+    return PackedBatch(
+        tokens_T=tokens,
+        targets_T=tokens,
+        positions_T=torch.cat([torch.arange(n) for n in lengths]),
+        cu_seqlens_D1=torch.tensor([0, *lengths]).cumsum(0).int(),
+        max_seqlen=max(lengths),
+    )
+
+
+def engine_logits(engine: Engine, batch: PackedBatch) -> torch.Tensor:
+    """Logits (T, vocabulary) of a batch on every rank. Makes the whole tensor: for proofs only."""
+
+    def score(hidden_TH, head, local):
+        logits = (hidden_TH @ head.weight_VH.T).float()
+        if head.group is not None:
+            parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(head.group))]
+            dist.all_gather(parts, logits.contiguous(), group=head.group)
+            logits = torch.cat(parts, -1)
+        return {"logits": logits[:, : head.vocab_size]}
+
+    return engine.score([batch], score)[0]["logits"].cpu()
+
+
+def transformers_logits(folder: Path, batch: PackedBatch) -> torch.Tensor:
+    """The same logits by transformers, in fp32, document by document."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True).eval()
+    bounds = batch.cu_seqlens_D1.tolist()
+    with torch.no_grad():
+        rows = [model(input_ids=batch.tokens_T[None, a:b]).logits[0] for a, b in pairwise(bounds)]
+    return torch.cat(rows).float()
+
+
+def prove(folder: Path, config: ModelConfig, stated: dict[str, dict[str, Any]], logits_TV: torch.Tensor, precision: str) -> dict[str, Any]:
+    """Compare the written folder with what was meant, and write `export_proof.json`; raise when they disagree."""
+    files = HFFolder(folder)
+    if files.names() != set(stated):
+        raise StorageError(f"{folder}: the written tensors are not the ones meant")
+    for name, meant in stated.items():
+        if tensor_digest(files.get(name)) != meant["xxh3"]:
+            raise StorageError(f"{folder}: tensor '{name}' was not written as meant")
+    theirs_TV = transformers_logits(folder, proof_batch(config))
+    scale = max(1.0, float(theirs_TV.abs().max()))
+    difference = float((logits_TV - theirs_TV).abs().max())
+    proof = {
+        "prompts": {"seed": 20240917, "lengths": list(PROMPT_LENGTHS)},
+        "max_logit_difference": difference,
+        "largest_logit": scale,
+        "tolerance": TOLERANCE[precision] * scale,
+        "same_choice": float((logits_TV.argmax(-1) == theirs_TV.argmax(-1)).float().mean()),
+        "tensors": stated,
+    }
+    if not difference <= TOLERANCE[precision] * scale:
+        raise NumericsError(f"{folder}: logits differ from transformers' by {difference:.2e}, allowed {TOLERANCE[precision] * scale:.2e}")
+    write_json(folder / "export_proof.json", proof)
+    return proof
+
+
+def export_hf(
+    engine: Engine,
+    folder: str | Path,
+    *,
+    dtype: str = "fp32",
+    carry_from: str | Path | None = None,
+    shard_bytes: int = 5 << 30,
+    parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+) -> dict[str, Any]:
+    """Write the engine's weights as a Hugging Face folder and prove it. Collective; rank 0 writes. Returns the proof on every rank.
+
+    Tokenizer and generation files are copied from the folder `carry_from`.
+    """
+    if dtype not in TOLERANCE:
+        raise ConfigError(f"dtype: '{dtype}' must be fp32 or bf16")
+    folder, carried = Path(folder), Path(carry_from) if carry_from is not None else None
+    config: ModelConfig = engine.build.model  # type: ignore[attr-defined]
+    stream = hf_tensors(config, parameters if parameters is not None else engine.parameters(), dtype)
+    first = dist.get_rank() == 0
+    stated = {}
+    if first:
+        (folder / "export_proof.json").unlink(missing_ok=True)
+        stated = write_folder(folder, config, stream, dtype, carried, shard_bytes)
+    else:
+        for _ in stream:
+            pass
+    logits = engine_logits(engine, proof_batch(config))
+    outcome: list[Any] = [None]
+    if first:
+        try:
+            precision = "bf16" if "bf16" in (dtype, engine.precision.params) else "fp32"
+            outcome = [(True, prove(folder, config, stated, logits, precision))]
+        except Exception as error:
+            outcome = [(False, error)]
+    dist.broadcast_object_list(outcome, src=0)
+    ok, value = outcome[0]
+    if not ok:
+        raise value
+    return value

@@ -1,0 +1,69 @@
+"""What ranks run in the checkpoint tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from terrella.tests.parallel import jobs
+
+
+def _states(engine: Any) -> dict[str, torch.Tensor]:
+    """Bits of this rank's weights and optimizer state."""
+    from terrella.core.mcore import optimizer as adam
+
+    out = {p.name: p.param.detach().clone() for p in engine.local_parameters()}
+    names = {id(p.param): p.name for p in engine.local_parameters()}
+    for part in adam.state_parts(engine.optimizer):
+        for kind in adam.MOMENTS:
+            out[f"{names[id(part.param)]}/{kind}/{part.start}"] = part.state[kind].clone()
+    return out
+
+
+def _steps(engine: Any, first: int, count: int) -> list[tuple[float, float]]:
+    out = []
+    for i in range(first, first + count):
+        result = engine.step(jobs.share(engine, jobs.batches(4, seed=100 + i)), jobs.cross_entropy)
+        assert not result.skipped
+        out.append((result.metrics["loss"], result.grad_norm))
+    return out
+
+
+def train_and_save(folder: str, parallel: dict, at: int, total: int, precision: str = "fp32", wait: bool = True) -> dict[str, Any]:
+    """Train `total` steps and save after `at` of them; returns the trace and the final states."""
+    engine = jobs.make_engine(parallel, precision=precision)
+    trace = _steps(engine, 0, at)
+    engine.save(Path(folder), {"position": at}, wait=wait)
+    trace += _steps(engine, at, total - at)
+    engine.finish_save()
+    return {"trace": trace, "states": _states(engine)}
+
+
+def resume(folder: str, parallel: dict, total: int, precision: str = "fp32") -> dict[str, Any]:
+    """Load in a fresh engine whose own weights were first moved elsewhere, and go on to `total` steps."""
+    engine = jobs.make_engine(parallel, precision=precision)
+    _steps(engine, 50, 1)
+    extra = engine.load(Path(folder))
+    loaded = {name: value.clone() for name, value in engine.parameters()}
+    trace = _steps(engine, extra["position"], total - extra["position"])
+    return {"trace": trace, "states": _states(engine), "loaded": loaded, "step": engine.steps}
+
+
+def resave(folder: str, other: str, parallel: dict) -> None:
+    """Load under one layout and save again."""
+    engine = jobs.make_engine(parallel)
+    engine.save(Path(other), engine.load(Path(folder)))
+
+
+def load_error(folder: str, parallel: dict) -> str:
+    """The message of the error that loading gives."""
+    from terrella.core.errors import TerrellaError
+
+    engine = jobs.make_engine(parallel)
+    try:
+        engine.load(Path(folder))
+    except TerrellaError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,149 @@
+"""Checkpoints: resume equal to the bit, other layouts, damage named, never a half one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from terrella.core.checkpoint import CheckpointReader, CheckpointStore, file_digest
+from terrella.core.errors import StorageError
+from terrella.core.files import write_json
+from terrella.tests.parallel.pool import run_ranks
+
+JOBS = "terrella.tests.core.checkpoint_jobs"
+
+
+RESUMES = {
+    "dp2": (2, {}, "fp32", True),
+    "dp2-bf16-async": (2, {}, "bf16", False),
+    "tp2-async": (2, {"tensor": 2}, "fp32", False),
+    "vpp2": (2, {"pipeline": 2, "virtual_pipeline": 2}, "fp32", True),
+}
+
+
+@pytest.mark.parametrize("row", RESUMES)
+def test_resume_is_bit_equal(tmp_path: Path, row: str) -> None:
+    world, parallel, precision, wait = RESUMES[row]
+    common = {"folder": str(tmp_path / "step_00000003"), "parallel": parallel, "precision": precision, "total": 23}
+    whole = run_ranks(f"{JOBS}:train_and_save", world, at=3, wait=wait, **common)
+    again = run_ranks(f"{JOBS}:resume", world, **common)
+    for before, after in zip(whole, again, strict=True):
+        assert after["trace"] == before["trace"][3:]
+        assert after["step"] == 23
+        assert before["states"].keys() == after["states"].keys()
+        for name, value in before["states"].items():
+            assert torch.equal(_bits(value), _bits(after["states"][name])), name
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.view(torch.int16 if value.dtype == torch.bfloat16 else torch.int32)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
+    folder = tmp_path_factory.mktemp("run") / "step_00000003"
+    results = run_ranks(f"{JOBS}:train_and_save", 2, folder=str(folder), parallel={}, at=3, total=23)
+    return folder, results[0]["trace"]
+
+
+@pytest.mark.parametrize(
+    ("world", "parallel"),
+    [
+        pytest.param(1, {}, id="tp1"),
+        pytest.param(2, {"tensor": 2}, id="tp2"),
+        pytest.param(2, {"pipeline": 2}, id="pp2"),
+        pytest.param(4, {"tensor": 2, "sequence_parallel": True, "context": 2}, id="tp2_sp_cp2", marks=pytest.mark.full),
+    ],
+)
+def test_resume_in_another_layout(saved: tuple[Path, list], tmp_path: Path, world: int, parallel: dict) -> None:
+    folder, trace = saved
+    run_ranks(f"{JOBS}:resave", world, folder=str(folder), other=str(tmp_path / "again"), parallel=parallel)
+    before, after = CheckpointReader(folder), CheckpointReader(tmp_path / "again")
+    assert before.names() == after.names()
+    assert before.extra == after.extra
+    for name in before.names():
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(_bits(before.full(name, kind)), _bits(after.full(name, kind))), f"{name} {kind}"
+    results = run_ranks(f"{JOBS}:resume", world, folder=str(folder), parallel=parallel, total=23)[0]
+    losses = [abs(a[0] - b[0]) / abs(b[0]) for a, b in zip(results["trace"], trace[3:], strict=True)]
+    assert losses[0] <= 1e-6
+    assert max(losses) <= 1e-5
+    for name, value in results["loaded"].items():
+        assert torch.equal(value, before.full(name)), name
+
+
+def test_a_flipped_byte_is_named(saved: tuple[Path, list], tmp_path: Path) -> None:
+    copy = tmp_path / "step_00000003"
+    shutil.copytree(saved[0], copy)
+    shard = copy / "shard_00001.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-7] ^= 1
+    shard.write_bytes(bytes(data))
+    with pytest.raises(StorageError, match=r"shard_00001\.safetensors: damaged"):
+        CheckpointReader(copy)
+    for message in run_ranks(f"{JOBS}:load_error", 2, folder=str(copy), parallel={}):
+        assert "shard_00001.safetensors: damaged" in message
+    shard.unlink()
+    with pytest.raises(StorageError, match=r"shard_00001\.safetensors: missing"):
+        CheckpointReader(copy)
+
+
+def _fake(store: CheckpointStore, step: int, score: float) -> None:
+    folder = store.path(step)
+    folder.mkdir(parents=True)
+    write_json(folder / "extra.json", {"validation": {"accuracy": score}})
+    files = {"extra.json": {"bytes": (folder / "extra.json").stat().st_size, "xxh3": file_digest(folder / "extra.json")}}
+    write_json(folder / "manifest.json", {"format": 1, "step": step, "files": files})
+
+
+def test_store_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2, best_metric="accuracy")
+    for step, score in enumerate([0.1, 0.9, 0.3, 0.2, 0.4]):
+        _fake(store, step, score)
+    (tmp_path / ".saving-step_00000009-aa").mkdir()
+    (tmp_path / "step_00000077").mkdir()  # no manifest: not a checkpoint
+    assert store.steps() == [0, 1, 2, 3, 4]
+    assert store.best() == store.path(1)
+    store.prune()
+    assert store.steps() == [1, 3, 4]
+    assert store.latest() == store.path(4)
+    assert not list(tmp_path.glob(".saving-*"))
+
+
+def kill_during_save(root: Path, times: int, seed: int) -> None:
+    """Kill a process that saves checkpoint after checkpoint; what is left must load and be whole."""
+    draw = random.Random(seed)
+    command = [sys.executable, "-m", "terrella.tests.core.saver", str(root)]
+    for _ in range(times):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().strip() == "saving"
+            time.sleep(draw.uniform(0.0, 0.4))
+        finally:
+            process.kill()
+            process.wait(10)
+        store = CheckpointStore(root)
+        for step in store.steps():
+            reader = CheckpointReader(store.path(step))
+            weight = reader.full("weight")
+            assert torch.equal(weight, torch.full_like(weight, float(step)))
+            assert reader.extra == {"step": step}
+
+
+def test_kill_during_save(tmp_path: Path) -> None:
+    kill_during_save(tmp_path, 2, seed=1)
+    assert CheckpointStore(tmp_path).steps(), "no save was ever finished: the kills came too early to prove anything"
+
+
+@pytest.mark.full
+def test_kill_during_save_at_twenty_points(tmp_path: Path) -> None:
+    kill_during_save(tmp_path, 20, seed=2)
+    assert CheckpointStore(tmp_path).steps()

@@ -1,0 +1,39 @@
+"""What ranks run in the Hugging Face tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+from terrella.core.engine import Engine
+
+
+def round_trip(folder: str, out: str, parallel: dict, dtype: str = "fp32", shard_bytes: int = 5 << 30) -> dict[str, Any]:
+    """Import a folder, compare logits with transformers' own of that folder, export it again."""
+    from terrella.models import hf
+    from terrella.models.gpt import build_gpt
+
+    config = hf.read_config(folder)
+    engine = Engine(build_gpt(config), ParallelConfig(**parallel), OptimizerConfig(), PrecisionConfig(), seed=1)
+    hf.import_hf(engine, folder)
+    logits = hf.engine_logits(engine, hf.proof_batch(config))
+    proof = hf.export_hf(engine, out, carry_from=folder, dtype=dtype, shard_bytes=shard_bytes)
+    return {"logits": logits, "proof": proof}
+
+
+def import_error(folder: str, changes: dict[str, Any]) -> str:
+    """The message when a folder does not fit the engine's model."""
+    from dataclasses import replace
+
+    from terrella.core.errors import TerrellaError
+    from terrella.models import hf
+    from terrella.models.gpt import build_gpt
+
+    config = replace(hf.read_config(folder), **changes)
+    engine = Engine(build_gpt(config), ParallelConfig(), None, PrecisionConfig(), seed=1)
+    try:
+        hf.import_hf(engine, Path(folder))
+    except TerrellaError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,114 @@
+"""Tiny random models of every family: logits equal to transformers', and the round trip equal to the bit, in three layouts."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+
+from terrella.core.errors import ConfigError
+from terrella.models import hf
+from terrella.models.families import read_hf_config
+from terrella.tests.parallel.pool import run_ranks
+
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama3.1": ("llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 16}}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-yarn": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
+    "glm": ("glm", {"head_dim": 16, "attention_bias": True}),
+    "video-gpt": ("llama", {"num_key_value_heads": 4, "vocab_size": 1100, "intermediate_size": 128, "initializer_range": 0.02}),
+}
+LAYOUTS = {"tp1": (1, {}), "tp2": (2, {"tensor": 2}), "pp2": (2, {"pipeline": 2})}
+
+
+@cache
+def tiny(case: str) -> tuple[Path, torch.Tensor]:
+    """A random model saved by transformers, and its logits on the proof prompts."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, changes = CASES[case]
+    torch.manual_seed(5)
+    config = AutoConfig.for_model(kind, **{**SMALL, **changes})
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():  # norms and biases start at one and zero, which would hide a swap
+        for name, param in model.named_parameters():
+            if "norm" in name or "bias" in name:
+                param.add_(torch.randn_like(param) * 0.1)
+    folder = Path(mkdtemp(prefix=f"tiny-{case}-"))
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder, hf.transformers_logits(folder, hf.proof_batch(hf.read_config(folder)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_round_trip(case: str, layout: str, tmp_path: Path) -> None:
+    folder, logits = tiny(case)
+    world, parallel = LAYOUTS[layout]
+    if case == "qwen3-moe" and layout == "tp2":
+        parallel = {**parallel, "sequence_parallel": True}
+    result = run_ranks("terrella.tests.models.hf_jobs:round_trip", world, folder=str(folder), out=str(tmp_path), parallel=parallel)[0]
+    torch.testing.assert_close(result["logits"], logits, atol=1e-5, rtol=0)
+    before, after = hf.HFFolder(folder), hf.HFFolder(tmp_path)
+    assert before.names() - {"lm_head.weight"} == after.names() - {"lm_head.weight"}
+    for name in after.names():
+        assert torch.equal(before.get(name), after.get(name)), name
+    assert (tmp_path / "tokenizer.json").exists()
+    assert result["proof"]["max_logit_difference"] <= 1e-5
+    assert read_hf_config(hf.read_json(tmp_path / "config.json")) == hf.read_config(folder)
+
+
+def test_shards_and_bf16(tmp_path: Path) -> None:
+    folder, _ = tiny("qwen2")
+    out = str(tmp_path)
+    run_ranks("terrella.tests.models.hf_jobs:round_trip", 1, folder=str(folder), out=out, parallel={}, dtype="bf16", shard_bytes=4096)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
+    before, after = hf.HFFolder(folder), hf.HFFolder(tmp_path)
+    for name in before.names():
+        assert torch.equal(before.get(name).bfloat16(), after.get(name)), name
+
+
+def test_a_folder_that_does_not_fit_is_refused() -> None:
+    folder, _ = tiny("llama")
+    assert "ffn is 48" in run_ranks("terrella.tests.models.hf_jobs:import_error", 1, folder=str(folder), changes={"ffn": 64})[0]
+
+
+def test_unsupported_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match="model_type: 'gpt2' is not supported"):
+        read_hf_config({"model_type": "gpt2"})
+    with pytest.raises(ConfigError, match="hidden_act"):
+        read_hf_config({"model_type": "llama", "hidden_act": "gelu"})
+    with pytest.raises(ConfigError, match="use_sliding_window"):
+        read_hf_config({**SMALL, "model_type": "qwen2", "use_sliding_window": True})
+    with pytest.raises(ConfigError, match="longrope"):
+        read_hf_config({**SMALL, "model_type": "llama", "rope_scaling": {"type": "longrope", "factor": 2.0}})
