@@ -5,6 +5,7 @@ Nothing sampled is ever tokenised again: a later context repeats earlier answers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,24 +111,30 @@ class AgentEpisode:
         self.turns.append(_Turn(text))
 
     def context(self) -> tuple[int, ...] | None:
-        """Ids to continue from: the instruction, then the turns in the window, ending in the opening tag of the format."""
+        """Ids to continue from, or None when the episode is over."""
         if self.done or self.fault or len(self.parsed) >= self.settings.max_turns:
             return None
         if len(self.turns) == len(self.parsed):
             self._ask()
-        first = max(0, len(self.turns) - self.settings.window) if self.settings.window else 0
+        return self.context_of([turn.answer for turn in self.turns[:-1]])
+
+    def context_of(self, answers: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Ids that ask for the turn after these answers: the rules, then the turns in the window, ending in the opening tag."""
+        last = len(answers)
+        first = max(0, last + 1 - self.settings.window) if self.settings.window else 0
         opening = self.chat.agent + OPENING[self.settings.fmt]
         ids: list[int] = []
-        for number, turn in enumerate(self.turns[first:], start=first):
+        for number in range(first, last + 1):
+            said = self.turns[number].said
             if number == first:
                 rules = prefix(self.task, self.world, self.settings.fmt)
-                text = self.chat.start + SYSTEM + self.chat.first_user + rules + turn.said[turn.said.index("\nTurn ") :]
+                text = self.chat.start + SYSTEM + self.chat.first_user + rules + said[said.index("\nTurn ") :]
             else:
-                text = self.chat.next_user + turn.said
+                text = self.chat.next_user + said
             asked = self.tokenizer.encode(text + opening)
             # The end of the agent's turn is not repeated where the sampler already wrote it.
             ids += asked[1:] if ids and ids[-1] == asked[0] else asked
-            ids += turn.answer
+            ids += answers[number] if number < last else ()
         return tuple(ids)
 
     def receive(self, sample: Sample) -> None:
