@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from ..core.engine import Engine, StepResult
 from ..core.errors import NumericsError
 from ..data.packing import TrainSequence, pack
 from ..data.trajectory import Invalid, Trajectory
-from .algorithms import grpo
-from .algorithms.config import GRPO
-from .objective import make_loss
+from . import algorithms
+from .algorithms import common, ppo
+from .algorithms.config import PPO, Algorithm
+from .objective import logprob_score, make_loss
+from .preparation import critic_values, keep_enough, sampler_drift, score_rows
 from .rollout.episodes import Episode, rollout
 from .rollout.sampler import Sampler, SamplingParams
 from .statistics import mean
@@ -37,7 +40,7 @@ def reinforce(
     engine: Engine,
     sampler: Sampler,
     episodes_of: Callable[[int], list[Episode]],
-    algorithm: GRPO,
+    algorithm: Algorithm,
     params: SamplingParams,
     hooks: Hooks,
     *,
@@ -48,25 +51,38 @@ def reinforce(
     seed: int,
     reference: Callable[[list[PackedBatch]], list[torch.Tensor]],
     kl_every: int,
+    critic: Engine | None = None,
+    refill: Callable[[int, int], list[Episode]] | None = None,
 ) -> int:
     """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this rank's episodes, whole groups only.
 
     `reference` scores batches with the weights the stage began with; without a KL term it is asked every `kl_every` steps.
+    `critic` is PPO's; `refill(step, round)` gives fresh prompts in place of groups that DAPO throws away.
     """
-    loss = make_loss(grpo.settings(algorithm, params.temperature))
+    loss = make_loss(algorithms.settings(algorithm, params.temperature))
+    scorers = {
+        "reference": reference,
+        "policy": lambda batches: [r["logprob"] for r in engine.score(batches, logprob_score(params.temperature))],
+        "values": lambda batches: [r["value"] for r in critic.score(batches, ppo.value_score)] if critic else [],
+    }
     for step in steps:
         begun = time.monotonic()
         episodes = episodes_of(step)
         trajectories = rollout(sampler, episodes, params, seed)
+        kept, extra = keep_enough(algorithm, trajectories, partial(refill, step) if refill else None, sampler, params, seed, hooks.gather)
         rolled = time.monotonic()
-        sampled = sum(hooks.gather(grpo.action_tokens(trajectories)))
-        share = sampled if algorithm.aggregate == "token" else sum(hooks.gather(sum(len(t.sequences) for t in trajectories)))
-        batches = pack_some(grpo.weigh(algorithm, trajectories, share), trajectories, microbatch_tokens)
-        if algorithm.kl_coef or step % kl_every == 0:
+        sampled = sum(hooks.gather(common.action_tokens([*trajectories, *extra])))
+        scores = score_rows(algorithms.needs(algorithm), kept, scorers, microbatch_tokens)
+        batches = pack_some(algorithms.prepare(algorithm, kept, scores, hooks.gather), trajectories, microbatch_tokens)
+        if scores.reference is None and step % kl_every == 0:
             batches = with_reference(batches, reference(batches))
-        result = engine.step(even_out(batches, hooks.gather), loss)
+        batches = even_out(batches, hooks.gather)
+        result = engine.step(batches, loss)
         tokens += sampled
         values = {**describe(trajectories, hooks.gather), **training_values(result, sampled), "tokens": tokens}
+        values |= sampler_drift(kept, scores, hooks.gather)
+        if critic is not None and isinstance(algorithm, PPO):
+            values |= critic_values(critic.step(batches, ppo.value_loss(algorithm)))
         check(values, drift_gate, step)
         took = time.monotonic() - begun
         values |= {"time/step_s": took, "time/rollout_s": rolled - begun, "time/tokens_per_s": sampled / took}
@@ -94,9 +110,9 @@ def even_out(batches: list[PackedBatch], gather: Callable[[Any], list[Any]]) -> 
     missing = max(gather(len(batches))) - len(batches)
     if not missing:
         return batches
-    silent = replace(
-        batches[0], pg_weight_T=torch.zeros_like(batches[0].tokens_T, dtype=torch.float32), kl_weight_T=None, entropy_weight_T=None
-    )
+    weights = ("ce_weight_T", "pg_weight_T", "kl_weight_T", "entropy_weight_T", "value_weight_T")
+    present = {name: weight for name in weights if (weight := getattr(batches[0], name)) is not None}
+    silent = replace(batches[0], **{name: torch.zeros_like(weight) for name, weight in present.items()})
     return batches + [silent] * missing
 
 
@@ -118,14 +134,14 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
 def training_values(result: StepResult, sampled: int) -> dict[str, Any]:
     """The engine's sums as means over the tokens that were trained on."""
     sums = result.metrics
-    count = max(sums["pg_tokens"], 1)
+    count = max(sums["pg_tokens"] or sums["tokens"], 1)  # imitation has no policy term
     values = {
         "loss": sums["loss"],
         "entropy": sums["entropy"] / count,
         "clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / count,
-        "logprob_drift/mean": sums["drift"] / count,
+        "logprob_drift/mean": sums.get("drift", 0.0) / count,
         "impossible_logprobs": sums["impossible"],
-        "trained_share": sums["pg_tokens"] / max(sampled, 1),
+        "trained_share": (sums["pg_tokens"] or sums["tokens"]) / max(sampled, 1),
         "grad_norm": result.grad_norm,
         "lr": result.lr,
     }
