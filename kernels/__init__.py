@@ -1,19 +1,30 @@
 """Triton kernels beside their plain-torch references; every op picks by device. Imports torch and triton only."""
 
 from .advantage import bilevel_gae, gae, group_advantage, variance_filter
+from .fsq import fsq_dequantize, fsq_quantize
 from .linear_logprob import linear_logprob
 from .logprob import token_logprob
-from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, linear_policy_loss
+from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, linear_policy_loss, policy_terms
+from .rmsnorm import rmsnorm
+from .rope import rope, rope_table
+from .swiglu import swiglu
 
 __all__ = [
     "PolicyOutput",
     "PolicySettings",
     "PolicyTerms",
     "bilevel_gae",
+    "fsq_dequantize",
+    "fsq_quantize",
     "gae",
     "group_advantage",
     "linear_logprob",
     "linear_policy_loss",
+    "policy_terms",
+    "rmsnorm",
+    "rope",
+    "rope_table",
+    "swiglu",
     "token_logprob",
     "variance_filter",
 ]

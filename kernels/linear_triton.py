@@ -1,4 +1,4 @@
-"""Head matmul and log-prob kernels together, in row chunks: cuBLAS makes a chunk of logits, one kernel turns it into statistics or gradients.
+"""Head matmul and log-prob kernels together, in row chunks: cuBLAS makes the logits, one kernel makes statistics or gradients of them.
 
 Shape suffixes: N rows (tokens), R rows of a chunk, H hidden, V vocabulary (this rank's shard).
 
@@ -96,7 +96,7 @@ def _policy_row_kernel(
     offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
     if (g != 0.0) | (ge != 0.0):
         full = V // BLOCK
-        for i in range(0, full):
+        for i in range(full):
             o = i * BLOCK + offs
             d = _row_gradient(tl.load(p + o), o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t_hi, softcap, ENTW, CAP)
             tl.store(p + o, d.to(x_ptr.dtype.element_ty))
@@ -106,7 +106,7 @@ def _policy_row_kernel(
             d = _row_gradient(x, o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t_hi, softcap, ENTW, CAP)
             tl.store(p + o, tl.where(o < V, d, 0.0).to(x_ptr.dtype.element_ty), mask=o < columns)
     else:
-        for i in range(0, tl.cdiv(columns, BLOCK)):
+        for i in range(tl.cdiv(columns, BLOCK)):
             o = i * BLOCK + offs
             tl.store(p + o, tl.zeros([RB, K], x_ptr.dtype.element_ty), mask=o < columns)
 
@@ -269,9 +269,7 @@ class _PolicyLoss(torch.autograd.Function):
             by_document = _sequence_parts(job.doc_N, rows)
             if by_document is None:
                 # A document longer than a chunk: score everything first, at the price of a fourth matmul.
-                known = score_rows(
-                    hidden_NH, weight_VH, job.targets_N, settings.temperature, settings.softcap, True, job.group, job.shard
-                )
+                known = score_rows(hidden_NH, weight_VH, job.targets_N, settings.temperature, settings.softcap, True, job.group, job.shard)
                 grad_N, job.values, job.sums = _coefficients(known[0], known[1], job.terms, settings, job.doc_N)
             else:
                 parts = by_document
@@ -368,7 +366,9 @@ def triton_policy_loss(
     if rows is not None:
         hidden_NH, targets_N, terms = hidden_NH.index_select(0, rows), targets_N.index_select(0, rows), terms.select(rows)
         doc_N = None if doc_N is None else doc_N.index_select(0, rows)
-    job = _Job(targets_N.contiguous(), terms, settings, group, vocab_shard(len(weight_VH), group, vocab_size), doc_N, weight_grad_VH, moving)
+    job = _Job(
+        targets_N.contiguous(), terms, settings, group, vocab_shard(len(weight_VH), group, vocab_size), doc_N, weight_grad_VH, moving
+    )
     loss = _PolicyLoss.apply(hidden_NH.contiguous(), weight_VH, job)
     logprob_N, entropy_N = job.saved_2N.unbind()
     if rows is not None:

@@ -65,12 +65,12 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
     full = V // BLOCK
     special = tl.where(y < 0, full, y // BLOCK)
     # every full tile but the target's, without masks
-    for i in range(0, tl.where(special < full, full - 1, full)):
+    for i in range(tl.where(special < full, full - 1, full)):
         start = (i + (i >= special).to(tl.int32)) * BLOCK
         x = _capped(tl.load(p + start + offs), softcap, CAP)
         m, l, s = _fold(m, l, s, x, scale, ENT)
     # the target's tile, and the ragged end when that is another
-    for j in range(0, 2):
+    for j in range(2):
         tile = special if j == 0 else full
         if (j == 0) | (special != full):
             o = tile * BLOCK + offs
@@ -92,7 +92,7 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
         if (R < 0.5) & (R > -0.5) & (xt < M):
             rest = tl.zeros([RB], tl.float32)
             ties = tl.zeros([RB], tl.float32)
-            for i in range(0, tl.cdiv(V, BLOCK)):
+            for i in range(tl.cdiv(V, BLOCK)):
                 o = i * BLOCK + offs
                 keep = (o < V) & (o != y)
                 x = tl.where(keep, _capped(tl.load(p + o, mask=keep, other=0.0), softcap, CAP), -float("inf"))
@@ -210,14 +210,14 @@ def _merge_kernel(stats_ptr, out_ptr, N, W, scale, inv_t_hi, inv_t_lo, BLOCK: tl
     ok = row < N
     M = tl.full([BLOCK], LOWEST, tl.float32)
     xt = tl.full([BLOCK], -float("inf"), tl.float32)
-    for w in range(0, W):
+    for w in range(W):
         p = stats_ptr + (w * N + row) * 4
         M = tl.maximum(M, tl.load(p, mask=ok, other=LOWEST), propagate_nan=tl.PropagateNan.ALL)
         xt = tl.maximum(xt, tl.load(p + 3, mask=ok, other=0.0), propagate_nan=tl.PropagateNan.ALL)
     R = tl.zeros([BLOCK], tl.float32)
     S = tl.zeros([BLOCK], tl.float32)
     taken = tl.zeros([BLOCK], tl.int1)
-    for w in range(0, W):
+    for w in range(W):
         p = stats_ptr + (w * N + row) * 4
         m, r, s = tl.load(p, mask=ok, other=LOWEST), tl.load(p + 1, mask=ok, other=0.0), tl.load(p + 2, mask=ok, other=0.0)
         drop = (m - M) * scale
@@ -360,7 +360,8 @@ def launch_backward(
     block, warps = config or backward_config(columns)
     _backward_kernel[(triton.cdiv(columns, block), N)](
         logits_NV, out_NV, targets_N, saved_4N, grad_N, grad_N if grad_entropy_N is None else grad_entropy_N,
-        targets_N if mask_N is None else mask_N, saved_4N.stride(0), logits_NV.stride(0), out_NV.stride(0), shard.valid, columns, shard.start,
+        targets_N if mask_N is None else mask_N, saved_4N.stride(0), logits_NV.stride(0), out_NV.stride(0),
+        shard.valid, columns, shard.start,
         1.4426950408889634 / temperature, 1.0 / temperature, softcap or 1.0,
         BLOCK=block, ENT=grad_entropy_N is not None, CAP=softcap is not None, MASK=mask_N is not None, num_warps=warps,
     )  # fmt: skip

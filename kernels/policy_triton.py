@@ -107,7 +107,8 @@ def _get(ptr, o, ok, HAS: tl.constexpr):
 
 @triton.jit
 def _terms_kernel(
-    lp_ptr, ent_ptr, ce_ptr, pg_ptr, klw_ptr, entw_ptr, adv_ptr, old_ptr, ref_ptr, smp_ptr, d_ptr, part_ptr, N, low, high, dual, tis, kl_clamp,
+    lp_ptr, ent_ptr, ce_ptr, pg_ptr, klw_ptr, entw_ptr, adv_ptr, old_ptr, ref_ptr, smp_ptr, d_ptr, part_ptr, N,
+    low, high, dual, tis, kl_clamp,
     RB: tl.constexpr, K: tl.constexpr, CE: tl.constexpr, PG: tl.constexpr, KL: tl.constexpr, ENT: tl.constexpr, ENTW: tl.constexpr,
     OLD: tl.constexpr, DUAL: tl.constexpr, TIS: tl.constexpr, CLAMP: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip

@@ -1,0 +1,438 @@
+"""`terrella bench kernels`: correctness at real shapes, then every kernel beside its rivals and the machine's own ceilings, in one run.
+
+Shape suffixes: N rows (tokens), V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+import triton
+
+from ..kernels import PolicySettings, PolicyTerms, gae, linear_logprob, linear_policy_loss, rmsnorm, rope, rope_table, swiglu, token_logprob
+from ..kernels.advantage import reference_gae
+from ..kernels.logprob import Shard, reference_token_logprob
+from ..kernels.logprob_triton import launch_backward, launch_forward, merge_and_finish
+from ..kernels.policy_triton import launch_terms
+from . import record, rivals
+from .timing import Timer, Timing, graphed
+
+VOCAB = 151936  # Qwen2.5
+GRPO_SETTINGS = PolicySettings(clip_high=0.28)
+
+
+class Bench:
+    """Where figures go: the recorder, a table on stdout, and which sections were asked for."""
+
+    def __init__(self, recorder: record.Recorder, budget_s: float, scale: int):
+        self.recorder, self.scale = recorder, scale
+        self.timer = Timer(budget_s)
+        self.copy_gbs = 0.0
+        self.missing: rivals.Missing = {}
+
+    def add(self, case: str, impl: str, timing: Timing, useful_bytes: float | None = None, peak_less_gb: float = 0.0) -> float:
+        """Record a time, its share of the copy bandwidth when the op is bound by memory, and the memory it took."""
+        self.recorder.add(case, impl, "ms", timing.ms, "ms", timing.p20, timing.p80)
+        line = f"{case:52s} {impl:36s} {timing.ms:9.4f} ms"
+        if useful_bytes is not None:
+            share = useful_bytes / timing.ms / 1e6 / self.copy_gbs * 100
+            self.recorder.add(case, impl, "copy_share", share, "%")
+            line += f" {share:6.1f} % of copy"
+        peak = max(0.0, timing.peak_gb - peak_less_gb)
+        self.recorder.add(case, impl, "peak", peak, "GB")
+        print(line + f"  peak {peak:.3f} GB", flush=True)
+        return timing.ms
+
+    def error(self, case: str, impl: str, metric: str, value: float) -> None:
+        self.recorder.add(case, impl, metric, value, "error")
+        print(f"{case:52s} {impl:36s} {metric} {value:.2e}", flush=True)
+
+    def measure(
+        self, case: str, impl: str, call: Callable[[], object], useful_bytes: float | None = None, peak_less_gb: float = 0.0, most: int = 60
+    ) -> None:
+        """Time one call; a rival that fails is reported and left out, ours may not fail."""
+        with self.excused(case, impl):
+            self.add(case, impl, self.timer(call, most), useful_bytes, peak_less_gb)
+
+    @contextmanager
+    def excused(self, case: str, impl: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if impl.startswith("terrella"):
+                raise
+            self.missing[f"{impl} on {case}"] = f"{type(error).__name__}: {error}"[:200]
+        finally:
+            torch.cuda.empty_cache()
+
+
+def ceilings(b: Bench) -> None:
+    source = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    b.copy_gbs = 2 * source.numel() * 2 / b.timer(lambda: target.copy_(source)).ms / 1e6
+    b.recorder.add("ceilings", "torch copy", "bandwidth", b.copy_gbs, "GB/s")
+    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    rate = 2 * 8192**3 / b.timer(lambda: left @ right).ms / 1e9
+    b.recorder.add("ceilings", "torch matmul 8192", "rate", rate, "TFLOP/s")
+    print(f"copy {b.copy_gbs:.0f} GB/s, bf16 matmul {rate:.0f} TFLOP/s", flush=True)
+
+
+def _logits(rows: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, vocab, device="cuda", dtype=torch.bfloat16) * 3
+    return x, torch.randint(vocab, (rows,), device="cuda")
+
+
+def _ours(entropy: bool) -> Callable:
+    return lambda x, y: token_logprob(x, y, entropy=entropy, inplace_backward=True)
+
+
+def _logits_case(b: Bench, rows: int, vocab: int) -> None:
+    x, y = _logits(rows, vocab)
+    size, grad = x.numel() * 2, torch.randn(rows, device="cuda")
+    others = rivals.logits_rivals(b.missing)
+    if vocab == VOCAB:
+        others["torch.compile fp32"] = (torch.compile(rivals.torch_logprob), True)
+    else:
+        del others["torch fp32"]
+
+    def forward(call: Callable) -> None:
+        with torch.no_grad():
+            call(x, y)
+
+    def both(call: Callable, entropy: bool) -> None:
+        leaf = x.detach().requires_grad_()
+        logp, ent = call(leaf, y)
+        grads = [grad.view_as(logp).to(logp.dtype)]
+        torch.autograd.grad([logp, ent] if entropy else [logp], leaf, grads * 2 if entropy else grads)
+
+    for entropy in (False, True):
+        tail = f"{' +entropy' if entropy else ''} N={rows} V={vocab}"
+        b.measure(f"token_logprob fwd{tail}", "terrella", partial(forward, _ours(entropy)), size)
+        for impl, (call, _) in others.items():
+            if not entropy or impl in rivals.WITH_ENTROPY:
+                b.measure(f"token_logprob fwd{tail}", impl, partial(forward, call), size)
+        b.measure(f"token_logprob f+b{tail}", "terrella", partial(both, _ours(entropy), entropy), 3 * size)
+        for impl, (call, has_grad) in others.items():
+            x.normal_(std=3.0)  # a gradient may have overwritten them
+            if has_grad and (not entropy or impl in rivals.WITH_ENTROPY):
+                b.measure(f"token_logprob f+b{tail}", impl, partial(both, call, entropy), 3 * size, most=12)
+
+
+def logits_path(b: Bench) -> None:
+    for rows, vocab in ((16384, VOCAB), (32768, 13312), (32768, 9008)):
+        _logits_case(b, rows // b.scale, vocab)
+
+
+def one_rank_of_eight(b: Bench) -> None:
+    rows, columns = 32768 // b.scale, VOCAB // 8
+    x, y = _logits(rows, columns)
+    stats, saved = torch.empty(rows, 4, device="cuda"), torch.empty(4, rows, device="cuda")
+    grad, shard = torch.randn(rows, device="cuda"), Shard(0, columns)
+
+    def step() -> None:
+        launch_forward(x, y, shard, 1.0, None, None, True, True, stats)
+        merge_and_finish(stats[None], 1.0, saved)
+        launch_backward(x, x, y, saved, grad, grad, shard, 1.0, None)
+
+    def rival(call: Callable) -> None:
+        leaf = x.detach().requires_grad_()
+        torch.autograd.grad(call(leaf, y)[0], leaf, grad)
+
+    case = f"one rank of TP=8 f+b N={rows} V={columns}"
+    b.measure(case, "terrella (with entropy)", step, 3 * x.numel() * 2)
+    for impl, (call, has_grad) in rivals.logits_rivals(b.missing).items():
+        if has_grad and impl.startswith("flash"):
+            b.measure(case, impl, partial(rival, call), 3 * x.numel() * 2)
+
+
+def _head(rows: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    h = (torch.randn(rows, hidden, device="cuda") / hidden**0.5 * 3).bfloat16()
+    w = torch.randn(VOCAB, hidden, device="cuda", dtype=torch.bfloat16)
+    return h, w, torch.randint(VOCAB, (rows,), device="cuda")
+
+
+def _grpo_terms(rows: int, logprob: torch.Tensor) -> PolicyTerms:
+    weight = torch.full((rows,), 1.0 / rows, device="cuda")
+    noise = torch.randn(2, rows, device="cuda") * 0.05
+    return PolicyTerms(
+        pg_weight=weight,
+        kl_weight=weight * 1e-3,
+        entropy_weight=weight * 1e-3,
+        advantage=torch.randn(rows, device="cuda"),
+        old_logprob=logprob + noise[0],
+        ref_logprob=logprob + noise[1],
+    )
+
+
+def _matmuls(b: Bench, h: torch.Tensor, w: torch.Tensor, name: str) -> None:
+    logits = torch.empty(len(h), len(w), device="cuda", dtype=torch.bfloat16)
+    dh, dw = torch.empty_like(h), torch.empty_like(w)
+
+    def three() -> None:
+        torch.mm(h, w.T, out=logits)
+        torch.mm(logits, w, out=dh)
+        torch.mm(logits.T, h, out=dw)
+
+    b.measure(f"linear_logprob fwd +entropy {name}", "matmul x1", lambda: torch.mm(h, w.T, out=logits))
+    b.measure(f"linear_policy_loss f+b {name}", "matmul x3", three)
+
+
+def _linear_case(b: Bench, rows: int, hidden: int) -> None:
+    h, w, y = _head(rows, hidden)
+    name = f"N={rows} V={VOCAB} H={hidden}"
+    others = rivals.linear_rivals(b.missing)
+    _matmuls(b, h, w, name)
+    case = f"linear_logprob fwd +entropy {name}"
+    with torch.no_grad():
+        b.measure(case, "terrella", lambda: linear_logprob(h, w, y, entropy=True))
+        terms = _grpo_terms(rows, linear_logprob(h, w, y)[0])
+        for impl, call in others.items():
+            if not impl.endswith(("unfiltered", "(sum)")):
+                b.measure(case, impl, partial(call, h, w, y))
+    case, grad = f"linear_policy_loss f+b {name}", torch.randn(rows, device="cuda") / rows
+    h.requires_grad_()
+    w.requires_grad_()
+    made = (h.numel() + w.numel()) * 2 / 1e9
+
+    def ours(buffer: torch.Tensor) -> None:
+        torch.autograd.grad(linear_policy_loss(h, w, y, terms, GRPO_SETTINGS, weight_grad_VH=buffer).loss, h)
+
+    def through(call: Callable) -> None:
+        logp, ent = call(h, w, y)
+        if logp.dim() == 0:
+            torch.autograd.grad(logp, (h, w))
+        elif ent is None:
+            torch.autograd.grad(logp, (h, w), grad.to(logp.dtype))
+        else:
+            torch.autograd.grad((logp, ent), (h, w), (grad.to(logp.dtype), (grad * 1e-3).to(ent.dtype)))
+
+    b.measure(case, "terrella", partial(ours, torch.zeros(w.shape, device="cuda")), peak_less_gb=h.numel() * 2 / 1e9)
+    # its fp32 sum of dW is made inside, so it counts as the gradient buffer
+    recompute = partial(linear_logprob, entropy=True)
+    b.measure(case, "terrella-recompute", partial(through, recompute), peak_less_gb=made + w.numel() * 4 / 1e9)
+    for impl, call in others.items():
+        if hidden < 4096 or not impl.endswith("unfiltered"):  # the smaller head shows what the filter does
+            b.measure(case, impl, partial(through, call), peak_less_gb=made)
+
+
+def linear_path(b: Bench) -> None:
+    for hidden in (4096, 1536):
+        _linear_case(b, 16384 // b.scale, hidden)
+
+
+def linear_errors(b: Bench) -> None:
+    """Log-prob, dH and dW against fp64 on the same bf16 inputs; upstream gradients of both signs."""
+    rows = 2048 // b.scale
+    h, w, y = _head(rows, 1536)
+    name = f"linear errors N={rows} V={VOCAB} H=1536"
+    grad = torch.randn(rows, device="cuda") / rows
+    h64, w64 = h.double().requires_grad_(), w.double().requires_grad_()
+    logp64, _ = reference_token_logprob(h64 @ w64.T, y)
+    dh64, dw64 = torch.autograd.grad(logp64, (h64, w64), grad.double())
+    h.requires_grad_()
+    w.requires_grad_()
+
+    def report(impl: str, logp: torch.Tensor, dh: torch.Tensor, dw: torch.Tensor) -> None:
+        for metric, got, want in (("logprob", logp.flatten(), logp64), ("dH", dh, dh64), ("dW", dw, dw64)):
+            b.error(name, impl, metric, ((got.double() - want).norm() / want.norm()).item())
+
+    buffer = torch.zeros(w.shape, device="cuda")
+    out = linear_policy_loss(h, w, y, PolicyTerms(ce_weight=-grad), PolicySettings(), weight_grad_VH=buffer)
+    report("terrella", out.logprob_N, torch.autograd.grad(out.loss, h)[0], buffer)
+    implementations = {
+        "terrella-recompute": linear_logprob,
+        "torch bf16 logits, fp32 loss": lambda h, w, y: rivals.torch_logprob(h @ w.T, y),
+    }
+    for impl, call in (implementations | rivals.linear_rivals(b.missing)).items():
+        with b.excused(name, impl):
+            logp = call(h, w, y)[0]
+            if logp.dim():
+                report(impl, logp.detach(), *torch.autograd.grad(logp, (h, w), grad.to(logp.dtype)))
+
+
+def logits_errors(b: Bench) -> None:
+    """Relative error of log-probs and entropies against fp64, on ordinary rows and on confident ones (|logp| >= 1e-7)."""
+    x, y = _logits(512, VOCAB)
+    x[256:, :] *= 0.3
+    x[torch.arange(256, 512, device="cuda"), y[256:]] = (torch.arange(256, device="cuda") % 12 + 14.0).to(x.dtype)
+    want, want_entropy = reference_token_logprob(x.double(), y, entropy=True)
+    kept = want.abs() >= 1e-7
+    name = f"logits errors N=512 V={VOCAB}"
+
+    def worst(got: torch.Tensor, exact: torch.Tensor) -> float:
+        return ((got.flatten().double() - exact).abs() / exact.abs())[kept].max().item()
+
+    for impl, (call, _) in ({"terrella": (_ours(True), True)} | rivals.logits_rivals(b.missing)).items():
+        with b.excused(name, impl), torch.no_grad():
+            logp, entropy = call(x, y)
+            if logp.numel() == len(y):
+                b.error(name, impl, "logprob max relative", worst(logp, want))
+            if entropy is not None:
+                b.error(name, impl, "entropy max relative", worst(entropy, want_entropy))
+    if not worst(token_logprob(x, y)[0], want) <= 1e-6:
+        raise AssertionError("log-prob error above the promise of 1e-6")
+
+
+def _elementwise_case(b: Bench, rows: int, tokens: int) -> None:
+    logp = -torch.rand(rows * tokens, device="cuda")
+    full = _grpo_terms(rows * tokens, logp)
+    terms = PolicyTerms(**{k: getattr(full, k) for k in ("pg_weight", "kl_weight", "advantage", "old_logprob", "ref_logprob")})
+    out, leaf = torch.empty_like(logp), logp.clone().requires_grad_()
+    case, size = f"GRPO loss + dlogp [{rows},{tokens}]", len(logp) * 28
+
+    def ours() -> None:
+        launch_terms(logp, None, terms, PolicySettings(), out)
+
+    def eager(p: torch.Tensor) -> torch.Tensor:
+        ratio, gap = (p - terms.old_logprob).exp(), terms.ref_logprob - p
+        value = -torch.minimum(ratio * terms.advantage, ratio.clamp(0.8, 1.2) * terms.advantage)
+        return (terms.pg_weight * value + terms.kl_weight * (gap.exp() - gap - 1)).sum()
+
+    def step(call: Callable) -> None:
+        torch.autograd.grad(call(leaf), leaf)
+
+    b.measure(case, "terrella", ours, size)
+    b.measure(case, "terrella-graph", graphed(ours), size)
+    b.measure(case, "torch eager", partial(step, eager), size)
+    b.measure(case, "torch.compile", partial(step, torch.compile(eager)), size)
+
+
+def elementwise(b: Bench) -> None:
+    for rows, tokens in ((1024 // b.scale, 16384), (64, 4096)):
+        _elementwise_case(b, rows, tokens)
+
+
+def scan(b: Bench) -> None:
+    rows = 4096 // b.scale
+    mask = torch.rand(rows, 4096, device="cuda") < 0.8
+    rewards, values = torch.randn(rows, 4096, device="cuda") * mask, torch.randn(rows, 4096, device="cuda")
+    case = f"gae [{rows},4096] any mask"
+    b.measure(case, "terrella", lambda: gae(rewards, values, mask, gamma=0.99, lam=0.95), rewards.numel() * 17)
+    b.measure(case, "torch loop", lambda: reference_gae(rewards, values, mask, gamma=0.99, lam=0.95), rewards.numel() * 17, most=3)
+    got = gae(rewards[:64], values[:64], mask[:64], gamma=0.99, lam=0.95)[0]
+    want = reference_gae(rewards[:64].double(), values[:64].double(), mask[:64], gamma=0.99, lam=0.95)[0]
+    b.error(case, "terrella", "advantage", ((got - want).norm() / want.norm()).item())
+
+
+def _norm_case(b: Bench, rows: int, hidden: int) -> None:
+    x, r, dy = (torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    w = torch.randn(hidden, device="cuda", dtype=torch.bfloat16)
+    leaves = [v.requires_grad_() for v in (x, r, w)]
+
+    def eager(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        s = x + r
+        return (s.float() * torch.rsqrt(s.float().square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w, s
+
+    def step(call: Callable) -> None:
+        torch.autograd.grad(call(*leaves), leaves, (dy, dy))
+
+    calls = {"terrella": lambda x, r, w: rmsnorm(x, w, r), "torch eager": eager, "torch.compile": torch.compile(eager)}
+    for impl, call in (calls | rivals.norm_rivals(b.missing)).items():
+        b.measure(f"rmsnorm +residual f+b [{rows},{hidden}]", impl, partial(step, call), x.numel() * 2 * 8)
+
+
+def _swiglu_case(b: Bench, rows: int, width: int) -> None:
+    x = torch.randn(rows, 2 * width, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    dy = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    def step(call: Callable) -> None:
+        torch.autograd.grad(call(x), x, dy)
+
+    calls = {"terrella": swiglu, "torch eager": eager, "torch.compile": torch.compile(eager)}
+    for impl, call in (calls | rivals.swiglu_rivals(b.missing)).items():
+        b.measure(f"swiglu f+b [{rows},2x{width}]", impl, partial(step, call), dy.numel() * 2 * 8)
+
+
+def _rope_case(b: Bench, rows: int, heads: int, dim: int) -> None:
+    x, dy = (torch.randn(rows, heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    x.requires_grad_()
+    table, positions = rope_table(4096, dim).cuda(), torch.arange(rows, device="cuda") % 4096
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        cos, sin = table[positions][:, None, :].chunk(2, -1)
+        first, second = x.float().chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+    def step(call: Callable) -> None:
+        torch.autograd.grad(call(x), x, dy)
+
+    calls = {"terrella": lambda x: rope(x, table, positions), "torch eager": eager, "torch.compile": torch.compile(eager)}
+    for impl, call in calls.items():
+        b.measure(f"rope f+b [{rows},{heads},{dim}]", impl, partial(step, call), x.numel() * 2 * 4)
+
+
+def layers(b: Bench) -> None:
+    rows = 16384 // b.scale
+    _norm_case(b, rows, 4096)
+    _swiglu_case(b, rows, 8960)
+    _rope_case(b, rows, 32, 128)
+
+
+SECTIONS = {
+    "errors": lambda b: (logits_errors(b), linear_errors(b)),
+    "linear": linear_path,
+    "logits": logits_path,
+    "shard": one_rank_of_eight,
+    "elementwise": elementwise,
+    "gae": scan,
+    "layers": layers,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, print a table, append the rows; `--compare` then fails on a regression against the baseline rows."""
+    parser = argparse.ArgumentParser(prog="terrella bench kernels", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
+    parser.add_argument("--only", default="", help=f"comma-separated sections: {', '.join(SECTIONS)}")
+    parser.add_argument("--rivals", type=Path, default=None, help="folder of unpacked rival kernels")
+    parser.add_argument("--compare", action="store_true", help="exit 1 when a figure is more than 10 %% worse than its baseline row")
+    parser.add_argument("--baseline", action="store_true", help="also record our rows as the new regression baseline")
+    parser.add_argument("--scale", type=int, default=1, help="divide the row counts, for a smaller GPU")
+    parser.add_argument("--budget", type=float, default=0.25, help="seconds of repetition for one figure")
+    parser.add_argument("--commit", default=None, help="commit to record where the code is not in a repository")
+    options = parser.parse_args(argv)
+    wanted = [s for s in options.only.split(",") if s] or list(SECTIONS)
+    if unknown := set(wanted) - set(SECTIONS):
+        parser.error(f"--only names no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    if not torch.cuda.is_available():
+        print("terrella bench kernels needs a CUDA GPU; none was found", file=sys.stderr)
+        return 2
+    rivals.add_path(options.rivals)
+    torch.manual_seed(0)
+    versions = f"torch {torch.__version__}; triton {triton.__version__}"
+    command = "terrella bench kernels " + " ".join(sys.argv[1:] if argv is None else argv)
+    recorder = record.Recorder("kernels", command, torch.cuda.get_device_name(), versions, options.commit)
+    b = Bench(recorder, options.budget, options.scale)
+    try:
+        ceilings(b)
+        for section in wanted:
+            SECTIONS[section](b)
+            torch.cuda.empty_cache()
+    finally:
+        before = record.read(options.out)
+        record.append(recorder.rows, options.out)
+        if options.baseline:
+            marked = [r for r in recorder.rows if r.impl.startswith("terrella")]
+            record.append([record.Row(**(vars(r) | {"run_id": record.BASELINE + r.run_id})) for r in marked], options.out)
+    for name, reason in b.missing.items():
+        print(f"left out: {name}: {reason}")
+    if options.compare:
+        worse = record.compare(before, recorder.rows)
+        for line in worse:
+            print("regression:", line)
+        return 1 if worse else 0
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,59 @@
+"""Timing on a GPU: events around each call, the L2 cache flushed before it, medians with their 20th and 80th percentiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    ms: float
+    p20: float
+    p80: float
+    peak_gb: float  # memory the call took beyond what was allocated before it
+
+
+class Timer:
+    """Holds the buffer that flushes L2; `budget_s` bounds the time spent on one figure."""
+
+    def __init__(self, budget_s: float = 0.3):
+        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        self.budget_s = budget_s
+
+    def __call__(self, call: Callable[[], object], most: int = 60) -> Timing:
+        call()
+        torch.cuda.synchronize()
+        base = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        first = self._once(call)
+        peak = torch.cuda.max_memory_allocated() - base
+        count = max(3, min(most, int(self.budget_s * 1e3 / max(first, 1e-3))))
+        times = torch.tensor([self._once(call) for _ in range(count)], dtype=torch.float64)
+        low, middle, high = torch.quantile(times, torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
+        return Timing(middle, low, high, peak / 1e9)
+
+    def _once(self, call: Callable[[], object]) -> float:
+        self.flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as a CUDA graph replay: what a launch-bound op costs inside a captured step."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

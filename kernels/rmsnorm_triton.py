@@ -1,0 +1,95 @@
+"""Triton side of kernels/rmsnorm.py: one read forward, one read backward; the weight gradient in fp32 partial sums of fixed order.
+
+Shape suffixes: N rows (tokens), H hidden, P programs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _forward_kernel(x_ptr, res_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, H, eps, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    o = tl.arange(0, BLOCK)
+    ok = o < H
+    x = tl.load(x_ptr + row * H + o, mask=ok, other=0.0)
+    if RESIDUAL:
+        x = (x.to(tl.float32) + tl.load(res_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)).to(x_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * H + o, x, mask=ok)
+    x = x.to(tl.float32)
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / H + eps)
+    w = tl.load(w_ptr + o, mask=ok, other=0.0).to(tl.float32)
+    tl.store(rstd_ptr + row, rstd)
+    tl.store(y_ptr + row * H + o, (x * rstd * w).to(y_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, part_ptr, N, H, rows_each, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr
+):
+    pid = tl.program_id(0).to(tl.int64)
+    o = tl.arange(0, BLOCK)
+    ok = o < H
+    w = tl.load(w_ptr + o, mask=ok, other=0.0).to(tl.float32)
+    dw = tl.zeros([BLOCK], tl.float32)
+    for row in range(pid * rows_each, tl.minimum((pid + 1) * rows_each, N)):
+        dy = tl.load(dy_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row)
+        n = x * rstd
+        dn = dy * w
+        dx = rstd * (dn - n * (tl.sum(dn * n, axis=0) / H))
+        if RESIDUAL:
+            dx += tl.load(dsum_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * H + o, dx.to(dx_ptr.dtype.element_ty), mask=ok)
+        dw += dy * n
+    tl.store(part_ptr + pid * H + o, dw, mask=ok)
+
+
+def _config(hidden: int) -> tuple[int, int]:
+    block = triton.next_power_of_2(hidden)
+    return block, max(1, min(16, block // 512))
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_NH, weight_H, residual_NH, eps):
+        rows, hidden = x_NH.shape
+        y_NH = torch.empty_like(x_NH)
+        sum_NH = x_NH if residual_NH is None else torch.empty_like(x_NH)
+        rstd_N = torch.empty(rows, dtype=torch.float32, device=x_NH.device)
+        block, warps = _config(hidden)
+        if rows:
+            _forward_kernel[(rows,)](
+                x_NH, x_NH if residual_NH is None else residual_NH, weight_H, y_NH, sum_NH, rstd_N, hidden, eps,
+                BLOCK=block, RESIDUAL=residual_NH is not None, num_warps=warps,
+            )  # fmt: skip
+        ctx.save_for_backward(sum_NH, weight_H, rstd_N)
+        ctx.residual = residual_NH is not None
+        return (y_NH, sum_NH) if ctx.residual else (y_NH, x_NH.view_as(x_NH))
+
+    @staticmethod
+    def backward(ctx, dy_NH, dsum_NH):
+        sum_NH, weight_H, rstd_N = ctx.saved_tensors
+        rows, hidden = sum_NH.shape
+        dx_NH = torch.empty_like(sum_NH)
+        cores = torch.cuda.get_device_properties(sum_NH.device).multi_processor_count if sum_NH.is_cuda else 2
+        block, warps = _config(hidden)
+        programs = max(1, min(rows, cores * max(1, 32 // warps)))
+        part_PH = torch.zeros((programs, hidden), dtype=torch.float32, device=sum_NH.device)
+        if rows:
+            _backward_kernel[(programs,)](
+                dy_NH.contiguous(), dsum_NH.contiguous(), sum_NH, weight_H, rstd_N, dx_NH, part_PH, rows, hidden,
+                triton.cdiv(rows, programs), BLOCK=block, RESIDUAL=True, num_warps=warps,
+            )  # fmt: skip
+        return dx_NH, part_PH.sum(0).to(weight_H.dtype), dx_NH if ctx.residual else None, None
+
+
+def triton_rmsnorm(x: torch.Tensor, weight_H: torch.Tensor, residual: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `rmsnorm`; leading dimensions are flattened."""
+    flat = None if residual is None else residual.reshape(-1, x.shape[-1]).contiguous()
+    y_NH, sum_NH = _RMSNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_H, flat, eps)
+    return y_NH.view(x.shape), sum_NH.view(x.shape)

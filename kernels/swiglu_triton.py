@@ -1,0 +1,54 @@
+"""Triton side of kernels/swiglu.py: each of forward and backward reads its inputs once.
+
+Shape suffixes: N rows (tokens), F feed-forward width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, F, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = o < F
+    gate = tl.load(x_ptr + row * 2 * F + o, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * F + F + o, mask=ok, other=0.0).to(tl.float32)
+    s = tl.sigmoid(gate)
+    if BACKWARD:
+        dy = tl.load(dy_ptr + row * F + o, mask=ok, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row * 2 * F + o, (dy * up * s * (1.0 + gate * (1.0 - s))).to(out_ptr.dtype.element_ty), mask=ok)
+        tl.store(out_ptr + row * 2 * F + F + o, (dy * gate * s).to(out_ptr.dtype.element_ty), mask=ok)
+    else:
+        tl.store(out_ptr + row * F + o, (gate * s * up).to(out_ptr.dtype.element_ty), mask=ok)
+
+
+def _launch(x_N2F: torch.Tensor, dy_NF: torch.Tensor, out: torch.Tensor, backward: bool) -> None:
+    rows, width = x_N2F.shape[0], x_N2F.shape[1] // 2
+    if rows:
+        block = min(2048, triton.next_power_of_2(width))
+        _swiglu_kernel[(triton.cdiv(width, block), rows)](x_N2F, dy_NF, out, width, BLOCK=block, BACKWARD=backward, num_warps=4)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_N2F):
+        ctx.save_for_backward(x_N2F)
+        out = x_N2F.new_empty((x_N2F.shape[0], x_N2F.shape[1] // 2))
+        _launch(x_N2F, x_N2F, out, False)
+        return out
+
+    @staticmethod
+    def backward(ctx, dy_NF):
+        (x_N2F,) = ctx.saved_tensors
+        out = torch.empty_like(x_N2F)
+        _launch(x_N2F, dy_NF.contiguous(), out, True)
+        return out
+
+
+def triton_swiglu(x: torch.Tensor) -> torch.Tensor:
+    """See `swiglu`; leading dimensions are flattened."""
+    return _SwiGLU.apply(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], x.shape[-1] // 2)

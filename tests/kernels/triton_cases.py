@@ -1,0 +1,415 @@
+"""The Triton kernels against the fp64 references. Collected by test_triton.py: on CPU through the interpreter, on CUDA compiled.
+
+On CUDA the shapes grow to real ones, unless TERRELLA_SMALL_SHAPES is set (for memory checkers).
+"""
+
+import math
+import os
+
+import pytest
+import torch
+
+from terrella.kernels import (
+    PolicySettings,
+    PolicyTerms,
+    bilevel_gae,
+    fsq_dequantize,
+    fsq_quantize,
+    gae,
+    linear_logprob,
+    linear_policy_loss,
+    policy_terms,
+    rmsnorm,
+    rope,
+    rope_table,
+    swiglu,
+    token_logprob,
+)
+from terrella.kernels.advantage import reference_gae
+from terrella.kernels.dispatch import interpreting
+from terrella.kernels.fsq import reference_fsq_dequantize, reference_fsq_quantize
+from terrella.kernels.logprob import reference_token_logprob
+from terrella.kernels.policy_loss import reference_policy_loss, reference_policy_terms
+from terrella.kernels.rmsnorm import reference_rmsnorm
+from terrella.kernels.rope import reference_rope
+from terrella.kernels.swiglu import reference_swiglu
+
+CUDA = torch.cuda.is_available() and not interpreting()
+DEVICE = "cuda" if CUDA else "cpu"
+LARGE = CUDA and not os.environ.get("TERRELLA_SMALL_SHAPES")
+VOCABS = [1, 77, 2048, 9011] + ([2, 4375, 8192, 13312, 151936, 262144] if LARGE else [])
+ROWS = 300 if LARGE else 140  # more than one chunk of 128
+TOKEN_SETTINGS = {
+    "grpo": PolicySettings(temperature=0.8, clip_high=0.28, kl_clamp=10.0),
+    "dual": PolicySettings(dual_clip=1.5, kl="k2"),
+    "softcap": PolicySettings(softcap=5.0, kl="k1"),
+}
+SEQUENCE_SETTINGS = {
+    "gspo": PolicySettings(ratio="sequence", kl="k2"),
+    "webrl_paper": PolicySettings(objective="webrl_paper", beta=0.5),
+    "webrl_released": PolicySettings(objective="webrl_released", softcap=5.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def relative(got, want):
+    want = want.double().cpu()
+    return ((got.double().cpu() - want).abs() / want.abs().clamp_min(1e-7)).max().item()
+
+
+def norm_error(got, want):
+    want = want.double().cpu()
+    return ((got.double().cpu() - want).norm() / want.norm().clamp_min(1e-30)).item()
+
+
+def logits_case(vocab, rows=4, dtype=torch.bfloat16, spread=5.0):
+    x = (torch.randn(rows, vocab) * spread).to(dtype)
+    targets = torch.randint(vocab, (rows,))
+    targets[0], targets[-1] = 0, vocab - 1
+    x[1, targets[1]] = x[1].float().max() + 12.0  # a confident token
+    return x.to(DEVICE), targets.to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"temperature": 1.7, "softcap": 30.0}], ids=str)
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_token_logprob(vocab, options, dtype):
+    if dtype == torch.float32 and vocab not in (77, 9011, 151936):
+        pytest.skip("fp32 logits at a few sizes")
+    x, targets = logits_case(vocab, dtype=dtype)
+    want = reference_token_logprob(x.double(), targets, entropy=True, **options)
+    got = token_logprob(x, targets, entropy=True, **options)
+    bound = 4e-6 if "softcap" in options else 1e-6
+    assert relative(got[0], want[0]) <= bound and relative(got[1], want[1]) <= bound
+    alone, nothing = token_logprob(x, targets, **options)
+    assert nothing is None and relative(alone, want[0]) <= bound
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"temperature": 1.7, "softcap": 30.0}], ids=str)
+@pytest.mark.parametrize("vocab", [1, 77, 9011] + ([151936] if LARGE else []))
+def test_token_logprob_gradient(vocab, options, inplace):
+    base, targets = logits_case(vocab, dtype=torch.float32, spread=2.0)
+    weights = torch.randn(2, len(targets), device=DEVICE)
+    weights[:, 2] = 0.0
+    exact = base.double().requires_grad_()
+    logp, entropy = reference_token_logprob(exact, targets, entropy=True, **options)
+    (logp * weights[0] + entropy * weights[1]).sum().backward()
+    leaf = base.clone().requires_grad_()
+    x = leaf * 1.0  # the gradient may overwrite this one
+    logp, entropy = token_logprob(x, targets, entropy=True, inplace_backward=inplace, **options)
+    (logp * weights[0] + entropy * weights[1]).sum().backward()
+    assert norm_error(leaf.grad, exact.grad) <= 2e-6
+    assert (leaf.grad[2] == 0).all()
+
+
+def test_confident_tokens_and_confident_mistakes():
+    vocab = 5003
+    x = torch.randn(24, vocab, device=DEVICE)
+    targets = torch.randint(1, vocab, (24,), device=DEVICE)
+    margins = torch.arange(24, device=DEVICE) % 12 + 8.0
+    rows = torch.arange(24, device=DEVICE)
+    x[rows[:12], targets[:12]] = margins[:12] + 4.0
+    x[rows[12:], 0] = margins[12:] + 4.0  # another token holds the mass: entropy must still keep its digits
+    want = reference_token_logprob(x.double(), targets, entropy=True)
+    got = token_logprob(x, targets, entropy=True)
+    kept = want[0].abs() >= 1e-7
+    assert relative(got[0][kept], want[0][kept]) <= 1e-6
+    kept = want[1].abs() >= 1e-7
+    assert relative(got[1][kept], want[1][kept]) <= 1e-6
+
+
+def test_masked_nan_and_infinite_rows():
+    inf = math.inf
+    x = torch.randn(8, 3000, device=DEVICE)
+    x[0, 17] = math.nan
+    x[1, 5] = -inf
+    x[2] = -inf
+    x[3] = -inf
+    x[3, 9] = 3.0
+    x[4, 7] = inf
+    x[5] = math.nan
+    x[6] = 3e4
+    x[6, 1] = -3e4
+    targets = torch.tensor([0, 5, 1, 9, 0, 0, 1, 2999], device=DEVICE)
+    mask = torch.tensor([1, 1, 1, 1, 1, 0, 1, 1], device=DEVICE).bool()
+    leaf = x.clone().requires_grad_()
+    logp, entropy = token_logprob(leaf, targets, entropy=True, mask_N=mask)
+    assert logp[0].isnan() and entropy[0].isnan() and logp[2].isnan() and entropy[2].isnan() and logp[4].isnan()
+    assert logp[1] == -inf and entropy[1] > 0
+    assert logp[3] == 0 and entropy[3] == 0
+    assert logp[5] == 0 and entropy[5] == 0
+    assert abs(logp[6].item() + 6e4 + math.log(2999)) < 1 and entropy[6].isfinite()
+    (logp + entropy).sum().backward()
+    assert (leaf.grad[5] == 0).all() and leaf.grad[0].isnan().all() and leaf.grad[[1, 3, 6, 7]].isfinite().all()
+
+
+def test_all_rows_masked_and_no_rows():
+    x = torch.randn(4, 100, device=DEVICE).requires_grad_()
+    zero = torch.zeros(4, dtype=torch.long, device=DEVICE)
+    logp, entropy = token_logprob(x, zero, mask_N=torch.zeros(4, dtype=torch.bool, device=DEVICE), entropy=True)
+    logp.sum().backward()
+    assert (logp == 0).all() and (entropy == 0).all() and (x.grad == 0).all()
+    assert token_logprob(x[:0], zero[:0])[0].shape == (0,)
+
+
+def test_padded_columns_and_strided_rows():
+    x = torch.randn(5, 2600, device=DEVICE)
+    targets = torch.randint(2500, (5,), device=DEVICE)
+    leaf = x.clone().requires_grad_()
+    logp, entropy = token_logprob(leaf, targets, vocab_size=2500, entropy=True)
+    want = reference_token_logprob(x[:, :2500].double(), targets, entropy=True)
+    assert relative(logp, want[0]) <= 1e-6 and relative(entropy, want[1]) <= 1e-6
+    logp.sum().backward()
+    assert (leaf.grad[:, 2500:] == 0).all()
+    assert torch.equal(token_logprob(x[:, :2500], targets)[0], token_logprob(x[:, :2500].contiguous(), targets)[0])
+
+
+def test_same_row_same_bits_and_run_to_run():
+    x, targets = logits_case(9011, rows=9)
+    whole = token_logprob(x, targets, entropy=True)
+    part = token_logprob(x[3:5], targets[3:5], entropy=True)
+    again = token_logprob(x, targets, entropy=True)
+    for a, b, c in zip(whole, part, again, strict=True):
+        assert torch.equal(a[3:5], b) and torch.equal(a, c)
+
+
+def head_case(rows, hidden, vocab, dtype=torch.float32):
+    h = (torch.randn(rows, hidden) / hidden**0.5 * 3).to(dtype).to(DEVICE).requires_grad_()
+    w = torch.randn(vocab, hidden).to(dtype).to(DEVICE).requires_grad_()
+    return h, w, torch.randint(vocab - 3, (rows,), device=DEVICE)
+
+
+def small_chunks(monkeypatch):
+    from terrella.kernels import linear_triton
+
+    monkeypatch.setattr(linear_triton, "GRAD_BYTES", 1)
+    monkeypatch.setattr(linear_triton, "SCORE_BYTES", 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "softcap": 6.0}], ids=str)
+def test_linear_logprob(options, monkeypatch):
+    small_chunks(monkeypatch)
+    h, w, targets = head_case(ROWS, 24, 401)
+    weights = torch.randn(2, ROWS, device=DEVICE)
+    got = linear_logprob(h, w, targets, entropy=True, vocab_size=399, **options)
+    (got[0] * weights[0] + got[1] * weights[1]).sum().backward()
+    h2, w2 = h.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+    want = reference_token_logprob(h2 @ w2.T, targets, entropy=True, vocab_size=399, **options)
+    (want[0] * weights[0] + want[1] * weights[1]).sum().backward()
+    torch.testing.assert_close(got[0].double(), want[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got[1].double(), want[1], atol=1e-5, rtol=1e-5)
+    assert norm_error(h.grad, h2.grad) <= 3e-6 and norm_error(w.grad, w2.grad) <= 3e-6
+    assert (w.grad[399:] == 0).all()
+
+
+def policy_terms_case(h, w, targets, dead=True):
+    rows = len(targets)
+    with torch.no_grad():
+        logp = reference_token_logprob(h.double() @ w.double().T, targets)[0].float()
+    live = torch.rand(rows, device=DEVICE) < (0.8 if dead else 2.0)
+
+    def weight():
+        return torch.rand(rows, device=DEVICE) * (live & (torch.rand(rows, device=DEVICE) < 0.7)) / rows
+
+    advantage = torch.randn(rows, device=DEVICE)
+    advantage[: rows // 4] = 0.0
+    return PolicyTerms(
+        ce_weight=weight() * (torch.rand(rows, device=DEVICE) < 0.5),
+        pg_weight=weight(),
+        kl_weight=weight(),
+        entropy_weight=weight() * 0.1,
+        advantage=advantage,
+        old_logprob=logp + 0.3 * torch.randn(rows, device=DEVICE),
+        ref_logprob=logp + 0.3 * torch.randn(rows, device=DEVICE),
+    )
+
+
+def only(terms, *names):
+    return PolicyTerms(**{name: getattr(terms, name) for name in names})
+
+
+SUBSETS = {
+    "all": None,
+    "sft": ("ce_weight",),
+    "reinforce": ("pg_weight", "advantage"),
+    "grpo": ("pg_weight", "advantage", "old_logprob"),
+    "kl": ("kl_weight", "ref_logprob", "pg_weight", "advantage", "old_logprob"),
+}
+
+
+def compare_policy(h, w, targets, terms, settings, doc, vocab_size, grad_bound=3e-6):
+    got = linear_policy_loss(h, w, targets, terms, settings, doc_N=doc, vocab_size=vocab_size)
+    got.loss.backward()
+    h2, w2 = h.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+    want = reference_policy_loss(h2, w2, targets, terms, settings, doc_N=doc, vocab_size=vocab_size)
+    want.loss.backward()
+    assert abs(got.loss.item() - want.loss.item()) <= 2e-5 * (1 + abs(want.loss.item()))
+    torch.testing.assert_close(got.logprob_N.double(), want.logprob_N, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(got.entropy_N.double(), want.entropy_N, atol=2e-5, rtol=1e-5)
+    assert norm_error(h.grad, h2.grad) <= grad_bound and norm_error(w.grad, w2.grad) <= grad_bound
+    assert got.sums.keys() == want.sums.keys()
+    for name, value in want.sums.items():
+        assert abs(got.sums[name].item() - value.item()) <= 1e-4 * (1 + abs(value.item())), name
+
+
+@pytest.mark.parametrize("subset", SUBSETS)
+@pytest.mark.parametrize("name", TOKEN_SETTINGS)
+def test_policy_loss_token_objectives(name, subset, monkeypatch):
+    if subset != "all" and name != "grpo":
+        pytest.skip("subsets of the terms with one setting")
+    small_chunks(monkeypatch)
+    h, w, targets = head_case(ROWS, 16, 203)
+    terms = policy_terms_case(h, w, targets)
+    terms = terms if SUBSETS[subset] is None else only(terms, *SUBSETS[subset])
+    compare_policy(h, w, targets, terms, TOKEN_SETTINGS[name], None, 201)
+
+
+@pytest.mark.parametrize("documents", [12, 1], ids=["whole documents", "document longer than a chunk"])
+@pytest.mark.parametrize("name", SEQUENCE_SETTINGS)
+def test_policy_loss_sequence_objectives(name, documents, monkeypatch):
+    small_chunks(monkeypatch)
+    h, w, targets = head_case(ROWS, 16, 203)
+    doc = torch.arange(ROWS, device=DEVICE) * documents // ROWS
+    compare_policy(h, w, targets, policy_terms_case(h, w, targets), SEQUENCE_SETTINGS[name], doc, 201)
+
+
+def test_policy_loss_without_gradient_and_without_rows():
+    h, w, targets = head_case(40, 16, 203)
+    terms = policy_terms_case(h, w, targets)
+    want = reference_policy_loss(h, w, targets, terms, PolicySettings())
+    with torch.no_grad():
+        got = linear_policy_loss(h, w, targets, terms, PolicySettings())
+    torch.testing.assert_close(got.loss, want.loss.detach(), atol=1e-5, rtol=1e-5)
+    nothing = PolicyTerms(ce_weight=torch.zeros(40, device=DEVICE))
+    out = linear_policy_loss(h, w, targets, nothing, PolicySettings())
+    out.loss.backward()
+    assert out.loss == 0 and (h.grad == 0).all() and (w.grad == 0).all()
+
+
+def test_policy_loss_adds_into_a_gradient_buffer():
+    h, w, targets = head_case(60, 16, 203)
+    terms = policy_terms_case(h, w, targets)
+    linear_policy_loss(h, w, targets, terms, PolicySettings()).loss.backward()
+    want_h, want_w = h.grad.clone(), w.grad.clone()
+    h.grad = w.grad = None
+    buffer = torch.ones_like(w, dtype=torch.float32)
+    linear_policy_loss(h, w, targets, terms, PolicySettings(), weight_grad_VH=buffer).loss.backward()
+    torch.testing.assert_close(buffer - 1.0, want_w, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(h.grad, want_h)
+    assert w.grad is None
+    h.grad = None
+    (2 * linear_policy_loss(h, w, targets, terms, PolicySettings(), weight_grad_VH=buffer).loss).backward()
+    assert h.grad.isnan().all()  # the buffer already holds a gradient for an upstream gradient of 1
+
+
+def test_policy_loss_reports_nan():
+    h, w, targets = head_case(40, 16, 203)
+    terms = policy_terms_case(h, w, targets, dead=False)
+    h = h.detach().clone()
+    h[int((terms.ce_weight != 0).nonzero()[0])] = math.nan
+    assert linear_policy_loss(h, w, targets, terms, PolicySettings()).loss.isnan()
+    bad = targets.clone()
+    if CUDA:  # on CPU a ValueError says it first
+        bad[int((terms.ce_weight != 0).nonzero()[0])] = 10_000
+        assert linear_policy_loss(h.nan_to_num(), w, bad, terms, PolicySettings()).loss.isnan()
+
+
+@pytest.mark.parametrize("name", TOKEN_SETTINGS)
+def test_policy_terms(name):
+    rows = 5000
+    h, w, targets = head_case(rows, 4, 31)
+    terms = policy_terms_case(h, w, targets)
+    logp = (terms.old_logprob + 0.4 * torch.randn(rows, device=DEVICE)).clamp(max=0).requires_grad_()
+    entropy = torch.rand(rows, device=DEVICE).requires_grad_()
+    loss, sums = policy_terms(logp, entropy, terms, TOKEN_SETTINGS[name])
+    loss.backward()
+    logp2, entropy2 = logp.detach().double().requires_grad_(), entropy.detach().double().requires_grad_()
+    live = terms.active(logp)
+    want, want_sums = reference_policy_terms(logp2[live], entropy2[live], terms.select(live), TOKEN_SETTINGS[name])
+    want.backward()
+    torch.testing.assert_close(loss.double(), want, atol=1e-5, rtol=1e-5)
+    assert norm_error(logp.grad, logp2.grad) <= 1e-6 and norm_error(entropy.grad, entropy2.grad) <= 1e-6
+    for key, value in want_sums.items():
+        assert abs(sums[key].item() - value.item()) <= 1e-4 * (1 + abs(value.item())), key
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 300, 2500])
+@pytest.mark.parametrize("gamma,lam", [(1.0, 1.0), (0.97, 0.9)])
+def test_gae(tokens, gamma, lam):
+    mask = torch.rand(5, tokens, device=DEVICE) < 0.6
+    rewards, values = torch.randn(5, tokens, device=DEVICE) * mask, torch.randn(5, tokens, device=DEVICE)
+    bootstrap = torch.randn(5, device=DEVICE)
+    got = gae(rewards, values, mask, gamma=gamma, lam=lam, bootstrap_B=bootstrap)
+    want = reference_gae(rewards.double(), values.double(), mask, gamma=gamma, lam=lam, bootstrap_B=bootstrap)
+    for a, b in zip(got, want, strict=True):
+        assert norm_error(a, b) <= 2e-6
+    ends = mask & (torch.rand(5, tokens, device=DEVICE) < 0.2)
+    rewards = rewards * ends
+    got = bilevel_gae(rewards, values, mask, ends, gamma=gamma, lam=lam)
+    want = bilevel_gae(rewards.double(), values.double(), mask, ends, gamma=gamma, lam=lam)
+    for a, b in zip(got, want, strict=True):
+        assert norm_error(a, b) <= 2e-6
+
+
+@pytest.mark.parametrize("hidden", [7, 256, 1536])
+@pytest.mark.parametrize("residual", [False, True])
+def test_rmsnorm(hidden, residual):
+    x, r, w = (torch.randn(9, hidden, device=DEVICE), torch.randn(9, hidden, device=DEVICE), torch.rand(hidden, device=DEVICE) + 0.5)
+    g1, g2 = torch.randn(9, hidden, device=DEVICE), torch.randn(9, hidden, device=DEVICE)
+    grads = []
+    for wide, op in ((torch.float32, rmsnorm), (torch.float64, reference_rmsnorm)):
+        leaves = [v.to(wide).requires_grad_() for v in (x, w, r)]
+        y, s = op(leaves[0], leaves[1], leaves[2] if residual else None, eps=1e-6)
+        (y * g1 + s * g2).sum().backward()
+        grads.append([y, s, leaves[0].grad, leaves[1].grad] + ([leaves[2].grad] if residual else []))
+    for a, b in zip(*grads, strict=True):
+        assert norm_error(a, b) <= 1e-6
+
+
+@pytest.mark.parametrize("dim,rotated", [(16, 16), (24, 12)])
+def test_rope(dim, rotated):
+    table = rope_table(64, rotated, theta=1e4).to(DEVICE)
+    positions = torch.tensor([0, 1, 2, 0, 1, 63, 5], device=DEVICE)
+    base, grad = torch.randn(7, 5, dim, device=DEVICE), torch.randn(7, 5, dim, device=DEVICE)
+    x, x2 = base.clone().requires_grad_(), base.double().requires_grad_()
+    y, y2 = rope(x, table, positions), reference_rope(x2, table, positions)
+    (y * grad).sum().backward()
+    (y2 * grad).sum().backward()
+    assert norm_error(y, y2) <= 1e-6 and norm_error(x.grad, x2.grad) <= 1e-6
+    assert torch.equal(y[0], base[0])
+    assert rope(base, table, positions + 60)[6].isnan().any()  # past the table
+
+
+@pytest.mark.parametrize("width", [3, 128, 2500])
+def test_swiglu(width):
+    base, grad = torch.randn(4, 2, 2 * width, device=DEVICE) * 3, torch.randn(4, 2, width, device=DEVICE)
+    x, x2 = base.clone().requires_grad_(), base.double().requires_grad_()
+    y, y2 = swiglu(x), reference_swiglu(x2)
+    (y * grad).sum().backward()
+    (y2 * grad).sum().backward()
+    assert norm_error(y, y2) <= 1e-6 and norm_error(x.grad, x2.grad) <= 1e-6
+
+
+@pytest.mark.parametrize("levels", [[7, 5, 5, 5, 5], [8, 6, 5], [8, 8, 8, 6, 5]], ids=str)
+def test_fsq(levels):
+    z = (torch.randn(50, 7, len(levels), device=DEVICE) * 1.5).requires_grad_()
+    code, index = fsq_quantize(z, levels)
+    code.sum().backward()
+    z2 = z.detach().clone().requires_grad_()
+    want, want_index = reference_fsq_quantize(z2, levels)
+    want.sum().backward()
+    assert torch.equal(index, want_index)
+    torch.testing.assert_close(code, want, atol=1e-6, rtol=1e-6)
+    assert norm_error(z.grad, z2.grad) <= 1e-5
+    torch.testing.assert_close(fsq_dequantize(index, levels), code.detach(), atol=1e-6, rtol=1e-6)
+    every = torch.arange(math.prod(levels), device=DEVICE)
+    codes = fsq_dequantize(every, levels)
+    assert torch.equal(codes, reference_fsq_dequantize(every, levels))
+    poisoned = z.detach().clone()
+    poisoned[0, 0, 0] = math.nan
+    assert fsq_quantize(poisoned, levels)[1][0, 0] == -1
