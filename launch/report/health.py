@@ -139,9 +139,28 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
             found.append(Finding("warning", f"“{table['title']}” has no baseline row; its scores cannot be judged alone"))
         cells = [cell for row in table["rows"] if row.get("kind") != "ceiling" for cell in row["cells"] if isinstance(cell, dict)]
         bare = sum(1 for cell in cells if cell.get("value") is not None and (cell.get("low") is None or cell.get("n") is None))
+        if (worse := below_baseline(table)) is not None:
+            found.append(worse)
         if bare:
             found.append(Finding("note", f"“{table['title']}”: {bare} scores come without an interval or a sample size"))
     return found
+
+
+def below_baseline(table: dict[str, Any]) -> Finding | None:
+    """Shares (0 to 1, where more is better) in which a model does worse than the best trivial baseline."""
+    below = []
+    for index, column in enumerate(table["columns"]):
+        scores = [(row, number(row["cells"][index].get("value"))) for row in table["rows"] if isinstance(row["cells"][index], dict)]
+        trivial = max((score for row, score in scores if row.get("kind") == "baseline" and score is not None), default=None)
+        if trivial is None or not all(score is None or 0 <= score <= 1 for _, score in scores):
+            continue
+        for row, score in scores:
+            if row.get("kind") == "model" and score is not None and score < trivial:
+                below.append(f"{row.get('name')} in “{column}” ({100 * score:.1f} % against {100 * trivial:.1f} %)")
+    if not below:
+        return None
+    more = f", and {len(below) - 2} more" if len(below) > 2 else ""
+    return Finding("warning", f"“{table['title']}”: below the trivial baseline: {'; '.join(below[:2])}{more}")
 
 
 def worst_first(findings: list[Finding]) -> list[Finding]:

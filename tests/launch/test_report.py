@@ -34,7 +34,7 @@ def test_report_of_a_finished_run_holds_every_part(run):
     page = path.read_text(encoding="utf-8")
     assert path == run / "report.html"
     summary = json.loads((run / "summary.json").read_text())
-    assert f"<h1>{summary['headline']}</h1>" in page
+    assert f">{summary['headline']}</h1>" in page
     table = json.loads((run / "results" / "final.json").read_text())
     for row in table["rows"]:
         assert row["name"] in page
@@ -174,10 +174,24 @@ def test_torn_parts_are_said_aloud(tmp_path):
 
 def test_table_without_baseline_or_interval_is_flagged():
     cells = [{"value": 0.4, "low": 0.3, "high": 0.5, "n": 10}]
-    whole = {"title": "t", "rows": [{"kind": "model", "cells": cells}, {"kind": "baseline", "cells": cells}]}
+    whole = {"title": "t", "columns": ["a"], "rows": [{"kind": "model", "cells": cells}, {"kind": "baseline", "cells": cells}]}
     assert check_tables([whole]) == []
-    levels = [finding.level for finding in check_tables([{"title": "t", "rows": [{"kind": "model", "cells": [{"value": 0.4}]}]}])]
+    levels = [
+        finding.level
+        for finding in check_tables([{"title": "t", "columns": ["a"], "rows": [{"kind": "model", "cells": [{"value": 0.4}]}]}])
+    ]
     assert levels == ["warning", "note"]
+
+
+def test_model_below_the_baseline_is_flagged():
+    def table(model: float, baseline: float) -> dict:
+        cells = {
+            kind: [{"value": value, "low": value, "high": value, "n": 9}] for kind, value in (("model", model), ("baseline", baseline))
+        }
+        return {"title": "t", "columns": ["exact"], "rows": [{"name": kind, "kind": kind, "cells": cells[kind]} for kind in cells]}
+
+    assert check_tables([table(0.6, 0.5), table(0.5, 0.5), table(12.0, 23.0)]) == []
+    assert "model in “exact” (20.0 % against 50.0 %)" in check_tables([table(0.2, 0.5)])[0].text
 
 
 def test_learning_signs_are_noticed():
