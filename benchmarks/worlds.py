@@ -8,33 +8,34 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import platform
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from terrella.rl.worlds.baselines import VALIDATION_SEEDS, ceiling, random_policy
-from terrella.rl.worlds.frozen_lake import BatchFrozenLake, FrozenLakeConfig, make_map
-from terrella.rl.worlds.sokoban import BatchSokoban, RoomConfig, make_room, make_rooms
-from terrella.rl.worlds.sudoku import SudokuConfig, make_puzzle
-from terrella.rl.worlds.tasks import load_tasks
+from ..rl.worlds.baselines import VALIDATION_SEEDS, ceiling, random_policy
+from ..rl.worlds.frozen_lake import BatchFrozenLake, FrozenLakeConfig, make_map
+from ..rl.worlds.sokoban import BatchSokoban, RoomConfig, make_room, make_rooms
+from ..rl.worlds.sudoku import SudokuConfig, make_puzzle
+from ..rl.worlds.tasks import load_tasks
+from . import record
 
 POOL = range(10_000, 10_512)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement: the median over repeats with its 20th and 80th percentile."""
+class Figure:
+    """One measurement over repeats."""
 
-    bench: str
     case: str
     impl: str
     metric: str
-    value: float
-    p20: float
-    p80: float
+    samples: list[float]
     unit: str
 
 
@@ -50,12 +51,7 @@ def _measure(run: Callable[[], int], repeats: int) -> list[float]:
     return rates
 
 
-def _row(case: str, impl: str, metric: str, samples: list[float], unit: str) -> Row:
-    p20, median, p80 = np.percentile(samples, [20, 50, 80])
-    return Row("worlds", case, impl, metric, float(median), float(p20), float(p80), unit)
-
-
-def steps(repeats: int) -> Iterator[Row]:
+def steps(repeats: int) -> Iterator[Figure]:
     """Steps per second: batches, then one world at a time."""
     rng = np.random.default_rng(0)
     maps = [make_map(FrozenLakeConfig(), seed) for seed in POOL]
@@ -74,7 +70,7 @@ def steps(repeats: int) -> Iterator[Row]:
                     batch.step(action_B)
                 return actions.size
 
-            yield _row(case, f"batch {size}", "steps", _measure(run, repeats), "1/s")
+            yield Figure(case, f"terrella batch {size}", "steps", _measure(run, repeats), "1/s")
     for tag in ("SimpleSokoban", "FrozenLake"):
         world, choices = load_tasks()[tag].make(), random.Random(0).choices((1, 2, 3, 4), k=3000)
         world.reset(123)
@@ -86,10 +82,10 @@ def steps(repeats: int) -> Iterator[Row]:
                     world.restore(start)
             return len(choices)
 
-        yield _row(tag, "single world", "steps", _measure(single, repeats), "1/s")
+        yield Figure(tag, "terrella single world", "steps", _measure(single, repeats), "1/s")
 
 
-def generation(repeats: int) -> Iterator[Row]:
+def generation(repeats: int) -> Iterator[Figure]:
     """Milliseconds for one instance."""
     cases: dict[str, tuple[Callable[[int], object], int]] = {
         "sokoban 6x6 1 box": (lambda s: make_room(RoomConfig(), s), 200),
@@ -106,7 +102,7 @@ def generation(repeats: int) -> Iterator[Row]:
                 make(seed)
             return count
 
-        yield _row(case, "generator", "generation", [1e3 / rate for rate in _measure(run, repeats)], "ms")
+        yield Figure(case, "terrella", "generation", [1e3 / rate for rate in _measure(run, repeats)], "ms")
     shop = load_tasks()["WebShop"].make()
     shop.reset(0)
 
@@ -115,10 +111,10 @@ def generation(repeats: int) -> Iterator[Row]:
             shop.index.search(goal.instruction)
         return 100
 
-    yield _row("webshop 200 products", "bm25", "search", [1e3 / rate for rate in _measure(search, repeats)], "ms")
+    yield Figure("webshop 200 products", "terrella bm25", "search", [1e3 / rate for rate in _measure(search, repeats)], "ms")
 
 
-def rivals(repeats: int) -> Iterator[Row]:
+def rivals(repeats: int) -> Iterator[Figure]:
     """The public environments, stepped the way their users do."""
     if importlib.util.find_spec("gymnasium"):
         import gymnasium
@@ -132,7 +128,7 @@ def rivals(repeats: int) -> Iterator[Row]:
                 lake.step(action_B)
             return actions.size
 
-        yield _row("frozen_lake 4x4", f"gymnasium {gymnasium.__version__} sync 64", "steps", _measure(run, repeats), "1/s")
+        yield Figure("frozen_lake 4x4", f"gymnasium {gymnasium.__version__} sync 64", "steps", _measure(run, repeats), "1/s")
     if importlib.util.find_spec("gym_sokoban"):
         from gym_sokoban.envs.sokoban_env import SokobanEnv
 
@@ -146,27 +142,40 @@ def rivals(repeats: int) -> Iterator[Row]:
                 game.step(action, observation_mode="tiny_rgb_array")
             return 1000
 
-        yield _row("sokoban 6x6 1 box", "gym_sokoban 0.0.6", "steps", _measure(push, repeats), "1/s")
+        yield Figure("sokoban 6x6 1 box", "gym_sokoban 0.0.6", "steps", _measure(push, repeats), "1/s")
 
 
-def scores() -> Iterator[Row]:
+def scores() -> Iterator[Figure]:
     """The random policy and the ceiling on the 128 validation seeds, 100 rollouts each, over five seeds of the policy."""
     for tag in ("SimpleSokoban", "FrozenLake"):
         task = load_tasks()[tag]
         found = [random_policy(task, VALIDATION_SEEDS, 100, seed=seed) for seed in range(5)]
         for k in (1, 8):
-            yield _row(tag, "random policy", f"pass@{k}", [100 * f[k].value for f in found], "%")
+            yield Figure(tag, "random policy", f"pass@{k}", [100 * f[k].value for f in found], "%")
         top = 100 * (ceiling(task, VALIDATION_SEEDS) or 0.0)
-        yield _row(tag, "ceiling", "pass@1", [top], "%")
+        yield Figure(tag, "ceiling", "pass@1", [top], "%")
+
+
+def processor() -> str:
+    """The processor's name, as Linux knows it."""
+    path = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else []
+    return names[0] if names else platform.machine()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
     settings = parser.parse_args()
-    rows = [*steps(settings.repeats), *generation(settings.repeats), *rivals(settings.repeats), *scores()]
-    for row in rows:
-        print(f"{row.case:24} {row.impl:28} {row.metric:10} {row.value:14.4g} {row.unit:4} [{row.p20:.4g}, {row.p80:.4g}]")
+    versions = f"python {platform.python_version()}, numpy {np.__version__}"
+    recorder = record.Recorder("worlds", "python -m terrella.benchmarks.worlds", f"none (one core, {processor()})", versions)
+    repeats = settings.repeats
+    for figure in (*steps(repeats), *generation(repeats), *rivals(repeats), *scores()):
+        p20, median, p80 = (float(p) for p in np.percentile(figure.samples, [20, 50, 80]))
+        recorder.add(figure.case, figure.impl, figure.metric, median, figure.unit, p20, p80)
+        print(f"{figure.case:24} {figure.impl:28} {figure.metric:10} {median:14.4g} {figure.unit:4} [{p20:.4g}, {p80:.4g}]", flush=True)
+    record.append(recorder.rows, settings.out)
 
 
 if __name__ == "__main__":
