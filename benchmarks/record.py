@@ -128,9 +128,8 @@ def compare(rows: list[Row], new: list[Row], tolerance: float = 0.10) -> list[st
             continue
         change = row.value / base[key] - 1
         if (change if row.unit in LOWER_IS_BETTER else -change) > tolerance:
-            worse.append(
-                f"{row.bench} | {row.case} | {row.impl} | {row.metric}: {row.value:.4g} {row.unit}, baseline {base[key]:.4g} ({change:+.0%})"
-            )
+            figure = f"{row.value:.4g} {row.unit}, baseline {base[key]:.4g} ({change:+.0%})"
+            worse.append(f"{row.bench} | {row.case} | {row.impl} | {row.metric}: {figure}")
     return worse
 
 
