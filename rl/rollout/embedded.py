@@ -17,7 +17,7 @@ from ...core.rng import key_tensor, uniform_tensor
 from ...data.trajectory import Invalid
 from ...models.config import ModelConfig
 from ...models.decode import Decoder, KVCache, decode_weights
-from .sampler import Sample, SampleRequest, SamplingParams
+from .sampler import Sample, SampleRequest, SamplingParams, interleave
 
 
 class EmbeddedSampler:
@@ -37,11 +37,11 @@ class EmbeddedSampler:
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """Continue every request; results come back in the order of the requests."""
         decoder = self._decoder(requests)
-        by_shape: dict[tuple[int, SamplingParams], list[int]] = defaultdict(list)
+        by_shape: dict[tuple[int, SamplingParams, tuple[tuple[int, int], ...]], list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            by_shape[len(request.ids), request.params].append(index)
+            by_shape[len(request.ids), request.params, tuple((at, len(ids)) for at, ids in request.forced)].append(index)
         results: list[Sample | Invalid | None] = [None] * len(requests)
-        for (_, params), members in by_shape.items():
+        for (_, params, _), members in by_shape.items():
             for start in range(0, len(members), self.max_batch):
                 wave = members[start : start + self.max_batch]
                 for index, sample in zip(wave, self._wave(decoder, [requests[i] for i in wave], params), strict=True):
@@ -49,7 +49,7 @@ class EmbeddedSampler:
         return [result for result in results if result is not None]
 
     def _decoder(self, requests: list[SampleRequest]) -> Decoder:
-        longest = max((len(r.ids) + r.params.max_new_tokens for r in requests), default=1)
+        longest = max((r.length for r in requests), default=1)
         if longest > self.config.max_positions:
             raise ConfigError(
                 f"a prompt of {longest} tokens with its continuation exceeds model.max_positions = {self.config.max_positions}; "
@@ -60,12 +60,12 @@ class EmbeddedSampler:
         return Decoder(decode_weights(self.weights(), self.config), self.config, longest)
 
     def _wave(self, decoder: Decoder, requests: list[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Requests of one prompt length and one setting, decoded together; rows leave when they stop."""
+        """Requests of one prompt length, one setting and forced spans at the same places, decoded together; rows leave when they stop."""
         device = decoder.weights.embedding.device
         length = len(requests[0].ids)
         unique: dict[tuple[int, ...], int] = {}
         row_of = [unique.setdefault(r.ids, len(unique)) for r in requests]
-        cache = KVCache(self.config, len(unique), length + params.max_new_tokens, decoder.weights.embedding)
+        cache = KVCache(self.config, len(unique), requests[0].length, decoder.weights.embedding)
         prompts = torch.tensor(list(unique), dtype=torch.int64, device=device)
         hidden_BH = decoder.forward(prompts, cache, same_start=0)[:, -1]
         members = torch.tensor(row_of, device=device)
@@ -78,8 +78,11 @@ class EmbeddedSampler:
         counts = torch.zeros(len(requests), dtype=torch.int64, device=device)
         stop_ids = torch.tensor(params.stop_ids, dtype=torch.int64, device=device)
         stopped = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        spans = {at: torch.tensor([dict(r.forced)[at] for r in requests], device=device) for at, _ in requests[0].forced}
+        seen_BV = self._seen(prompts[members], params)
         for step in range(params.max_new_tokens):
-            token_B, logprob_B = choose(F.linear(hidden_BH, decoder.weights.head)[:, : self.config.vocab], keys_B, step, params)
+            logits_BV = F.linear(hidden_BH, decoder.weights.head)[:, : self.config.vocab]
+            token_B, logprob_B = choose(logits_BV, keys_B, step, params, seen_BV)
             ids[alive, step], logprobs[alive, step], counts[alive] = token_B, logprob_B, step + 1
             if params.stop_ids:
                 ended_B = torch.isin(token_B, stop_ids)
@@ -88,25 +91,43 @@ class EmbeddedSampler:
                     left = (~ended_B).nonzero().squeeze(1)
                     alive, keys_B, token_B = alive[left], keys_B[left], token_B[left]
                     cache.select(left)
+                    seen_BV = seen_BV[left] if seen_BV is not None else None
             if not alive.numel() or step + 1 == params.max_new_tokens:
                 break
-            hidden_BH = decoder.forward(token_B[:, None], cache, same_start=length + step)[:, -1]
+            new_BS = torch.cat([token_B[:, None], spans[step + 1][alive]], 1) if step + 1 in spans else token_B[:, None]
+            if seen_BV is not None:
+                seen_BV.scatter_(1, new_BS, True)
+            hidden_BH = decoder.forward(new_BS, cache, same_start=length)[:, -1]
+            length += new_BS.shape[1]
         if not bool(torch.isfinite(logprobs).all()):
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
         version = self.version()
-        rows = zip(ids.tolist(), logprobs.tolist(), counts.tolist(), stopped.tolist(), strict=True)
-        return [Sample(tuple(i[:n]), tuple(p[:n]), "stop" if s else "length", version) for i, p, n, s in rows]
+        rows = zip(requests, ids.tolist(), logprobs.tolist(), counts.tolist(), stopped.tolist(), strict=True)
+        return [interleave(i[:n], p[:n], r, "stop" if s else "length", version) for r, i, p, n, s in rows]
+
+    def _seen(self, prompts_BS: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+        """Which tokens each row holds already, where a penalty asks for it."""
+        if params.repetition_penalty == 1.0:
+            return None
+        empty_BV = torch.zeros(len(prompts_BS), self.config.vocab, dtype=torch.bool, device=prompts_BS.device)
+        return empty_BV.scatter_(1, prompts_BS, True)
 
 
-def choose(logits_BV: torch.Tensor, keys_B: torch.Tensor, step: int, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pick a token a row by its key's random number; the log-prob is of the untruncated distribution."""
+def choose(
+    logits_BV: torch.Tensor, keys_B: torch.Tensor, step: int, params: SamplingParams, seen_BV: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pick a token a row by its key's random number; the log-prob is of the untruncated and unpenalised distribution."""
     scale = params.temperature or 1.0
     logp_BV = torch.log_softmax(logits_BV.float() / scale, -1)
     pick_BV = logp_BV
+    if seen_BV is not None:
+        penalty = params.repetition_penalty
+        punished_BV = torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
+        pick_BV = torch.log_softmax(torch.where(seen_BV, punished_BV, logits_BV).float() / scale, -1)
     if params.allowed is not None:
         low, high = params.allowed
-        pick_BV = torch.full_like(logp_BV, -torch.inf)
-        pick_BV[:, low:high] = logp_BV[:, low:high]
+        whole_BV, pick_BV = pick_BV, torch.full_like(pick_BV, -torch.inf)
+        pick_BV[:, low:high] = whole_BV[:, low:high]
     if params.temperature == 0:
         token_B = pick_BV.argmax(-1)
     else:

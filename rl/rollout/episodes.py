@@ -30,7 +30,7 @@ class Episode(Protocol):
 
 def sampled_sequence(context: Sequence[int], sample: Sample) -> TokenSequence:
     """Context and continuation as one sequence: the mask covers exactly the sampled tokens."""
-    roles = (Role.PROMPT,) * len(context) + (Role.ACTION,) * len(sample.ids)
+    roles = (Role.PROMPT,) * len(context) + tuple(Role.OBSERVATION if given else Role.ACTION for given in sample.given)
     return TokenSequence((*context, *sample.ids), roles, (0.0,) * len(context) + sample.logprobs, sample.weight_version)
 
 

@@ -1,6 +1,6 @@
 """The sampler protocol: token ids in, token ids with log-probs out.
 
-Log-probs are of the temperature-scaled, untruncated distribution, which is what the trainer scores.
+Log-probs are of the temperature-scaled, untruncated and unpenalised distribution, which is what the trainer scores.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class SamplingParams:
     top_k: int = 0
     stop_ids: tuple[int, ...] = ()
     allowed: tuple[int, int] | None = None  # half-open range of token ids that may be sampled
+    repetition_penalty: float = 1.0  # above 1: tokens of the prompt and of the answer so far become less likely
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -31,25 +32,72 @@ class SamplingParams:
             raise ValueError(f"temperature: {self.temperature} must be 0 (greedy) or above")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: {self.top_p} must be in (0, 1]")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty: {self.repetition_penalty} must be above 0")
+
+
+Forced = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One continuation. `key` alone decides the random numbers: (seed, prompt id, sample index, turn)."""
+    """One continuation. `key` alone decides the random numbers: (seed, prompt id, sample index, turn).
+
+    `forced` puts given tokens between sampled spans: each entry (n, ids) inserts `ids` once n tokens were sampled, n rising and
+    below max_new_tokens, which counts sampled tokens alone.
+    """
 
     ids: tuple[int, ...]
     key: tuple[int, ...]
     params: SamplingParams
+    forced: Forced = ()
+
+    def __post_init__(self) -> None:
+        places = [at for at, _ in self.forced]
+        if places != sorted(set(places)) or (places and not (places[0] > 0 and places[-1] < self.params.max_new_tokens)):
+            raise ValueError(f"forced: places {places} must rise and lie between 1 and max_new_tokens - 1")
+        if any(not ids for _, ids in self.forced):
+            raise ValueError("forced: a span needs at least one token")
+
+    @property
+    def length(self) -> int:
+        """Positions that prompt and continuation take at most."""
+        return len(self.ids) + self.params.max_new_tokens + sum(len(ids) for _, ids in self.forced)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was sampled, and by which version of the weights."""
+    """What was sampled, and by which version of the weights. Forced tokens stand among `ids` with a log-prob of 0."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason
     weight_version: int
+    forced: tuple[bool, ...] | None = None  # which of `ids` were given; None means none of them
+
+    @property
+    def given(self) -> tuple[bool, ...]:
+        """For every id, whether it was given rather than sampled."""
+        return self.forced if self.forced is not None else (False,) * len(self.ids)
+
+
+def interleave(ids: list[int], logprobs: list[float], request: SampleRequest, finish: FinishReason, version: int) -> Sample:
+    """Sampled tokens and the request's forced ones in their order; spans beyond an early end are not inserted."""
+    if not request.forced:
+        return Sample(tuple(ids), tuple(logprobs), finish, version)
+    spans = dict(request.forced)
+    out_ids: list[int] = []
+    out_logprobs: list[float] = []
+    given: list[bool] = []
+    for count, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), 1):
+        out_ids.append(token)
+        out_logprobs.append(logprob)
+        given.append(False)
+        if count in spans and count < len(ids):
+            out_ids += spans[count]
+            out_logprobs += [0.0] * len(spans[count])
+            given += [True] * len(spans[count])
+    return Sample(tuple(out_ids), tuple(out_logprobs), finish, version, tuple(given))
 
 
 class Sampler(Protocol):

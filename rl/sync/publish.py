@@ -1,0 +1,83 @@
+"""One weight sync: send, compare what every worker answers, retry, and stop the run by name when it cannot be made whole."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import TerrellaError
+from .transports import Target, Transport, Weights
+
+log = logging.getLogger("terrella")
+
+
+class SyncError(TerrellaError):
+    """Weights did not reach a rollout engine whole; the message names the engine and the tensor."""
+
+    exit_code = 8
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What a sync took."""
+
+    version: int
+    seconds: float
+    attempts: int
+    tensors: int
+
+
+def publish(
+    transport: Transport,
+    targets: list[Target],
+    weights: Callable[[], Weights],
+    version: int,
+    *,
+    attempts: int = 3,
+    timeout_s: float = 300.0,
+    speaks: bool = True,
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
+) -> SyncReport:
+    """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective, one rank sends."""
+    begun = time.monotonic()
+    faults: list[str] = []
+    for attempt in range(1, attempts + 1):
+        answers: dict[str, list[dict[str, Any]]] = {}
+        if speaks:
+            for target in targets:
+                target.accept(None, timeout_s)
+            try:
+                answers = transport.send(weights(), version, targets, timeout_s)
+                faults = _faults(answers, version)
+            except Exception as error:
+                faults = [f"sender: {type(error).__name__}: {error}"]
+        else:
+            for _ in weights():
+                pass
+        faults = next((f for f in gather(faults if speaks else None) if f is not None), faults)
+        if not faults:
+            if speaks:
+                for target in targets:
+                    target.accept(version, timeout_s)
+            tensors = max((a.get("tensors", 0) for found in answers.values() for a in found), default=0)
+            return SyncReport(version, time.monotonic() - begun, attempt, tensors)
+        log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(faults))
+        if hasattr(transport, "close"):
+            transport.close()
+    raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(faults)}")
+
+
+def _faults(answers: dict[str, list[dict[str, Any]]], version: int) -> list[str]:
+    found = []
+    for target, workers in answers.items():
+        for number, answer in enumerate(workers):
+            if "error" in answer:
+                found.append(f"{target}: {answer['error']}")
+            elif answer["damaged"]:
+                found.append(f"{target}, worker {number}: tensor {answer['damaged'][0]} arrived damaged ({len(answer['damaged'])} in all)")
+            elif answer["version"] != version:
+                found.append(f"{target}, worker {number}: has version {answer['version']}, not {version}")
+    return found

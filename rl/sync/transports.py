@@ -1,0 +1,202 @@
+"""How tensors travel: by disk, by broadcast (gloo or NCCL) or by reference within one process. The receiving half is `receiver`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ...core.files import make_folder, write_json
+from .checksum import checksum
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+MANIFEST = "manifest.json"
+
+
+class Target(Protocol):
+    """One rollout engine: calls a method of the receiver on all its workers and returns their answers."""
+
+    name: str
+
+    def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]: ...
+
+    def accept(self, version: int | None, timeout_s: float) -> None:
+        """Serve this version from now on and forget cached prefixes; None: serve nothing until a version is whole."""
+        ...
+
+
+class Transport(Protocol):
+    """Sends one version to all targets; returns every worker's answer by target name."""
+
+    def send(self, weights: Weights, version: int, targets: list[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]: ...
+
+
+def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    """What a receiver must know, and check, of a tensor."""
+    return {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "checksum": checksum(tensor)}
+
+
+def call_all(targets: list[Target], method: str, *args: str, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    """Call every target at once; a target that fails answers with its error."""
+    answers: dict[str, list[dict[str, Any]]] = {}
+
+    def one(target: Target) -> None:
+        try:
+            answers[target.name] = target.call(method, *args, timeout_s=timeout_s)
+        except Exception as error:
+            answers[target.name] = [{"error": f"{type(error).__name__}: {error}"}]
+
+    threads = [threading.Thread(target=one, args=(t,), daemon=True) for t in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s + 5)
+    for target in targets:
+        answers.setdefault(target.name, [{"error": f"{method}: no answer within {timeout_s:.0f} s"}])
+    return answers
+
+
+class DiskTransport:
+    """Through a folder that sender and receivers see. Slow and simple; keeps the newest two versions."""
+
+    def __init__(self, folder: Path, shard_bytes: int = 1 << 30) -> None:
+        self.folder, self.shard_bytes = Path(folder), shard_bytes
+
+    def send(self, weights: Weights, version: int, targets: list[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+        path = self.write(weights, version)
+        answers = call_all(targets, "terrella_load_disk", str(path), str(version), timeout_s=timeout_s)
+        for old in sorted(self.folder.glob("version-*"))[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
+        return answers
+
+    def write(self, weights: Weights, version: int) -> Path:
+        """Write a version's folder; the manifest comes last."""
+        from safetensors.torch import save_file
+
+        path = self.folder / f"version-{version:08d}"
+        shutil.rmtree(path, ignore_errors=True)
+        make_folder(path)
+        entries: list[dict[str, Any]] = []
+        for number, bucket in enumerate(buckets(weights, self.shard_bytes)):
+            file = f"weights-{number:05d}.safetensors"
+            save_file({name: tensor.cpu().contiguous() for name, tensor in bucket}, path / file)
+            entries += [{**describe(name, tensor), "file": file} for name, tensor in bucket]
+        write_json(path / MANIFEST, {"version": version, "tensors": entries})
+        return path
+
+
+class BroadcastTransport:
+    """From this process to all workers over one process group of its own: gloo between CPUs, NCCL between GPUs."""
+
+    def __init__(self, backend: str = "gloo", host: str = "127.0.0.1", port: int = 0, bucket_bytes: int = 1 << 28) -> None:
+        self.backend, self.host, self.bucket_bytes = backend, host, bucket_bytes
+        self.port = port or free_port()
+        self.store: dist.Store | None = None
+        self.group: Any = None
+        self.sent = 0
+
+    def connect(self, targets: list[Target], timeout_s: float) -> None:
+        """Build the group anew: this process is rank 0, then every worker of every target."""
+        workers = {t.name: len(t.call("terrella_state", timeout_s=timeout_s)) for t in targets}
+        world = 1 + sum(workers.values())
+        self.store = dist.TCPStore(self.host, self.port, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+        self.store.set("world", str(world))
+        first = 1
+        errors: dict[str, list[dict[str, Any]]] = {}
+        threads = []
+        for target in targets:
+
+            def join(target: Target = target, first: int = first) -> None:
+                args = (self.host, str(self.port), str(first), str(world), self.backend, str(timeout_s))
+                errors.update(call_all([target], "terrella_join", *args, timeout_s=timeout_s))
+
+            threads.append(threading.Thread(target=join, daemon=True))
+            threads[-1].start()
+            first += workers[target.name]
+        self.group = make_group(self.store, 0, world, self.backend, timeout_s)
+        for thread in threads:
+            thread.join(timeout_s)
+        failed = {name: a for name, answers in errors.items() for a in answers if "error" in a}
+        if failed or len(errors) != len(targets):
+            raise RuntimeError(f"weight group of {world}: {failed or 'a target did not answer'}")
+
+    def send(self, weights: Weights, version: int, targets: list[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+        if self.group is None:
+            self.connect(targets, timeout_s)
+        assert self.store is not None
+        self.sent += 1
+        prefix, answers = f"sync-{self.sent}", {}
+        receiving = threading.Thread(
+            target=lambda: answers.update(call_all(targets, "terrella_receive", prefix, str(version), timeout_s=timeout_s)), daemon=True
+        )
+        receiving.start()
+        count = 0
+        for count, bucket in enumerate(buckets(weights, self.bucket_bytes), 1):
+            flat = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for _, t in bucket])
+            self.store.set(f"{prefix}/{count - 1}", json.dumps([describe(name, tensor) for name, tensor in bucket]))
+            broadcast(self.group, flat, timeout_s)
+        self.store.set(f"{prefix}/{count}", "[]")
+        receiving.join(timeout_s + 5)
+        return answers or {t.name: [{"error": f"no answer within {timeout_s:.0f} s"}] for t in targets}
+
+    def close(self) -> None:
+        """Forget the group, so that the next send builds a new one with the targets that live then."""
+        self.group, self.store, self.port = None, None, free_port()
+
+
+class DirectTransport:
+    """Within one process: the worker copies from the trainer's own tensors, nothing travels."""
+
+    def send(self, weights: Weights, version: int, targets: list[Any], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+        (target,) = targets
+        return {target.name: target.call_direct("terrella_load_tensors", weights, version)}
+
+
+def buckets(weights: Weights, limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Tensors in runs of at most `limit` bytes, a larger one alone."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        more = tensor.numel() * tensor.element_size()
+        if bucket and size + more > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += more
+    if bucket:
+        yield bucket
+
+
+def make_group(store: dist.Store, rank: int, world: int, backend: str, timeout_s: float) -> Any:
+    """A process group that touches neither process's default one."""
+    timeout = timedelta(seconds=timeout_s)
+    named = dist.PrefixStore("weights", store)
+    if backend == "gloo":
+        return dist.ProcessGroupGloo(named, rank, world, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(named, rank, world, options)
+
+
+def broadcast(group: Any, flat: torch.Tensor, timeout_s: float) -> None:
+    """From rank 0 to all, finished when this returns."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    group.broadcast([flat], options).wait(timedelta(seconds=timeout_s))
+    if flat.is_cuda:
+        torch.cuda.synchronize(flat.device)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
