@@ -134,18 +134,19 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
 def training_values(result: StepResult, sampled: int) -> dict[str, Any]:
     """The engine's sums as means over the tokens that were trained on."""
     sums = result.metrics
-    count = max(sums["pg_tokens"] or sums["tokens"], 1)  # imitation has no policy term
+    trained = sums["pg_tokens"] or sums["tokens"]  # imitation has no policy term
     values = {
         "loss": sums["loss"],
-        "entropy": sums["entropy"] / count,
-        "clip_fraction": (sums["clipped_low"] + sums["clipped_high"]) / count,
-        "logprob_drift/mean": sums.get("drift", 0.0) / count,
         "impossible_logprobs": sums["impossible"],
-        "trained_share": (sums["pg_tokens"] or sums["tokens"]) / max(sampled, 1),
+        "trained_share": trained / max(sampled, 1),
         "grad_norm": result.grad_norm,
         "lr": result.lr,
     }
-    return values | ({"kl": sums["reference_kl"] / count} if "reference_kl" in sums else {})
+    if trained:  # what was not measured has no value, not the value 0
+        values["entropy"] = sums["entropy"] / trained
+        values["clip_fraction"] = (sums["clipped_low"] + sums["clipped_high"]) / trained
+        values |= {name: sums[key] / trained for name, key in (("logprob_drift/mean", "drift"), ("kl", "reference_kl")) if key in sums}
+    return values
 
 
 def require_finite(values: dict[str, Any], step: int) -> None:
@@ -162,6 +163,6 @@ def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
         raise NumericsError(
             f"step {step}: {values['impossible_logprobs']:.0f} log-probs lie above 0; the loss kernel or the weights are broken"
         )
-    if values["logprob_drift/mean"] > drift_gate:
+    if values.get("logprob_drift/mean", 0.0) > drift_gate:
         drift = f"{values['logprob_drift/mean']:.4f}"
         raise NumericsError(f"step {step}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}")

@@ -42,6 +42,13 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(m, m - half, m + half, n)
 
 
-def paired_difference(after: Sequence[float], before: Sequence[float]) -> Estimate:
-    """The mean change over the same tasks, with its interval."""
-    return mean([a - b for a, b in zip(after, before, strict=True)])
+def paired_difference(after: Sequence[bool], before: Sequence[bool]) -> Estimate:
+    """The change of a success rate over the same tasks, with Bonett and Price's interval, which stays honest when no pair differs."""
+    n = len(after)
+    if n == 0:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    won = sum(a and not b for a, b in zip(after, before, strict=True))
+    lost = sum(b and not a for a, b in zip(after, before, strict=True))
+    up, down = (won + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = Z95 * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    return Estimate((won - lost) / n, max(-1.0, up - down - half), min(1.0, up - down + half), n)

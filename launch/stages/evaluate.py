@@ -9,7 +9,7 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluate import Summary, TaskScore, copy_baseline, imagine, score_predictions, summarise
 from ...rl.imagination import ImaginationTask, make_task
-from ...rl.statistics import paired_difference
+from ...rl.statistics import Estimate, paired_difference
 from ..job import Job
 from ..recipe import Evaluate, Supervised
 from .common import build_engine
@@ -88,20 +88,18 @@ def summary(stage: Evaluate, job: Job, tasks: list[ImaginationTask], scores: dic
     before, after = summarise(scores[stage.before, t]).all_exact, summarise(scores[stage.after, t]).all_exact
     copy = summarise(copy_baseline(tasks)).all_exact
     change = paired_difference([s.all_exact for s in scores[stage.after, t]], [s.all_exact for s in scores[stage.before, t]])
-    how = f"imagining {k} steps ahead at temperature {t:g}, all {k} states exact"
-    verdict = "rose" if change.low > 0 else "fell" if change.high < 0 else "did not change beyond chance:"
-    headline = f"RLVR on a Sokoban world model: {how}: {verdict} {percent(before)} -> {percent(after)}."
+    verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
+    headline = f"RLVR {verb} the share of exact {k}-step imaginations from {percent(before)} to {percent(after)}."
     paragraphs = [
-        f"Change {100 * change.value:+.1f} points (95 % interval {100 * change.low:+.1f} to {100 * change.high:+.1f}) "
-        f"on the same {change.n} held-out tasks. "
+        f"At temperature {t:g} the change is {points(change)} "
+        f"on the same {change.n} tasks in held-out rooms, where all {k} predicted states must be right. "
         f"Copying the state scores {percent(copy)}; the true world 100 %.",
     ]
     if stage.control:
         control = summarise(scores[stage.control, t]).all_exact
         gap = paired_difference([s.all_exact for s in scores[stage.after, t]], [s.all_exact for s in scores[stage.control, t]])
         paragraphs.append(
-            f"Control, more pre-training for the same gradient tokens: {percent(control)} "
-            f"(RLVR minus control {100 * gap.value:+.1f}, interval {100 * gap.low:+.1f} to {100 * gap.high:+.1f})."
+            f"Control, more pre-training for the same gradient tokens: {percent(control)} (RLVR minus control: {points(gap).rstrip(',')})."
         )
     if 0.0 in stage.temperatures and t != 0.0:
         names = [stage.before, stage.after, *([stage.control] if stage.control else [])]
@@ -109,5 +107,9 @@ def summary(stage: Evaluate, job: Job, tasks: list[ImaginationTask], scores: dic
     return {"headline": headline, "paragraphs": paragraphs}
 
 
-def percent(estimate: Any) -> str:
+def points(change: Estimate) -> str:
+    return f"{100 * change.value:+.1f} points, 95 % interval {100 * change.low:+.1f} to {100 * change.high:+.1f},"
+
+
+def percent(estimate: Estimate) -> str:
     return f"{100 * estimate.value:.1f} % (±{50 * (estimate.high - estimate.low):.1f})"

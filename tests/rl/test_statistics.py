@@ -19,7 +19,17 @@ def test_wilson_interval_known_values() -> None:
 def test_mean_interval_and_pairs() -> None:
     estimate = mean([1.0, 2.0, 3.0, 4.0])
     assert estimate.value == 2.5 and estimate.high - estimate.value == pytest.approx(1.96 * math.sqrt(5 / 3 / 4), rel=1e-3)
-    assert paired_difference([1, 1, 0], [0, 1, 0]).value == pytest.approx(1 / 3)
+    assert math.isinf(mean([1.0]).high)
+
+
+def test_paired_difference() -> None:
+    change = paired_difference([True] * 30 + [False] * 70, [True] * 10 + [False] * 90)
+    assert change.value == pytest.approx(0.2)
+    up, down = 21 / 102, 1 / 102
+    half = 1.959964 * math.sqrt((up + down - (up - down) ** 2) / 102)
+    assert (change.low, change.high) == pytest.approx((up - down - half, up - down + half), rel=1e-5)
+    same = paired_difference([True, False] * 8, [True, False] * 8)
+    assert same.value == 0.0 and same.low < -0.05 and same.high > 0.05  # no difference seen is not certainty
 
 
 def test_intervals_cover_the_truth_about_95_times_in_100() -> None:
