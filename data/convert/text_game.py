@@ -63,12 +63,18 @@ def difference(row: dict[str, Any]) -> dict[str, Any]:
 class Prompts:
     """Prompts from the rules of each game and two worked examples of one other game."""
 
-    def __init__(self, rules: Path, examples: Path, example_game: str = "dishwasher") -> None:
-        self.objects, self.actions, self.scores = (_load(rules / f"{name}_rules.json") for name in ("object", "action", "score"))
+    def __init__(self, rules: dict[str, dict[str, str]], examples: dict[str, Any], example_game: str = "dishwasher") -> None:
+        """`rules` maps object, action and score to a text per game; `examples` has the rows `action` and `tick` of the example game."""
+        self.objects, self.actions, self.scores = (rules[name] for name in ("object", "action", "score"))
+        self._opening = self._make_opening(examples, example_game)
+
+    @classmethod
+    def from_files(cls, rules: Path, examples: Path) -> Prompts:
+        """From the rule files and the examples file of the public release."""
         told = _load(examples)
         if "full" not in told or not {"action", "tick"} <= set(told["full"]):
             raise ConfigError(f"{examples}: expected full.action and full.tick, the two worked examples")
-        self._opening = self._make_opening(told["full"], example_game)
+        return cls({name: _load(rules / f"{name}_rules.json") for name in ("object", "action", "score")}, told["full"])
 
     def _rules(self, game: str, task: str) -> str:
         if game not in self.objects or game not in self.actions or game not in self.scores:
@@ -121,7 +127,7 @@ def find_material(source: Path, rules: str | Path | None, examples: str | Path |
         raise ConfigError(f"{source}: no folder of human-written rules near it; name one with -o rules=FOLDER")
     if worked is None:
         raise ConfigError(f"{source}: no examples.json near it; name it with -o examples=FILE")
-    return Prompts(folder, worked)
+    return Prompts.from_files(folder, worked)
 
 
 def pair_of(row: dict[str, Any], prompts: Prompts, split: str) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""Which rows are held out, and how changed and unchanged rows are mixed in training."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.rng import permutation, uniform
+from ...data.convert.text_game import is_gold
+from .rows import action_of, changed_by_action, verb_of
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to learn from, held-out rows of the same games, and all rows of games that are held out whole."""
+
+    train: list[Row]
+    test: list[Row]
+    unseen_games: list[Row]
+
+
+def split_rows(rows: Sequence[Row], *, each: int = 5, unseen_games: Sequence[str] = (), seed: int = 0) -> Split:
+    """The public rule: of every game and verb up to `each` rows changed by the action and `each` unchanged ones are held out.
+
+    A held-out question that also stands among the training rows (crawls meet the same state twice) is dropped from training.
+    """
+    groups: dict[tuple[str, str, bool], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["game"] not in unseen_games:
+            groups[row["game"], verb_of(action_of(row)), changed_by_action(row)].append(row)
+    chosen: set[tuple[str, int]] = set()
+    for key in sorted(groups):
+        members = groups[key]
+        picked = random.Random(f"{seed} {key}").sample(members, min(each, len(members)))
+        chosen.update((row["game"], row["state_id"]) for row in picked)
+    kept = [row for row in rows if row["game"] not in unseen_games]
+    test = [row for row in kept if (row["game"], row["state_id"]) in chosen]
+    asked = {question(row) for row in test}
+    train = [row for row in kept if (row["game"], row["state_id"]) not in chosen and question(row) not in asked]
+    return Split(train, test, [row for row in rows if row["game"] in unseen_games])
+
+
+def question(row: Row) -> str:
+    """What a world model is asked in this row; equal questions have equal answers."""
+    state = row["current_state"]
+    return repr((row["game"], state["objects"], row["current_score_state"], state["max_UUID"], action_of(row)))
+
+
+class RatioSampler:
+    """Gold rows once an epoch, and beside them a number of non-gold rows drawn anew each time.
+
+    The draw belongs to (seed, epoch, index) alone, so it does not depend on rank or resume.
+    """
+
+    def __init__(self, rows: Sequence[Row], non_gold: int | None = None, *, ratio: float | None = None, seed: int = 0) -> None:
+        self.gold = [row for row in rows if is_gold(row)]
+        self.others = [row for row in rows if not is_gold(row)]
+        if (non_gold is None) == (ratio is None):
+            raise ValueError("non_gold: give either a number of rows or a ratio to the gold rows")
+        self.drawn = non_gold if non_gold is not None else round(float(ratio or 0) * len(self.gold))
+        if self.drawn and not self.others:
+            raise ValueError("non_gold: there is no non-gold row to draw from")
+        self.seed = seed
+
+    def __len__(self) -> int:
+        """Rows of one epoch."""
+        return len(self.gold) + self.drawn
+
+    def row(self, index: int) -> Row:
+        """The row at this place of an endless stream; every epoch has its own order."""
+        epoch, place = divmod(index, len(self))
+        if place == 0 or epoch != getattr(self, "_epoch", None):
+            self._epoch, self._order = epoch, permutation(len(self), self.seed, epoch)
+        item = self._order[place]
+        if item < len(self.gold):
+            return self.gold[item]
+        return self.others[int(uniform(self.seed, epoch, item) * len(self.others))]
