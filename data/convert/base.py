@@ -61,7 +61,7 @@ CONVERTERS: dict[str, Converter] = {
     "chat": Converter(TEXT, "chat:read_jsonl", "JSONL with messages"),
     "hf": Converter(TEXT, "parquet:read_hf", "a Hugging Face datasets folder (parquet or arrow) of chats"),
     "npz": Converter(VIDEO, "npz:read", "npz episodes: image, action", ("split",)),
-    "rt1": Converter(VIDEO, "rt1:read", "RT-1 episodes in TFRecord (RLDS); not verified against a file of the original writer", ("image",)),
+    "rt1": Converter(VIDEO, "rt1:read", "RT-1 episodes in TFRecord (RLDS), read without TensorFlow", ("image",)),
 }
 
 

@@ -1,5 +1,6 @@
 """Video episodes come back bit-equal; TFRecord is read without TensorFlow."""
 
+import hashlib
 import os
 import struct
 from pathlib import Path
@@ -178,6 +179,28 @@ def test_rt1_episodes(tmp_path):
         assert np.array_equal(episode_views(shards[i])["image"], clip)
         assert np.array_equal(shards[i]["actions.npy"], actions[i]) and shards[i]["actions.npy"].shape[1] == 13
         assert shards[i]["instruction.txt"] == "pick coke can"
+
+
+# what tfds itself reads from the file, by make_tfds_episodes.py
+TFDS = {
+    "pick can 0": (4, "48f21d4f50f18e74efed436e9b8cc65a645f82f8776514e7f74b6bfd2b575920"),
+    "pick can 1": (5, "07d22edf93a6cf1397a20ac5871a42fb3cb840f46160bbdb522c3ad48ac38290"),
+    "pick can 2": (6, "3934c5028eca69f3eba5ca4375c10f54ef0cba15ebaa2464f8061583104470eb"),
+}
+
+
+def test_a_file_written_by_tfds(tmp_path):
+    report = convert("rt1", Path(__file__).with_name("tfds_episodes.tfrecord"), tmp_path / "out")
+    assert report.written == 3 and not report.dropped and not verify(tmp_path / "out").problems
+    shards = ShardSet(tmp_path / "out")
+    found = {}
+    for i in range(3):
+        sample = shards[i]
+        assert sample["meta.json"]["shape"] == [24, 32, 3]
+        frames = [sample[f] for f in sorted(sample) if f.startswith("frames.")]
+        digest = hashlib.sha256(b"".join(frames) + sample["actions.npy"].tobytes())
+        found[sample["instruction.txt"]] = (len(frames), digest.hexdigest())
+    assert found == TFDS
 
 
 def test_damaged_tfrecord(tmp_path):

@@ -1,6 +1,8 @@
 """Packing loses nothing, shifts once, balances ranks, and leaves loss and gradients exactly as one by one."""
 
 import itertools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,6 +91,24 @@ def test_best_fit_beats_file_order_and_is_full():
             in_order, free = in_order + 1, 16384
         free -= size
     assert len(bins) < in_order
+
+
+def test_text_game_lengths():
+    """Lengths of the 442 public text-game rows in SmolLM2 tokens, for four ways of writing a row; the rows are not shipped."""
+    told = json.loads(Path(__file__).with_name("text_game_lengths.json").read_text())
+    share = {}
+    for name, lengths in told.items():
+        sizes = np.array(lengths) - 1
+        bins = plan_batches(sizes, 16384)
+        assert sorted(np.concatenate(bins).tolist()) == list(range(442)) and max(sizes[b].sum() for b in bins) <= 16384
+        most_together = int(np.searchsorted(np.cumsum(np.sort(sizes)), 16384, side="right"))
+        bound = max(-(-int(sizes.sum()) // 16384), -(-len(sizes) // most_together))
+        assert len(bins) <= bound + 1, name
+        share[name] = sizes.sum() / (len(bins) * 16384)
+    # state, action and next state
+    assert share["transition"] >= 0.98
+    # the whole prompt with its two worked examples: two of them fit a batch and never three, so 78.5 % is the most there is
+    assert share["prompt_and_answer"] > 0.784
 
 
 def test_matrix_equals_sequences():
