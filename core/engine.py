@@ -30,7 +30,7 @@ class Head:
     values_T: torch.Tensor | None  # where the model has a value head
     document_T: torch.Tensor  # document of each token, counted over the whole packed batch
     context_group: dist.ProcessGroup | None  # ranks that hold the other tokens of these documents
-    weight_grad_VH: torch.Tensor | None = None  # fp32 buffer a kernel may add the head's gradient to, instead of returning it
+    weight_grad_VH: torch.Tensor | None = None  # on CUDA: fp32 buffer a kernel may add the head's gradient to, instead of returning it
 
 
 LossFn = Callable[[torch.Tensor, Head, PackedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -87,6 +87,7 @@ class Engine:
         self._pipeline_group = state.get_pipeline_model_parallel_group()
         self._reduce_group = state.get_data_parallel_group(with_context_parallel=True)
         self._last_rank = state.get_pipeline_model_parallel_last_rank()
+        self._parked: list[Any] = []
         self.optimizer = None
         self._wrapped = self.chunks
         if optimizer is not None:
@@ -97,10 +98,7 @@ class Engine:
     def _finalize(self, chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
         from megatron.core.distributed import finalize_model_grads
 
-        from .mcore.optimizer import sum_over_tensor
-
         finalize_model_grads(chunks, None, **options)  # the weights of the loss already hold its normalisation
-        sum_over_tensor(chunks)
 
     def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], int]:
         """Pad, slice over context ranks and move to the device. With a pipeline all microbatches get one length."""
@@ -112,6 +110,10 @@ class Engine:
             )
         multiple = self.parallel.token_multiple
         lengths = [-(-batch.num_tokens // multiple) * multiple for batch in microbatches]
+        if self.parallel.expert > 1:  # tokens of several data ranks meet at an expert, and are gathered in equal parts
+            common = torch.tensor(lengths, device=self.device)
+            dist.all_reduce(common, op=dist.ReduceOp.MAX)
+            lengths = common.tolist()
         if self.parallel.pipeline > 1:
             lengths = [max(lengths)] * len(lengths)
         items = []
@@ -129,7 +131,9 @@ class Engine:
 
     def _read(self, chunk: Any, output: torch.Tensor, item: _Item) -> tuple[torch.Tensor, Head]:
         hidden_TH, weight_VH, values_T = chunk.readout(output)
-        buffer = getattr(weight_VH, "main_grad", None) if weight_VH.requires_grad and torch.is_grad_enabled() else None
+        buffer = (
+            getattr(weight_VH, "main_grad", None) if weight_VH.is_cuda and weight_VH.requires_grad and torch.is_grad_enabled() else None
+        )
         head = Head(weight_VH, self._tensor_group, chunk.vocab, values_T, item.layout.document_T, self._context_group, buffer)
         return hidden_TH, head
 
@@ -214,6 +218,19 @@ class Engine:
                 record[name] = torch.empty_like(joined).index_copy_(0, rows, joined)
         return {name: value[:tokens] for name, value in record.items()}
 
+    def offload(self) -> None:
+        """Move weights, gradients and optimizer state to host memory, so that a sampler can use the device. Undone by `reload`."""
+        from .mcore import offload
+
+        self._parked = offload.park(self.chunks, self._wrapped, self.optimizer)
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved."""
+        from .mcore import offload
+
+        offload.restore(self._parked)
+        self._parked = []
+
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full parameters under their global names, one at a time, on every rank, in one order. Collective."""
         from .mcore import params
@@ -235,14 +252,16 @@ class Engine:
         mine = [p for p in params.named_parameters(self.chunks) if p.param.requires_grad]
         yield from params.gather(mine, adam.full_gradients(self.optimizer, [p.param for p in mine]))
 
-    def load_weights(self, source: Callable[[str], torch.Tensor]) -> None:
-        """Overwrite every parameter by its part of `source(global name)`; the optimizer starts anew."""
+    def load_weights(self, source: Callable[[str], torch.Tensor | None]) -> None:
+        """Overwrite parameters by their part of `source(global name)`, or keep those it gives None for. The optimizer starts anew."""
         from .mcore import optimizer as adam
         from .mcore import params
 
         with torch.no_grad():
             for p in params.named_parameters(self.chunks):
                 full = source(p.name)
+                if full is None:
+                    continue
                 expected = p.shard.full_shape(p.param.shape)
                 if tuple(full.shape) != expected:
                     raise ConfigError(f"{p.name}: has shape {tuple(full.shape)}, the model wants {expected}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
@@ -16,21 +16,27 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from ..core.config import ParallelConfig, PrecisionConfig
+from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..core.mcore.params import mark_halves, named_parameters
 from ..core.mcore.transformer import transformer_config
+from . import te
 from .config import ModelConfig
-from .layers import PackedInput, block_spec
-from .rope import inverse_frequencies, rotation_tables
+from .heads import ValueHead, make_head
+from .layers import PackedInput, block_spec, layer_spec
+from .lora import LoraConfig, attach, initial_adapter
+from .rope import inverse_frequencies, rotation_table
+
+LayerChoice = Literal["auto", "ours", "te"]
 
 
 class GPT(GPTModel):
     """One pipeline chunk of a decoder."""
 
-    def __init__(self, model: ModelConfig, config: Any, chunk: int | None) -> None:
+    def __init__(self, model: ModelConfig, config: Any, layer: Any, chunk: int | None, value_head: ValueHead) -> None:
         super().__init__(
             config,
-            block_spec(config, get_num_layers_to_build(config, chunk)),
+            block_spec(layer, get_num_layers_to_build(config, chunk)),
             vocab_size=model.padded_vocab,
             max_sequence_length=model.max_positions,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
@@ -44,6 +50,7 @@ class GPT(GPTModel):
         self.layer_offset = get_transformer_layer_offset(config, chunk)
         inverse_R, self.rotary_factor = inverse_frequencies(model)
         self.register_buffer("inverse_R", inverse_R, persistent=False)
+        self.value_head = make_head(value_head, model.hidden, config.params_dtype) if self.post_process else None
         for name, param in self.named_parameters():
             if name.endswith("linear_fc1.weight"):
                 mark_halves(param)
@@ -51,8 +58,8 @@ class GPT(GPTModel):
     def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:  # type: ignore[override]
         """Hidden states (T, 1, H); T is further divided by the tensor ranks under sequence parallelism."""
         hidden = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
-        cos, sin = rotation_tables(positions_T, self.inverse_R, self.rotary_factor, self.config.params_dtype)
-        packed = PackedInput(layout, cos, sin, self.model.rotary_interleaved)
+        table_T2R = rotation_table(positions_T, self.inverse_R, self.rotary_factor)
+        packed = PackedInput(layout, table_T2R, torch.arange(len(positions_T), device=positions_T.device), self.model.rotary_interleaved)
         return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
 
     def readout(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -63,7 +70,8 @@ class GPT(GPTModel):
         if self.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         weight_VH = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
-        return hidden.squeeze(1), weight_VH, None
+        hidden_TH = hidden.squeeze(1)
+        return hidden_TH, weight_VH, self.value_head(hidden_TH) if self.value_head is not None else None
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,21 @@ class GPTBuilder:
     """Builds a decoder's chunks for the layout the process runs; what `Engine` is given."""
 
     model: ModelConfig
+    value_head: ValueHead = "none"
+    lora: LoraConfig | None = None
+    layers: LayerChoice = "auto"
+
+    def _use_te(self, precision: PrecisionConfig) -> bool:
+        if self.layers == "te" and not te.available():
+            raise ConfigError("layers: 'te' needs TransformerEngine and a GPU")
+        wanted = self.layers == "te" or (self.layers == "auto" and te.available() and self.lora is None)
+        if precision.fp8 and not wanted:
+            raise ConfigError("precision.fp8: needs TransformerEngine's layers (layers: te)")
+        return wanted
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must remember to build the same model again."""
-        return {"model": self.model.to_dict()}
+        return {"model": self.model.to_dict(), "value_head": self.value_head, "lora": self.lora.to_dict() if self.lora else None}
 
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]:
         m = self.model
@@ -96,17 +115,26 @@ class GPTBuilder:
             expert_ffn=m.expert_ffn,
             expert_weights_sum_to_one=m.expert_weights_sum_to_one,
         )
+        layer = te.te_layer_spec(config) if self._use_te(precision) else layer_spec(config)
         chunks = parallel.virtual_pipeline
-        built: list[torch.nn.Module] = [GPT(m, config, i if chunks > 1 else None) for i in range(chunks)]
+        built: list[torch.nn.Module] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]
+        if self.lora is not None:
+            for chunk in built:
+                attach(chunk, self.lora, parallel.sequence_parallel)
         for p in named_parameters(built):
             with torch.no_grad():
                 p.param.copy_(p.shard.cut(initial_weight(p.name, p.shard.full_shape(p.param.shape), seed, m.init_std)))
         return built
 
 
-def build_gpt(model: ModelConfig) -> GPTBuilder:
-    """The builder of a decoder."""
-    return GPTBuilder(model)
+def build_gpt(
+    model: ModelConfig, *, value_head: ValueHead = "none", lora: LoraConfig | None = None, layers: LayerChoice = "auto"
+) -> GPTBuilder:
+    """The builder of a decoder, with a value head or adapters where asked for.
+
+    `layers` chooses our layer specification, TransformerEngine's, or the latter where it can be imported.
+    """
+    return GPTBuilder(model, value_head, lora, layers)
 
 
 def initial_weight(name: str, shape: tuple[int, ...], seed: int, std: float) -> torch.Tensor:
@@ -116,4 +144,9 @@ def initial_weight(name: str, shape: tuple[int, ...], seed: int, std: float) -> 
     if "norm" in name.split(".")[-2]:
         return torch.ones(shape)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
-    return torch.empty(shape).normal_(0.0, std, generator=torch.Generator().manual_seed(key))
+    generator = torch.Generator().manual_seed(key)
+    if ".lora." in name:
+        return initial_adapter(name, shape, generator)
+    if name.startswith("value_head.heads."):  # WebRL's: wide square layers, an ordinary last one
+        std = 0.2 if shape[0] == shape[1] else shape[1] ** -0.5
+    return torch.empty(shape).normal_(0.0, std, generator=generator)

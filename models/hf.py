@@ -22,6 +22,7 @@ from ..core.files import make_folder, read_json, write_json
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, hf_names, read_hf_config, to_hf, write_hf_config
 from .families.glm import chatglm_name, from_chatglm
+from .lora import merged
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
@@ -95,9 +96,14 @@ def import_hf(engine: Engine, folder: str | Path) -> None:
         if key != "init_std" and ours.to_dict()[key] != value:
             raise ConfigError(f"{folder}: {key} is {value}, the engine's model has {ours.to_dict()[key]}")
     source, files = weight_source(folder, theirs)
-    engine.load_weights(source)
+    engine.load_weights(lambda name: None if is_added(name) else source(name))
     chatglm = read_json(Path(folder) / "config.json").get("model_type") == "chatglm"
     check_all_used(files, theirs, chatglm)
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter is ours beyond the public model: an adapter or a value head."""
+    return ".lora." in name or name.startswith("value_head.")
 
 
 def check_all_used(files: HFFolder, config: ModelConfig, chatglm: bool = False) -> None:
@@ -118,7 +124,7 @@ def hf_tensors(config: ModelConfig, parameters: Tensors, dtype: str) -> Iterator
     """Hugging Face tensors of a stream of global ones."""
     family = FAMILIES[config.family]
     for name, tensor in parameters:
-        if name.startswith("value_head."):
+        if is_added(name):
             continue
         for hf, value in to_hf(family, config, name, tensor).items():
             yield hf, value.detach().to(device="cpu", dtype=DTYPES[dtype]).contiguous()
@@ -252,17 +258,17 @@ def export_hf(
     dtype: str = "fp32",
     carry_from: str | Path | None = None,
     shard_bytes: int = 5 << 30,
-    parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
 ) -> dict[str, Any]:
     """Write the engine's weights as a Hugging Face folder and prove it. Collective; rank 0 writes. Returns the proof on every rank.
 
-    Tokenizer and generation files are copied from the folder `carry_from`.
+    Adapters are merged. Tokenizer and generation files are copied from the folder `carry_from`.
     """
     if dtype not in TOLERANCE:
         raise ConfigError(f"dtype: '{dtype}' must be fp32 or bf16")
     folder, carried = Path(folder), Path(carry_from) if carry_from is not None else None
     config: ModelConfig = engine.build.model  # type: ignore[attr-defined]
-    stream = hf_tensors(config, parameters if parameters is not None else engine.parameters(), dtype)
+    lora = engine.build.lora  # type: ignore[attr-defined]
+    stream = hf_tensors(config, merged(engine.parameters(), lora) if lora else engine.parameters(), dtype)
     first = dist.get_rank() == 0
     stated = {}
     if first:

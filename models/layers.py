@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from .. import kernels
 from ..core.layout import DocumentLayout
 from .attention import packed_attention
 from .rope import rotate
@@ -22,10 +24,17 @@ class PackedInput:
     """What every layer of one forward pass shares. Megatron hands it through as `packed_seq_params`."""
 
     layout: DocumentLayout
-    cos_T11R: torch.Tensor
-    sin_T11R: torch.Tensor
+    table_T2R: torch.Tensor  # fp32: cosines, then sines of every token
+    rows_T: torch.Tensor  # 0 .. T-1
     interleaved: bool
     qkv_format: str = "sbhd"
+
+    def rotate(self, x_THD: torch.Tensor) -> torch.Tensor:
+        """Queries or keys turned by their tokens' positions."""
+        if x_THD.is_cuda and not self.interleaved:
+            return kernels.rope(x_THD, self.table_T2R, self.rows_T)
+        cos_T1R, sin_T1R = self.table_T2R.to(x_THD.dtype)[:, None, :].chunk(2, -1)
+        return rotate(x_THD, cos_T1R, sin_T1R, self.interleaved)
 
 
 class RMSNorm(torch.nn.Module):
@@ -38,7 +47,22 @@ class RMSNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            return kernels.rmsnorm(x, self.weight, eps=self.eps)[0]
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class GatedMLP(MLP):
+    """Megatron's dense feed-forward block with the gate in one kernel."""
+
+    def forward(self, hidden_states, per_token_scale=None, **_: object):
+        x, _ = self.linear_fc1(hidden_states)
+        if x.is_cuda:
+            x = kernels.swiglu(x)
+        else:
+            gate, up = x.chunk(2, -1)
+            x = F.silu(gate) * up
+        return self.linear_fc2(x)
 
 
 class PackedAttention(MegatronModule):
@@ -50,10 +74,9 @@ class PackedAttention(MegatronModule):
 
     def forward(self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, packed_seq_params=None):
         packed: PackedInput = packed_seq_params
-        query = rotate(query, packed.cos_T11R, packed.sin_T11R, packed.interleaved)
-        key = rotate(key, packed.cos_T11R, packed.sin_T11R, packed.interleaved)
+        query, key, value = packed.rotate(query.squeeze(1)), packed.rotate(key.squeeze(1)), value.squeeze(1)
         context_group = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
-        out_THD = packed_attention(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed.layout, self.scale, context_group)
+        out_THD = packed_attention(query, key, value, packed.layout, self.scale, context_group)
         return out_THD.reshape(out_THD.shape[0], 1, -1)
 
 
@@ -65,11 +88,13 @@ def layer_spec(config) -> ModuleSpec:
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = PackedAttention
+    if not config.num_moe_experts:
+        spec.submodules.mlp.module = GatedMLP
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return spec
 
 
-def block_spec(config, layers: int) -> TransformerBlockSubmodules:
+def block_spec(layer: ModuleSpec, layers: int) -> TransformerBlockSubmodules:
     """The layers of one pipeline chunk and the final norm."""
-    return TransformerBlockSubmodules(layer_specs=[layer_spec(config)] * layers, layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)

@@ -59,20 +59,21 @@ def _yarn(inverse_R: torch.Tensor, config: ModelConfig, rotated: int) -> tuple[t
     return frequencies_R, factor
 
 
-def rotation_tables(positions_T: torch.Tensor, inverse_R: torch.Tensor, factor: float, dtype: torch.dtype):
-    """Cosine and sine of every token, shaped (T, 1, 1, R) for tensors (T, 1, H, D)."""
+def rotation_table(positions_T: torch.Tensor, inverse_R: torch.Tensor, factor: float) -> torch.Tensor:
+    """(T, 2R) fp32: the cosines of every token, then the sines."""
     angle_TR = positions_T[:, None].float() * inverse_R[None, :]
-    return ((angle.mul(factor) if factor != 1.0 else angle).to(dtype)[:, None, None, :] for angle in (angle_TR.cos(), angle_TR.sin()))
+    table_T2R = torch.cat([angle_TR.cos(), angle_TR.sin()], -1)
+    return table_T2R * factor if factor != 1.0 else table_T2R
 
 
-def rotate(x_T1HD: torch.Tensor, cos_T11R: torch.Tensor, sin_T11R: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def rotate(x_THD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """Rotate the first 2R dimensions: as two halves, or as neighbouring pairs when `interleaved`."""
-    r = cos_T11R.shape[-1]
-    rest = x_T1HD[..., 2 * r :]
+    r = cos_T1R.shape[-1]
+    rest = x_THD[..., 2 * r :]
     if interleaved:
-        a, b = x_T1HD[..., 0 : 2 * r : 2], x_T1HD[..., 1 : 2 * r : 2]
-        turned = torch.stack([a * cos_T11R - b * sin_T11R, b * cos_T11R + a * sin_T11R], -1).flatten(-2)
+        a, b = x_THD[..., 0 : 2 * r : 2], x_THD[..., 1 : 2 * r : 2]
+        turned = torch.stack([a * cos_T1R - b * sin_T1R, b * cos_T1R + a * sin_T1R], -1).flatten(-2)
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
-    a, b = x_T1HD[..., :r], x_T1HD[..., r : 2 * r]
-    pieces = [a * cos_T11R - b * sin_T11R, b * cos_T11R + a * sin_T11R]
+    a, b = x_THD[..., :r], x_THD[..., r : 2 * r]
+    pieces = [a * cos_T1R - b * sin_T1R, b * cos_T1R + a * sin_T1R]
     return torch.cat([*pieces, rest] if rest.shape[-1] else pieces, -1)

@@ -151,18 +151,6 @@ def refresh_masters(optimizer) -> None:
             group.pop("step", None)
 
 
-def sum_over_tensor(chunks: list[torch.nn.Module]) -> None:
-    """All-reduce the gradients of replicated parameters of which each tensor rank has a part only."""
-    from megatron.core import parallel_state
-
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
-        return
-    for chunk in chunks:
-        for param in chunk.parameters():
-            if param.requires_grad and getattr(param, "terrella_sum_tensor", False):
-                dist.all_reduce(param.main_grad, group=parallel_state.get_tensor_model_parallel_group())  # type: ignore[attr-defined]
-
-
 def full_gradients(optimizer, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
     """This rank's gradients after the data-parallel reduction, made whole again from the runs of all data ranks. Collective."""
     from megatron.core import parallel_state as state

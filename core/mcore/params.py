@@ -60,11 +60,6 @@ def mark_halves(param: torch.nn.Parameter) -> None:
     param.terrella_halves = 2  # type: ignore[attr-defined]
 
 
-def mark_sum_over_tensor(param: torch.nn.Parameter) -> None:
-    """Say that each tensor rank has only its part of this replicated parameter's gradient."""
-    param.terrella_sum_tensor = True  # type: ignore[attr-defined]
-
-
 def named_parameters(chunks: list[torch.nn.Module]) -> list[NamedParameter]:
     """This rank's parameters, in order, with global names and shards."""
     from megatron.core import parallel_state as state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,6 @@ def transformer_config(
     norm_eps: float,
     qkv_bias: bool,
     qk_norm: bool,
-    activation: Callable[[torch.Tensor], torch.Tensor] = torch.nn.functional.silu,
     experts: int = 0,
     experts_per_token: int = 0,
     expert_ffn: int = 0,
@@ -84,7 +82,7 @@ def transformer_config(
         layernorm_epsilon=norm_eps,
         qk_layernorm=qk_norm,
         gated_linear_unit=True,
-        activation_func=activation,
+        activation_func=torch.nn.functional.silu,
         **{"add_bias_linear": False, **options},
         add_qkv_bias=qkv_bias,
         hidden_dropout=0.0,
@@ -106,7 +104,7 @@ def transformer_config(
         use_cpu_initialization=True,
         # The loss is a sum whose weights carry the normalisation: Megatron must not divide it by microbatches, context or data ranks.
         calculate_per_token_loss=True,
-        bias_activation_fusion=cuda and activation is torch.nn.functional.silu,
+        bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         apply_rope_fusion=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from terrella.core.batch import PackedBatch
 from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine, Head
 from terrella.models.config import ModelConfig
+from terrella.models.heads import ValueHead
+from terrella.models.lora import LoraConfig
 
 DENSE = ModelConfig(layers=4, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61, qkv_bias=True)
 
@@ -55,30 +58,79 @@ def cross_entropy(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tu
     return loss, {"loss": loss, "tokens": (batch.ce_weight_T > 0).sum()}
 
 
+def kernel_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The same cross-entropy through the project's kernel."""
+    from terrella.kernels import PolicySettings, PolicyTerms, linear_policy_loss
+
+    terms = PolicyTerms(ce_weight=batch.ce_weight_T)
+    out = linear_policy_loss(
+        hidden_TH, head.weight_VH, batch.targets_T, terms, PolicySettings(), group=head.group, vocab_size=head.vocab_size
+    )
+    return out.loss, {"loss": out.loss, "tokens": out.sums["tokens"]}
+
+
+def value_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Cross-entropy and a regression of the value head on a function of the targets."""
+    loss, sums = cross_entropy(hidden_TH, head, batch)
+    assert head.values_T is not None
+    loss = loss + ((head.values_T - batch.targets_T / 61) ** 2 * batch.ce_weight_T).sum()
+    return loss, {**sums, "loss": loss}
+
+
 def score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, torch.Tensor]:
     return {"logprob": token_logprob(hidden_TH, head, batch)}
 
 
-def make_engine(parallel: dict[str, Any], model: ModelConfig = DENSE, precision: str = "fp32", lr: float = 1e-3) -> Engine:
-    from terrella.models.gpt import build_gpt
+MOE = ModelConfig(
+    layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61, qk_norm=True, experts=4, experts_per_token=2, expert_ffn=24
+)
+TIED = replace(DENSE, tied=True, qk_norm=True, qkv_bias=False)
+LORA = LoraConfig(rank=4, alpha=8.0)
 
-    return Engine(build_gpt(model), ParallelConfig(**parallel), OptimizerConfig(lr=lr), PrecisionConfig(precision), seed=3)
+
+def make_engine(
+    parallel: dict[str, Any],
+    model: ModelConfig = DENSE,
+    precision: str = "fp32",
+    lr: float = 1e-3,
+    lora: LoraConfig | None = None,
+    value_head: ValueHead = "none",
+) -> Engine:
+    from terrella.models.gpt import build_gpt, initial_weight
+
+    build = build_gpt(model, lora=lora, value_head=value_head)
+    engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=lr), PrecisionConfig(precision), seed=3)
+    if lora is not None:  # adapters start at B = 0, where A has no gradient to compare
+        shapes = {p.name: p.shard.full_shape(p.param.shape) for p in engine.local_parameters()}
+        engine.load_weights(lambda name: initial_weight(f"test {name}", shapes[name], 3, 0.1) if name.endswith("lora.b") else None)
+    return engine
 
 
 def share(engine: Engine, items: list[Any]) -> list[Any]:
     return items[engine.data_rank :: engine.data_size]
 
 
-def measure(parallel: dict[str, Any], model: ModelConfig = DENSE, packed: bool = True) -> dict[str, Any]:
+KINDS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "kernel": {},
+    "tied": {"model": TIED},
+    "moe": {"model": MOE},
+    "lora": {"lora": LORA},
+    "value": {"value_head": "scalar"},
+}
+
+
+def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) -> dict[str, Any]:
     """Loss, gradient norm, gradients and scores of one global step, then the weights after it."""
     import torch.distributed as dist
 
-    engine = make_engine(parallel, model)
-    mine = share(engine, batches(4, model.vocab, packed))
+    engine = make_engine(parallel, **KINDS[kind])
+    loss = value_loss if kind == "value" else kernel_loss if kind == "kernel" else cross_entropy
+    mine = share(engine, batches(4, packed=packed))
     scores = engine.score(mine, score)
-    metrics = engine.accumulate(mine, cross_entropy)
+    metrics = engine.accumulate(mine, loss)
     gradients = {name: value.clone() for name, value in engine.gradients()}
-    result = engine.step(mine, cross_entropy)
+    result = engine.step(mine, loss)
     weights = {name: value.clone() for name, value in engine.parameters()}
     everything: list = [None] * dist.get_world_size()
     dist.all_gather_object(everything, (engine.data_rank, [s["logprob"] for s in scores]))

@@ -25,9 +25,29 @@ ROWS = {
 TOLERANCE = 2e-6
 
 
+KIND_ROWS = {
+    "tied-pp2": ("tied", 2, {"pipeline": 2}),
+    "tied-sp": ("tied", 2, {"tensor": 2, "sequence_parallel": True}),
+    "lora-tp2": ("lora", 2, {"tensor": 2}),
+    "lora-sp_dp2": ("lora", 4, {"tensor": 2, "sequence_parallel": True}),
+    "lora-pp2": ("lora", 2, {"pipeline": 2}),
+    "lora-cp2": ("lora", 2, {"context": 2}),
+    "moe-ep2": ("moe", 2, {"expert": 2}),
+    "moe-sp": ("moe", 2, {"tensor": 2, "sequence_parallel": True}),
+    "moe-ep2_sp_dp2": ("moe", 4, {"expert": 2, "tensor": 2, "sequence_parallel": True}),
+    "moe-ep2_pp2": ("moe", 4, {"expert": 2, "pipeline": 2}),
+    "value-tp2": ("value", 2, {"tensor": 2}),
+    "value-sp": ("value", 2, {"tensor": 2, "sequence_parallel": True}),
+    "value-pp2": ("value", 2, {"pipeline": 2}),
+    "kernel-tp2": ("kernel", 2, {"tensor": 2}),
+    "kernel-sp": ("kernel", 2, {"tensor": 2, "sequence_parallel": True}),
+    "kernel-cp2": ("kernel", 2, {"context": 2}),
+}
+
+
 @cache
-def measure(world: int, packed: bool, parallel: tuple = ()) -> dict:
-    return run_ranks("terrella.tests.parallel.jobs:measure", world, parallel=dict(parallel), packed=packed)[0]
+def measure(world: int, packed: bool, parallel: tuple = (), kind: str = "dense") -> dict:
+    return run_ranks("terrella.tests.parallel.jobs:measure", world, parallel=dict(parallel), packed=packed, kind=kind)[0]
 
 
 def compare(reference: dict, other: dict) -> None:
@@ -47,3 +67,13 @@ def compare(reference: dict, other: dict) -> None:
 def test_layout(row: str, packed: bool) -> None:
     world, parallel = ROWS[row]
     compare(measure(1, packed), measure(world, packed, tuple(parallel.items())))
+
+
+@pytest.mark.parametrize("row", KIND_ROWS)
+def test_kind_of_model(row: str) -> None:
+    kind, world, parallel = KIND_ROWS[row]
+    compare(measure(1, True, kind=kind), measure(world, True, tuple(parallel.items()), kind))
+
+
+def test_kernel_agrees_with_plain_softmax() -> None:
+    compare(measure(1, True), measure(1, True, kind="kernel"))
