@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from ...core.files import make_folder, write_json
 from .checksum import checksum
+from .ports import free_port
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 MANIFEST = "manifest.json"
@@ -193,10 +193,3 @@ def broadcast(group: Any, flat: torch.Tensor, timeout_s: float) -> None:
     group.broadcast([flat], options).wait(timedelta(seconds=timeout_s))
     if flat.is_cuda:
         torch.cuda.synchronize(flat.device)
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

@@ -1,0 +1,171 @@
+"""Sampling from vLLM servers over HTTP: many at once, by deadline; a dead server is restarted and its requests are re-issued.
+
+A request's seed is its own, so that it gives the same tokens whichever server answers, and however often it is asked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...core.errors import ConfigError, NumericsError, WorkerError
+from ...core.rng import fold
+from ...data.trajectory import Invalid
+from .sampler import Sample, SampleRequest
+from .spans import Piece, Plain, generate_in_spans
+from .vllm_config import VllmSettings, request_arguments
+from .vllm_server import VllmServer
+
+log = logging.getLogger("terrella")
+IMPOSSIBLE = -9999.0  # what the server writes for minus infinity
+
+
+class Remote:
+    """One server by URL, as target of weight sync. `server` is there when the process is ours to restart."""
+
+    def __init__(self, url: str, server: VllmServer | None = None, version: int | None = None) -> None:
+        self.fixed_url, self.server, self.version = url, server, version
+
+    @property
+    def name(self) -> str:
+        return self.server.url if self.server else self.fixed_url
+
+    def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+        """One POST; an answer that is not 200 is an OSError with what the server said."""
+        parts = urlsplit(self.name)
+        connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+            if answer.status == 400:
+                raise ConfigError(f"{self.name}{path}: vllm refuses the request: {text[:500].decode(errors='replace')}")
+            if answer.status != 200:
+                raise OSError(f"{path}: status {answer.status}: {text[:300].decode(errors='replace')}")
+            return json.loads(text) if text else None
+        except http.client.HTTPException as error:
+            raise OSError(f"{path}: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+
+    def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]:
+        """Call the weight receiver of every worker."""
+        body = {"method": method, "args": list(args), "timeout": timeout_s}
+        return self.post("/collective_rpc", body, timeout_s)["results"]
+
+    def accept(self, version: int | None, timeout_s: float) -> None:
+        """Serve this version from now on, or nothing."""
+        self.version = version
+        if version is not None:
+            self.post("/reset_prefix_cache", {}, timeout_s)
+
+
+class ServedVllm:
+    """A sampler over one or many servers."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        servers: list[VllmServer | str],
+        *,
+        request_s: float = 600.0,
+        attempts: int = 3,
+        resync: Callable[[Remote], None] | None = None,
+    ) -> None:
+        self.settings, self.request_s, self.attempts, self.resync = settings, request_s, attempts, resync
+        start = 0 if settings.load == "auto" else None
+        self.targets = [Remote(s, None, start) if isinstance(s, str) else Remote(s.url, s, start) for s in servers]
+        self.restarts = 0
+        self.reissued = 0
+
+    def start(self) -> None:
+        """Start our servers together and wait until all serve."""
+        ours = [t.server for t in self.targets if t.server]
+        for server in ours:
+            server.start()
+        for server in ours:
+            server.wait()
+
+    def close(self) -> None:
+        """End our servers."""
+        for target in self.targets:
+            if target.server:
+                target.server.stop()
+
+    def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
+        """Continue every request; results come back in the order of the requests."""
+        versions = {t.version for t in self.targets}
+        if None in versions or len(versions) != 1:
+            raise ConfigError(f"vllm: the servers hold versions {sorted(map(str, versions))}; publish one to all of them first")
+        for request in requests:
+            self.settings.check(request)
+        (version,) = versions
+        assert version is not None
+        return generate_in_spans(requests, self._generate, version)
+
+    def _generate(self, plain: list[Plain]) -> list[Piece | Invalid]:
+        results: list[Piece | Invalid | None] = [None] * len(plain)
+        pending = list(range(len(plain)))
+        with ThreadPoolExecutor(min(len(plain), self.settings.max_sequences * len(self.targets))) as pool:
+            for attempt in range(self.attempts):
+                answers = list(pool.map(lambda i: self._one(plain[i]), pending))
+                for i, answer in zip(pending, answers, strict=True):
+                    results[i] = answer
+                pending = [i for i, answer in zip(pending, answers, strict=True) if isinstance(answer, Invalid)]
+                if not pending or attempt + 1 == self.attempts:
+                    break
+                self._mend()
+                self.reissued += len(pending)
+                log.warning("vllm: %d requests are asked again, the first because of: %s", len(pending), results[pending[0]])
+        return [r for r in results if r is not None]
+
+    def _one(self, plain: Plain) -> Piece | Invalid:
+        # members of a group go to one server, which reads their prompt once
+        target = self.targets[fold(*plain.ids[:64], len(plain.request.ids)) % len(self.targets)]
+        body = {
+            "model": self.settings.model,
+            "prompt": list(plain.ids),
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **request_arguments(plain.request, plain.ids, plain.limit, plain.seed),
+        }
+        try:
+            choice = target.post("/v1/completions", body, self.request_s)["choices"][0]
+        except (OSError, ValueError, KeyError) as error:
+            return Invalid(f"vllm server {target.name}: {type(error).__name__}: {error}")
+        if choice["finish_reason"] not in ("stop", "length"):
+            return Invalid(f"vllm server {target.name}: finish reason {choice['finish_reason']!r}")
+        logprobs = tuple(float(p) for p in choice["logprobs"]["token_logprobs"])
+        ids = tuple(choice["token_ids"])
+        if len(ids) != len(logprobs):
+            return Invalid(f"vllm server {target.name}: {len(ids)} tokens with {len(logprobs)} log-probs")
+        if not all(math.isfinite(p) and p > IMPOSSIBLE for p in logprobs):
+            raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
+        return Piece(ids, logprobs, choice["finish_reason"])
+
+    def _mend(self) -> None:
+        """Restart servers of ours that died or stopped answering, and bring them to the version the others have."""
+        version = max((t.version for t in self.targets if t.version is not None), default=None)
+        for target in self.targets:
+            if target.server is None or (target.server.alive() and target.server.healthy()):
+                continue
+            begun = time.monotonic()
+            target.version = None
+            target.server.stop()
+            target.server.start()
+            target.server.wait()
+            self.restarts += 1
+            if version == 0 and self.settings.load == "auto":
+                target.version = 0
+            elif self.resync is None:
+                raise WorkerError(f"vllm server {target.name} was restarted but there is nothing to bring it back to version {version}")
+            else:
+                self.resync(target)
+            log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)

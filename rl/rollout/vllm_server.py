@@ -1,0 +1,140 @@
+"""A vLLM server process that we own: started, waited for with a deadline, watched, and ended with all its children.
+
+The server is OpenAI-compatible; token ids go in and out through /v1/completions, weights through /collective_rpc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...core.errors import DeadlineError, WorkerError
+from ..sync.ports import free_port
+from .vllm_config import VllmSettings
+
+
+class VllmServer:
+    """One server. `environment` adds to ours, e.g. CUDA_VISIBLE_DEVICES."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        log: Path,
+        *,
+        host: str = "127.0.0.1",
+        environment: Mapping[str, str] | None = None,
+        start_s: float = 600.0,
+    ) -> None:
+        self.settings, self.log, self.host, self.start_s = settings, Path(log), host, start_s
+        self.environment = dict(environment or {})
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def start(self) -> None:
+        """Start the process; `wait` says when it serves."""
+        self.port = free_port()
+        self.starts += 1
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        arguments = [sys.executable, "-m", __name__, str(os.getpid()), "--host", self.host, "--port", str(self.port)]
+        arguments += command_line(self.settings)
+        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", **self.environment}
+        with open(self.log, "ab") as stream:
+            self.process = subprocess.Popen(arguments, stdout=stream, stderr=stream, env=environment, start_new_session=True)
+
+    def wait(self) -> None:
+        """Until the server answers; its death and a passed deadline are errors with the end of its log."""
+        end = time.monotonic() + self.start_s
+        while not self.healthy():
+            if not self.alive():
+                raise WorkerError(f"vllm server at {self.url} died while starting; {self.log} ends:\n{self.tail()}")
+            if time.monotonic() > end:
+                self.stop()
+                raise DeadlineError(
+                    f"vllm server at {self.url} did not answer within {self.start_s:.0f} s; {self.log} ends:\n{self.tail()}"
+                )
+            time.sleep(0.2)
+
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def healthy(self, timeout_s: float = 5.0) -> bool:
+        """Whether /health answers, which includes the engine behind the server."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=timeout_s) as answer:
+                return answer.status == 200
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def stop(self) -> None:
+        """End the process and its children: politely, then by force."""
+        if self.process is None:
+            return
+        for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(patience)
+            except (ProcessLookupError, PermissionError):
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        with_children_gone(self.process.pid)
+        self.process = None
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of the log."""
+        try:
+            return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        except OSError as error:
+            return f"({error})"
+
+
+def with_children_gone(group: int, patience_s: float = 10.0) -> None:
+    """Wait until no process of a group is left; what still is gets killed."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(0.05)
+
+
+def command_line(settings: VllmSettings) -> list[str]:
+    """The engine's settings as the server's options."""
+    options: list[str] = []
+    for name, value in settings.engine_arguments().items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            options += [option] if value else []
+        else:
+            options += [option, str(value)]
+    return options
+
+
+def main() -> None:
+    """Run the server, and die with the process that asked for it."""
+    parent = int(sys.argv.pop(1))
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    import runpy
+
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
