@@ -1,0 +1,1 @@
+"""What a training layout costs in memory and time before anybody pays for it."""

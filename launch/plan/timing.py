@@ -1,0 +1,157 @@
+"""Seconds of one optimizer step: matmuls, attention, memory traffic, communication, pipeline bubble, optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+from .geometry import GEOMETRIES, count, flops_per_token, mlp_width
+from .layout import Layout, Work
+from .machine import ANCHOR_BF16_S, GPUS, Constants, Gpu
+from .memory import parameters_here
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the seconds of a step go, on the slowest pipeline stage."""
+
+    compute: float
+    tensor: float  # exposed tensor-parallel traffic
+    expert: float  # exposed token exchange
+    context: float
+    bubble: float
+    data: float  # exposed gradient and weight traffic
+    optimizer: float
+    tokens_per_gpu: float  # of one step
+    flops_per_gpu: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.tensor + self.expert + self.context + self.bubble + self.data + self.optimizer
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Per GPU."""
+        return self.tokens_per_gpu / self.total
+
+    def mfu(self, gpu: Gpu) -> float:
+        """Of the bf16 peak, whatever the precision."""
+        return self.flops_per_gpu / self.total / gpu.bf16
+
+
+@cache
+def fitted() -> Constants:
+    """The constants with the one that a training step on an H200 decides."""
+    layout, gpu = Layout(gpus=1, microbatch=4), GPUS["h200"]
+    work = Work(GEOMETRIES["qwen2.5-1.5b"], sequence=4096, batch=4, own=False)
+    raw = step_time(work, layout, gpu, Constants())
+    return replace(Constants(), slack=(ANCHOR_BF16_S - raw.optimizer) / raw.compute)
+
+
+def step_time(work: Work, layout: Layout, gpu: Gpu, constants: Constants | None = None) -> StepTime:
+    """The time model. Everything is per GPU and per optimizer step."""
+    c = constants or fitted()
+    m = work.model
+    tokens = layout.microbatch * work.sequence / layout.context  # of a microbatch on this GPU before tensor parallelism
+    micro = max(1, layout.microbatches(work))
+    layers = m.layers / layout.pipeline
+    layer, tensor, expert, ring = _layer(work, layout, gpu, c, tokens)
+    head = _matmul(tokens, m.hidden, m.padded_vocab / layout.tensor, gpu, c)
+    head += tokens * m.padded_vocab / layout.tensor * (c.own_loss_bytes if work.own else c.loss_bytes) / (c.bandwidth * gpu.bandwidth)
+    head *= c.slack
+    each = layer + tensor + expert + ring
+    mean = layers * each + head / layout.pipeline  # the head sits on the last stage: the others wait for it
+    bubble = micro * (layers * each + head - mean) + (layout.pipeline - 1) * mean / layout.virtual
+    return StepTime(
+        compute=micro * (layers * layer + head / layout.pipeline),
+        tensor=micro * layers * tensor,
+        expert=micro * layers * expert,
+        context=micro * layers * ring,
+        bubble=bubble,
+        # interleaved stages sum a chunk's gradients while the others' last microbatches still run
+        data=_data(work, layout, gpu, c, (layers * each + head) * (layout.pipeline if layout.virtual > 1 else 1), micro),
+        optimizer=_optimizer(work, layout, gpu, c),
+        tokens_per_gpu=work.batch * work.sequence / layout.gpus,
+        flops_per_gpu=flops_per_token(m, work.sequence) * work.batch * work.sequence / layout.gpus,
+    )
+
+
+def _matmul(rows: float, inner: float, columns: float, gpu: Gpu, c: Constants, *, fp8: bool = False, weights: float = 1.0) -> float:
+    """Forward and both backward products; `weights` matrices share the rows. The operands' traffic is not hidden."""
+    operand = 1.0 if fp8 else 2.0
+    moved = operand * (rows * inner + weights * inner * columns) + 2.0 * rows * columns
+    return 3.0 * (2.0 * rows * inner * columns / (c.gemm * (gpu.fp8 if fp8 else gpu.bf16)) + moved / (c.bandwidth * gpu.bandwidth))
+
+
+def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) -> tuple[float, float, float, float]:
+    """Compute, and exposed tensor, expert and context traffic, of one layer and one microbatch, forward and backward."""
+    m, counts = work.model, count(work.model)
+    bandwidth = c.bandwidth * gpu.bandwidth
+    shard = tokens / layout.tensor
+    passes = 4.0 / 3.0 if layout.recompute == "full" else 1.0
+    q, kv, wide, fp8, tp = m.heads * m.head_dim, m.kv_heads * m.head_dim, mlp_width(m), work.precision == "fp8", layout.tensor
+    matmul = _matmul(tokens, m.hidden, (q + 2 * kv) / tp, gpu, c, fp8=fp8) + _matmul(tokens, q / tp, m.hidden, gpu, c, fp8=fp8)
+    if m.experts:
+        rows, local = shard * m.experts_per_token, m.experts / layout.expert
+        matmul += _matmul(rows, m.hidden, 2 * m.expert_ffn, gpu, c, fp8=fp8, weights=local)
+        matmul += _matmul(rows, m.expert_ffn, m.hidden, gpu, c, fp8=fp8, weights=local)
+    else:
+        matmul += _matmul(tokens, m.hidden, 2 * m.ffn / tp, gpu, c, fp8=fp8) + _matmul(tokens, m.ffn / tp, m.hidden, gpu, c, fp8=fp8)
+    matmul *= passes
+    attention = (9.0 if layout.recompute == "full" else 7.0) * shard * work.sequence * q / (c.attention * gpu.bf16)
+    traffic = shard * (60.0 * m.hidden + (20.0 if layout.recompute == "selective" else 16.0) * wide) * passes
+    expert_here = counts.mlp / layout.expert if m.experts else counts.mlp / layout.tensor
+    traffic += 8.0 * (counts.attention / layout.tensor + expert_here)  # gradients are added up in fp32
+    if m.experts:
+        traffic += 16.0 * shard * m.experts_per_token * m.hidden * passes  # tokens sorted by expert and back
+    compute = matmul + attention + traffic / bandwidth
+    if fp8:  # inputs and gradients of every matmul are read, and written in two layouts
+        compute += 4.0 * shard * (4.0 * m.hidden + 2.0 * q + 2.0 * kv + 3.0 * wide) / bandwidth
+    compute *= c.slack
+    tensor = 0.0
+    if layout.tensor > 1:
+        gathers = (5.0 if m.experts else 10.0) * passes
+        tensor = gathers * tokens * m.hidden * 2.0 * (layout.tensor - 1) / layout.tensor / (c.nvlink * gpu.nvlink) * c.tensor_exposed
+    ring = 0.0
+    if layout.context > 1:
+        speed = c.nvlink * gpu.nvlink if layout.tensor * layout.context <= gpu.gpus_per_node else c.network * gpu.network
+        moved = 3.0 * tokens * 4.0 * kv / layout.tensor * (layout.context - 1)
+        ring = max(0.0, moved / speed - attention * c.slack)
+    return compute, tensor, _exchange(work, layout, gpu, c, shard, compute), ring
+
+
+def _exchange(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float, hide_s: float) -> float:
+    """Tokens to their experts and back, forward and backward: within a node over NVLink, the rest over the network."""
+    m = work.model
+    if not m.experts or layout.expert == 1:
+        return 0.0
+    moved, top = 8.0 * shard * m.hidden, m.experts_per_token
+    nodes = max(1.0, layout.expert / gpu.gpus_per_node)
+    away = (nodes - 1) * (1.0 - (1.0 - 1.0 / nodes) ** top)  # other nodes that a token visits; it crosses the network once for each
+    inside = moved * top * (1.0 - 1.0 / min(layout.expert, gpu.gpus_per_node)) / (c.nvlink * gpu.nvlink)
+    seconds = max(inside, moved * away / (c.network * gpu.network))
+    return max(0.0, seconds - hide_s) if layout.overlap_experts else seconds
+
+
+def _data(work: Work, layout: Layout, gpu: Gpu, c: Constants, hide_s: float, micro: int) -> float:
+    """Gradients summed in fp32 and weights gathered in bf16; the published systems hide it behind a microbatch, this engine does not."""
+    dense, expert = parameters_here(work, layout)
+    copies, expert_copies = layout.data * layout.context, max(1, layout.gpus // (layout.pipeline * layout.expert))
+    if copies == 1 and expert_copies == 1:
+        return 0.0
+    speed = c.nvlink * gpu.nvlink if layout.gpus <= gpu.gpus_per_node else c.network * gpu.network
+    moved = 6.0 * (dense * (1 - 1 / copies) + expert * (1 - 1 / expert_copies))
+    hops = 2 * math.log2(max(2, layout.gpus / gpu.gpus_per_node)) * c.hop_s
+    if layout.fsdp:  # weights are gathered twice and gradients summed in every microbatch, behind its compute
+        return micro * max(0.0, (2.0 + 2.0 + 4.0) * dense / speed + hops - hide_s)
+    seconds = moved / speed + hops
+    return seconds if work.own else max(0.0, seconds - hide_s)
+
+
+def _optimizer(work: Work, layout: Layout, gpu: Gpu, c: Constants) -> float:
+    """Adam on this GPU's share, and the norm and zeroing of all gradients here."""
+    dense, expert = parameters_here(work, layout)
+    share = dense / (layout.data * layout.context) + expert / max(1, layout.gpus // (layout.pipeline * layout.expert))
+    here = share if layout.fsdp else dense + expert
+    return (30.0 * share + 8.0 * here) / (c.bandwidth * gpu.bandwidth)

@@ -1,0 +1,182 @@
+"""`terrella launch` on a real SLURM: several nodes, requeue by signal, a lost node, chains, arrays, refusals before submission."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from terrella.core.files import read_json
+from terrella.core.metrics import MetricsFile, comparable
+from terrella.launch.slurm import ready
+from terrella.tests.integration.slurm_cluster import Cluster, missing
+from terrella.tests.launch import tiny_run
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+SETTINGS = ["stages.1.log_every=1", "stages.1.steps=24", "stages.1.checkpoint_every=7"]
+PATIENCE_S = 300.0
+
+
+def require_slurm() -> None:
+    reason = missing()
+    if reason and "slurm" in os.environ.get("TERRELLA_REQUIRE", "").split(","):
+        pytest.fail(f"{reason}, and TERRELLA_REQUIRE names slurm")
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    require_slurm()
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=2)
+    try:
+        yield cluster.up()
+    finally:
+        cluster.down()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What an uninterrupted run on this machine, without SLURM, gives."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    done = tiny_run.train(folder, *SETTINGS, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tiny_run.results(folder)
+
+
+def launch(cluster: Cluster, run: Path, *options: str, sets: list[str] = SETTINGS) -> subprocess.CompletedProcess[str]:
+    """`terrella launch` of the tiny recipe on CPU nodes."""
+    words = [part for o in (*tiny_run.OVERRIDES, *sets) for part in ("--set", o)]
+    command = [
+        sys.executable,
+        "-m",
+        "terrella",
+        "launch",
+        "sokoban-tiny",
+        "--gpus",
+        "0",
+        "--time",
+        "30",
+        "--run",
+        str(run),
+        *words,
+        *options,
+    ]
+    environment = {**cluster.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run([*command, *words, *options], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def job_ids(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.findall(r"^job (\d+): ", done.stdout, re.MULTILINE)
+
+
+def until(what: str, condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None:
+    limit = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < limit, f"no {what} after {deadline_s:.0f} s"
+        time.sleep(0.2)
+
+
+def reached(run: Path, stage: str, step: int) -> bool:
+    return any(row["stage"] == stage and row["step"] >= step for row in MetricsFile(run / "metrics.jsonl").rows())
+
+
+def test_two_nodes_requeued_by_signal_at_three_points_equal_one_machine(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (job,) = job_ids(launch(slurm, run, "--nodes", "2", "--ranks-per-node", "1"))
+    for start, (stage, step) in enumerate([("pretrain", 2), ("pretrain", 12), ("rlvr", 1)]):
+        until(f"step {step} of {stage}", lambda stage=stage, step=step: reached(run, stage, step))
+        asked = time.monotonic()
+        slurm.ask("scancel", "--batch", "--signal=USR1", job)
+        until(f"requeue {start + 1}", lambda start=start: int(slurm.job(job)["Restarts"]) > start)
+        assert time.monotonic() - asked < 60, "the checkpoint came too late for the time limit"
+    known = slurm.wait(job, deadline_s=PATIENCE_S)
+    assert known["Restarts"] == "3" and known["NumNodes"].startswith("2")
+    assert tiny_run.results(run) == whole
+    assert read_json(run / "lease.json")["incarnation"] == 4
+    assert (run / "logs" / "rank-1.log").is_file() and slurm.log(known).count("asking for a checkpoint") == 3
+
+
+def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    # far too long to finish, so that the orphan is still training when the job starts anew on the other node
+    endless = [*SETTINGS[:1], "stages.1.steps=100000", "stages.1.checkpoint_every=10"]
+    (job,) = job_ids(launch(slurm, run, "--nodes", "1", "--ranks-per-node", "2", sets=endless))
+    until("first checkpoint", lambda: reached(run, "pretrain", 12))
+    first = slurm.job(job)["NodeList"]
+    orphan = read_json(run / "lease.json")
+    os.kill(slurm.pid(first), signal.SIGKILL)
+    try:
+        until("second start", lambda: read_json(run / "lease.json")["token"] != orphan["token"])
+        known = slurm.job(job)
+        assert known["Restarts"] == "1" and known["NodeList"] not in ("(null)", first)
+        until("end of the orphan", lambda: not Path(f"/proc/{orphan['pid']}").exists(), 120)
+        assert "no longer owns the run directory" in slurm.log(known)
+        at = max(row["step"] for row in MetricsFile(run / "metrics.jsonl").rows())
+        until("step after the take-over", lambda: reached(run, "pretrain", at + 5))
+    finally:
+        slurm.ask("scancel", job)
+        slurm._run("/usr/sbin/slurmd", "-f", str(slurm.folder / "slurm.conf"), "-N", first)
+    rows = comparable(MetricsFile(run / "metrics.jsonl").rows())
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))  # nothing twice, nothing lost
+    assert rows[:24] == [row for row in whole["metrics"] if row["stage"] == "pretrain"]
+
+
+def test_chain_of_jobs_is_followed_to_its_end(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = launch(slurm, run, "--ranks-per-node", "2", "--split-after", "pretrain", "--follow")
+    first, second = job_ids(done)[:2]
+    assert f"job {second}: completed" in done.stdout and "pretrain: 24/24" in done.stdout
+    assert slurm.job(first)["JobState"] == slurm.job(second)["JobState"] == "COMPLETED"
+    assert tiny_run.results(run) == whole
+
+
+def test_array_sweeps_settings_each_in_its_own_run(slurm: Cluster, tmp_path: Path) -> None:
+    done = launch(slurm, tmp_path / "run", "--sweep", "seed=[1,7]", "--split-after", "selfplay", "--split-after", "pretrain")
+    jobs = job_ids(done)
+    for task in ("0", "1"):
+        slurm.wait(f"{jobs[1]}_{task}", deadline_s=PATIENCE_S)
+    slurm.ask("scancel", jobs[2])
+    losses = [[r["loss"] for r in MetricsFile(tmp_path / "run" / task / "metrics.jsonl").rows()] for task in ("000", "001")]
+    assert len(losses[0]) == len(losses[1]) == 24 and losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--partition", "gpu"], 2, "--partition: 'gpu' is no partition of this cluster; choose one of: debug, short"),
+        (["--nodes", "4"], 2, "--nodes: 4 is more than the 2 nodes of partition 'debug'"),
+        (["--gpus", "2"], 2, "--gpus: 2 is more than the 0 GPUs"),
+        (["--partition", "short"], 2, "--time: 30 is beyond the limit of partition 'short' (10 minutes)"),
+        (["--constraint", "h100"], 2, "sbatch would refuse this job: "),
+        (["--run", "/dev/null/run"], 3, "a part of this path is a file"),
+        (["--set", "stages.2.prompts_per_step=3", "--ranks-per-node", "2"], 2, "rlvr.prompts_per_step = 3 is no multiple"),
+    ],
+)
+def test_refused_before_submission(slurm: Cluster, tmp_path: Path, options: list[str], code: int, message: str) -> None:
+    done = launch(slurm, tmp_path / "run", *options)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert not slurm.ask("squeue", "--noheader", "--states=PENDING", f"--name={tmp_path.name}").strip()
+
+
+def test_every_ready_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
+    require_slurm()
+    cluster = Cluster(tmp_path, nodes=64, gpus=8)
+    try:
+        cluster.up()
+        paths = sorted(ready.FOLDER.glob("*.sbatch"))
+        assert paths
+        for path in paths:
+            done = subprocess.run(["sbatch", "--test-only", str(path)], env=cluster.environment, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, f"{path.name}: {done.stderr}"
+            nodes = int(re.search(r"--nodes=(\d+)", path.read_text())[1])
+            assert f"using {64 * nodes} processors" in done.stderr
+    finally:
+        cluster.down()
