@@ -1,0 +1,103 @@
+"""SIGKILL at random points: nothing lost, nothing trained twice, nothing finished sampled again."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.rl.journal import Journal, JournalSampler, ReplaySampler
+from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
+from terrella.tests.rl import journal_run
+
+KILLS = 20
+
+
+def child(folder, kill_after: float) -> int:
+    command = [sys.executable, "-m", "terrella.tests.rl.journal_run", str(folder), str(kill_after)]
+    return subprocess.run(command, timeout=120, capture_output=True).returncode
+
+
+def test_killed_at_twenty_random_points_equals_an_uninterrupted_run(tmp_path) -> None:
+    calm = tmp_path / "calm"
+    calm.mkdir()
+    begun = time.monotonic()
+    journal_run.run(calm)
+    length = max(time.monotonic() - begun, 0.05)  # of the loop alone: kills fall all over it
+    want = json.loads((calm / "done.json").read_text())
+    every = Counter(range(journal_run.STEPS * journal_run.PROMPTS))
+    assert Journal(calm / "journal").trained() == every
+    dice, total = random.Random(7), 0
+    for number in range(12):
+        killed = tmp_path / f"killed-{number}"
+        killed.mkdir()
+        kills = 0
+        while not (killed / "done.json").exists():
+            code = child(killed, length * dice.uniform(0.02, 0.35) if kills < 6 else 0)
+            assert code in (0, -9)
+            kills += code == -9
+        assert json.loads((killed / "done.json").read_text())["weights"] == want["weights"]
+        assert Journal(killed / "journal").trained() == every
+        # a kill costs at most the one continuation it interrupted
+        assert len((killed / "generated.txt").read_text()) <= len((calm / "generated.txt").read_text()) + kills
+        total += kills
+        if total >= KILLS:
+            break
+    assert total >= KILLS
+
+
+def requests(n: int) -> list[SampleRequest]:
+    return [SampleRequest((1, 2), (0, i, 0, 0), SamplingParams(3)) for i in range(n)]
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def generate(self, asked):
+        self.asked += len(asked)
+        return [Sample((r.key[1], 5), (-0.123456789, 0.0), "stop", 4, (False, True)) for r in asked]
+
+
+def test_samples_come_back_exactly_and_only_for_weights_that_fit(tmp_path) -> None:
+    first = Counting()
+    made = JournalSampler(first, Journal(tmp_path), lambda: 4).generate(requests(3))
+    with open(tmp_path / "samples-00000004-0.jsonl", "a") as stream:
+        stream.write('{"key": [0, 9')  # torn by a kill
+    again = Counting()
+    sampler = JournalSampler(again, Journal(tmp_path), lambda: 4)
+    assert sampler.generate(requests(4))[:3] == made and (again.asked, sampler.reused) == (1, 3)
+    assert len(Journal(tmp_path).samples()) == 4  # the torn line hurt nobody
+    later = Counting()
+    JournalSampler(later, Journal(tmp_path), lambda: 5).generate(requests(3))
+    assert later.asked == 3
+    stale = Counting()
+    JournalSampler(stale, Journal(tmp_path), lambda: 5, staleness=1).generate(requests(3))
+    assert stale.asked == 0
+    Journal(tmp_path).prune(5)
+    assert Journal(tmp_path).samples() == {}
+
+
+def test_replay_gives_the_same_rollouts_and_refuses_what_was_never_sampled(tmp_path) -> None:
+    made = JournalSampler(Counting(), Journal(tmp_path), lambda: 4).generate(requests(3))
+    replay = ReplaySampler(tmp_path)
+    assert replay.generate(requests(3)) == made
+    with pytest.raises(ConfigError, match="no sample of key"):
+        replay.generate(requests(5))
+    with pytest.raises(ConfigError, match="no journal"):
+        ReplaySampler(tmp_path / "nothing")
+
+
+def test_resume_forgets_what_the_checkpoint_does_not_hold(tmp_path) -> None:
+    journal = Journal(tmp_path)
+    for step in range(4):
+        journal.note("issued", step, [step])
+        journal.note("trained", step, [step])
+        if step == 1:
+            journal.note("saved", 2)
+    journal.resume(2)
+    assert journal.trained() == Counter([0, 1]) and journal.events()[-1] == {"event": "saved", "step": 2, "prompts": []}
