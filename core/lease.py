@@ -74,6 +74,8 @@ class Lease:
             with _locked(folder):
                 holder = read_json(path)
                 alive = False if holder is None or holder.get("released") else _process_alive(holder)
+                if holder is not None and _superseded(holder):
+                    alive = False
                 if holder is not None and alive is None:  # another host: judge by whether the file is still renewed, on our own clock
                     seen = (holder["token"], path.stat().st_mtime_ns)
                     if seen != last_seen:

@@ -1,5 +1,6 @@
 """`terrella launch` on a real SLURM: several nodes, requeue by signal, a lost node, chains, arrays, refusals before submission."""
 
+import contextlib
 import os
 import re
 import signal
@@ -123,6 +124,8 @@ def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, wh
         until("step after the take-over", lambda: reached(run, "pretrain", at + 5))
     finally:
         slurm.ask("scancel", job)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan["pid"], signal.SIGKILL)  # it has ended by itself unless the test failed
         slurm._run("/usr/sbin/slurmd", "-f", str(slurm.folder / "slurm.conf"), "-N", first)
     rows = comparable(MetricsFile(run / "metrics.jsonl").rows())
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))  # nothing twice, nothing lost
