@@ -31,37 +31,43 @@ def _gae_kernel(
     if BOOT:
         nv = tl.load(boot_ptr + tl.program_id(0))
     blocks = tl.cdiv(T, BLOCK)
-    for i in range(blocks):
-        o = (blocks - 1 - i) * BLOCK + tl.arange(0, BLOCK)
-        ok = o < T
-        m = tl.load(m_ptr + row + o, mask=ok, other=0) != 0
-        r = tl.load(r_ptr + row + o, mask=ok, other=0.0)
-        v = tl.load(v_ptr + row + o, mask=ok, other=0.0)
+    lanes = tl.arange(0, BLOCK)
+    o = (blocks - 1) * BLOCK + lanes
+    r = tl.load(r_ptr + row + o, mask=o < T, other=0.0)
+    v = tl.load(v_ptr + row + o, mask=o < T, other=0.0)
+    m = tl.load(m_ptr + row + o, mask=o < T, other=0)
+    for _ in range(blocks):
+        # ask for the block before this one now: the scan below hides the wait
+        ahead = o - BLOCK
+        r_next = tl.load(r_ptr + row + ahead, mask=ahead >= 0, other=0.0)
+        v_next = tl.load(v_ptr + row + ahead, mask=ahead >= 0, other=0.0)
+        m_next = tl.load(m_ptr + row + ahead, mask=ahead >= 0, other=0)
+        on = m != 0
         r = tl.where((m == 0) & (r != 0.0), float("nan"), r)  # a reward on a masked token would be lost: say so
-        keep = m
+        keep = on
         if RESET:
-            keep = m & (tl.load(end_ptr + row + o, mask=ok, other=0) == 0)
-        a = tl.where(m, tl.where(keep, gamma * lam, 0.0), 1.0)
+            keep = on & (tl.load(end_ptr + row + o, mask=o < T, other=0) == 0)
+        a = tl.where(on, tl.where(keep, gamma * lam, 0.0), 1.0)
         b = tl.where(keep, gamma, 0.0)
-        d = tl.where(m, r - v, 0.0)
-        e = tl.where(m, 0.0, 1.0)
-        f = tl.where(m, v, 0.0)
+        d = tl.where(on, r - v, 0.0)
+        e = tl.where(on, 0.0, 1.0)
+        f = tl.where(on, v, 0.0)
         a, b, d, e, f = tl.associative_scan((a, b, d, e, f), 0, _compose, reverse=True)
         adv = a * A + b * nv + d
-        bad = (m == 0) & (r != r)
-        tl.store(adv_ptr + row + o, tl.where(m, adv, tl.where(bad, r, 0.0)), mask=ok)
-        tl.store(ret_ptr + row + o, tl.where(m, adv + v, tl.where(bad, r, 0.0)), mask=ok)
-        first = tl.arange(0, BLOCK) == 0
+        lost = tl.where(r != r, r, 0.0)
+        tl.store(adv_ptr + row + o, tl.where(on, adv, lost), mask=o < T)
+        tl.store(ret_ptr + row + o, tl.where(on, adv + v, lost), mask=o < T)
+        first = lanes == 0
         A, nv = (
             tl.sum(tl.where(first, adv, 0.0), axis=0),
             tl.sum(tl.where(first, e * nv + f, 0.0), axis=0),
         )
+        o, r, v, m = ahead, r_next, v_next, m_next
 
 
 def gae_config(tokens: int) -> tuple[int, int]:
     """(tokens a block, warps)."""
-    block = min(2048, max(16, triton.next_power_of_2(tokens)))
-    return block, max(1, min(8, block // 256))
+    return min(512, max(16, triton.next_power_of_2(tokens))), 1
 
 
 def triton_gae(

@@ -13,31 +13,23 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 import triton
-import triton.language as tl
 
 from .logprob import Shard, gather_stats, vocab_shard
-from .logprob_triton import (
-    _finish,
-    _row_gradient,
-    _row_stats,
-    _target_column,
-    launch_backward,
-    launch_forward,
-    merge_and_finish,
-    split_float,
-)
+from .logprob_triton import launch_backward, launch_forward, merge_and_finish
 from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
-from .policy_triton import kernel_flags, kernel_scalars, kernel_tensors, launch_terms, named_sums, policy_token
+from .policy_triton import launch_terms, named_sums
 
 SCORE_BYTES = 640 << 20  # logits held at a time when scoring
 GRAD_BYTES = 1280 << 20  # logits held at a time when making gradients: fewer, larger chunks re-read the fp32 weight gradient less often
 
+ROW_TILE = 128  # chunks are whole matmul tiles
+
 
 def chunk_rows(rows: int, columns: int, itemsize: int, limit: int) -> int:
     """Rows of a chunk: within `limit` bytes of logits, and even, so that no last chunk is a sliver."""
-    most = max(128, limit // (columns * itemsize) // 128 * 128)
+    most = max(ROW_TILE, limit // (columns * itemsize) // ROW_TILE * ROW_TILE)
     even = triton.cdiv(max(rows, 1), max(1, triton.cdiv(rows, most)))
-    return min(max(rows, 1), triton.cdiv(even, 128) * 128)
+    return min(max(rows, 1), triton.cdiv(even, ROW_TILE) * ROW_TILE)
 
 
 def add_matmul(total_VH: torch.Tensor, grad_RV: torch.Tensor, hidden_RH: torch.Tensor, fresh: bool) -> None:
@@ -56,84 +48,6 @@ def add_matmul(total_VH: torch.Tensor, grad_RV: torch.Tensor, hidden_RH: torch.T
 def check_dtypes(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> None:
     if hidden_NH.dtype != weight_VH.dtype:
         raise ValueError(f"hidden states are {hidden_NH.dtype} and the head's weight {weight_VH.dtype}: cast one of them")
-
-
-@triton.jit
-def _policy_row_kernel(
-    x_ptr, y_ptr, saved_ptr, ce_ptr, pg_ptr, klw_ptr, entw_ptr, adv_ptr, old_ptr, ref_ptr, smp_ptr, N, stride, V, columns, start,
-    scale, softcap, inv_t_hi, inv_t_lo, low, high, dual, tis, kl_clamp,
-    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, ENTW: tl.constexpr, CAP: tl.constexpr, CE: tl.constexpr, PG: tl.constexpr,
-    KL: tl.constexpr, OLD: tl.constexpr, DUAL: tl.constexpr, TIS: tl.constexpr, CLAMP: tl.constexpr,
-):  # fmt: skip
-    """One row of logits to its gradient, in place: statistics, the token's coefficient, then the second sweep (from L2)."""
-    row = tl.program_id(0).to(tl.int64)
-    p = x_ptr + row * stride
-    y, bad = _target_column(y_ptr, row, start, V, False)
-    M, R, S, xt = _row_stats(p, y, V, scale, softcap, RB, K, ENT, CAP)
-    xt = tl.where(bad, float("nan"), xt)
-    logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
-    tl.store(saved_ptr + row, logprob)
-    tl.store(saved_ptr + N + row, entropy)
-    ce, pg, klw, entw, adv, old, ref, smp = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    if CE:
-        ce = tl.load(ce_ptr + row)
-    if PG:
-        pg, adv = tl.load(pg_ptr + row), tl.load(adv_ptr + row)
-    if KL > 0:
-        klw, ref = tl.load(klw_ptr + row), tl.load(ref_ptr + row)
-    if ENTW:
-        entw = tl.load(entw_ptr + row)
-    if OLD:
-        old = tl.load(old_ptr + row)
-    if TIS:
-        smp = tl.load(smp_ptr + row)
-    g, _, _, _, _, _, _, _, _, _, _ = policy_token(
-        logprob, entropy, ce, pg, klw, entw, adv, old, ref, smp, low, high, dual, tis, kl_clamp, CE, PG, KL, OLD, DUAL, TIS, CLAMP
-    )
-    ge = -entw
-    tl.debug_barrier()  # every thread has read its part of the row (and the target) before any overwrites it
-    BLOCK: tl.constexpr = RB * K
-    offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
-    if (g != 0.0) | (ge != 0.0):
-        full = V // BLOCK
-        for i in range(full):
-            o = i * BLOCK + offs
-            d = _row_gradient(tl.load(p + o), o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t_hi, softcap, ENTW, CAP)
-            tl.store(p + o, d.to(x_ptr.dtype.element_ty))
-        for i in range(full, tl.cdiv(columns, BLOCK)):
-            o = i * BLOCK + offs
-            x = tl.load(p + o, mask=o < V, other=0.0)
-            d = _row_gradient(x, o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t_hi, softcap, ENTW, CAP)
-            tl.store(p + o, tl.where(o < V, d, 0.0).to(x_ptr.dtype.element_ty), mask=o < columns)
-    else:
-        for i in range(tl.cdiv(columns, BLOCK)):
-            o = i * BLOCK + offs
-            tl.store(p + o, tl.zeros([RB, K], x_ptr.dtype.element_ty), mask=o < columns)
-
-
-def policy_row_config(vocab: int) -> tuple[int, int, int]:
-    """(rows RB, vector K, warps) of the fused row kernel: many warps a row, so that the rows in flight fit the L2 cache."""
-    return (2048, 8, 16) if vocab >= 65536 else (512, 8, 4)
-
-
-def launch_policy_rows(
-    logits_RV: torch.Tensor,
-    targets_R: torch.Tensor,
-    shard: Shard,
-    terms: PolicyTerms,
-    settings: PolicySettings,
-    saved_2N: torch.Tensor,
-    config: tuple[int, int, int] | None = None,
-) -> None:
-    """Turn a chunk of logits into its gradient; `saved_2N` ([2, >= R]) takes log-prob and entropy."""
-    rows, vector, warps = config or policy_row_config(shard.valid)
-    high, low = split_float(1.0 / settings.temperature)
-    _policy_row_kernel[(len(targets_R),)](
-        logits_RV, targets_R, saved_2N, *kernel_tensors(terms, saved_2N), saved_2N.stride(0), logits_RV.stride(0), shard.valid,
-        logits_RV.shape[1], shard.start, 1.4426950408889634 / settings.temperature, settings.softcap or 1.0, high, low,
-        *kernel_scalars(settings), RB=rows, K=vector, ENT=settings.entropy or terms.entropy_weight is not None,
-        ENTW=terms.entropy_weight is not None, CAP=settings.softcap is not None, num_warps=warps, **kernel_flags(terms, settings),
-    )  # fmt: skip
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -216,7 +130,7 @@ class _Job:
     doc_N: torch.Tensor | None
     weight_grad_VH: torch.Tensor | None
     backward_rows: int  # rows past this one can have no gradient: forward only
-    saved_2N: torch.Tensor | None = None
+    saved_4N: torch.Tensor | None = None
     values: torch.Tensor | None = None
     sums: dict[str, torch.Tensor] | None = None
 
@@ -247,6 +161,19 @@ def _coefficients(logprob_R, entropy_R, terms, settings, doc_R):
     return grad_R.float().contiguous(), loss.detach(), sums
 
 
+def _score_chunk(logits_RV, targets_R, settings, group, shard, out_4R) -> None:
+    """Log-prob, entropy and normaliser of a chunk's rows; over vocabulary shards with one gather."""
+    options = (settings.temperature, settings.softcap, None, True)
+    if group is None:
+        launch_forward(logits_RV, targets_R, shard, *options, False, out_4R)
+        return
+    stats_R4 = torch.empty((len(targets_R), 4), dtype=torch.float32, device=logits_RV.device)
+    launch_forward(logits_RV, targets_R, shard, *options, True, stats_R4)
+    values_4R = torch.empty((4, len(targets_R)), dtype=torch.float32, device=logits_RV.device)
+    merge_and_finish(gather_stats(stats_R4, group), settings.temperature, values_4R)
+    out_4R.copy_(values_4R)
+
+
 class _PolicyLoss(torch.autograd.Function):
     """The whole loss; `backward` only scales gradients that the forward made."""
 
@@ -255,7 +182,6 @@ class _PolicyLoss(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         N, columns = len(job.targets_N), len(weight_VH)
         settings, device = job.settings, hidden_NH.device
-        job.saved_2N = torch.zeros((2, N), dtype=torch.float32, device=device)
         dhidden_NH = torch.zeros_like(hidden_NH) if need_hidden else None
         dweight_VH = job.weight_grad_VH
         fresh = need_weight and dweight_VH is None
@@ -264,49 +190,36 @@ class _PolicyLoss(torch.autograd.Function):
         rows = chunk_rows(N, columns, hidden_NH.element_size(), GRAD_BYTES if need_hidden or need_weight else SCORE_BYTES)
         sequence = settings.by_sequence and job.terms.pg_weight is not None
         parts = [slice(start, min(start + rows, N)) for start in range(0, N, rows)]
-        known = None
-        if sequence:
-            by_document = _sequence_parts(job.doc_N, rows)
-            if by_document is None:
-                # A document longer than a chunk: score everything first, at the price of a fourth matmul.
-                known = score_rows(hidden_NH, weight_VH, job.targets_N, settings.temperature, settings.softcap, True, job.group, job.shard)
-                grad_N, job.values, job.sums = _coefficients(known[0], known[1], job.terms, settings, job.doc_N)
-            else:
-                parts = by_document
+        grad_N = torch.zeros(N, dtype=torch.float32, device=device)
+        by_document = _sequence_parts(job.doc_N, rows) if sequence else parts
+        scored = by_document is None
+        if scored:
+            # A document longer than a chunk: score everything first, at the price of a fourth matmul.
+            score = (settings.temperature, settings.softcap, True, job.group, job.shard)
+            job.saved_4N = score_rows(hidden_NH, weight_VH, job.targets_N, *score)
+            grad_N, job.values, job.sums = _coefficients(*job.saved_4N[:2], job.terms, settings, job.doc_N)
+        else:
+            parts = by_document
+            job.saved_4N = torch.zeros((4, N), dtype=torch.float32, device=device)
         buffer_RV = hidden_NH.new_empty((max((p.stop - p.start for p in parts), default=1), columns))
         totals: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
         for part in parts:
-            logits_RV = torch.mm(hidden_NH[part], weight_VH.T, out=buffer_RV[: part.stop - part.start])
-            terms_R, targets_R = job.terms.select(part), job.targets_N[part]
             backward = (need_hidden or need_weight) and part.start < job.backward_rows
-            if known is not None:
-                saved_4R = known[:, part].contiguous()
-                grad_R = grad_N[part]
-            elif backward and not sequence and job.group is None:
-                launch_policy_rows(logits_RV, targets_R, job.shard, terms_R, settings, job.saved_2N[:, part])
-                saved_4R = None
-            else:
-                saved_4R = torch.empty((4, len(targets_R)), dtype=torch.float32, device=device)
-                if job.group is None:
-                    launch_forward(logits_RV, targets_R, job.shard, settings.temperature, settings.softcap, None, True, False, saved_4R)
-                else:
-                    stats_R4 = torch.empty((len(targets_R), 4), dtype=torch.float32, device=device)
-                    launch_forward(logits_RV, targets_R, job.shard, settings.temperature, settings.softcap, None, True, True, stats_R4)
-                    merge_and_finish(gather_stats(stats_R4, job.group), settings.temperature, saved_4R)
-                grad_R = torch.empty(len(targets_R), dtype=torch.float32, device=device)
+            if scored and not backward:
+                continue
+            logits_RV = torch.mm(hidden_NH[part], weight_VH.T, out=buffer_RV[: part.stop - part.start])
+            terms_R, targets_R, saved_4R = job.terms.select(part), job.targets_N[part], job.saved_4N[:, part]
+            if not scored:
+                _score_chunk(logits_RV, targets_R, settings, job.group, job.shard, saved_4R)
                 if sequence:
-                    grad_R, loss, sums = _coefficients(saved_4R[0], saved_4R[1], terms_R, settings, job.doc_N[part])
+                    grad_N[part], loss, sums = _coefficients(saved_4R[0], saved_4R[1], terms_R, settings, job.doc_N[part])
                     totals.append((loss, sums))
-                else:
-                    launch_terms(saved_4R[0], saved_4R[1], terms_R, settings, grad_R)
-            if saved_4R is not None:
-                job.saved_2N[:, part] = saved_4R[:2]
-                if backward:
-                    ge_R = None if terms_R.entropy_weight is None else -terms_R.entropy_weight.float()
-                    launch_backward(
-                        logits_RV, logits_RV, targets_R, saved_4R, grad_R, ge_R, job.shard, settings.temperature, settings.softcap
-                    )
+                elif backward:
+                    launch_terms(saved_4R[0], None, terms_R, settings, grad_N[part])
             if backward:
+                ge_R = None if terms_R.entropy_weight is None else -terms_R.entropy_weight.float()
+                options = (job.shard, settings.temperature, settings.softcap)
+                launch_backward(logits_RV, logits_RV, targets_R, saved_4R, grad_N[part], ge_R, *options)
                 if dhidden_NH is not None:
                     torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])
                 if need_weight:
@@ -314,12 +227,11 @@ class _PolicyLoss(torch.autograd.Function):
                     fresh = False
         if fresh:
             dweight_VH.zero_()
-        if sequence and known is None:
+        if sequence and not scored:
             job.values = torch.stack([loss for loss, _ in totals]).sum() if totals else hidden_NH.new_zeros((), dtype=torch.float32)
             job.sums = {name: torch.stack([sums[name].float() for _, sums in totals]).sum() for name in totals[0][1]} if totals else {}
         elif not sequence:
-            entropy_N = job.saved_2N[1] if settings.entropy or job.terms.entropy_weight is not None else None
-            values = launch_terms(job.saved_2N[0], entropy_N, job.terms, settings, None)
+            values = launch_terms(job.saved_4N[0], job.saved_4N[1], job.terms, settings, None)
             job.values, job.sums = values[-1], named_sums(values)
         if dhidden_NH is not None and job.group is not None:
             dist.all_reduce(dhidden_NH, group=job.group)
@@ -370,7 +282,7 @@ def triton_policy_loss(
         targets_N.contiguous(), terms, settings, group, vocab_shard(len(weight_VH), group, vocab_size), doc_N, weight_grad_VH, moving
     )
     loss = _PolicyLoss.apply(hidden_NH.contiguous(), weight_VH, job)
-    logprob_N, entropy_N = job.saved_2N.unbind()
+    logprob_N, entropy_N = job.saved_4N[:2].unbind()
     if rows is not None:
         logprob_N, entropy_N = (v.new_zeros(total).index_copy(0, rows, v) for v in (logprob_N, entropy_N))
     want_entropy = settings.entropy or terms.entropy_weight is not None

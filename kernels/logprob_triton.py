@@ -38,14 +38,18 @@ def _capped(x, softcap, CAP: tl.constexpr):
 
 
 @triton.jit
-def _fold(m, l, s, x, scale, ENT: tl.constexpr):
-    """Per-thread online softmax over one tile [RB, K]; s is the sum of 2^g g over the gaps g (in bits) to the running maximum."""
+def _fold(m, l, s, x, scale, ENT: tl.constexpr, SAFE: tl.constexpr):
+    """Per-thread online softmax over one tile [RB, K]; s is the sum of 2^g g over the gaps g (in bits) to the running maximum.
+
+    Without SAFE a logit of -inf makes s NaN (0 * -inf), which the caller repairs: one instruction less per logit.
+    """
     mn = tl.maximum(m, tl.max(x, axis=1))
     drop = (m - mn) * scale
     a = tl.exp2(drop)
     g = (x - mn[:, None]) * scale
     if ENT:
-        g = tl.maximum(g, -200.0, propagate_nan=tl.PropagateNan.ALL)  # 0 * -inf would be NaN
+        if SAFE:
+            g = tl.maximum(g, -200.0, propagate_nan=tl.PropagateNan.ALL)
         e = tl.exp2(g)
         s = a * (s + l * drop) + tl.sum(e * g, axis=1)
     else:
@@ -55,10 +59,18 @@ def _fold(m, l, s, x, scale, ENT: tl.constexpr):
 
 
 @triton.jit
+def _masked_tile(p, o, V, y, softcap, CAP: tl.constexpr):
+    keep = (o < V) & (o != y)
+    return tl.where(keep, _capped(tl.load(p + o, mask=keep, other=0.0), softcap, CAP), -float("inf"))
+
+
+@triton.jit
 def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr):
     """(M, R, S, x_t) of the row at p, as in the reference; y is the target's column or -1 when another rank owns it."""
     BLOCK: tl.constexpr = RB * K
     offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
+    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
+    xt = tl.where(y < 0, -float("inf"), xt)
     m = tl.full([RB], LOWEST, tl.float32)
     l = tl.zeros([RB], tl.float32)
     s = tl.zeros([RB], tl.float32)
@@ -68,38 +80,35 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
     for i in range(tl.where(special < full, full - 1, full)):
         start = (i + (i >= special).to(tl.int32)) * BLOCK
         x = _capped(tl.load(p + start + offs), softcap, CAP)
-        m, l, s = _fold(m, l, s, x, scale, ENT)
+        m, l, s = _fold(m, l, s, x, scale, ENT, False)
     # the target's tile, and the ragged end when that is another
-    for j in range(2):
-        tile = special if j == 0 else full
-        if (j == 0) | (special != full):
-            o = tile * BLOCK + offs
-            keep = (o < V) & (o != y)
-            x = tl.where(keep, _capped(tl.load(p + o, mask=keep, other=0.0), softcap, CAP), -float("inf"))
-            m, l, s = _fold(m, l, s, x, scale, ENT)
+    if y >= 0:
+        m, l, s = _fold(m, l, s, _masked_tile(p, special * BLOCK + offs, V, y, softcap, CAP), scale, ENT, True)
+    if (full * BLOCK < V) & ((y < 0) | (special != full)):
+        m, l, s = _fold(m, l, s, _masked_tile(p, full * BLOCK + offs, V, y, softcap, CAP), scale, ENT, True)
     M = tl.max(m, axis=0)
     drop = (m - M) * scale
     w = tl.exp2(drop)
     L = tl.sum(l * w, axis=0)
+    R = L - 1.0
     S = 0.0
     if ENT:
         S = tl.sum(w * (s + l * drop), axis=0)
-    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
-    xt = tl.where(y < 0, -float("inf"), xt)
-    R = L - 1.0
-    if ENT:
-        # One other token holds most of the mass: sum the rest again without it, else R has no digits left. Rare.
-        if (R < 0.5) & (R > -0.5) & (xt < M):
+        # Rare rows are summed again. Those where one other token holds most of the mass: without it, else R has no digits left.
+        # And those with logits of -inf, whose S is NaN so far (as it stays when the row really holds a NaN).
+        if ((R < 0.5) & (R > -0.5) & (xt < M)) | (S != S):
             rest = tl.zeros([RB], tl.float32)
             ties = tl.zeros([RB], tl.float32)
+            s = tl.zeros([RB], tl.float32)
             for i in range(tl.cdiv(V, BLOCK)):
-                o = i * BLOCK + offs
-                keep = (o < V) & (o != y)
-                x = tl.where(keep, _capped(tl.load(p + o, mask=keep, other=0.0), softcap, CAP), -float("inf"))
-                top = x == M
-                rest += tl.sum(tl.where(top, 0.0, tl.exp2((x - M) * scale)), axis=1)
-                ties += tl.sum(top.to(tl.float32), axis=1)
+                x = _masked_tile(p, i * BLOCK + offs, V, y, softcap, CAP)
+                g = tl.maximum((x - M) * scale, -200.0, propagate_nan=tl.PropagateNan.ALL)
+                e = tl.exp2(g)
+                rest += tl.sum(tl.where(x == M, 0.0, e), axis=1)
+                ties += tl.sum((x == M).to(tl.float32), axis=1)
+                s += tl.sum(e * g, axis=1)
             R = tl.sum(rest, axis=0) + (tl.sum(ties, axis=0) - 1.0)
+            S = tl.sum(s, axis=0)
     return M, R, S * LN2, xt
 
 
@@ -166,41 +175,39 @@ def _finish(M, R, S, xt, inv_t_hi, inv_t_lo):
 
 
 @triton.jit
-def _target_column(y_ptr, row, start, V, PARTIAL: tl.constexpr):
-    """(column or -1, whether the id is outside the vocabulary): only one rank can tell the latter when the vocabulary is split."""
-    y = tl.load(y_ptr + row) - start
-    owned = (y >= 0) & (y < V)
-    bad = (owned == 0) & (not PARTIAL)
-    return tl.where(owned, y, -1).to(tl.int32), bad
-
-
-@triton.jit
 def _forward_kernel(
-    x_ptr, y_ptr, mask_ptr, out_ptr, N, stride, V, start, scale, softcap, inv_t_hi, inv_t_lo,
+    x_ptr, y_ptr, mask_ptr, out_ptr, rows, plane, stride, V, start, scale, softcap, inv_t_hi, inv_t_lo,
     RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    live = True
-    if MASK:
-        live = tl.load(mask_ptr + row) != 0
-    if live:
-        y, bad = _target_column(y_ptr, row, start, V, PARTIAL)
-        M, R, S, xt = _row_stats(x_ptr + row * stride, y, V, scale, softcap, RB, K, ENT, CAP)
-        if PARTIAL:
-            tl.store(out_ptr + row * 4, M)
-            tl.store(out_ptr + row * 4 + 1, R)
-            tl.store(out_ptr + row * 4 + 2, S)
-            tl.store(out_ptr + row * 4 + 3, xt)
+    """Rows in turn; the next row's target is asked for before this row is read, since the loop over the row depends on it."""
+    first = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    following = tl.load(y_ptr + first)
+    for row in range(first, rows, programs):
+        y = following - start
+        following = tl.load(y_ptr + row + programs, mask=row + programs < rows, other=0)
+        owned = (y >= 0) & (y < V)
+        y = tl.where(owned, y, -1).to(tl.int32)
+        live = True
+        if MASK:
+            live = tl.load(mask_ptr + row) != 0
+        if live:
+            M, R, S, xt = _row_stats(x_ptr + row * stride, y, V, scale, softcap, RB, K, ENT, CAP)
+            if PARTIAL:
+                tl.store(out_ptr + row * 4, M)
+                tl.store(out_ptr + row * 4 + 1, R)
+                tl.store(out_ptr + row * 4 + 2, S)
+                tl.store(out_ptr + row * 4 + 3, xt)
+            else:
+                xt = tl.where(owned, xt, float("nan"))  # an id outside the vocabulary: say so
+                logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
+                tl.store(out_ptr + row, logprob)
+                tl.store(out_ptr + plane + row, entropy)
+                tl.store(out_ptr + 2 * plane + row, reference)
+                tl.store(out_ptr + 3 * plane + row, log2z)
         else:
-            xt = tl.where(bad, float("nan"), xt)
-            logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
-            tl.store(out_ptr + row, logprob)
-            tl.store(out_ptr + N + row, entropy)
-            tl.store(out_ptr + 2 * N + row, reference)
-            tl.store(out_ptr + 3 * N + row, log2z)
-    else:
-        for i in tl.static_range(4):
-            tl.store(out_ptr + i * N + row if not PARTIAL else out_ptr + row * 4 + i, 0.0)
+            for i in tl.static_range(4):
+                tl.store(out_ptr + row * 4 + i if PARTIAL else out_ptr + i * plane + row, 0.0)
 
 
 @triton.jit
@@ -235,8 +242,10 @@ def _merge_kernel(stats_ptr, out_ptr, N, W, scale, inv_t_hi, inv_t_lo, BLOCK: tl
 
 
 @triton.jit
-def _row_gradient(x, o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t, softcap, ENT: tl.constexpr, CAP: tl.constexpr):
-    """d(g logprob + ge entropy) / d logits of one tile."""
+def _tile_gradient(
+    x, o, y, own, reference, log2z, constant, slope, scale, softcap, ENT: tl.constexpr, CAP: tl.constexpr, TARGET: tl.constexpr
+):
+    """d(g logprob + ge entropy) / d logits of one tile: -p (constant + slope log2 p), and `own` at the target."""
     x = x.to(tl.float32)
     if CAP:
         t = _tanh(x / softcap)
@@ -244,14 +253,11 @@ def _row_gradient(x, o, y, logprob, entropy, reference, log2z, g, ge, scale, inv
     z = (x - reference) * scale - log2z
     if ENT:
         z = tl.maximum(z, -200.0, propagate_nan=tl.PropagateNan.ALL)
-        p = tl.exp2(z)
-        d = -p * (g + ge * (z * LN2 + entropy))
-        own = -g * _expm1(logprob)
-        own -= ge * tl.exp2(logprob * LOG2E) * (tl.maximum(logprob, LOWEST, propagate_nan=tl.PropagateNan.ALL) + entropy)
+        d = -tl.exp2(z) * (constant + slope * z)
     else:
-        d = -g * tl.exp2(z)
-        own = -g * _expm1(logprob)
-    d = tl.where(o == y, own, d) * inv_t
+        d = -tl.exp2(z) * constant
+    if TARGET:
+        d = tl.where(o == y, own, d)
     if CAP:
         d = d * (1.0 - t * t)
     return d
@@ -259,11 +265,12 @@ def _row_gradient(x, o, y, logprob, entropy, reference, log2z, g, ge, scale, inv
 
 @triton.jit
 def _backward_kernel(
-    x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, N, stride, dstride, V, columns, start, scale, inv_t, softcap,
+    x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, plane, stride, dstride, V, columns, start, scale, inv_t, softcap,
     BLOCK: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tile = tl.program_id(0)
+    o = tile * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(g_ptr + row)
     live = g != 0.0
     ge = 0.0
@@ -272,18 +279,27 @@ def _backward_kernel(
         live = live | (ge != 0.0)
     if MASK:
         live = live & (tl.load(mask_ptr + row) != 0)
+    out = dx_ptr + row * dstride + o
     if live:
-        y, _ = _target_column(y_ptr, row, start, V, True)
+        y = (tl.load(y_ptr + row) - start).to(tl.int32)
         logprob = tl.load(saved_ptr + row)
-        entropy = tl.load(saved_ptr + N + row)
-        reference = tl.load(saved_ptr + 2 * N + row)
-        log2z = tl.load(saved_ptr + 3 * N + row)
+        entropy = tl.load(saved_ptr + plane + row)
+        reference = tl.load(saved_ptr + 2 * plane + row)
+        log2z = tl.load(saved_ptr + 3 * plane + row)
         x = tl.load(x_ptr + row * stride + o, mask=o < V, other=0.0)
-        d = _row_gradient(x, o, y, logprob, entropy, reference, log2z, g, ge, scale, inv_t, softcap, ENT, CAP)
-        d = tl.where(o < V, d, 0.0)
-        tl.store(dx_ptr + row * dstride + o, d.to(dx_ptr.dtype.element_ty), mask=o < columns)
+        constant, slope = g * inv_t, 0.0
+        if ENT:
+            constant, slope = (g + ge * entropy) * inv_t, ge * inv_t * LN2
+        if (y // BLOCK == tile) & (y >= 0) & (y < V):
+            own = -g * _expm1(logprob)
+            if ENT:
+                own -= ge * tl.exp2(logprob * LOG2E) * (tl.maximum(logprob, LOWEST, propagate_nan=tl.PropagateNan.ALL) + entropy)
+            d = _tile_gradient(x, o, y, own * inv_t, reference, log2z, constant, slope, scale, softcap, ENT, CAP, True)
+        else:
+            d = _tile_gradient(x, o, y, 0.0, reference, log2z, constant, slope, scale, softcap, ENT, CAP, False)
+        tl.store(out, tl.where(o < V, d, 0.0).to(dx_ptr.dtype.element_ty), mask=o < columns)
     else:
-        tl.store(dx_ptr + row * dstride + o, tl.zeros([BLOCK], dx_ptr.dtype.element_ty), mask=o < columns)
+        tl.store(out, tl.zeros([BLOCK], dx_ptr.dtype.element_ty), mask=o < columns)
 
 
 def split_float(value: float) -> tuple[float, float]:
@@ -292,13 +308,15 @@ def split_float(value: float) -> tuple[float, float]:
     return high, value - high
 
 
-def forward_config(vocab: int, itemsize: int) -> tuple[int, int, int]:
-    """(threads' rows RB, vector K, warps): measured on an H200, see docs/kernels.md."""
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def forward_config(vocab: int, entropy: bool) -> tuple[int, int, int, int]:
+    """(threads' rows RB, vector K, warps, programs a multiprocessor or 0 for one a row): measured on an H200, see docs/kernels.md."""
     if vocab >= 65536:
-        return 1024, 8, 8
-    if vocab >= 16384:
-        return 512, 8, 4
-    return 256, 8, 4
+        return (256, 8, 8, 0) if entropy else (512, 8, 8, 0)
+    return 128, 8, 4, 16
 
 
 def backward_config(vocab: int) -> tuple[int, int]:
@@ -316,16 +334,17 @@ def launch_forward(
     entropy: bool,
     partial: bool,
     out: torch.Tensor,
-    config: tuple[int, int, int] | None = None,
+    config: tuple[int, int, int, int] | None = None,
 ) -> None:
     """Fill `out`: [4, N] (logprob, entropy, reference, log2z), or with `partial` the [N, 4] statistics of this shard."""
     N = len(targets_N)
     if N == 0:
         return
-    rows, vector, warps = config or forward_config(shard.valid, logits_NV.element_size())
+    rows, vector, warps, per_core = config or forward_config(shard.valid, entropy)
+    programs = min(N, multiprocessors(logits_NV.device) * per_core) if per_core else N
     high, low = split_float(1.0 / temperature)
-    _forward_kernel[(N,)](
-        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out, out.stride(0), logits_NV.stride(0), shard.valid, shard.start,
+    _forward_kernel[(programs,)](
+        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out, N, out.stride(0), logits_NV.stride(0), shard.valid, shard.start,
         1.4426950408889634 / temperature, softcap or 1.0, high, low,
         RB=rows, K=vector, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None, PARTIAL=partial, num_warps=warps,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .logprob_triton import LOG2E
+from .logprob_triton import LOG2E, multiprocessors
 from .policy_loss import MAX_LOG_RATIO, SUM_NAMES, PolicySettings, PolicyTerms
 
 MAX_LR = tl.constexpr(MAX_LOG_RATIO)
@@ -215,14 +215,13 @@ def launch_terms(
     terms: PolicyTerms,
     settings: PolicySettings,
     grad_N: torch.Tensor | None,
-    config: tuple[int, int, int, int] = (128, 4, 4, 8),
+    config: tuple[int, int, int, int] = (256, 4, 8, 4),
 ) -> torch.Tensor:
     """Report sums and, last, the loss; fills `grad_N` with d loss / d logprob when given."""
     N = len(logprob_N)
     rows, vector, warps, per_sm = config
     tiles = triton.cdiv(N, rows * vector)
-    cores = torch.cuda.get_device_properties(logprob_N.device).multi_processor_count if logprob_N.is_cuda else 2
-    programs = max(1, min(tiles, cores * per_sm))
+    programs = max(1, min(tiles, multiprocessors(logprob_N.device) * per_sm))
     part = torch.empty((programs, len(SUM_NAMES)), dtype=torch.float32, device=logprob_N.device)
     out = torch.empty(len(SUM_NAMES) + 1, dtype=torch.float32, device=logprob_N.device)
     _terms_kernel[(programs,)](

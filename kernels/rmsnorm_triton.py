@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .logprob_triton import multiprocessors
+
 
 @triton.jit
 def _forward_kernel(x_ptr, res_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, H, eps, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr):
@@ -76,9 +78,8 @@ class _RMSNorm(torch.autograd.Function):
         sum_NH, weight_H, rstd_N = ctx.saved_tensors
         rows, hidden = sum_NH.shape
         dx_NH = torch.empty_like(sum_NH)
-        cores = torch.cuda.get_device_properties(sum_NH.device).multi_processor_count if sum_NH.is_cuda else 2
         block, warps = _config(hidden)
-        programs = max(1, min(rows, cores * max(1, 32 // warps)))
+        programs = max(1, min(rows, multiprocessors(sum_NH.device) * max(1, 32 // warps)))
         part_PH = torch.zeros((programs, hidden), dtype=torch.float32, device=sum_NH.device)
         if rows:
             _backward_kernel[(programs,)](
