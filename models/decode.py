@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .config import ModelConfig
-from .rope import inverse_frequencies, rotate, rotation_tables
+from .rope import inverse_frequencies, rotate, rotation_table
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Decoder:
         self.weights, self.config = weights, config
         device = weights.embedding.device
         inverse_R, factor = inverse_frequencies(config)
-        cos, sin = rotation_tables(torch.arange(max_length, device=device), inverse_R.to(device), factor, weights.embedding.dtype)
-        self.cos_C1R, self.sin_C1R = cos.squeeze(1), sin.squeeze(1)
+        table_C2R = rotation_table(torch.arange(max_length, device=device), inverse_R.to(device), factor).to(weights.embedding.dtype)
+        self.cos_C1R, self.sin_C1R = table_C2R[:, None, :].chunk(2, -1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
