@@ -85,10 +85,8 @@ def disagreement(first: dict[str, Any], other: dict[str, Any]) -> str | None:
         return f"{who} has other settings than the first node ({first['host']}): the recipe file differs between the machines"
     wrong = sorted(k for k in first["versions"] if other["versions"].get(k) != first["versions"][k])
     if wrong:
-        k = wrong[0]
-        return (
-            f"{who} has {k} {other['versions'].get(k, 'absent')}, the first node ({first['host']}) {first['versions'][k]}; install the same"
-        )
+        theirs, ours = other["versions"].get(wrong[0], "none"), first["versions"][wrong[0]]
+        return f"{who} has {wrong[0]} {theirs}, the first node ({first['host']}) {ours}; install the same everywhere"
     if other["gpus"] != first["gpus"]:
         return f"{who} sees {other['gpus']} GPUs, the first node ({first['host']}) {first['gpus']}; drain the node or check its driver"
     if abs(other["time"] - other["heard"]) > CLOCK_SKEW_S:
@@ -111,9 +109,7 @@ def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], timeout_s: f
                 missing = sorted(set(range(1, place.nodes)) - set(waiting))
                 if time.monotonic() < deadline:
                     continue
-                raise DeadlineError(
-                    f"nodes {missing} of {place.nodes} did not come to {place.coordinator} within {timeout_s:.0f} s"
-                ) from None
+                raise DeadlineError(f"nodes {missing} of {place.nodes} did not call {place.coordinator} within {timeout_s:.0f} s") from None
             except (OSError, ValueError, KeyError):
                 continue  # not one of ours
             hello["heard"] = time.time()
