@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..core.batch import PackedBatch
 from ..core.engine import Engine, StepResult
-from ..core.errors import NumericsError
-from ..data.packing import TrainSequence, pack
+from ..core.errors import ConfigError, NumericsError
+from ..data.packing import pack
 from ..data.trajectory import Invalid, Trajectory
 from . import algorithms
 from .algorithms import common, ppo
 from .algorithms.config import PPO, Algorithm
 from .objective import logprob_score, make_loss
-from .preparation import critic_values, keep_enough, sampler_drift, score_rows
+from .preparation import check_staleness, critic_values, keep_enough, sampler_drift, score_rows, silent_row
+from .rollout.ahead import Ahead
 from .rollout.episodes import Episode, rollout
 from .rollout.sampler import Sampler, SamplingParams
 from .statistics import mean
@@ -53,27 +53,42 @@ def reinforce(
     kl_every: int,
     critic: Engine | None = None,
     refill: Callable[[int, int], list[Episode]] | None = None,
+    ahead: int = 0,
+    publish: Callable[[int], None] | None = None,
+    rollout_deadline_s: float = 3600.0,
 ) -> int:
     """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this rank's episodes, whole groups only.
 
     `reference` scores batches with the weights the stage began with; without a KL term it is asked every `kl_every` steps.
-    `critic` is PPO's; `refill(step, round)` gives fresh prompts in place of groups that DAPO throws away.
+    `critic` is PPO's; `refill(step, round)` gives fresh prompts in place of groups that DAPO throws away. `publish(version)` brings
+    a sampler with weights of its own up to date; with `ahead` = 1 the next step is sampled while this one is trained.
     """
+    if ahead and refill is not None:
+        raise ConfigError("ahead: does not go with refills, which must be sampled by the weights of their own step")
     loss = make_loss(algorithms.settings(algorithm, params.temperature))
     scorers = {
         "reference": reference,
         "policy": lambda batches: [r["logprob"] for r in engine.score(batches, logprob_score(params.temperature))],
         "values": lambda batches: [r["value"] for r in critic.score(batches, ppo.value_score)] if critic else [],
     }
+
+    def roll(step: int) -> tuple[list[Episode], list[Trajectory]]:
+        episodes = episodes_of(step)
+        return episodes, rollout(sampler, episodes, params, seed)
+
+    source = Ahead(roll, steps, ahead, rollout_deadline_s)
+    if publish is not None:
+        publish(engine.steps)
     for step in steps:
         begun = time.monotonic()
-        episodes = episodes_of(step)
-        trajectories = rollout(sampler, episodes, params, seed)
+        episodes, trajectories = source.take(step)
+        check_staleness(trajectories, engine.steps, ahead)
         kept, extra = keep_enough(algorithm, trajectories, partial(refill, step) if refill else None, sampler, params, seed, hooks.gather)
         rolled = time.monotonic()
         sampled = sum(hooks.gather(common.action_tokens([*trajectories, *extra])))
         scores = score_rows(algorithms.needs(algorithm), kept, scorers, microbatch_tokens)
-        batches = pack_some(algorithms.prepare(algorithm, kept, scores, hooks.gather), trajectories, microbatch_tokens)
+        rows = algorithms.prepare(algorithm, kept, scores, hooks.gather)
+        batches = pack(rows or [silent_row(algorithm, trajectories)], budget=microbatch_tokens, pad=False)
         if scores.reference is None and step % kl_every == 0:
             batches = with_reference(batches, reference(batches))
         batches = even_out(batches, hooks.gather)
@@ -84,6 +99,9 @@ def reinforce(
         if critic is not None and isinstance(algorithm, PPO):
             values |= critic_values(critic.step(batches, ppo.value_loss(algorithm)))
         check(values, drift_gate, step)
+        if publish is not None:
+            source.settle()
+            publish(engine.steps)
         took = time.monotonic() - begun
         values |= {"time/step_s": took, "time/rollout_s": rolled - begun, "time/tokens_per_s": sampled / took}
         hooks.record(step, values, episodes, trajectories)
@@ -94,15 +112,6 @@ def reinforce(
 def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:
     """Batches that know the reference model's log-probs."""
     return [replace(batch, ref_logprob_T=logprob) for batch, logprob in zip(batches, logprobs, strict=True)]
-
-
-def pack_some(rows: list[TrainSequence], trajectories: Sequence[Trajectory], budget: int) -> list[PackedBatch]:
-    """Microbatches of the weighed sequences; where nothing is left to learn, one sequence without weights keeps the ranks in step."""
-    if not rows:
-        sequence = next(s for t in trajectories for s in t.sequences)
-        zeros = np.zeros(len(sequence.ids), np.float32)
-        rows = [TrainSequence.of(sequence, pg=zeros, advantage=zeros, old_logprob=np.asarray(sequence.logprobs, np.float32))]
-    return pack(rows, budget=budget, pad=False)
 
 
 def even_out(batches: list[PackedBatch], gather: Callable[[Any], list[Any]]) -> list[PackedBatch]:

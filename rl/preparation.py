@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..core.engine import StepResult
+from ..core.errors import NumericsError
 from ..data.packing import TrainSequence, pack, unpack
 from ..data.trajectory import Trajectory
 from . import algorithms
@@ -77,3 +78,24 @@ def critic_values(result: StepResult) -> dict[str, float]:
         "critic/grad_norm": result.grad_norm,
     }
     return values | ({"critic/explained_variance": explained} if math.isfinite(explained) else {})
+
+
+def silent_row(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> TrainSequence:
+    """A sequence without weights: where a rank has nothing left to learn from, it keeps the ranks in step."""
+    sequence = next(s for t in trajectories for s in t.sequences)
+    names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage"]
+    names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
+    zeros = np.zeros(len(sequence.ids), np.float32)
+    logprobs = {} if algorithm.kind == "sft" else {"old_logprob": np.asarray(sequence.logprobs, np.float32)}
+    return TrainSequence.of(sequence, **dict.fromkeys(names, zeros), **logprobs)
+
+
+def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int) -> None:
+    """Refuse rollouts by weights older than the bound, or newer than the trainer's."""
+    for t in trajectories:
+        for sequence in t.sequences:
+            if not version - bound <= sequence.weight_version <= version:
+                raise NumericsError(
+                    f"prompt {t.prompt_id}: sampled by version {sequence.weight_version} of the weights, the trainer has {version} "
+                    f"and allows {bound} behind; the sampler was not brought up to date"
+                )

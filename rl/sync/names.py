@@ -1,0 +1,23 @@
+"""The engine's weights under the names a rollout engine knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...core.engine import Engine
+from ...models.families import FAMILIES, to_hf
+from ...models.hf import is_added
+from ...models.lora import merged
+
+
+def engine_weights(engine: Engine, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Full Hugging Face tensors, one after the other, on the engine's device; adapters merged, value heads left out. Collective."""
+    builder: Any = engine.build
+    family, lora = FAMILIES[builder.model.family], getattr(builder, "lora", None)
+    for name, tensor in merged(engine.parameters(), lora) if lora else engine.parameters():
+        if not is_added(name):
+            for hf, value in to_hf(family, builder.model, name, tensor).items():
+                yield hf, value.detach().to(dtype or value.dtype).contiguous()

@@ -1,0 +1,117 @@
+"""A tiny world every algorithm must learn, run in a rank of the pool: repeat the prompt's letter in two turns.
+
+Random answers score 1 / 8; the ceiling is 1.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+from terrella.core.engine import Engine
+from terrella.models.config import ModelConfig
+from terrella.models.gpt import build_gpt
+from terrella.rl.algorithms import config as algorithms
+from terrella.rl.loop import Hooks, reinforce
+from terrella.rl.objective import logprob_score
+from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.sampler import SamplingParams
+
+MODEL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=8, max_positions=16, init_std=0.1)
+PROMPTS, GROUP = 8, 8
+
+
+class Repeat:
+    """Two turns; each turn's reward is whether the letter was repeated."""
+
+    def __init__(self, prompt_id: int, sample_index: int) -> None:
+        self.prompt_id, self.sample_index, self.letter = prompt_id, sample_index, prompt_id % 8
+        self.said: list[int] = []
+
+    def context(self):
+        return None if len(self.said) == 2 else (self.letter, *self.said, self.letter)
+
+    def receive(self, sample) -> None:
+        self.said.append(sample.ids[0])
+
+    def score(self):
+        turns = [0.5 * float(s == self.letter) for s in self.said]
+        return turns, sum(turns), {}
+
+
+def engine_of(lr: float, value_head: str = "none", seed: int = 0) -> Engine:
+    build = build_gpt(MODEL, value_head=value_head)
+    return Engine(build, ParallelConfig(), OptimizerConfig(lr=lr) if lr else None, PrecisionConfig(), seed)
+
+
+def embedded(engine: Engine) -> EmbeddedSampler:
+    return EmbeddedSampler(lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, MODEL, version=lambda: engine.steps)
+
+
+def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahead: int = 0, sleep_s: float = 0.0) -> dict[str, Any]:
+    """Train and return the record; `sleep_s` makes sampling and training slow enough to see them overlap."""
+    algorithm = getattr(algorithms, kind)(**options)
+    engine, frozen = engine_of(lr), engine_of(0)
+    critic = engine_of(lr, "scalar", seed=1) if kind in ("PPO", "StarPOS") else None
+    record: list[dict[str, Any]] = []
+    published: list[int] = []
+    sampler: Any = embedded(engine)
+    if ahead or sleep_s:
+        sampler = Copied(engine, sleep_s)
+    fresh = iter(range(10_000_000, 20_000_000, PROMPTS))
+
+    def episodes_of(step: int):
+        return [Repeat(step * PROMPTS + i, k) for i in range(PROMPTS) for k in range(GROUP)]
+
+    def refill(step: int, number: int):
+        first = next(fresh)
+        return [Repeat(first + i, k) for i in range(PROMPTS) for k in range(GROUP)]
+
+    def keep(step, values, episodes, trajectories) -> None:
+        time.sleep(sleep_s)
+        staleness = max(engine.steps - 1 - s.weight_version for t in trajectories for s in t.sequences)
+        record.append({**values, "staleness": staleness})
+
+    def publish(version: int) -> None:
+        sampler.take(version)
+        published.append(version)
+
+    begun = time.monotonic()
+    reinforce(
+        engine,
+        sampler,
+        episodes_of,
+        algorithm,
+        SamplingParams(1),
+        Hooks(lambda value: [value], keep, lambda step, state: None),
+        steps=range(steps),
+        tokens=0,
+        microbatch_tokens=512,
+        drift_gate=10.0 if ahead else 1e-3,
+        seed=3,
+        reference=lambda batches: [r["logprob"] for r in frozen.score(batches, logprob_score(1.0))],
+        kl_every=5,
+        critic=critic,
+        refill=refill if kind == "DAPO" else None,
+        ahead=ahead,
+        publish=publish if isinstance(sampler, Copied) else None,
+        rollout_deadline_s=60.0,
+    )
+    return {"record": record, "published": published, "seconds": time.monotonic() - begun}
+
+
+class Copied:
+    """A sampler with weights of its own, as a server has: they change only when a version is published."""
+
+    def __init__(self, engine: Engine, sleep_s: float) -> None:
+        self.engine, self.sleep_s, self.version, self.weights = engine, sleep_s, -1, {}
+        self.inner = EmbeddedSampler(lambda: self.weights, MODEL, version=lambda: self.version)
+
+    def take(self, version: int) -> None:
+        self.weights = {p.name: p.param.detach().clone() for p in self.engine.local_parameters()}
+        self.version = version
+
+    def generate(self, requests):
+        time.sleep(self.sleep_s)
+        return self.inner.generate(requests)
