@@ -2,9 +2,10 @@
 
 Shape suffixes: B rows, T tokens.
 
-The state carried backwards is (A, v): the next kept token's advantage and value. A kept token maps it to
-(gamma lam A + gamma v + r - V, V); a masked one leaves it; a segment's last token starts from zeros. Such maps
-A' = a A + b v + d, v' = e v + f compose to the same form, so a row is one scan of five numbers a token.
+With X = lam A + V, the recursion A = r - V + gamma (lam A' + V') of a kept token over the next kept one is
+X = (1 - lam) V + lam r + gamma lam X', a map of one number; a masked token leaves X, a segment's last token starts from 0. Such
+maps compose to the same form, so a row is one scan of two numbers a token, and A = (X - V) / lam. A small lam would magnify
+rounding there: below a half the state is (A, V) itself, and the scan is over five numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ def _compose(a1, b1, d1, e1, f1, a2, b2, d2, e2, f2):
 
 
 @triton.jit
+def _compose_pair(a1, d1, a2, d2):
+    return a1 * a2, a2 * d1 + d2
+
+
+@triton.jit
 def _gae_kernel(
     r_ptr, v_ptr, m_ptr, end_ptr, boot_ptr, adv_ptr, ret_ptr, T, gamma, lam,
-    BLOCK: tl.constexpr, BOOT: tl.constexpr, RESET: tl.constexpr,
+    BLOCK: tl.constexpr, BOOT: tl.constexpr, RESET: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * T
     A = 0.0
@@ -48,20 +54,25 @@ def _gae_kernel(
         if RESET:
             keep = on & (tl.load(end_ptr + row + o, mask=o < T, other=0) == 0)
         a = tl.where(on, tl.where(keep, gamma * lam, 0.0), 1.0)
-        b = tl.where(keep, gamma, 0.0)
-        d = tl.where(on, r - v, 0.0)
-        e = tl.where(on, 0.0, 1.0)
-        f = tl.where(on, v, 0.0)
-        a, b, d, e, f = tl.associative_scan((a, b, d, e, f), 0, _compose, reverse=True)
-        adv = a * A + b * nv + d
+        first = lanes == 0
+        if PAIR:
+            d = tl.where(on, lam * r + (1.0 - lam) * v, 0.0)
+            a, d = tl.associative_scan((a, d), 0, _compose_pair, reverse=True)
+            state = a * nv + d
+            adv = (state - v) * (1.0 / lam)
+            nv = tl.sum(tl.where(first, state, 0.0), axis=0)
+        else:
+            b = tl.where(keep, gamma, 0.0)
+            e = tl.where(on, 0.0, 1.0)
+            a, b, d, e, f = tl.associative_scan((a, b, tl.where(on, r - v, 0.0), e, tl.where(on, v, 0.0)), 0, _compose, reverse=True)
+            adv = a * A + b * nv + d
+            A, nv = (
+                tl.sum(tl.where(first, adv, 0.0), axis=0),
+                tl.sum(tl.where(first, e * nv + f, 0.0), axis=0),
+            )
         lost = tl.where(r != r, r, 0.0)
         tl.store(adv_ptr + row + o, tl.where(on, adv, lost), mask=o < T)
         tl.store(ret_ptr + row + o, tl.where(on, adv + v, lost), mask=o < T)
-        first = lanes == 0
-        A, nv = (
-            tl.sum(tl.where(first, adv, 0.0), axis=0),
-            tl.sum(tl.where(first, e * nv + f, 0.0), axis=0),
-        )
         o, r, v, m = ahead, r_next, v_next, m_next
 
 
@@ -92,6 +103,6 @@ def triton_gae(
     _gae_kernel[(rows,)](
         rewards_BT, values_BT, mask_BT.view(torch.uint8), mask_BT if reset_BT is None else reset_BT.contiguous().view(torch.uint8),
         values_BT if bootstrap_B is None else bootstrap_B.float().contiguous(), advantage_BT, return_BT, tokens, gamma, lam,
-        BLOCK=block, BOOT=bootstrap_B is not None, RESET=reset_BT is not None, num_warps=warps,
+        BLOCK=block, BOOT=bootstrap_B is not None, RESET=reset_BT is not None, PAIR=lam >= 0.5, num_warps=warps,
     )  # fmt: skip
     return advantage_BT, return_BT

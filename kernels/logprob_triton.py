@@ -69,8 +69,6 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
     """(M, R, S, x_t) of the row at p, as in the reference; y is the target's column or -1 when another rank owns it."""
     BLOCK: tl.constexpr = RB * K
     offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
-    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
-    xt = tl.where(y < 0, -float("inf"), xt)
     m = tl.full([RB], LOWEST, tl.float32)
     l = tl.zeros([RB], tl.float32)
     s = tl.zeros([RB], tl.float32)
@@ -92,6 +90,8 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
     L = tl.sum(l * w, axis=0)
     R = L - 1.0
     S = 0.0
+    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
+    xt = tl.where(y < 0, -float("inf"), xt)
     if ENT:
         S = tl.sum(w * (s + l * drop), axis=0)
         # Rare rows are summed again. Those where one other token holds most of the mass: without it, else R has no digits left.
@@ -168,7 +168,7 @@ def _finish(M, R, S, xt, inv_t_hi, inv_t_lo):
     logprob = tl.where(confident, -log, -gap.to(tl.float32) - log)
     s_all = tl.where(confident, e * (S + mass * near), S + e * near)
     entropy = log - s_all / (1.0 + excess)
-    empty = ((xt == -float("inf")) & (mass == 0.0)) | (xt == float("inf"))
+    empty = ((xt == -float("inf")) & (mass == 0.0)) | (xt == float("inf")) | (M == float("inf"))
     nan = float("nan")
     log = tl.where(empty, nan, log)
     return tl.where(empty, nan, logprob), tl.where(empty, nan, entropy), tl.where(M > xt, M, xt), log * LOG2E
@@ -176,38 +176,33 @@ def _finish(M, R, S, xt, inv_t_hi, inv_t_lo):
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, y_ptr, mask_ptr, out_ptr, rows, plane, stride, V, start, scale, softcap, inv_t_hi, inv_t_lo,
+    x_ptr, y_ptr, mask_ptr, out_ptr, plane, stride, V, start, scale, softcap, inv_t_hi, inv_t_lo,
     RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """Rows in turn; the next row's target is asked for before this row is read, since the loop over the row depends on it."""
-    first = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0)
-    following = tl.load(y_ptr + first)
-    for row in range(first, rows, programs):
-        y = following - start
-        following = tl.load(y_ptr + row + programs, mask=row + programs < rows, other=0)
+    row = tl.program_id(0).to(tl.int64)
+    live = True
+    if MASK:
+        live = tl.load(mask_ptr + row) != 0
+    if live:
+        y = tl.load(y_ptr + row) - start
         owned = (y >= 0) & (y < V)
         y = tl.where(owned, y, -1).to(tl.int32)
-        live = True
-        if MASK:
-            live = tl.load(mask_ptr + row) != 0
-        if live:
-            M, R, S, xt = _row_stats(x_ptr + row * stride, y, V, scale, softcap, RB, K, ENT, CAP)
-            if PARTIAL:
-                tl.store(out_ptr + row * 4, M)
-                tl.store(out_ptr + row * 4 + 1, R)
-                tl.store(out_ptr + row * 4 + 2, S)
-                tl.store(out_ptr + row * 4 + 3, xt)
-            else:
-                xt = tl.where(owned, xt, float("nan"))  # an id outside the vocabulary: say so
-                logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
-                tl.store(out_ptr + row, logprob)
-                tl.store(out_ptr + plane + row, entropy)
-                tl.store(out_ptr + 2 * plane + row, reference)
-                tl.store(out_ptr + 3 * plane + row, log2z)
+        M, R, S, xt = _row_stats(x_ptr + row * stride, y, V, scale, softcap, RB, K, ENT, CAP)
+        if PARTIAL:
+            tl.store(out_ptr + row * 4, M)
+            tl.store(out_ptr + row * 4 + 1, R)
+            tl.store(out_ptr + row * 4 + 2, S)
+            tl.store(out_ptr + row * 4 + 3, xt)
         else:
-            for i in tl.static_range(4):
-                tl.store(out_ptr + row * 4 + i if PARTIAL else out_ptr + i * plane + row, 0.0)
+            xt = tl.where(owned, xt, float("nan"))  # an id outside the vocabulary: say so
+            logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
+            tl.store(out_ptr + row, logprob)
+            tl.store(out_ptr + plane + row, entropy)
+            tl.store(out_ptr + 2 * plane + row, reference)
+            tl.store(out_ptr + 3 * plane + row, log2z)
+    else:
+        for i in tl.static_range(4):
+            tl.store(out_ptr + row * 4 + i if PARTIAL else out_ptr + i * plane + row, 0.0)
 
 
 @triton.jit
@@ -312,16 +307,16 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def forward_config(vocab: int, entropy: bool) -> tuple[int, int, int, int]:
-    """(threads' rows RB, vector K, warps, programs a multiprocessor or 0 for one a row): measured on an H200, see docs/kernels.md."""
+def forward_config(vocab: int, entropy: bool) -> tuple[int, int, int]:
+    """(threads' rows RB, vector K, warps): measured on an H200, see docs/kernels.md."""
     if vocab >= 65536:
-        return (256, 8, 8, 0) if entropy else (512, 8, 8, 0)
-    return 128, 8, 4, 16
+        return (256, 8, 8) if entropy else (512, 8, 8)
+    return 128, 8, 4
 
 
 def backward_config(vocab: int) -> tuple[int, int]:
     """(columns a program, warps)."""
-    return (4096, 8) if vocab >= 4096 else (1024, 4)
+    return (2048, 4) if vocab >= 4096 else (1024, 4)
 
 
 def launch_forward(
@@ -334,17 +329,16 @@ def launch_forward(
     entropy: bool,
     partial: bool,
     out: torch.Tensor,
-    config: tuple[int, int, int, int] | None = None,
+    config: tuple[int, int, int] | None = None,
 ) -> None:
     """Fill `out`: [4, N] (logprob, entropy, reference, log2z), or with `partial` the [N, 4] statistics of this shard."""
     N = len(targets_N)
     if N == 0:
         return
-    rows, vector, warps, per_core = config or forward_config(shard.valid, entropy)
-    programs = min(N, multiprocessors(logits_NV.device) * per_core) if per_core else N
+    rows, vector, warps = config or forward_config(shard.valid, entropy)
     high, low = split_float(1.0 / temperature)
-    _forward_kernel[(programs,)](
-        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out, N, out.stride(0), logits_NV.stride(0), shard.valid, shard.start,
+    _forward_kernel[(N,)](
+        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out, out.stride(0), logits_NV.stride(0), shard.valid, shard.start,
         1.4426950408889634 / temperature, softcap or 1.0, high, low,
         RB=rows, K=vector, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None, PARTIAL=partial, num_warps=warps,
     )  # fmt: skip

@@ -340,7 +340,7 @@ def test_policy_terms(name):
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 2500])
-@pytest.mark.parametrize("gamma,lam", [(1.0, 1.0), (0.97, 0.9)])
+@pytest.mark.parametrize("gamma,lam", [(1.0, 1.0), (0.97, 0.9), (0.9, 0.2)])
 def test_gae(tokens, gamma, lam):
     mask = torch.rand(5, tokens, device=DEVICE) < 0.6
     rewards, values = torch.randn(5, tokens, device=DEVICE) * mask, torch.randn(5, tokens, device=DEVICE)
