@@ -64,12 +64,14 @@ def linear_logprob(
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability (and entropy) of each target in fp32, with gradients through both to `hidden_NH` and `weight_VH`.
 
     On CUDA the logits live in row chunks and the backward recomputes them; the weight gradient is summed in fp32. Without
     gradients (scoring the old or the reference policy) it costs one matmul. With `group`, `weight_VH` is this rank's shard of
-    the vocabulary, in rank order, and `vocab_size` the real vocabulary when the last shard is padded.
+    the vocabulary, in rank order, and `vocab_size` the real vocabulary when the last shard is padded. `batch_invariant` runs CUDA's
+    matmuls in one fixed shape, so that a row's bits do not depend on the rows that came with it.
     """
     check_options(temperature, softcap)
     world = 1 if group is None else dist.get_world_size(group)
@@ -78,7 +80,15 @@ def linear_logprob(
         from .linear_triton import triton_linear_logprob
 
         return triton_linear_logprob(
-            hidden_NH, weight_VH, targets_N, temperature=temperature, softcap=softcap, entropy=entropy, group=group, vocab_size=vocab_size
+            hidden_NH,
+            weight_VH,
+            targets_N,
+            temperature=temperature,
+            softcap=softcap,
+            entropy=entropy,
+            group=group,
+            vocab_size=vocab_size,
+            batch_invariant=batch_invariant,
         )
     return reference_linear_logprob(
         hidden_NH, weight_VH, targets_N, temperature=temperature, softcap=softcap, entropy=entropy, group=group, vocab_size=vocab_size

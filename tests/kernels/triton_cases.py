@@ -208,6 +208,14 @@ def test_linear_logprob(options, monkeypatch):
     assert (w.grad[399:] == 0).all()
 
 
+def test_linear_logprob_batch_invariance():
+    h, w, targets = head_case(1500 if LARGE else 30, 64, 1000, torch.bfloat16 if CUDA else torch.float32)
+    with torch.no_grad():
+        whole, _ = linear_logprob(h, w, targets, batch_invariant=True)
+        part, _ = linear_logprob(h[7:20], w, targets[7:20], batch_invariant=True)
+    assert torch.equal(whole[7:20], part)
+
+
 def policy_terms_case(h, w, targets, dead=True):
     rows = len(targets)
     with torch.no_grad():
