@@ -239,7 +239,8 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
 
         (apply_liger_kernel_to_qwen2 if model.family == "qwen2" else apply_liger_kernel_to_llama)()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").to(device)
+    with torch.device(device):  # initialising 1.5B parameters on the host takes minutes
+        net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     net.config.use_cache = False
     run = torch.compile(net) if kind == "compile" else net
     parameters = list(net.parameters())
