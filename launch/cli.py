@@ -18,6 +18,7 @@ VERBS = {
     "launch": ("launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
     "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
+    "convert": ("convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),
     "report": ("report.command:report", "Write report.html for one run, or one that compares several."),
     "watch": ("watch:watch", "Follow a run in the terminal."),
 }

@@ -40,7 +40,7 @@ CARRIED = (
 )
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2}  # of logits, relative to the largest (at least 1)
-PROMPT_LENGTHS = (16, 9, 1)
+PROMPT_SEED, PROMPT_LENGTHS = 20240917, (16, 9, 1)
 
 
 class HFFolder:
@@ -189,7 +189,7 @@ def _special_ids(carry_from: Path | None) -> dict[str, Any]:
 
 def proof_batch(config: ModelConfig) -> PackedBatch:
     """Fixed prompts, as one packed batch."""
-    draw = torch.Generator().manual_seed(20240917)
+    draw = torch.Generator().manual_seed(PROMPT_SEED)
     lengths = [min(n, config.max_positions) for n in PROMPT_LENGTHS]
     tokens = torch.randint(0, config.vocab, (sum(lengths),), generator=draw)
     return PackedBatch(
@@ -234,21 +234,25 @@ def prove(folder: Path, config: ModelConfig, stated: dict[str, dict[str, Any]], 
     for name, meant in stated.items():
         if tensor_digest(files.get(name)) != meant["xxh3"]:
             raise StorageError(f"{folder}: tensor '{name}' was not written as meant")
-    theirs_TV = transformers_logits(folder, proof_batch(config))
+    proof = compare_logits(logits_TV, transformers_logits(folder, proof_batch(config)), precision, folder)
+    proof["tensors"] = stated
+    write_json(folder / "export_proof.json", proof)
+    return proof
+
+
+def compare_logits(ours_TV: torch.Tensor, theirs_TV: torch.Tensor, precision: str, where: Path) -> dict[str, Any]:
+    """What a proof says of two models' logits on the fixed prompts; raises when they disagree."""
     scale = max(1.0, float(theirs_TV.abs().max()))
-    difference = float((logits_TV - theirs_TV).abs().max())
-    proof = {
-        "prompts": {"seed": 20240917, "lengths": list(PROMPT_LENGTHS)},
+    difference = float((ours_TV - theirs_TV).abs().max())
+    if not difference <= TOLERANCE[precision] * scale:
+        raise NumericsError(f"{where}: logits differ from transformers' by {difference:.2e}, allowed {TOLERANCE[precision] * scale:.2e}")
+    return {
+        "prompts": {"seed": PROMPT_SEED, "lengths": list(PROMPT_LENGTHS)},
         "max_logit_difference": difference,
         "largest_logit": scale,
         "tolerance": TOLERANCE[precision] * scale,
-        "same_choice": float((logits_TV.argmax(-1) == theirs_TV.argmax(-1)).float().mean()),
-        "tensors": stated,
+        "same_choice": float((ours_TV.argmax(-1) == theirs_TV.argmax(-1)).float().mean()),
     }
-    if not difference <= TOLERANCE[precision] * scale:
-        raise NumericsError(f"{folder}: logits differ from transformers' by {difference:.2e}, allowed {TOLERANCE[precision] * scale:.2e}")
-    write_json(folder / "export_proof.json", proof)
-    return proof
 
 
 def export_hf(

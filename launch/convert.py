@@ -1,0 +1,69 @@
+"""`terrella convert`: models between checkpoints, Hugging Face folders and the formats of public releases, each conversion proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+KINDS = ["auto", "checkpoint", "hf", "peft", "verl-fsdp", "verl-megatron", "accelerate", "bin", "nemo"]
+
+
+@click.group()
+def convert() -> None:
+    """Convert a model; a conversion that cannot be proven leaves nothing behind."""
+
+
+def _source(command: Any) -> Any:
+    base = "Hugging Face folder of the model, where SOURCE does not say it."
+    command = click.option("--base", type=click.Path(path_type=Path), help=base)(command)
+    command = click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What SOURCE is.")(command)
+    command = click.argument("out", type=click.Path(path_type=Path))(command)
+    return click.argument("source", type=click.Path(path_type=Path))(command)
+
+
+def _say(proof: dict[str, Any], out: Path) -> None:
+    tensors = f"{len(proof['tensors'])} tensors hashed, " if "tensors" in proof else ""
+    click.echo(f"{out}: {tensors}logits within {proof['max_logit_difference']:.1e} of transformers' (allowed {proof['tolerance']:.1e})")
+
+
+@convert.command("to-hf")
+@_source
+@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", show_default=True, help="Type of the written weights.")
+@click.option("--adapters", type=click.Choice(["merge", "peft"]), default="merge", show_default=True, help="What becomes of LoRA adapters.")
+@click.option("--shard-gb", type=float, default=5.0, show_default=True, help="Largest safetensors file.")
+def to_hf(source: Path, out: Path, kind: Any, base: Path | None, dtype: str, adapters: Any, shard_gb: float) -> None:
+    """Write SOURCE as the Hugging Face folder OUT."""
+    from ..models.convert import to_hf as run
+
+    _say(run(source, out, kind=kind, base=base, dtype=dtype, adapters=adapters, shard_bytes=int(shard_gb * 2**30)), out)
+
+
+@convert.command("from-hf")
+@_source
+def from_hf(source: Path, out: Path, kind: Any, base: Path | None) -> None:
+    """Write SOURCE (a Hugging Face folder or another public format) as the checkpoint OUT."""
+    from ..models.convert import from_any
+
+    _say(from_any(source, out, kind=kind, base=base), out)
+
+
+@convert.command("to-nemo")
+@_source
+def to_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:
+    """Write SOURCE as the NeMo 2 folder OUT. Not verified: no folder written by NeMo has been read."""
+    from ..models.convert import open_source
+    from ..models.nemo import write_nemo
+
+    write_nemo(open_source(source, kind=kind, base=base), out)
+    click.echo(f"{out}: written; not verified against NeMo")
+
+
+@convert.command("from-nemo")
+@_source
+def from_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:
+    """Write the NeMo 2 folder SOURCE as the checkpoint OUT. Not verified: no folder written by NeMo has been read."""
+    from ..models.convert import from_any
+
+    _say(from_any(source, out, kind="nemo", base=base), out)

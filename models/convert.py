@@ -1,0 +1,263 @@
+"""Conversion between checkpoints, Hugging Face folders and the formats of public releases; nothing is finished unless proven.
+
+Tensors are read, mapped and written one at a time. The proof then loads the source into this project's model and the written folder
+into transformers, and compares their logits on fixed prompts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from ..core.checkpoint import MANIFEST, CheckpointReader, Entry, publish, write_shard
+from ..core.config import ParallelConfig, PrecisionConfig
+from ..core.engine import Engine
+from ..core.errors import ConfigError
+from ..core.files import make_folder, write_json
+from ..core.mcore.params import Shard
+from . import formats, hf
+from .config import ModelConfig
+from .families import FAMILIES, from_hf, parameter_names
+from .lora import LoraConfig, merged, write_peft
+
+Kind = Literal["auto", "checkpoint", "hf", "peft", "verl-fsdp", "verl-megatron", "accelerate", "bin", "nemo"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to convert: its config and its full tensors by global name."""
+
+    kind: str
+    path: Path
+    config: ModelConfig
+    tensor: Callable[[str], torch.Tensor]
+    lora: LoraConfig | None = None
+    carry_from: Path | None = None  # where tokenizer and generation files are
+    value_heads: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def detect(path: Path) -> str:
+    """What kind of files a path holds."""
+    if path.is_file():
+        return "bin"
+    tests = {
+        "checkpoint": path / MANIFEST,
+        "peft": path / "adapter_config.json",
+        "nemo": path / "context",
+        "hf": path / "config.json",
+    }
+    for kind, marker in tests.items():
+        if marker.exists():
+            return kind
+    if list(path.glob("model_world_size_*_rank_*.pt")):
+        return "verl-fsdp"
+    if list(path.glob("mp_rank_*/model.pt")):
+        return "verl-megatron"
+    if list(path.glob("model*.safetensors")) or (path / "pytorch_model.bin").exists():
+        return "accelerate"
+    raise ConfigError(f"{path}: not a model in any known format")
+
+
+def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | None = None) -> Source:
+    """Open a model. `base` is a Hugging Face folder that says what the model is, where the files themselves do not."""
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(f"{path}: does not exist")
+    found = detect(path) if kind == "auto" else kind
+    if found == "checkpoint":
+        return _open_checkpoint(path, Path(base) if base else None)
+    if found == "hf":
+        config = hf.read_config(path)
+        source, files = hf.weight_source(path, config)
+        hf.check_all_used(files, config, chatglm=hf.read_json(path / "config.json").get("model_type") == "chatglm")
+        return Source("hf", path, config, source, carry_from=path)
+    if found == "nemo":
+        from .nemo import open_nemo
+
+        return open_nemo(path)
+    if base is None:
+        raise ConfigError(f"{path}: a {found} source needs --base, the Hugging Face folder of the model it belongs to")
+    base = Path(base)
+    config = hf.read_config(base)
+    if found == "peft":
+        tensors = formats.read_peft(path, formats.read_safetensors(base))
+    elif found == "verl-fsdp":
+        tensors = formats.read_verl_fsdp(path)
+    elif found == "verl-megatron":
+        tensors = formats.read_verl_megatron(path, config)
+    elif found == "bin" or (path / "pytorch_model.bin").exists():
+        tensors = formats.read_bin(path if path.is_file() else path / "pytorch_model.bin")
+    else:
+        tensors = formats.read_safetensors(path)
+    formats.check_complete(tensors, config, path)
+    family = FAMILIES[config.family]
+    heads = formats.twin_heads(path) if found == "bin" and "critic" in path.name else {}
+    return Source(found, path, config, lambda name: from_hf(family, config, name, tensors.get), carry_from=base, value_heads=heads)
+
+
+def _open_checkpoint(path: Path, base: Path | None) -> Source:
+    reader = CheckpointReader(path)
+    described = reader.manifest["model"]
+    lora = LoraConfig(**{**described["lora"], "targets": tuple(described["lora"]["targets"])}) if described.get("lora") else None
+    return Source("checkpoint", path, ModelConfig.from_dict(described["model"]), reader.full, lora, base)
+
+
+def _adapters(source: Source, name: str) -> tuple[str, str] | None:
+    """Names of a weight's adapter, where it has one."""
+    prefix, _, last = name.rpartition(".")
+    if source.lora is None or last != "weight" or ".experts." in name or prefix.rsplit(".", 1)[-1] not in source.lora.targets:
+        return None
+    return f"{prefix}.lora.a", f"{prefix}.lora.b"
+
+
+def weight(source: Source, name: str) -> torch.Tensor:
+    """A full tensor with its adapter folded in."""
+    pair = _adapters(source, name)
+    if pair is None or source.lora is None:
+        return source.tensor(name)
+    parts = [(part, source.tensor(part)) for part in (*pair, name)]
+    return dict(merged(parts, source.lora))[name]
+
+
+def _stream(source: Source) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in parameter_names(source.config):
+        yield name, weight(source, name)
+
+
+def to_hf(
+    path: str | Path,
+    out: str | Path,
+    *,
+    kind: Kind = "auto",
+    base: str | Path | None = None,
+    dtype: str = "bf16",
+    shard_bytes: int = 5 << 30,
+    adapters: Literal["merge", "peft"] = "merge",
+) -> dict[str, Any]:
+    """Write a model as a Hugging Face folder (or its adapters as a PEFT folder) and prove it. The folder appears only when proven."""
+    if dtype not in hf.DTYPES:
+        raise ConfigError(f"dtype: '{dtype}' must be fp32 or bf16")
+    source, out = open_source(path, kind=kind, base=base), Path(out)
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out}: is not empty; choose another folder")
+    if adapters == "peft":
+        return _to_peft(source, out, base)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    tensors = hf.hf_tensors(source.config, _stream(source), dtype)
+    stated = hf.write_folder(partial, source.config, tensors, dtype, source.carry_from, shard_bytes)
+    proof = hf.prove(partial, source.config, stated, own_logits(source, hf.DTYPES[dtype]), "fp32")
+    if out.exists():
+        out.rmdir()
+    partial.rename(out)
+    return proof
+
+
+def _to_peft(source: Source, out: Path, base: str | Path | None) -> dict[str, Any]:
+    if source.lora is None:
+        raise ConfigError(f"{source.path}: has no adapters to write as a PEFT folder")
+    if base is None:
+        raise ConfigError("--base: a PEFT folder needs the Hugging Face folder of its base model, also to prove it")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    names = [pair for name in parameter_names(source.config) for pair in _adapters(source, name) or ()]
+    write_peft(partial, source.config, source.lora, ((name, source.tensor(name)) for name in names), str(base))
+    # The proof merges what was written into the base and compares with the checkpoint's own merged model.
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        again = open_source(partial, kind="peft", base=base)
+        stream = hf.hf_tensors(source.config, _stream(again), "fp32")
+        stated = hf.write_folder(Path(scratch) / "merged", source.config, stream, "fp32", None, 5 << 30)
+        proof = hf.prove(Path(scratch) / "merged", source.config, stated, own_logits(source, torch.float32), "fp32")
+    write_json(partial / "export_proof.json", proof)
+    if out.exists():
+        out.rmdir()
+    partial.rename(out)
+    return proof
+
+
+def from_any(
+    path: str | Path, out: str | Path, *, kind: Kind = "auto", base: str | Path | None = None, shard_bytes: int = 2 << 30
+) -> dict[str, Any]:
+    """Write a model as a checkpoint that an engine of any layout loads, and prove it against transformers."""
+    source, out = open_source(path, kind=kind, base=base), Path(out)
+    if out.exists():
+        raise ConfigError(f"{out}: exists; choose another folder")
+    partial = make_folder(out.with_name(f".saving-{out.name}-{os.getpid()}"))
+    write_json(partial / "extra.json", {"converted_from": str(source.path), "kind": source.kind})
+    shards, tensors, entries, size = 0, {}, [], 0
+    for name, tensor in chain(_stream(source), source.value_heads.items()):
+        amount = tensor.numel() * tensor.element_size()
+        if size and size + amount > shard_bytes:
+            write_shard(partial, shards, tensors, entries)
+            shards, tensors, entries, size = shards + 1, {}, [], 0
+        tensors[str(len(entries))] = tensor.detach().reshape(-1).contiguous().clone()
+        entries.append(Entry(name, "param", tuple(tensor.shape), Shard(None, 0, 1), 0))
+        size += amount
+    write_shard(partial, shards, tensors, entries)
+    described = {"model": source.config.to_dict(), "value_head": "twin" if source.value_heads else "none", "lora": None}
+    manifest = {"step": 0, "updates": 0, "optimizer": False, "precision": "fp32", "parallel": {}, "world": 0, "model": described}
+    hidden = out.with_name(f".proving-{out.name}")
+    publish(partial, hidden, manifest, shards + 1)
+    try:
+        proof = _prove_checkpoint(source, _open_checkpoint(hidden, None))
+        write_json(hidden / "import_proof.json", proof)
+        hidden.rename(out)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    return proof
+
+
+def _prove_checkpoint(source: Source, written: Source) -> dict[str, Any]:
+    logits = own_logits(written, torch.float32)
+    if source.kind == "hf" and hf.read_json(source.path / "config.json").get("model_type") != "chatglm":
+        theirs = hf.transformers_logits(source.path, hf.proof_batch(source.config))
+    else:
+        with tempfile.TemporaryDirectory(dir=source.path.parent) as scratch:
+            folder = Path(scratch)
+            hf.write_folder(folder, source.config, hf.hf_tensors(source.config, _stream(source), "fp32"), "fp32", None, 5 << 30)
+            theirs = hf.transformers_logits(folder, hf.proof_batch(source.config))
+    return hf.compare_logits(logits, theirs, "fp32", written.path)
+
+
+def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
+    """Logits of the proof prompts by this project's model in fp32, its weights rounded to `dtype` as an export of it has them."""
+    with one_rank():
+        from .gpt import build_gpt
+
+        engine = Engine(build_gpt(source.config, layers="ours"), ParallelConfig(), None, PrecisionConfig("fp32"))
+        engine.load_weights(lambda name: weight(source, name).to(dtype).float())
+        return hf.engine_logits(engine, hf.proof_batch(source.config))
+
+
+class one_rank:
+    """A world of one rank, where the process has none yet."""
+
+    def __enter__(self) -> None:
+        from ..core.mcore import setup, shim
+
+        self.own = not dist.is_initialized()
+        if not self.own and dist.get_world_size() > 1:
+            raise ConfigError("conversion runs in one process; start it without torchrun")
+        if not torch.cuda.is_available():
+            shim.install()
+        if self.own:
+            self.folder = tempfile.mkdtemp()
+            setup.start_process_group(init_method=f"file://{self.folder}/store", rank=0, world=1)
+
+    def __exit__(self, *_: object) -> None:
+        from ..core.mcore import setup
+
+        if self.own:
+            setup.stop_parallel()
+            dist.destroy_process_group()
+            shutil.rmtree(self.folder, ignore_errors=True)

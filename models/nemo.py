@@ -1,0 +1,144 @@
+"""NeMo 2 checkpoint folders: `weights/` in megatron's distributed checkpoint format, `context/model.yaml` beside it.
+
+Not verified: written from the public description of the format; no folder written by NeMo itself has been read. nemo-toolkit 3 no
+longer holds language models, so nothing of it is needed or used here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from ..core.errors import ConfigError
+from ..core.files import make_folder, write_atomic
+from .config import ModelConfig
+from .families import parameter_names
+
+if TYPE_CHECKING:
+    from .convert import Source
+
+_FUSED = {
+    "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
+    "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+}
+
+
+def _stacked_key(name: str) -> tuple[str, int | None]:
+    """The key under which all layers of a tensor are stacked, and the layer."""
+    parts = name.split(".")
+    if parts[:2] != ["decoder", "layers"]:
+        return f"module.{name}", None
+    inner = ".".join(parts[3:])
+    return f"module.decoder.layers.{_FUSED.get(inner, inner)}", int(parts[2])
+
+
+def model_settings(config: ModelConfig) -> dict[str, Any]:
+    """The part of `context/model.yaml` that says what the model is."""
+    return {
+        "num_layers": config.layers,
+        "hidden_size": config.hidden,
+        "ffn_hidden_size": config.ffn,
+        "num_attention_heads": config.heads,
+        "num_query_groups": config.kv_heads,
+        "kv_channels": config.head_dim,
+        "layernorm_epsilon": config.norm_eps,
+        "rotary_base": config.rope_theta,
+        "rotary_percent": config.rotary_fraction,
+        "share_embeddings_and_output_weights": config.tied,
+        "add_qkv_bias": config.qkv_bias,
+        "qk_layernorm": config.qk_norm,
+        "seq_length": config.max_positions,
+        "vocab_size": config.vocab,
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+    }
+
+
+def read_settings(path: Path) -> ModelConfig:
+    """Our config from `context/model.yaml`; tags of Python objects in it are ignored, never executed."""
+
+    class Plain(yaml.SafeLoader):
+        pass
+
+    def as_data(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return loader.construct_mapping(node, deep=True)
+        return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else loader.construct_scalar(node)  # type: ignore[arg-type]
+
+    Plain.add_multi_constructor("", as_data)
+    try:
+        tree = yaml.load(path.read_text(), Plain)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: missing") from error
+    values = tree.get("config", tree)
+    for key, wanted in (("normalization", "RMSNorm"), ("gated_linear_unit", True), ("add_bias_linear", False)):
+        if values.get(key, wanted) != wanted:
+            raise ConfigError(f"{path}: {key} is {values[key]}, only {wanted} is supported")
+    if values.get("num_moe_experts"):
+        raise ConfigError(f"{path}: num_moe_experts is not supported for NeMo folders")
+    heads = int(values["num_attention_heads"])
+    family = "qwen3" if values.get("qk_layernorm") else "qwen2" if values.get("add_qkv_bias") else "llama"
+    return ModelConfig(
+        family=family,
+        layers=int(values["num_layers"]),
+        hidden=int(values["hidden_size"]),
+        heads=heads,
+        kv_heads=int(values.get("num_query_groups") or heads),
+        head_dim=int(values.get("kv_channels") or values["hidden_size"] // heads),
+        ffn=int(values["ffn_hidden_size"]),
+        vocab=int(values["vocab_size"]),
+        max_positions=int(values["seq_length"]),
+        rope_theta=float(values["rotary_base"]),
+        norm_eps=float(values["layernorm_epsilon"]),
+        tied=bool(values.get("share_embeddings_and_output_weights", False)),
+        qkv_bias=bool(values.get("add_qkv_bias", False)),
+        qk_norm=bool(values.get("qk_layernorm", False)),
+    )
+
+
+def open_nemo(folder: Path) -> Source:
+    """Open a NeMo 2 folder. All its tensors are read at once."""
+    from .convert import Source, one_rank
+
+    config = read_settings(folder / "context" / "model.yaml")
+    with one_rank():
+        from megatron.core import dist_checkpointing
+
+        stored = dist_checkpointing.load_plain_tensors(str(folder / "weights"))
+
+    def tensor(name: str) -> torch.Tensor:
+        key, layer = _stacked_key(name)
+        if key not in stored:
+            raise ConfigError(f"{folder}: has no tensor '{key}'")
+        full = stored[key] if layer is None else stored[key][layer]
+        if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            full = full[: config.vocab]
+            full = torch.nn.functional.pad(full, (0, 0, 0, config.padded_vocab - full.shape[0]))
+        return full
+
+    return Source("nemo", folder, config, tensor)
+
+
+def write_nemo(source: Source, out: Path) -> None:
+    """Write a model's weights and settings as a NeMo 2 folder."""
+    from .convert import one_rank, weight
+
+    if source.config.experts:
+        raise ConfigError(f"{source.path}: models with experts are not supported for NeMo folders")
+    weights = make_folder(out / "weights")
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name in parameter_names(source.config):
+        stacks.setdefault(_stacked_key(name)[0], []).append(weight(source, name))
+    with one_rank():
+        from megatron.core import dist_checkpointing
+
+        state = {}
+        for key, parts in stacks.items():
+            full = torch.stack(parts) if ".layers." in key else parts[0]
+            state[key] = dist_checkpointing.ShardedTensor.from_rank_offsets(key, full.contiguous())
+        dist_checkpointing.save(state, str(weights))
+    write_atomic(make_folder(out / "context") / "model.yaml", yaml.safe_dump({"config": model_settings(source.config)}, sort_keys=False))

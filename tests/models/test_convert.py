@@ -1,0 +1,214 @@
+"""Conversions, each ending in its proof."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from terrella.core.checkpoint import CheckpointReader
+from terrella.core.errors import ConfigError
+from terrella.models import formats, hf
+from terrella.models.families import parameter_names
+from terrella.tests.models.test_hf import tiny
+from terrella.tests.parallel.pool import run_ranks
+
+JOBS = "terrella.tests.models.convert_jobs"
+TOP = {
+    "model.embed_tokens.weight": "embedding.word_embeddings.weight",
+    "lm_head.weight": "output_layer.weight",
+    "model.norm.weight": "encoder.final_layernorm.weight",
+}
+RENAMED = {"self_attn.o_proj": "self_attention.dense", "mlp.gate_up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h"}
+
+
+def same_tensors(a: Path, b: Path, dtype: torch.dtype = torch.float32) -> None:
+    before, after = hf.HFFolder(a), hf.HFFolder(b)
+    assert before.names() - {"lm_head.weight"} == after.names() - {"lm_head.weight"}
+    for name in after.names():
+        assert torch.equal(before.get(name).to(dtype), after.get(name)), name
+
+
+@pytest.mark.parametrize("case", ["qwen2-tied", "qwen3-moe", "glm"])
+def test_hf_to_checkpoint_and_back(case: str, tmp_path: Path) -> None:
+    folder, _ = tiny(case)
+    run_ranks(f"{JOBS}:from_any", 1, path=str(folder), out=str(tmp_path / "checkpoint"))
+    assert (tmp_path / "checkpoint" / "import_proof.json").exists()
+    run_ranks(f"{JOBS}:to_hf", 1, path=str(tmp_path / "checkpoint"), out=str(tmp_path / "hf"), base=str(folder), dtype="fp32")
+    same_tensors(folder, tmp_path / "hf")
+    assert (tmp_path / "hf" / "tokenizer.json").exists()
+    assert hf.read_json(tmp_path / "hf" / "export_proof.json")["max_logit_difference"] <= 1e-5
+
+
+def test_trained_checkpoint_in_bf16(tmp_path: Path) -> None:
+    """A checkpoint saved by two tensor ranks with adapters: merged, and as a PEFT folder."""
+    folder, _ = tiny("qwen2")
+    run_ranks(f"{JOBS}:train_lora", 2, folder=str(folder), out=str(tmp_path / "checkpoint"), parallel={"tensor": 2})
+    common = {"path": str(tmp_path / "checkpoint"), "base": str(folder)}
+    run_ranks(f"{JOBS}:to_hf", 1, out=str(tmp_path / "merged"), dtype="fp32", **common)
+    run_ranks(f"{JOBS}:to_hf", 1, out=str(tmp_path / "bf16"), dtype="bf16", **common)
+    run_ranks(f"{JOBS}:to_hf", 1, out=str(tmp_path / "peft"), adapters="peft", **common)
+    same_tensors(tmp_path / "merged", tmp_path / "bf16", torch.bfloat16)
+    base = hf.HFFolder(folder)
+    merged = hf.HFFolder(tmp_path / "merged")
+    assert any(not torch.equal(base.get(n), merged.get(n)) for n in base.names()), "the adapters changed nothing"
+    run_ranks(f"{JOBS}:to_hf", 1, path=str(tmp_path / "peft"), out=str(tmp_path / "again"), base=str(folder), dtype="fp32")
+    again = hf.HFFolder(tmp_path / "again")
+    for name in merged.names():
+        torch.testing.assert_close(again.get(name), merged.get(name), atol=1e-6, rtol=0)
+
+
+def test_verl_fsdp_shards(tmp_path: Path) -> None:
+    folder, _ = tiny("llama")
+    run_ranks(f"{JOBS}:write_verl_fsdp", 2, folder=str(folder), out=str(tmp_path / "actor"))
+    run_ranks(f"{JOBS}:to_hf", 1, path=str(tmp_path / "actor"), out=str(tmp_path / "hf"), base=str(folder), dtype="fp32")
+    same_tensors(folder, tmp_path / "hf")
+    (tmp_path / "actor" / "model_world_size_2_rank_1.pt").unlink()
+    with pytest.raises(ConfigError, match="files of all ranks"):
+        formats.read_verl_fsdp(tmp_path / "actor")
+
+
+def test_verl_megatron_shards(tmp_path: Path) -> None:
+    folder, _ = tiny("llama")
+    config, state = hf.read_config(folder), load_file(folder / "model.safetensors")
+    for t in range(2):
+        for p in range(2):
+            part = {}
+            for name, tensor in state.items():
+                layer = int(name.split(".")[2]) if ".layers." in name else None
+                if (
+                    (layer is not None and layer // 1 != p)
+                    or ("embed" in name and p)
+                    or (("lm_head" in name or name == "model.norm.weight") and not p)
+                ):
+                    continue
+                local = name.replace(f".layers.{layer}.", ".layers.0.")
+                if "q_proj" in name:
+                    rows = [state[name.replace("q_proj", f"{x}_proj")].chunk(2)[t] for x in "qkv"]
+                    part[local.replace("q_proj", "qkv_proj")] = torch.cat(rows)
+                elif "gate_proj" in name:
+                    part[local.replace("gate", "gate_up")] = torch.cat([tensor.chunk(2)[t], state[name.replace("gate", "up")].chunk(2)[t]])
+                elif "k_proj" in name or "v_proj" in name or "up_proj" in name:
+                    continue
+                elif "norm" in name:
+                    part[local] = tensor
+                else:
+                    dim = 1 if "o_proj" in name or "down_proj" in name else 0
+                    padded = torch.cat([tensor, tensor.new_zeros(3, tensor.shape[1])]) if "embed" in name or "lm_head" in name else tensor
+                    part[local] = padded.chunk(2, dim)[t].clone()
+            path = tmp_path / f"mp_rank_{t:02d}_{p:03d}"
+            path.mkdir()
+            torch.save(part, path / "model.pt")
+    tensors = formats.read_verl_megatron(tmp_path, config)
+    formats.check_complete(tensors, config, tmp_path)
+    for name, tensor in state.items():
+        assert torch.equal(tensors.get(name), tensor), name
+
+
+def test_accelerate_and_bin_files(tmp_path: Path) -> None:
+    folder, _ = tiny("llama")
+    state = load_file(folder / "model.safetensors")
+    (tmp_path / "accelerate").mkdir()
+    save_file({f"module.{k}": v for k, v in state.items()}, tmp_path / "accelerate" / "model.safetensors")
+    torch.save({f"model.{k}": v for k, v in state.items()}, tmp_path / "pytorch_actor.bin")
+    for tensors in (formats.read_safetensors(tmp_path / "accelerate"), formats.read_bin(tmp_path / "pytorch_actor.bin")):
+        formats.check_complete(tensors, hf.read_config(folder), tmp_path)
+        for name in state:
+            assert torch.equal(tensors.get(name), state[name])
+
+
+def test_critic_file_with_twin_heads(tmp_path: Path) -> None:
+    folder, _ = tiny("llama")
+    state = {f"base_lm.{k}": v for k, v in load_file(folder / "model.safetensors").items()}
+    for head in (1, 2):
+        for i, shape in ((0, (32, 32)), (2, (32, 32)), (4, (2, 32))):
+            state[f"critic{head}.{i}.weight"], state[f"critic{head}.{i}.bias"] = torch.randn(shape), torch.randn(shape[0])
+    path = tmp_path / "pytorch_critic.bin"
+    torch.save(state, path)
+    run_ranks(f"{JOBS}:from_any", 1, path=str(path), out=str(tmp_path / "critic"), base=str(folder))
+    values = run_ranks(f"{JOBS}:twin_values", 1, folder=str(tmp_path / "critic"))[0]
+    assert values.shape == (26, 2, 2)
+    heads = formats.twin_heads(path)
+    assert torch.equal(heads["value_head.heads.1.4.weight"], state["critic2.4.weight"])
+
+
+def test_pickles_that_run_code_are_refused(tmp_path: Path) -> None:
+    import os
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    torch.save({"model.embed_tokens.weight": Bomb()}, tmp_path / "bad.bin")
+    with pytest.raises(ConfigError, match="refused"):
+        formats.read_bin(tmp_path / "bad.bin")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_incomplete_sources_are_named(tmp_path: Path) -> None:
+    folder, _ = tiny("llama")
+    config, state = hf.read_config(folder), load_file(folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"has no tensor 'model\.norm\.weight'"):
+        formats.check_complete(formats.from_dict({k: v for k, v in state.items() if k != "model.norm.weight"}), config, tmp_path)
+    with pytest.raises(ConfigError, match="no place for tensor 'surplus'"):
+        formats.check_complete(formats.from_dict({**state, "surplus": torch.zeros(1)}), config, tmp_path)
+
+
+def test_chatglm_names(tmp_path: Path) -> None:
+    """The older names, made from a tiny GLM; transformers' GLM is the judge."""
+    folder, logits = tiny("glm")
+    config, state = hf.read_config(folder), load_file(folder / "model.safetensors")
+    old = {}
+    for name, tensor in state.items():
+        if name in TOP:
+            old[f"transformer.{TOP[name]}"] = tensor
+            continue
+        prefix = name.replace("model.layers", "transformer.encoder.layers")
+        if "q_proj" in name:
+            rows = [state[name.replace("q_proj", f"{x}_proj")] for x in "qkv"]
+            old[prefix.replace("self_attn.q_proj", "self_attention.query_key_value")] = torch.cat(rows)
+        elif "k_proj" in name or "v_proj" in name:
+            continue
+        else:
+            for new, was in RENAMED.items():
+                prefix = prefix.replace(new, was)
+            old[prefix] = tensor
+    save_file({k: v.contiguous() for k, v in old.items()}, tmp_path / "model.safetensors")
+    hf.write_json(
+        tmp_path / "config.json",
+        {
+            "model_type": "chatglm",
+            "num_layers": config.layers,
+            "hidden_size": config.hidden,
+            "num_attention_heads": config.heads,
+            "multi_query_attention": True,
+            "multi_query_group_num": config.kv_heads,
+            "kv_channels": config.head_dim,
+            "ffn_hidden_size": config.ffn,
+            "padded_vocab_size": config.vocab,
+            "seq_length": config.max_positions,
+            "layernorm_epsilon": config.norm_eps,
+            "add_qkv_bias": True,
+            "rope_ratio": 1,
+        },
+    )
+    result = run_ranks(f"{JOBS}:import_logits", 2, folder=str(tmp_path), parallel={"tensor": 2})[0]
+    torch.testing.assert_close(result, logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.full
+def test_nemo_folder_round_trip(tmp_path: Path) -> None:
+    """Only that our reader reads what our writer writes, through the command: no folder of NeMo's own was at hand."""
+    folder, _ = tiny("qwen2")
+    for verb, source, out in (("to-nemo", folder, "nemo"), ("from-nemo", tmp_path / "nemo", "checkpoint")):
+        command = [sys.executable, "-m", "terrella", "convert", verb, str(source), str(tmp_path / out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+    reader = CheckpointReader(tmp_path / "checkpoint")
+    tensors, config = hf.weight_source(folder, hf.read_config(folder))[0], hf.read_config(folder)
+    for name in parameter_names(config):
+        assert torch.equal(reader.full(name), tensors(name)), name
