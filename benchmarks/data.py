@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data import codecs
 from ..data.schema import TRANSITION
 from ..data.shards import Reader, ShardSet, ShardWriter, ShuffledOrder
 from . import record
@@ -54,6 +55,19 @@ def ours(folder: Path, *, check: bool, decode: bool) -> Callable[[], int]:
     shards = ShardSet(folder, check=check, decode=decode)
     order = ShuffledOrder(shards.counts, seed=1)
     return lambda: sum(1 for _ in Reader(shards, order, epochs=1))
+
+
+def with_json_of_python(run: Callable[[], int]) -> Callable[[], int]:
+    """The same without orjson: what it costs where the extra `data` is not installed."""
+
+    def without() -> int:
+        kept, codecs.orjson = codecs.orjson, None
+        try:
+            return run()
+        finally:
+            codecs.orjson = kept
+
+    return without
 
 
 def webdataset_reader(folder: Path, *, decode: bool) -> Callable[[], int]:
@@ -129,6 +143,8 @@ def main() -> None:
                 "webdataset": webdataset_reader(folder, decode=not whole),
                 "raw read": raw_read(folder, count),
             }
+            if case.startswith("json"):
+                readers["terrella, without orjson"] = with_json_of_python(readers["terrella"])
             size = sum(p.stat().st_size for p in folder.glob("*.tar"))
             for impl, spent in measure(readers, given.repeats, count).items():
                 low, middle, high = np.quantile(np.array(spent), [0.2, 0.5, 0.8]).tolist()

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 RESULTS = Path(__file__).with_name("results.csv")
 BASELINE = "baseline:"
-LOWER_IS_BETTER = {"ms", "s", "GB", "MB", "error"}
+LOWER_IS_BETTER = {"us", "ms", "s", "GB", "MB", "error"}
 
 
 @dataclass(frozen=True)

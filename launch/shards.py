@@ -37,6 +37,7 @@ def _options(pairs: tuple[str, ...]) -> dict[str, str]:
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 @click.option("--resume", is_flag=True, help="Go on after the whole shards that are there.")
 @click.option("--limit", type=int, help="Stop after so many records of the source.")
+@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes that check and encode.")
 @click.option("--max-mb", type=int, default=256, show_default=True, help="Largest size of a shard.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def make(
@@ -47,6 +48,7 @@ def make(
     dry_run: bool,
     resume: bool,
     limit: int | None,
+    workers: int,
     max_mb: int,
     as_json: bool,
 ) -> None:
@@ -68,7 +70,8 @@ def make(
         progress.update(min(int(1000 * done), 999), f"{report.written} written, {sum(report.dropped.values())} dropped")
 
     target = None if dry_run else out
-    report = convert(converter, source, target, resume=resume, max_bytes=max_mb << 20, limit=limit, tell=tell, **_options(option))
+    sizes = {"max_bytes": max_mb << 20, "limit": limit, "workers": workers}
+    report = convert(converter, source, target, resume=resume, tell=tell, **sizes, **_options(option))
     if as_json:
         click.echo(json.dumps(report.__dict__, ensure_ascii=False))
         return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from ...core.errors import ConfigError
 from ...core.files import write_json
 from ..errors import ShardError
 from ..schema import KINDS, PAIR, TASK, TEXT, VIDEO, check_sample
-from ..shards.writer import ShardWriter, encode_sample
+from ..shards.writer import ShardWriter, encode_sample, ordered_map
 
 REPORT = "report.json"
 EXAMPLES = 3  # of each reason to drop
@@ -82,13 +84,6 @@ class ConvertReport:
         if len(self.examples.setdefault(reason, [])) < EXAMPLES:
             self.examples[reason].append(where)
 
-    def count(self, sample: dict[str, Any]) -> None:
-        """Count the true flags of a sample's description (gold, changed, ...)."""
-        for name in ("extra.json", "meta.json"):
-            for flag, value in sample.get(name, {}).items():
-                if value is True:
-                    self.counts[flag] = self.counts.get(flag, 0) + 1
-
 
 def convert(
     name: str,
@@ -98,12 +93,14 @@ def convert(
     resume: bool = False,
     max_bytes: int = 256 << 20,
     limit: int | None = None,
+    workers: int = 0,
     tell: Callable[[float, ConvertReport], None] | None = None,
     **options: Any,
 ) -> ConvertReport:
     """Run a converter; with `out` None it is a dry run, which reads and checks everything and writes nothing.
 
-    The cursor and the report so far are kept in each shard's index, so a killed conversion resumes to the same shards and report.
+    Samples are checked and encoded in `workers` processes; the shards are the same for any number of them. The cursor and the
+    report so far are kept in each shard's index, so a killed conversion resumes to the same shards and report.
     """
     if name not in CONVERTERS:
         raise ConfigError(f"unknown converter {name!r}, expected one of {', '.join(CONVERTERS)}")
@@ -118,14 +115,15 @@ def convert(
     cursor = None
     if writer is not None and writer.cursor is not None:
         cursor, report = writer.cursor["at"], ConvertReport(**writer.cursor["report"])
+    items = chosen.read()(Path(source), cursor, **options)
+    if limit is not None:
+        items = islice(items, max(0, limit - report.read))
     try:
-        for item in chosen.read()(Path(source), cursor, **options):
+        for item, members, problem in ordered_map(partial(_prepare, chosen.kind), items, workers):
             report.read += 1
-            _take(item, chosen.kind, writer, report)
+            _account(item, members, problem, writer, report)
             if tell is not None:
                 tell(item.done, report)
-            if limit is not None and report.read >= limit:
-                break
     except BaseException:
         if writer is not None:
             writer.abort()
@@ -136,20 +134,31 @@ def convert(
     return report
 
 
-def _take(item: Item, kind: str, writer: ShardWriter | None, report: ConvertReport) -> None:
+Prepared = tuple[Item, list[tuple[str, bytes]], str | None]
+
+
+def _prepare(kind: str, item: Item) -> Prepared:
+    """Check and encode; runs in a worker process, so the sample itself does not come back."""
+    bare = replace(item, sample=None)
     if item.sample is None:
-        report.drop(item.dropped or "no reason given", item.where)
-        return
-    number = report.written
-    key = item.key if item.key is not None else f"{number:09d}"
+        return bare, [], item.dropped or "no reason given"
     try:
-        check_sample(KINDS[kind], item.sample, shard=report.source, key=key)
-        members = encode_sample(item.sample)
+        check_sample(KINDS[kind], item.sample, shard="", key=item.key or "")
+        flags = {name: True for part in ("extra.json", "meta.json") for name, v in item.sample.get(part, {}).items() if v is True}
+        return replace(bare, sample=flags), encode_sample(item.sample), None
     except (ShardError, ValueError) as error:
-        report.drop("does not fit the schema", f"{item.where}: {getattr(error, 'field', None) or ''} {getattr(error, 'reason', error)}")
+        said = f"{getattr(error, 'field', None) or ''} {getattr(error, 'reason', error)}"
+        return replace(bare, where=f"{item.where}: {said}"), [], "does not fit the schema"
+
+
+def _account(item: Item, members: list[tuple[str, bytes]], problem: str | None, writer: ShardWriter | None, report: ConvertReport) -> None:
+    if problem is not None:
+        report.drop(problem, item.where)
         return
+    key = item.key if item.key is not None else f"{report.written:09d}"
     report.written += 1
-    report.count(item.sample)
+    for flag in item.sample or {}:
+        report.counts[flag] = report.counts.get(flag, 0) + 1
     if writer is not None:
         # the report is copied: a shard's cursor must say how things stood at its last sample
         told = {k: _copied(v) for k, v in report.__dict__.items()}

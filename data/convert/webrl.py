@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ..pickles import load_release
 from ..schema import TEXT
 from ..shards.order import permutation
 from .base import Item
@@ -23,6 +24,7 @@ ASSISTANT = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>"
 MAX_CHARACTERS = 16384 - 512
 SUCCESS = 0.5
 GAMMA = 0.9
+RELEASED = ("observation", "next_observation", "action", "reward", "trajectory_reward")
 
 
 def round_prompt(intent: str, responses: Sequence[str], html: str) -> tuple[str, int]:
@@ -101,6 +103,9 @@ def read(source: Path, cursor: str | None, *, replay: str = "all") -> Iterator[I
     """Every step of every finished trace; `replay=successes` keeps what later phases may replay."""
     if replay not in ("all", "successes"):
         raise ConfigError(f"replay={replay!r}: expected all or successes")
+    if source.suffix == ".pt":
+        yield from _from_release(source, cursor, replay)
+        return
     traces, actions = source / "traces", source / "actions"
     if not traces.is_dir() or not actions.is_dir():
         raise ConfigError(f"{source}: expected the result folder, which holds traces/ and actions/")
@@ -151,6 +156,31 @@ def _trace_items(path: Path, actions: Path, replay: str, done: float) -> Iterato
     for step in steps:
         if not step["response"]:
             yield Item(f"{task}:{len(acted)}", dropped="empty response (early stop)", where=f"{path.name}:{step['index']}", done=done)
+
+
+def _from_release(source: Path, cursor: str | None, replay: str) -> Iterator[Item]:
+    """A stage-1 file (a list of trajectories) or a stage-2 file (a flat list of steps)."""
+    held = load_release(source)
+    if not isinstance(held, list):
+        raise ConfigError(f"{source}: expected a list of trajectories or of steps, found {type(held).__name__}")
+    for number, entry in enumerate(held):
+        flat = isinstance(entry, dict)
+        records = [entry] if flat else (entry if any("mc_return" in r for r in entry) else add_returns(list(entry)))
+        for i, record in enumerate(records):
+            here = f"{number}:{i}"
+            if cursor is not None and [number, i] <= [int(part) for part in cursor.split(":")]:
+                continue
+            where, done = f"{source.name}[{number}]", (number + 1) / len(held)
+            missing = next(
+                (k for k in ("observation", "next_observation", "action", "reward", "trajectory_reward") if k not in record), None
+            )
+            reason = f"a step without {missing}" if missing else None if record["action"] else "empty response (early stop)"
+            if reason is None and replay == "successes" and not record["trajectory_reward"]:
+                reason = "not a success"
+            if reason is not None:
+                yield Item(here, dropped=reason, where=where, done=done)
+            else:
+                yield Item(here, step_sample(record, f"release-{number}", i), key=f"release-{number:06d}-{i:04d}", where=where, done=done)
 
 
 def step_sample(record: dict[str, Any], task_id: str, index: int) -> dict[str, Any]:

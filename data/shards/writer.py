@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +23,9 @@ from .index import ShardIndex, index_path, load_index, read_header
 from .tar import END, padding, split_name, tar_header
 
 CARD = "dataset.json"
+DEADLINE_S = 600.0  # for one chunk of samples to be encoded
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ShardWriter:
@@ -204,24 +209,27 @@ def encode_sample(sample: dict[str, Any]) -> list[tuple[str, bytes]]:
     return members
 
 
-def encode_parallel(
-    make: Callable[[T], dict[str, Any]], items: Iterable[T], workers: int, chunk: int = 16
-) -> Iterable[list[tuple[str, bytes]]]:
-    """make(item) encoded in `workers` processes, in the order of the items: the shards are the same for any number of workers."""
+def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, chunk: int = 8) -> Iterator[R]:
+    """function(item) in `workers` processes, in the order of the items, a bounded number of them under way. 0 workers: right here.
+
+    What is written from it is the same for any number of workers.
+    """
     if workers == 0:
-        for item in items:
-            yield encode_sample(make(item))
+        yield from map(function, items)
         return
-    with get_context("spawn").Pool(workers) as pool:
-        yield from pool.imap(_Encode(make), items, chunksize=chunk)
+    source = iter(items)
+    waiting: deque[Future[list[R]]] = deque()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        while True:
+            while len(waiting) < 4 * workers and (part := list(islice(source, chunk))):
+                waiting.append(pool.submit(_apply, function, part))
+            if not waiting:
+                return
+            yield from waiting.popleft().result(timeout=DEADLINE_S)
 
 
-class _Encode:
-    def __init__(self, make: Callable[[Any], dict[str, Any]]) -> None:
-        self.make = make
-
-    def __call__(self, item: Any) -> list[tuple[str, bytes]]:
-        return encode_sample(self.make(item))
+def _apply(function: Callable[[T], R], part: list[T]) -> list[R]:
+    return [function(item) for item in part]
 
 
 def write_card(folder: str | Path) -> dict[str, Any]:

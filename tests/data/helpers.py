@@ -1,5 +1,7 @@
 """Functions that worker processes of the data tests import."""
 
+from terrella.data.shards.writer import encode_sample
 
-def square(i: int) -> dict:
-    return {"n.json": i * i}
+
+def square(i: int) -> list[tuple[str, bytes]]:
+    return encode_sample({"n.json": i * i})

@@ -11,6 +11,8 @@ from terrella.core.errors import ConfigError
 from terrella.data.convert import convert
 from terrella.data.convert.text_game import difference, is_changed, is_gold
 from terrella.data.convert.webrl import ASSISTANT, MAX_CHARACTERS, PAGE, USER, replay_filter, round_prompt
+from terrella.data.errors import ShardError
+from terrella.data.pickles import load_release
 from terrella.data.shards import Reader, ShardSet, ShuffledOrder
 from terrella.data.shards.verify import verify
 
@@ -145,7 +147,7 @@ def test_a_killed_conversion_resumes_to_the_same_shards(checkout, tmp_path, name
 
     with pytest.raises(Killed):
         convert("text-game", source, tmp_path / "torn", max_bytes=8_000, tell=kill)
-    convert("text-game", source, tmp_path / "torn", max_bytes=8_000, resume=True)
+    convert("text-game", source, tmp_path / "torn", max_bytes=8_000, resume=True, workers=2 if stop == 4 else 0)
     whole, torn = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("whole", "torn"))
     assert len([n for n in whole if n.endswith(".tar")]) > 2 and whole == torn
 
@@ -263,6 +265,38 @@ def test_webrl(tmp_path):
     assert convert("webrl", root, None, replay="successes").written == 3
     with pytest.raises(ConfigError, match="holds traces/ and actions/"):
         convert("webrl", root / "traces", None)
+
+
+def test_webrl_release_files(tmp_path):
+    import torch
+
+    steps = [
+        {
+            "observation": f"o{i}",
+            "next_observation": "n",
+            "task": "t",
+            "action": "do" if i else "",
+            "reward": 1.0,
+            "done": i == 2,
+            "trajectory_reward": 1,
+        }
+        for i in range(3)
+    ]
+    torch.save([steps, [{**steps[1], "reward": 0.0, "trajectory_reward": 0}]], tmp_path / "stage1.pt")
+    report = convert("webrl", tmp_path / "stage1.pt", tmp_path / "out")
+    assert report.written == 3 and report.dropped == {"empty response (early stop)": 1}
+    assert samples(tmp_path / "out")[0]["meta.json"]["mc_return"] == pytest.approx(1.9)
+    torch.save([{**s, "mc_return": 5.0} for s in steps], tmp_path / "stage2_filter.pt")
+    assert convert("webrl", tmp_path / "stage2_filter.pt", None).written == 2
+    torch.save([Path("x")], tmp_path / "evil.pt")
+    with pytest.raises(ShardError, match=r"evil\.pt: refused"):
+        convert("webrl", tmp_path / "evil.pt", None)
+
+
+@needs_shared
+def test_released_action_ranges():
+    ranges = load_release(Path(SHARED) / "rt1" / "frac_action_ranges.pth")
+    assert tuple(ranges.shape) == (13, 2) and float(ranges[3, 0]) == -1.0
 
 
 def test_webrl_cuts_the_page_only():

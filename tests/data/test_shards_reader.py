@@ -97,21 +97,50 @@ def test_ranks_in_step_keep_one_global_order(folders, counts, ranks, later_ranks
         assert sorted(expected[epoch * sum(counts) : (epoch + 1) * sum(counts)]) == list(range(sum(counts)))
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_workers_change_nothing(folders, workers):
+def stop_and_resume(folders, data):
+    """Real worker processes: stop anywhere, go on with other ranks and workers; the order is that of one process without workers."""
     counts = (23, 7, 150, 1, 60)
     shards = ShardSet(folders(counts))
+    whole, state, step = [], None, 0
+    for _ in range(2):
+        ranks, workers = data.draw(st.integers(1, 8)), data.draw(st.integers(0, 3))
+        take = data.draw(st.integers(0, 120 // ranks))
+        readers = [Reader(shards, ShuffledOrder(counts, seed=5), rank=r, ranks=ranks, workers=workers, state=state) for r in range(ranks)]
+        taken = [numbers(reader, take) if r in (0, ranks - 1) else None for r, reader in enumerate(readers)]
+        expected = ShuffledOrder(counts, seed=5).ids(np.arange(step, step + take * ranks)).reshape(take, ranks)
+        for r in (0, ranks - 1):
+            assert taken[r] == expected[:, r].tolist() and readers[r].taken == take
+        whole += expected.reshape(-1).tolist()
+        step += take * ranks
+        state = readers[0].state_in_step().to_json()
+        assert ReaderState.from_json(state).position == step
+    assert whole == ShuffledOrder(counts, seed=5).ids(np.arange(step)).tolist()
 
-    def reader(workers, state=None):
-        return Reader(shards, ShuffledOrder(counts, seed=5), rank=1, ranks=2, workers=workers, state=state, epochs=2)
 
-    expected = numbers(reader(0))
-    stopped = reader(workers)
-    first = numbers(stopped, 97)
-    assert first == expected[:97] and stopped.taken == 97
-    state = stopped.state_in_step()
-    assert first + numbers(reader(3 - workers, state)) == expected
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@given(st.data())
+@settings(max_examples=5, deadline=None, suppress_health_check=NO_CHECKS)
+def test_workers_change_nothing(folders, data):
+    stop_and_resume(folders, data)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=NO_CHECKS)
+def test_workers_change_nothing_at_length(folders, data):
+    stop_and_resume(folders, data)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_workers_end_with_the_epoch(folders):
+    counts = (23, 7, 150)
+    shards = ShardSet(folders(counts))
+
+    def reader(workers):
+        return Reader(shards, ShuffledOrder(counts, seed=5), rank=1, ranks=2, workers=workers, epochs=2)
+
+    assert numbers(reader(3)) == numbers(reader(0))
 
 
 PINNED = [3, 10, 9, 11, 0, 1, 4, 8, 2, 5, 7, 6, 2, 11]

@@ -22,7 +22,7 @@ from terrella.data.schema import TRANSITION
 from terrella.data.shards import Reader, ShardSet, ShardWriter, ShuffledOrder
 from terrella.data.shards.index import load_index
 from terrella.data.shards.tar import split_name, tar_header
-from terrella.data.shards.writer import encode_parallel
+from terrella.data.shards.writer import ordered_map
 
 
 def transition(i: int) -> dict:
@@ -158,7 +158,7 @@ def test_parallel_encoding_keeps_the_order(tmp_path):
 
     for workers in (0, 2):
         with ShardWriter(tmp_path / str(workers), max_samples=30) as writer:
-            for i, members in enumerate(encode_parallel(helpers.square, range(100), workers)):
+            for i, members in enumerate(ordered_map(helpers.square, range(100), workers)):
                 writer.write_encoded(members, key=f"{i:04d}")
     assert contents(tmp_path / "0") == contents(tmp_path / "2")
 

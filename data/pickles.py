@@ -1,0 +1,36 @@
+"""The few pickled files of the public releases (.pt, .pth): read as plain data, or refused. We write none."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from .errors import ShardError
+
+PLAIN = (str, int, float, bool, type(None))
+
+
+def load_release(path: str | Path) -> Any:
+    """Tensors, numbers, text, lists and dicts out of a file of torch.save; a file that names any other class is refused, unopened."""
+    import torch
+
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ShardError("refused: it holds more than tensors and plain data, and opening it could run code", shard=str(path)) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise ShardError(f"not readable: {error}", shard=str(path)) from error
+    _check_plain(value, str(path), torch.Tensor)
+    return value
+
+
+def _check_plain(value: Any, path: str, tensor: type, where: str = "") -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(item, path, tensor, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _check_plain(item, path, tensor, f"{where}[{i}]")
+    elif not isinstance(value, (*PLAIN, tensor)):
+        raise ShardError(f"refused: {where or 'it'} is a {type(value).__name__}", shard=path)
