@@ -8,15 +8,17 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+from ..core import health, schema
+from ..core import lease as leases
 from ..core import run as runs
-from ..core import schema
-from ..core.errors import TerrellaError
+from ..core.errors import TerrellaError, WorkerError
 from ..core.files import write_json
 from ..core.sinks import open_sinks
 from .recipe import Recipe, with_vocab
@@ -44,6 +46,17 @@ def start_logging(folder: Path, rank: int) -> None:
     logging.getLogger("megatron").setLevel(logging.ERROR)
 
 
+def examine_nodes(rank: int) -> None:
+    """Before work is given to several machines: every rank computes right, none is slow, the links carry."""
+    mine = health.matmul()
+    if mine.level == "fail":
+        raise WorkerError(f"{socket.gethostname()}: {mine.line()}")
+    for check in (health.pace(), health.links()):
+        logging.getLogger("terrella").info(check.line())
+        if rank == 0 and check.level != "ok":
+            print(check.line(), flush=True)
+
+
 def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> int:
     """Join the other ranks and run what is left of the recipe, or of its stages up to `until`."""
     import torch
@@ -62,6 +75,9 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     tokenizer = dynamics.tokenizer()
     job = Job(recipe, run, rank, ranks, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
     job.listen()
+    health.Heartbeat(path / "logs" / f"rank-{rank}.alive.json", lambda: leases.holds(path, run.token)).start()
+    if int(os.environ.get("TERRELLA_NODES", "1")) > 1:
+        examine_nodes(rank)
     names = [stage.name for stage in recipe.stages]
     try:
         for stage in recipe.stages[: names.index(until) + 1 if until else None]:

@@ -1,0 +1,60 @@
+"""Signs of life, and findings that name their fix."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+from terrella.core import health
+from terrella.core.health import Check, Heartbeat, judge_gpu, stragglers
+from terrella.tests.parallel.pool import run_ranks
+
+
+def test_heartbeat_says_where_the_main_thread_is_and_since_when(tmp_path: Path) -> None:
+    owned = threading.Event()
+    owned.set()
+    beat = Heartbeat(tmp_path / "rank-0.alive.json", owned.is_set, every_s=0.05).start()
+    time.sleep(0.5)
+    told = json.loads((tmp_path / "rank-0.alive.json").read_text())
+    assert "test_heartbeat_says" in told["at"] or "sleep" in told["at"]
+    assert time.time() - told["time"] < 5 and told["since"] <= told["time"]
+    owned.clear()  # another owner took the run: this rank must write nothing more
+    time.sleep(0.2)
+    before = (tmp_path / "rank-0.alive.json").read_bytes()
+    time.sleep(0.3)
+    assert (tmp_path / "rank-0.alive.json").read_bytes() == before
+    beat.stop()
+
+
+def test_gpu_rows_are_judged() -> None:
+    healthy = "0, NVIDIA H100 80GB HBM3, 81559, 3, 31, 0, P0"
+    assert judge_gpu(healthy).level == "ok"
+    assert "reset or replaced" in judge_gpu(healthy.replace("31, 0", "31, 4")).fix
+    assert "cooling" in judge_gpu(healthy.replace("31, 0", "90, 0")).fix
+    assert "another program" in judge_gpu(healthy.replace("81559, 3,", "81559, 60000,")).fix
+    assert judge_gpu(healthy.replace("31, 0", "31, [N/A]")).level == "ok"
+
+
+def test_slow_ranks_are_named() -> None:
+    assert stragglers([1.0, 1.1, 2.0, 1.0]) == [2]
+    assert stragglers([0.001, 0.004, 0.001]) == []  # too short to mean anything
+
+
+def test_a_disk_that_is_nearly_full_is_a_finding(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(health.shutil, "disk_usage", lambda _: type("U", (), {"free": 1e9, "total": 1e12})())
+    disk = health.machine(tmp_path / "not" / "yet")[0]
+    assert disk.level == "fail" and "--run" in disk.fix and str(tmp_path) in disk.text
+    assert Check("warn", "a", "b", "c").line() == "warn  a: b -> c"
+
+
+def test_arithmetic_is_exact_here() -> None:
+    assert health.matmul().level == "ok"
+
+
+def examine() -> list[str]:
+    return [health.pace().text, health.links(1).text]
+
+
+def test_ranks_measure_each_other() -> None:
+    results = run_ranks("terrella.tests.core.test_health:examine", 2)
+    assert results[0] == results[1] and "over 2 ranks" in results[0][1]
