@@ -20,6 +20,7 @@ VERBS = {
     "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
     "convert": ("convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),
     "report": ("report.command:report", "Write report.html for one run, or one that compares several."),
+    "doctor": ("doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),
     "watch": ("watch:watch", "Follow a run in the terminal."),
 }
 
