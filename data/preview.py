@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .pictures import decode_picture
+
 WIDTH = 100
 
 
@@ -38,11 +40,12 @@ def describe(sample: dict[str, Any], *, lines: int = 40) -> Iterator[str]:
 
 
 def contact_sheet(sample: dict[str, Any], *, columns: int = 6, most: int = 24) -> np.ndarray | None:
-    """The frames of a video sample side by side in one picture, evenly chosen; None when there are none that we can decode."""
-    pictures = [sample[f] for f in sorted(sample) if f.startswith("frames.") and isinstance(sample[f], np.ndarray)]
-    if not pictures:
+    """The frames of a video sample side by side in one picture, evenly chosen; None when there are no pictures."""
+    names = [f for f in sorted(sample) if f.startswith("frames.") and f != "frames.mp4"]
+    if not names:
         return None
-    chosen = [pictures[i] for i in np.unique(np.linspace(0, len(pictures) - 1, min(most, len(pictures))).round().astype(int))]
+    shown = np.unique(np.linspace(0, len(names) - 1, min(most, len(names))).round().astype(int))
+    chosen = [decode_picture(sample[names[i]]) for i in shown]
     chosen = [p if p.ndim == 3 else np.repeat(p[..., None], 3, axis=2) for p in chosen]
     height, width = chosen[0].shape[:2]
     rows = -(-len(chosen) // columns)

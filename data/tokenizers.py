@@ -1,6 +1,6 @@
-"""Tokenizers: characters or bytes for tiny worlds, Hugging Face folders for everything else.
+"""Tokenizers: characters, bytes or learnt pieces for tiny worlds, Hugging Face folders for everything else.
 
-The two small ones refuse what they cannot spell (there is no unknown token) and never read a special token out of text.
+The small ones refuse what they cannot spell (there is no unknown token) and never read a special token out of text.
 """
 
 from __future__ import annotations
@@ -114,6 +114,45 @@ class ByteTokenizer:
         _save_folder(folder, fast, {"kind": "byte"})
 
 
+class BPETokenizer:
+    """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits always alone."""
+
+    pad_id, bos_id, eos_id = 0, 1, 2
+
+    def __init__(self, fast: Any) -> None:
+        self.fast = fast
+        self.vocab_size = fast.get_vocab_size()
+
+    @classmethod
+    def train(cls, texts: list[str], vocab_size: int) -> BPETokenizer:
+        """At most `vocab_size` pieces; merges may cross words, so that a recurring template becomes one piece."""
+        from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+        from tokenizers import Tokenizer as Fast
+
+        if vocab_size < len(SPECIALS) + 256:
+            raise ValueError(f"vocab_size: {vocab_size} is below {len(SPECIALS) + 256}, the bytes and the special tokens")
+        fast = Fast(models.BPE())
+        split = pre_tokenizers.Split(Regex(r"\d|\n"), "isolated")
+        bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        fast.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])  # pyright: ignore[reportAttributeAccessIssue]
+        fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False)
+        fast.train_from_iterator(texts, trainer)
+        return cls(fast)
+
+    def encode(self, text: str) -> list[int]:
+        self.fast.encode_special_tokens = True  # text that spells a special token is text
+        return self.fast.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
+        return self.fast.decode(_in_vocabulary(ids, self.vocab_size), skip_special_tokens=not keep_special)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a Hugging Face tokenizer folder with the same ids."""
+        _save_folder(folder, self.fast, {"kind": "bpe"})
+
+
 class HFTokenizer:
     """A Hugging Face tokenizer folder; `hf` is the transformers object (chat templates live there)."""
 
@@ -150,7 +189,11 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         return ByteTokenizer()
     if told["kind"] == "char":
         return CharTokenizer(told["alphabet"])
-    raise ValueError(f"{mark}: unknown kind {told['kind']!r}, expected 'char' or 'byte'")
+    if told["kind"] == "bpe":
+        from tokenizers import Tokenizer as Fast
+
+        return BPETokenizer(Fast.from_file(str(Path(folder) / "tokenizer.json")))
+    raise ValueError(f"{mark}: unknown kind {told['kind']!r}, expected 'char', 'byte' or 'bpe'")
 
 
 def _in_vocabulary(ids: list[int] | tuple[int, ...] | np.ndarray, size: int) -> list[int]:

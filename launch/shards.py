@@ -104,7 +104,7 @@ def inspect(where: str, which: str, png: Path | None, lines: int) -> None:
     if png is not None:
         sheet = contact_sheet(sample)
         if sheet is None:
-            raise ConfigError(f"{where}: sample {sample['__key__']} holds no PNG frames to put on a sheet")
+            raise ConfigError(f"{where}: sample {sample['__key__']} holds no pictures to put on a sheet")
         png.write_bytes(encode_png(sheet))
         click.echo(f"contact sheet: {png}")
 

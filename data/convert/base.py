@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.files import write_json
+from ..codecs import encode_json
 from ..errors import ShardError
 from ..schema import KINDS, PAIR, TASK, TEXT, VIDEO, check_sample
+from ..shards import store
 from ..shards.writer import ShardWriter, encode_sample, ordered_map
 
 REPORT = "report.json"
@@ -62,7 +63,7 @@ CONVERTERS: dict[str, Converter] = {
     "sharegpt": Converter(TEXT, "chat:read_sharegpt", "LLaMA-Factory sharegpt JSON"),
     "chat": Converter(TEXT, "chat:read_jsonl", "JSONL with messages"),
     "hf": Converter(TEXT, "parquet:read_hf", "a Hugging Face datasets folder (parquet or arrow) of chats"),
-    "npz": Converter(VIDEO, "npz:read", "npz episodes: image, action", ("split",)),
+    "npz": Converter(VIDEO, "npz:read", "npz episodes: image, action", ("split", "frames")),
     "rt1": Converter(VIDEO, "rt1:read", "RT-1 episodes in TFRecord (RLDS), read without TensorFlow", ("image",)),
 }
 
@@ -130,7 +131,7 @@ def convert(
         raise
     if writer is not None:
         writer.close()
-        write_json(Path(out or ".") / REPORT, report.__dict__)
+        store.write_bytes(store.join(out or ".", REPORT), encode_json(report.__dict__) + b"\n")
     return report
 
 

@@ -9,28 +9,35 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ConfigError
+from ..pictures import FORMATS, decode_picture, encode_picture
 from ..schema import VIDEO
 from .base import Item
 
 TEST_EVERY = 100
 
 
-def episode_sample(views: dict[str, np.ndarray], actions: np.ndarray | None, instruction: str | None, **meta: Any) -> dict[str, Any]:
-    """A video episode: every frame of every view as PNG, view after view. Whole numbers of 0 to 255 of any type come back as they were."""
+def episode_sample(
+    views: dict[str, np.ndarray], actions: np.ndarray | None, instruction: str | None, frames: str = "png", **meta: Any
+) -> dict[str, Any]:
+    """A video episode: every frame of every view as PNG or WebP, view after view, without loss.
+
+    Whole numbers of 0 to 255 of any type come back as they were.
+    """
     first = next(iter(views.values()))
-    for name, frames in views.items():
-        if frames.ndim != 4 or frames.shape != first.shape:
-            raise ValueError(f"view {name} has shape {frames.shape}, expected [frames, height, width, channels] like the first view")
-        if not np.issubdtype(frames.dtype, np.integer) or frames.min() < 0 or frames.max() > 255:
-            raise ValueError(f"view {name}: pixels must be whole numbers of 0 to 255, found {frames.dtype}")
-        if frames.dtype != first.dtype:
-            raise ValueError(f"view {name} is {frames.dtype}, the first view is {first.dtype}")
+    for name, clip in views.items():
+        if clip.ndim != 4 or clip.shape != first.shape:
+            raise ValueError(f"view {name} has shape {clip.shape}, expected [frames, height, width, channels] like the first view")
+        if not np.issubdtype(clip.dtype, np.integer) or clip.min() < 0 or clip.max() > 255:
+            raise ValueError(f"view {name}: pixels must be whole numbers of 0 to 255, found {clip.dtype}")
+        if clip.dtype != first.dtype:
+            raise ValueError(f"view {name} is {clip.dtype}, the first view is {first.dtype}")
     if actions is not None and len(actions) != len(first):
         raise ValueError(f"{len(actions)} actions for {len(first)} frames")
     told = {"schema": VIDEO, "frames": len(first), "shape": list(first.shape[1:]), "dtype": first.dtype.name, "views": list(views), **meta}
     sample: dict[str, Any] = {"meta.json": told}
-    pictures = [frame for frames in views.values() for frame in frames.astype(np.uint8)]
-    sample |= {f"frames.{i:04d}.png": frame for i, frame in enumerate(pictures)}
+    pictures = [picture for clip in views.values() for picture in clip.astype(np.uint8)]
+    # PNG is left to the writer, which may encode in other processes
+    sample |= {f"frames.{i:04d}.{frames}": p if frames == "png" else encode_picture(p, frames) for i, p in enumerate(pictures)}
     if actions is not None:
         sample["actions.npy"] = actions
     if instruction is not None:
@@ -41,18 +48,20 @@ def episode_sample(views: dict[str, np.ndarray], actions: np.ndarray | None, ins
 def episode_views(sample: dict[str, Any]) -> dict[str, np.ndarray]:
     """The frames of each view of a sample, as they were before episode_sample."""
     meta = sample["meta.json"]
-    names = sorted(f for f in sample if f.startswith("frames.") and f.endswith(".png"))
+    names = sorted(f for f in sample if f.startswith("frames.") and f != "frames.mp4")
     if not names:
-        raise ValueError("the sample holds no PNG frames")
+        raise ValueError("the sample holds no pictures")
     count = meta["frames"]
-    pictures = [sample[n].reshape(meta["shape"]).astype(meta["dtype"]) for n in names]
+    pictures = [decode_picture(sample[n]).reshape(meta["shape"]).astype(meta["dtype"]) for n in names]
     return {view: np.stack(pictures[i * count : (i + 1) * count]) for i, view in enumerate(meta["views"])}
 
 
-def read(source: Path, cursor: str | None, *, split: str = "all") -> Iterator[Item]:
+def read(source: Path, cursor: str | None, *, split: str = "all", frames: str = "png") -> Iterator[Item]:
     """Episodes of a file or folder. `split`: all, or train and test where every hundredth file by name is test."""
     if split not in ("all", "train", "test"):
         raise ConfigError(f"split={split!r}: expected all, train or test")
+    if frames not in FORMATS:
+        raise ConfigError(f"frames={frames!r}: expected one of {', '.join(FORMATS)}")
     files = sorted(source.glob("*.npz")) if source.is_dir() else [source]
     if not files:
         raise ConfigError(f"{source}: no .npz file here")
@@ -65,18 +74,18 @@ def read(source: Path, cursor: str | None, *, split: str = "all") -> Iterator[It
             yield Item(path.name, dropped=f"not in the {split} split", where=path.name, done=done)
             continue
         try:
-            sample = _load(path)
+            sample = _load(path, frames)
         except (ValueError, OSError, KeyError) as error:
             yield Item(path.name, dropped="not a usable episode", where=f"{path.name}: {error}", done=done)
             continue
         yield Item(path.name, sample, key=path.stem.replace(".", "_"), where=path.name, done=done)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, frames: str) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as held:
         views = {k: held[k] for k in held.files if k == "image" or k.endswith("_image")}
         if not views:
             raise ValueError(f"no image array; it holds {', '.join(held.files)}")
         actions = held["action"] if "action" in held.files else None
         instruction = str(held["instruction"]) if "instruction" in held.files else None
-    return episode_sample(views, actions, instruction, source=path.name)
+    return episode_sample(views, actions, instruction, frames, source=path.name)

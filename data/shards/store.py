@@ -5,9 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from ...core import files
 from ...core.errors import ConfigError
 
 
@@ -36,7 +38,7 @@ def make_folder(folder: str | Path) -> None:
         fs, inner = _filesystem(folder)
         fs.makedirs(inner, exist_ok=True)
     else:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        files.make_folder(Path(folder))
 
 
 def list_names(folder: str | Path) -> list[str]:
@@ -108,6 +110,14 @@ def commit(temporary: Path, path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Replace a small file in one step."""
+    with tempfile.TemporaryDirectory() as scratch:
+        temporary = Path(scratch) / base_name(path)
+        temporary.write_bytes(data)
+        commit(temporary, path)
 
 
 def remove(path: str | Path) -> None:

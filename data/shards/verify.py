@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,10 +135,7 @@ def _set_aside(paths: list[str], found: Verification) -> None:
         target = folder + QUARANTINE
         old = codecs.decode_json(store.read_bytes(target))["samples"] if store.exists(target) else []
         new = [{"shard": p.shard, "sample": p.sample, "field": p.field, "reason": p.reason} for p in problems]
-        with tempfile.TemporaryDirectory() as scratch:
-            temporary = Path(scratch) / QUARANTINE
-            temporary.write_bytes(codecs.encode_json({"terrella_quarantine": 1, "samples": old + new}) + b"\n")
-            store.commit(temporary, target)
+        store.write_bytes(target, codecs.encode_json({"terrella_quarantine": 1, "samples": old + new}) + b"\n")
 
 
 def statistics(where: str | Path) -> dict[str, Any]:

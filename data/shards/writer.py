@@ -6,6 +6,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, StorageError
 from .. import codecs
 from ..errors import ShardError
 from ..schema import KINDS, Kind, check_sample
@@ -104,7 +105,8 @@ class ShardWriter:
             self._finish_shard()
         if self._open is None:
             self._open = _OpenShard(self.folder, self._next_name())
-        self._open.add(key, members)
+        with self._storage():
+            self._open.add(key, members)
         self._keys_seen.add(key)
         self.samples += 1
         self.bytes += need
@@ -133,12 +135,21 @@ class ShardWriter:
         else:
             self.abort()
 
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = "whole shards are kept: make room, then resume"
+            raise StorageError(f"{self.folder}: {error.strerror or error}; {remedy}") from error
+
     def _next_name(self) -> str:
         return f"{self.prefix}-{len(self.shards):06d}.tar"
 
     def _finish_shard(self) -> None:
         assert self._open is not None
-        self._open.finish(self.kind.name if self.kind else None, self.cursor)
+        with self._storage():
+            self._open.finish(self.kind.name if self.kind else None, self.cursor)
         self.shards.append(self._open.name)
         self._open = None
 
@@ -252,8 +263,5 @@ def write_card(folder: str | Path) -> dict[str, Any]:
         "schema": KINDS[kind].describe() if kind in KINDS else None,
         "shards": shards,
     }
-    with tempfile.TemporaryDirectory() as scratch:
-        temporary = Path(scratch) / CARD
-        temporary.write_bytes(codecs.encode_json(card) + b"\n")
-        store.commit(temporary, store.join(folder, CARD))
+    store.write_bytes(store.join(folder, CARD), codecs.encode_json(card) + b"\n")
     return card

@@ -1,6 +1,7 @@
 """Video episodes come back bit-equal; TFRecord is read without TensorFlow."""
 
 import hashlib
+import importlib.util
 import os
 import struct
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from terrella.core.errors import ConfigError
 from terrella.data.convert import convert
 from terrella.data.convert.npz import episode_views
 from terrella.data.convert.rt1 import ACTION_PARTS
 from terrella.data.errors import ShardError
 from terrella.data.png import decode_png, encode_png
+from terrella.data.preview import contact_sheet
 from terrella.data.shards import ShardSet
 from terrella.data.shards.verify import verify
 from terrella.data.tfrecord import crc32c, masked, parse_example, read_records
@@ -81,6 +84,29 @@ def test_npz_episodes(tmp_path):
         assert found.dtype == kept[i].dtype and np.array_equal(found, kept[i])
     assert convert("npz", folder, None, split="test").written == 1
     assert convert("npz", folder, None, split="train").written == 2
+
+
+def test_webp_is_lossless_too(tmp_path):
+    pytest.importorskip("PIL")
+    clip = np.random.default_rng(0).integers(0, 256, (3, 16, 20, 3)).astype(np.uint8)
+    np.savez(tmp_path / "clip.npz", image=clip)
+    convert("npz", tmp_path / "clip.npz", tmp_path / "out", frames="webp")
+    sample = ShardSet(tmp_path / "out")[0]
+    assert sample["frames.0000.webp"][:4] == b"RIFF" and np.array_equal(episode_views(sample)["image"], clip)
+    assert contact_sheet(sample).shape == (18, 3 * 22, 3)
+    with pytest.raises(ConfigError, match="frames='gif'"):
+        convert("npz", tmp_path / "clip.npz", None, frames="gif")
+
+
+def test_our_png_is_read_by_pillow_and_theirs_by_us():
+    Image = pytest.importorskip("PIL.Image")
+    import io
+
+    image = (np.add.outer(np.arange(30), np.arange(40))[..., None] * [1, 2, 3] % 256).astype(np.uint8)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(encode_png(image)))), image)
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, format="PNG", optimize=True)
+    assert np.array_equal(decode_png(stream.getvalue()), image)
 
 
 @needs_shared
@@ -201,6 +227,8 @@ def test_a_file_written_by_tfds(tmp_path):
         digest = hashlib.sha256(b"".join(frames) + sample["actions.npy"].tobytes())
         found[sample["instruction.txt"]] = (len(frames), digest.hexdigest())
     assert found == TFDS
+    if importlib.util.find_spec("PIL"):
+        assert episode_views(shards[0])["image"].shape == (4, 24, 32, 3)
 
 
 def test_damaged_tfrecord(tmp_path):

@@ -1,5 +1,6 @@
 """Shards are whole or absent, resume at the exact sample, are the same bytes every time, and other tools read them."""
 
+import errno
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
-from terrella.core.errors import ConfigError
+from terrella.core.errors import ConfigError, StorageError
 from terrella.data.errors import ShardError
 from terrella.data.schema import TRANSITION
 from terrella.data.shards import Reader, ShardSet, ShardWriter, ShuffledOrder
@@ -172,6 +173,20 @@ def test_writers_with_different_prefixes_share_a_folder(tmp_path):
     card = json.loads((tmp_path / "dataset.json").read_text())
     assert [s["name"] for s in card["shards"]] == ["part0-000000.tar", "part1-000000.tar"] and card["samples"] == 2
     assert {s["n.json"] for s in Reader(ShardSet(tmp_path), epochs=1)} == {0, 1}
+
+
+def test_a_full_disk_is_told_and_whole_shards_are_kept(tmp_path, monkeypatch):
+    writer = ShardWriter(tmp_path, max_samples=2)
+    for i in range(3):
+        writer.write({"n.json": i})
+
+    def full(data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer._open, "_put", full)
+    with pytest.raises(StorageError, match="No space left on device; whole shards are kept: make room, then resume"):
+        writer.write({"n.json": 3})
+    assert ShardWriter(tmp_path, resume=True).samples == 2
 
 
 def test_fsspec_urls(tmp_path):

@@ -59,3 +59,19 @@ def test_joined_texts_encode_at_once():
     tokenizer = CharTokenizer("abc")
     rows = ["abc", "cba", "aaa"]
     assert np.array_equal(tokenizer.encode_array("".join(rows)).reshape(3, 3), [tokenizer.encode(r) for r in rows])
+
+
+def test_bpe_learns_templates_and_reads_back(tmp_path):
+    texts = [f"{{'name': 'cup (ID: {i})', 'isOpen': {bool(i % 2)}}}" for i in range(40)]
+    tokenizer = BPETokenizer.train(texts, 300)
+    assert tokenizer.vocab_size <= 300 and (tokenizer.pad_id, tokenizer.eos_id) == (0, 2)
+    for text in (*texts[:3], "düne <eos> 12345\n\n", "\x00\x7f"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text and not set(ids) & {0, 1, 2}
+    assert len(tokenizer.encode(texts[12])) < len(texts[12]) / 4 and len(tokenizer.encode("1234")) == 4
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert isinstance(again, BPETokenizer) and again.encode(texts[5]) == tokenizer.encode(texts[5])
+    assert BPETokenizer.train(texts, 300).encode(texts[7]) == tokenizer.encode(texts[7])
+    with pytest.raises(ValueError, match="vocab_size"):
+        BPETokenizer.train(texts, 100)
