@@ -22,6 +22,7 @@ VERBS = {
     "report": ("report.command:report", "Write report.html for one run, or one that compares several."),
     "doctor": ("doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),
     "watch": ("watch:watch", "Follow a run in the terminal."),
+    "bench": ("bench:bench", "Benchmarks beside their rivals, recorded in one CSV, held against baselines."),
 }
 
 
