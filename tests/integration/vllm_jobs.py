@@ -1,0 +1,111 @@
+"""The trainer's side of the vLLM tests, run in a rank of the pool: the real engine on CPU, beside a real vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+from terrella.core.engine import Engine
+from terrella.data.packing import TrainSequence, pack, unpack
+from terrella.models.config import ModelConfig
+from terrella.models.gpt import build_gpt
+from terrella.models.hf import hf_tensors, write_folder
+from terrella.rl.objective import logprob_score, make_loss
+from terrella.rl.sync.names import engine_weights
+from terrella.rl.sync.publish import publish
+from terrella.rl.sync.transports import BroadcastTransport, DiskTransport
+
+COMMON = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 61, "max_positions": 128}
+MODELS = {
+    "llama": ModelConfig(family="llama", init_std=0.3, **COMMON),
+    "qwen2": ModelConfig(family="qwen2", init_std=0.3, qkv_bias=True, tied=True, **COMMON),
+    "letters": ModelConfig(family="llama", init_std=0.1, **{**COMMON, "layers": 1, "kv_heads": 2, "vocab": 8}),
+}
+
+
+def trained(name: str, steps: int) -> Engine:
+    """The same engine every time: seeded weights, then `steps` optimizer steps on fixed tokens."""
+    from terrella.kernels.policy_loss import PolicySettings
+
+    engine = Engine(build_gpt(MODELS[name]), ParallelConfig(), OptimizerConfig(lr=3e-2), PrecisionConfig(), 0)
+    ids = torch.randint(0, MODELS[name].vocab, (4, 12), generator=torch.Generator().manual_seed(5)).numpy()
+    weight = torch.full((12,), 1 / 44).numpy()
+    weight[0] = 0
+    for _ in range(steps):
+        engine.step(pack([TrainSequence(row, ce=weight) for row in ids]), make_loss(PolicySettings()))
+    return engine
+
+
+def write_model(name: str, folder: str) -> None:
+    """The untrained model as a Hugging Face folder."""
+    engine = trained(name, 0)
+    write_folder(Path(folder), MODELS[name], hf_tensors(MODELS[name], engine.parameters(), "fp32"), "fp32", None, 1 << 30)
+
+
+def score(name: str, steps: int, rows: list[tuple[int, ...]], temperature: float = 1.0) -> list[list[float]]:
+    """The trainer's log-prob of every id of every row, after so many steps; entry 0 is 0."""
+    import numpy as np
+
+    batches = pack([TrainSequence(np.array(ids)) for ids in rows])
+    scored = trained(name, steps).score(batches, logprob_score(temperature))
+    return [array.tolist() for array in unpack(batches, [s["logprob"] for s in scored]).values()]
+
+
+def send(name: str, steps: int, url: str, folder: str | None) -> dict[str, Any]:
+    """Train and publish to a server: through a folder, or by broadcast from this process."""
+    from terrella.rl.rollout.vllm_client import Remote
+
+    engine = trained(name, steps)
+    transport = DiskTransport(Path(folder)) if folder else BroadcastTransport()
+    report = publish(transport, [Remote(url)], lambda: engine_weights(engine), steps, timeout_s=60)
+    return {"seconds": report.seconds, "tensors": report.tensors}
+
+
+def learn_letters(settings: Any, url: str | None, steps: int, episodes: int) -> dict[str, Any]:
+    """GRPO on the letter world, sampled by a vLLM server or by the embedded sampler; then the success of fresh episodes."""
+    from terrella.rl.algorithms.config import GRPO
+    from terrella.rl.loop import Hooks, reinforce
+    from terrella.rl.rollout.embedded import EmbeddedSampler
+    from terrella.rl.rollout.episodes import rollout
+    from terrella.rl.rollout.sampler import SamplingParams
+    from terrella.rl.rollout.vllm_client import ServedVllm
+    from terrella.tests.rl.learning_jobs import Repeat
+
+    config = MODELS["letters"]
+    engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(lr=1e-2), PrecisionConfig(), 0)
+    sampler: Any = EmbeddedSampler(
+        lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, config, version=lambda: engine.steps
+    )
+    send_to = None
+    if url is not None:
+        sampler, transport = ServedVllm(settings, [url]), BroadcastTransport()
+
+        def send_to(version: int) -> None:
+            publish(transport, sampler.targets, lambda: engine_weights(engine), version, timeout_s=60)
+
+    record: list[dict[str, Any]] = []
+    reinforce(
+        engine,
+        sampler,
+        lambda step: [Repeat(step * 8 + i, k) for i in range(8) for k in range(8)],
+        GRPO(),
+        SamplingParams(1),
+        Hooks(lambda value: [value], lambda step, values, *_: record.append(values), lambda step, state: None),
+        steps=range(steps),
+        tokens=0,
+        microbatch_tokens=512,
+        drift_gate=1e-4,
+        seed=3,
+        reference=lambda batches: [],
+        kl_every=10**9,
+        publish=send_to,
+    )
+    final = rollout(sampler, [Repeat(10**6 + i, 0) for i in range(episodes)], SamplingParams(1), seed=11)
+    return {
+        "success": sum(t.reward == 1.0 for t in final) / episodes,
+        "first": record[0]["reward/mean"],
+        "drift": max(r.get("logprob_drift/mean", 0.0) for r in record),
+    }
