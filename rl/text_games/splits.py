@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.rng import permutation, uniform
-from ...data.convert.text_game import is_gold
 from .rows import action_of, changed_by_action, verb_of
 
 Row = dict[str, Any]
@@ -52,31 +51,34 @@ def question(row: Row) -> str:
 
 
 class RatioSampler:
-    """Gold rows once an epoch, and beside them a number of non-gold rows drawn anew each time.
+    """An endless stream of row numbers: every gold row once an epoch, and beside them non-gold rows drawn anew each time.
 
-    The draw belongs to (seed, epoch, index) alone, so it does not depend on rank or resume.
+    The draw belongs to (seed, epoch, place) alone, so it does not depend on rank or resume.
     """
 
-    def __init__(self, rows: Sequence[Row], non_gold: int | None = None, *, ratio: float | None = None, seed: int = 0) -> None:
-        self.gold = [row for row in rows if is_gold(row)]
-        self.others = [row for row in rows if not is_gold(row)]
+    def __init__(self, gold: Sequence[bool], non_gold: int | None = None, *, ratio: float | None = None, seed: int = 0) -> None:
+        self.gold = [i for i, flag in enumerate(gold) if flag]
+        self.others = [i for i, flag in enumerate(gold) if not flag]
         if (non_gold is None) == (ratio is None):
             raise ValueError("non_gold: give either a number of rows or a ratio to the gold rows")
         self.drawn = non_gold if non_gold is not None else round(float(ratio or 0) * len(self.gold))
         if self.drawn and not self.others:
             raise ValueError("non_gold: there is no non-gold row to draw from")
+        if not len(self):
+            raise ValueError("non_gold: there is no gold row and none is drawn; nothing is left to train on")
         self.seed = seed
+        self._order: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
         """Rows of one epoch."""
         return len(self.gold) + self.drawn
 
-    def row(self, index: int) -> Row:
-        """The row at this place of an endless stream; every epoch has its own order."""
-        epoch, place = divmod(index, len(self))
-        if place == 0 or epoch != getattr(self, "_epoch", None):
-            self._epoch, self._order = epoch, permutation(len(self), self.seed, epoch)
-        item = self._order[place]
+    def __getitem__(self, place: int) -> int:
+        """The row at this place of the stream; every epoch has its own order."""
+        epoch, place = divmod(place, len(self))
+        if self._order[0] != epoch:
+            self._order = (epoch, permutation(len(self), self.seed, epoch))
+        item = self._order[1][place]
         if item < len(self.gold):
             return self.gold[item]
         return self.others[int(uniform(self.seed, epoch, item) * len(self.others))]

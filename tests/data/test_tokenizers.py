@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrella.data.tokenizers import ByteTokenizer, CharTokenizer, load_tokenizer
+from terrella.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, load_tokenizer
 
 ALPHABET = "#.@$ \n<>eospad|0123é"
 

@@ -138,15 +138,20 @@ def test_a_held_out_question_is_not_trained_on() -> None:
     assert len(split.test) == 5 and split.train == []
 
 
-def test_ratio_sampling_is_a_function_of_the_index() -> None:
-    rows = [row(i, acted=i < 10) for i in range(40)]
-    sampler = RatioSampler(rows, ratio=0.4, seed=3)
+def test_ratio_sampling_is_a_function_of_the_place() -> None:
+    gold = [i < 10 for i in range(40)]
+    sampler = RatioSampler(gold, ratio=0.4, seed=3)
     assert len(sampler) == 14
-    first = [sampler.row(i)["state_id"] for i in range(28)]
+    first = [sampler[i] for i in range(28)]
     for epoch in (first[:14], first[14:]):
         assert sorted(i for i in epoch if i < 10) == list(range(10)) and sum(i >= 10 for i in epoch) == 4
     assert first[:14] != first[14:]
-    fresh = RatioSampler(rows, ratio=0.4, seed=3)
-    assert [fresh.row(i)["state_id"] for i in (27, 3, 14)] == [first[27], first[3], first[14]]
-    with pytest.raises(ValueError, match="non_gold"):
-        RatioSampler(rows, 3, ratio=0.4)
+    fresh = RatioSampler(gold, ratio=0.4, seed=3)
+    assert [fresh[i] for i in (27, 3, 14)] == [first[27], first[3], first[14]]
+    drawn = [RatioSampler(gold, 1, seed=0)[i] for i in range(11 * 60)]
+    assert len({i for i in drawn if i >= 10}) > 15  # drawn anew each epoch, not a fixed subset
+    for bad in ({}, {"non_gold": 3, "ratio": 0.4}):
+        with pytest.raises(ValueError, match="non_gold"):
+            RatioSampler(gold, **bad)
+    with pytest.raises(ValueError, match="no gold row"):
+        RatioSampler([False], 0)
