@@ -1,0 +1,51 @@
+"""The wheel holds everything the command needs, and is the same command as `python -m terrella`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    for name in filter(None, tracked):  # a clean copy: the build writes beside the sources
+        if (ROOT / name).is_file():
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "source" / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "source")], check=True, timeout=200)
+    wheel = next(folder.glob("terrella-*.whl"))
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=100)
+    return folder / "site"
+
+
+def call(site: Path, *command: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=site, timeout=100)
+
+
+def test_the_wheel_answers_and_ships_its_data(site: Path) -> None:
+    where = call(site, sys.executable, "-c", "import terrella; print(terrella.__file__)")
+    assert where.stdout.strip() == str(site / "terrella" / "__init__.py")
+    module = call(site, sys.executable, "-m", "terrella", "--help")
+    script = call(site, sys.executable, str(site / "bin" / "terrella"), "--help")
+    assert module.returncode == script.returncode == 0 and module.stdout == script.stdout
+    dry = call(site, sys.executable, "-m", "terrella", "train", "sokoban-tiny", "--dry-run")
+    assert dry.returncode == 0 and "sokoban-tiny" in dry.stdout, dry.stderr
+    tags = call(site, sys.executable, "-c", "from terrella.rl.worlds.tasks import load_tasks; print(len(load_tasks()))")
+    assert int(tags.stdout) > 5, tags.stderr
+
+
+def test_the_wheel_holds_no_tests(site: Path) -> None:
+    assert not (site / "terrella" / "tests").exists()
+    for name in ("launch/report/template.html", "launch/recipes/sokoban-tiny.yaml", "rl/worlds/tags.yaml"):
+        source = ROOT / name
+        if source.exists():
+            assert (site / "terrella" / name).is_file(), name
