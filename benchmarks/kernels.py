@@ -18,7 +18,7 @@ import triton
 from ..kernels import PolicySettings, PolicyTerms, gae, linear_logprob, linear_policy_loss, rmsnorm, rope, rope_table, swiglu, token_logprob
 from ..kernels.advantage import reference_gae
 from ..kernels.logprob import Shard, reference_token_logprob
-from ..kernels.logprob_triton import launch_backward, launch_forward, merge_and_finish
+from ..kernels.logprob_triton import finish_rows, launch_backward, launch_stats
 from ..kernels.policy_triton import launch_terms
 from . import record, rivals
 from .timing import Timer, Timing, graphed
@@ -133,11 +133,11 @@ def one_rank_of_eight(b: Bench) -> None:
     rows, columns = 32768 // b.scale, VOCAB // 8
     x, y = _logits(rows, columns)
     stats, saved = torch.empty(rows, 4, device="cuda"), torch.empty(4, rows, device="cuda")
-    grad, shard = torch.randn(rows, device="cuda"), Shard(0, columns)
+    grad, shard = torch.randn(rows, device="cuda"), Shard(0, columns, VOCAB)
 
     def step() -> None:
-        launch_forward(x, y, shard, 1.0, None, None, True, True, stats)
-        merge_and_finish(stats[None], 1.0, saved)
+        launch_stats(x, y, shard, 1.0, None, None, True, stats)
+        finish_rows(stats[None], y, VOCAB, 1.0, None, saved)
         launch_backward(x, x, y, saved, grad, grad, shard, 1.0, None)
 
     def rival(call: Callable) -> None:

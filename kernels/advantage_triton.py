@@ -38,16 +38,11 @@ def _gae_kernel(
         nv = tl.load(boot_ptr + tl.program_id(0))
     blocks = tl.cdiv(T, BLOCK)
     lanes = tl.arange(0, BLOCK)
-    o = (blocks - 1) * BLOCK + lanes
-    r = tl.load(r_ptr + row + o, mask=o < T, other=0.0)
-    v = tl.load(v_ptr + row + o, mask=o < T, other=0.0)
-    m = tl.load(m_ptr + row + o, mask=o < T, other=0)
-    for _ in range(blocks):
-        # ask for the block before this one now: the scan below hides the wait
-        ahead = o - BLOCK
-        r_next = tl.load(r_ptr + row + ahead, mask=ahead >= 0, other=0.0)
-        v_next = tl.load(v_ptr + row + ahead, mask=ahead >= 0, other=0.0)
-        m_next = tl.load(m_ptr + row + ahead, mask=ahead >= 0, other=0)
+    for i in range(blocks):
+        o = (blocks - 1 - i) * BLOCK + lanes
+        r = tl.load(r_ptr + row + o, mask=o < T, other=0.0)
+        v = tl.load(v_ptr + row + o, mask=o < T, other=0.0)
+        m = tl.load(m_ptr + row + o, mask=o < T, other=0)
         on = m != 0
         r = tl.where((m == 0) & (r != 0.0), float("nan"), r)  # a reward on a masked token would be lost: say so
         keep = on
@@ -73,12 +68,12 @@ def _gae_kernel(
         lost = tl.where(r != r, r, 0.0)
         tl.store(adv_ptr + row + o, tl.where(on, adv, lost), mask=o < T)
         tl.store(ret_ptr + row + o, tl.where(on, adv + v, lost), mask=o < T)
-        o, r, v, m = ahead, r_next, v_next, m_next
 
 
 def gae_config(tokens: int) -> tuple[int, int]:
     """(tokens a block, warps)."""
-    return min(512, max(16, triton.next_power_of_2(tokens))), 1
+    block = min(1024, max(16, triton.next_power_of_2(tokens)))
+    return block, max(1, block // 256)
 
 
 def triton_gae(

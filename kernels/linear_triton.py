@@ -15,7 +15,7 @@ import torch.distributed as dist
 import triton
 
 from .logprob import Shard, gather_stats, vocab_shard
-from .logprob_triton import launch_backward, launch_forward, merge_and_finish
+from .logprob_triton import finish_rows, launch_backward, launch_stats, score_logits
 from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
 from .policy_triton import launch_terms, named_sums
 
@@ -88,7 +88,7 @@ def score_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, g
     """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row, one matmul in row chunks."""
     N, columns = len(targets_N), len(weight_VH)
     saved_4N = torch.empty((4, N), dtype=torch.float32, device=hidden_NH.device)
-    stats_N4 = torch.empty((N, 4), dtype=torch.float32, device=hidden_NH.device) if group is not None else None
+    stats_N4 = torch.empty((N, 4), dtype=torch.float32, device=hidden_NH.device)
     # One fixed matmul shape, whatever N: then a row's bits do not depend on how many rows came with it.
     rows = 1024 if batch_invariant else chunk_rows(N, columns, hidden_NH.element_size(), SCORE_BYTES)
     buffer_RV = hidden_NH.new_empty((rows, columns))
@@ -98,12 +98,9 @@ def score_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, g
         if batch_invariant and len(hidden_RH) < rows:
             hidden_RH = torch.cat([hidden_RH, hidden_RH.new_zeros((rows - len(hidden_RH), hidden_RH.shape[1]))])
         logits_RV = torch.mm(hidden_RH, weight_VH.T, out=buffer_RV[: len(hidden_RH)])[: part.stop - start]
-        if stats_N4 is None:
-            launch_forward(logits_RV, targets_N[part], shard, temperature, softcap, None, entropy, False, saved_4N[:, part])
-        else:
-            launch_forward(logits_RV, targets_N[part], shard, temperature, softcap, None, entropy, True, stats_N4[part])
-    if stats_N4 is not None:
-        merge_and_finish(gather_stats(stats_N4, group), temperature, saved_4N)
+        launch_stats(logits_RV, targets_N[part], shard, temperature, softcap, None, entropy, stats_N4[part])
+    stats_WN4 = stats_N4[None] if group is None else gather_stats(stats_N4, group)
+    finish_rows(stats_WN4, targets_N, shard.vocab, temperature, None, saved_4N)
     return saved_4N
 
 
@@ -161,19 +158,6 @@ def _coefficients(logprob_R, entropy_R, terms, settings, doc_R):
     return grad_R.float().contiguous(), loss.detach(), sums
 
 
-def _score_chunk(logits_RV, targets_R, settings, group, shard, out_4R) -> None:
-    """Log-prob, entropy and normaliser of a chunk's rows; over vocabulary shards with one gather."""
-    options = (settings.temperature, settings.softcap, None, True)
-    if group is None:
-        launch_forward(logits_RV, targets_R, shard, *options, False, out_4R)
-        return
-    stats_R4 = torch.empty((len(targets_R), 4), dtype=torch.float32, device=logits_RV.device)
-    launch_forward(logits_RV, targets_R, shard, *options, True, stats_R4)
-    values_4R = torch.empty((4, len(targets_R)), dtype=torch.float32, device=logits_RV.device)
-    merge_and_finish(gather_stats(stats_R4, group), settings.temperature, values_4R)
-    out_4R.copy_(values_4R)
-
-
 class _PolicyLoss(torch.autograd.Function):
     """The whole loss; `backward` only scales gradients that the forward made."""
 
@@ -202,6 +186,7 @@ class _PolicyLoss(torch.autograd.Function):
             parts = by_document
             job.saved_4N = torch.zeros((4, N), dtype=torch.float32, device=device)
         buffer_RV = hidden_NH.new_empty((max((p.stop - p.start for p in parts), default=1), columns))
+        options = (job.shard, settings.temperature, settings.softcap)
         totals: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
         for part in parts:
             backward = (need_hidden or need_weight) and part.start < job.backward_rows
@@ -210,7 +195,7 @@ class _PolicyLoss(torch.autograd.Function):
             logits_RV = torch.mm(hidden_NH[part], weight_VH.T, out=buffer_RV[: part.stop - part.start])
             terms_R, targets_R, saved_4R = job.terms.select(part), job.targets_N[part], job.saved_4N[:, part]
             if not scored:
-                _score_chunk(logits_RV, targets_R, settings, job.group, job.shard, saved_4R)
+                score_logits(logits_RV, targets_R, *options, None, True, job.group, saved_4R)
                 if sequence:
                     grad_N[part], loss, sums = _coefficients(saved_4R[0], saved_4R[1], terms_R, settings, job.doc_N[part])
                     totals.append((loss, sums))
@@ -218,7 +203,6 @@ class _PolicyLoss(torch.autograd.Function):
                     launch_terms(saved_4R[0], None, terms_R, settings, grad_N[part])
             if backward:
                 ge_R = None if terms_R.entropy_weight is None else -terms_R.entropy_weight.float()
-                options = (job.shard, settings.temperature, settings.softcap)
                 launch_backward(logits_RV, logits_RV, targets_R, saved_4R, grad_N[part], ge_R, *options)
                 if dhidden_NH is not None:
                     torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])

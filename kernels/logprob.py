@@ -24,6 +24,7 @@ class Shard(NamedTuple):
 
     start: int
     valid: int
+    vocab: int  # of all shards together
 
 
 def vocab_shard(columns: int, group: dist.ProcessGroup | None, vocab_size: int | None) -> Shard:
@@ -33,7 +34,7 @@ def vocab_shard(columns: int, group: dist.ProcessGroup | None, vocab_size: int |
         raise ValueError(f"vocab_size={vocab_size} does not fit {world} shards of {columns} columns")
     start = rank * columns
     total = columns * world if vocab_size is None else vocab_size
-    return Shard(start, max(0, min(columns, total - start)))
+    return Shard(start, max(0, min(columns, total - start)), total)
 
 
 def capped_logits(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:

@@ -87,29 +87,12 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
     M = tl.max(m, axis=0)
     drop = (m - M) * scale
     w = tl.exp2(drop)
-    L = tl.sum(l * w, axis=0)
-    R = L - 1.0
+    R = tl.sum(l * w, axis=0) - 1.0
     S = 0.0
-    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
-    xt = tl.where(y < 0, -float("inf"), xt)
     if ENT:
-        S = tl.sum(w * (s + l * drop), axis=0)
-        # Rare rows are summed again. Those where one other token holds most of the mass: without it, else R has no digits left.
-        # And those with logits of -inf, whose S is NaN so far (as it stays when the row really holds a NaN).
-        if ((R < 0.5) & (R > -0.5) & (xt < M)) | (S != S):
-            rest = tl.zeros([RB], tl.float32)
-            ties = tl.zeros([RB], tl.float32)
-            s = tl.zeros([RB], tl.float32)
-            for i in range(tl.cdiv(V, BLOCK)):
-                x = _masked_tile(p, i * BLOCK + offs, V, y, softcap, CAP)
-                g = tl.maximum((x - M) * scale, -200.0, propagate_nan=tl.PropagateNan.ALL)
-                e = tl.exp2(g)
-                rest += tl.sum(tl.where(x == M, 0.0, e), axis=1)
-                ties += tl.sum((x == M).to(tl.float32), axis=1)
-                s += tl.sum(e * g, axis=1)
-            R = tl.sum(rest, axis=0) + (tl.sum(ties, axis=0) - 1.0)
-            S = tl.sum(s, axis=0)
-    return M, R, S * LN2, xt
+        S = tl.sum(w * (s + l * drop), axis=0) * LN2
+    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
+    return M, R, S, tl.where(y < 0, -float("inf"), xt)
 
 
 @triton.jit
@@ -175,65 +158,97 @@ def _finish(M, R, S, xt, inv_t_hi, inv_t_lo):
 
 
 @triton.jit
-def _forward_kernel(
-    x_ptr, y_ptr, mask_ptr, out_ptr, plane, stride, V, start, scale, softcap, inv_t_hi, inv_t_lo,
-    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, PARTIAL: tl.constexpr,
+def _stats_kernel(
+    x_ptr, y_ptr, mask_ptr, out_ptr, stride, V, start, scale, softcap,
+    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
+    """One row a program. Nothing else happens here: the loop needs the registers for rows in flight."""
     row = tl.program_id(0).to(tl.int64)
     live = True
     if MASK:
         live = tl.load(mask_ptr + row) != 0
     if live:
         y = tl.load(y_ptr + row) - start
-        owned = (y >= 0) & (y < V)
-        y = tl.where(owned, y, -1).to(tl.int32)
+        y = tl.where((y >= 0) & (y < V), y, -1).to(tl.int32)
         M, R, S, xt = _row_stats(x_ptr + row * stride, y, V, scale, softcap, RB, K, ENT, CAP)
-        if PARTIAL:
-            tl.store(out_ptr + row * 4, M)
-            tl.store(out_ptr + row * 4 + 1, R)
-            tl.store(out_ptr + row * 4 + 2, S)
-            tl.store(out_ptr + row * 4 + 3, xt)
-        else:
-            xt = tl.where(owned, xt, float("nan"))  # an id outside the vocabulary: say so
-            logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
-            tl.store(out_ptr + row, logprob)
-            tl.store(out_ptr + plane + row, entropy)
-            tl.store(out_ptr + 2 * plane + row, reference)
-            tl.store(out_ptr + 3 * plane + row, log2z)
-    else:
-        for i in tl.static_range(4):
-            tl.store(out_ptr + row * 4 + i if PARTIAL else out_ptr + i * plane + row, 0.0)
+        tl.store(out_ptr + row * 4, M)
+        tl.store(out_ptr + row * 4 + 1, R)
+        tl.store(out_ptr + row * 4 + 2, S)
+        tl.store(out_ptr + row * 4 + 3, xt)
 
 
 @triton.jit
-def _merge_kernel(stats_ptr, out_ptr, N, W, scale, inv_t_hi, inv_t_lo, BLOCK: tl.constexpr):
-    """Statistics of W shards to the four outputs, summed in rank order."""
+def _repair_kernel(
+    x_ptr, y_ptr, mask_ptr, out_ptr, N, stride, V, start, scale, softcap,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Sum rare rows again, for the entropy. Those where one token that is not the target holds most of the mass: without it, else R
+    has no digits left. And those with logits of -inf, whose S is NaN so far (as it stays when the row really holds a NaN)."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    ok = rows < N
+    if MASK:
+        ok = ok & (tl.load(mask_ptr + rows, mask=ok, other=0) != 0)
+    M = tl.load(out_ptr + rows * 4, mask=ok, other=0.0)
+    R = tl.load(out_ptr + rows * 4 + 1, mask=ok, other=2.0)
+    S = tl.load(out_ptr + rows * 4 + 2, mask=ok, other=0.0)
+    xt = tl.load(out_ptr + rows * 4 + 3, mask=ok, other=0.0)
+    wanted = ((R < 0.5) & (R > -0.5) & (xt < M)) | (S != S)
+    if tl.sum(wanted.to(tl.int32), axis=0) > 0:
+        for j in range(ROWS):
+            picked = wanted & (tl.arange(0, ROWS) == j)
+            if tl.sum(picked.to(tl.int32), axis=0) > 0:
+                row = tl.program_id(0).to(tl.int64) * ROWS + j
+                top = tl.sum(tl.where(picked, M, 0.0), axis=0)
+                y = tl.load(y_ptr + row) - start
+                rest = tl.zeros([BLOCK], tl.float32)
+                ties = tl.zeros([BLOCK], tl.float32)
+                s = tl.zeros([BLOCK], tl.float32)
+                for i in range(tl.cdiv(V, BLOCK)):
+                    x = _masked_tile(x_ptr + row * stride, i * BLOCK + tl.arange(0, BLOCK), V, y, softcap, CAP)
+                    g = tl.maximum((x - top) * scale, -200.0, propagate_nan=tl.PropagateNan.ALL)
+                    e = tl.exp2(g)
+                    rest += tl.where(x == top, 0.0, e)
+                    ties += (x == top).to(tl.float32)
+                    s += e * g
+                tl.store(out_ptr + row * 4 + 1, tl.sum(rest, axis=0) + (tl.sum(ties, axis=0) - 1.0))
+                tl.store(out_ptr + row * 4 + 2, tl.sum(s, axis=0) * LN2)
+
+
+@triton.jit
+def _finish_kernel(
+    stats_ptr, y_ptr, mask_ptr, out_ptr, N, W, plane, vocab, scale, inv_t_hi, inv_t_lo, BLOCK: tl.constexpr, MASK: tl.constexpr
+):
+    """Statistics of W shards to the four outputs, summed in rank order; masked rows give 0, a target outside the vocabulary NaN."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < N
+    live = ok
+    if MASK:
+        live = ok & (tl.load(mask_ptr + row, mask=ok, other=0) != 0)
     M = tl.full([BLOCK], LOWEST, tl.float32)
     xt = tl.full([BLOCK], -float("inf"), tl.float32)
     for w in range(W):
         p = stats_ptr + (w * N + row) * 4
-        M = tl.maximum(M, tl.load(p, mask=ok, other=LOWEST), propagate_nan=tl.PropagateNan.ALL)
-        xt = tl.maximum(xt, tl.load(p + 3, mask=ok, other=0.0), propagate_nan=tl.PropagateNan.ALL)
+        M = tl.maximum(M, tl.load(p, mask=live, other=LOWEST), propagate_nan=tl.PropagateNan.ALL)
+        xt = tl.maximum(xt, tl.load(p + 3, mask=live, other=0.0), propagate_nan=tl.PropagateNan.ALL)
+    y = tl.load(y_ptr + row, mask=live, other=0)
+    xt = tl.where((y >= 0) & (y < vocab), xt, float("nan"))
     R = tl.zeros([BLOCK], tl.float32)
     S = tl.zeros([BLOCK], tl.float32)
     taken = tl.zeros([BLOCK], tl.int1)
     for w in range(W):
         p = stats_ptr + (w * N + row) * 4
-        m, r, s = tl.load(p, mask=ok, other=LOWEST), tl.load(p + 1, mask=ok, other=0.0), tl.load(p + 2, mask=ok, other=0.0)
+        m, r, s = tl.load(p, mask=live, other=LOWEST), tl.load(p + 1, mask=live, other=0.0), tl.load(p + 2, mask=live, other=0.0)
         drop = (m - M) * scale
         a = tl.exp2(drop)
         own = (m == M) & (taken == 0)
         R += tl.where(own, r, (1.0 + r) * a)
         S += tl.where(own, s, a * (s + (1.0 + r) * drop * LN2))
         taken = taken | own
-    # A NaN maximum never equals itself: its row has R = NaN through a, as it must
     logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
-    tl.store(out_ptr + row, logprob, mask=ok)
-    tl.store(out_ptr + N + row, entropy, mask=ok)
-    tl.store(out_ptr + 2 * N + row, reference, mask=ok)
-    tl.store(out_ptr + 3 * N + row, log2z, mask=ok)
+    tl.store(out_ptr + row, tl.where(live, logprob, 0.0), mask=ok)
+    tl.store(out_ptr + plane + row, tl.where(live, entropy, 0.0), mask=ok)
+    tl.store(out_ptr + 2 * plane + row, reference, mask=ok)
+    tl.store(out_ptr + 3 * plane + row, log2z, mask=ok)
 
 
 @triton.jit
@@ -307,11 +322,11 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def forward_config(vocab: int, entropy: bool) -> tuple[int, int, int]:
+def stats_config(vocab: int, entropy: bool) -> tuple[int, int, int]:
     """(threads' rows RB, vector K, warps): measured on an H200, see docs/kernels.md."""
     if vocab >= 65536:
-        return (256, 8, 8) if entropy else (512, 8, 8)
-    return 128, 8, 4
+        return 512, 8, 8
+    return (64, 8, 2) if entropy else (128, 8, 2)
 
 
 def backward_config(vocab: int) -> tuple[int, int]:
@@ -319,7 +334,7 @@ def backward_config(vocab: int) -> tuple[int, int]:
     return (2048, 4) if vocab >= 4096 else (1024, 4)
 
 
-def launch_forward(
+def launch_stats(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
     shard: Shard,
@@ -327,30 +342,61 @@ def launch_forward(
     softcap: float | None,
     mask_N: torch.Tensor | None,
     entropy: bool,
-    partial: bool,
-    out: torch.Tensor,
+    out_N4: torch.Tensor,
     config: tuple[int, int, int] | None = None,
 ) -> None:
-    """Fill `out`: [4, N] (logprob, entropy, reference, log2z), or with `partial` the [N, 4] statistics of this shard."""
+    """Fill `out_N4` with this shard's statistics of every row."""
     N = len(targets_N)
     if N == 0:
         return
-    rows, vector, warps = config or forward_config(shard.valid, entropy)
-    high, low = split_float(1.0 / temperature)
-    _forward_kernel[(N,)](
-        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out, out.stride(0), logits_NV.stride(0), shard.valid, shard.start,
-        1.4426950408889634 / temperature, softcap or 1.0, high, low,
-        RB=rows, K=vector, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None, PARTIAL=partial, num_warps=warps,
+    rows, vector, warps = config or stats_config(shard.valid, entropy)
+    mask = targets_N if mask_N is None else mask_N
+    scale, cap = 1.4426950408889634 / temperature, softcap or 1.0
+    flags = {"CAP": softcap is not None, "MASK": mask_N is not None}
+    stride = logits_NV.stride(0)
+    _stats_kernel[(N,)](
+        logits_NV, targets_N, mask, out_N4, stride, shard.valid, shard.start, scale, cap,
+        RB=rows, K=vector, ENT=entropy, num_warps=warps, **flags,
     )  # fmt: skip
+    if entropy:
+        _repair_kernel[(triton.cdiv(N, 32),)](
+            logits_NV, targets_N, mask, out_N4, N, stride, shard.valid, shard.start, scale, cap,
+            ROWS=32, BLOCK=2048, num_warps=4, **flags,
+        )  # fmt: skip
 
 
-def merge_and_finish(stats_WN4: torch.Tensor, temperature: float, out: torch.Tensor) -> None:
-    """The four outputs [4, N] from the shards' statistics."""
+def finish_rows(
+    stats_WN4: torch.Tensor, targets_N: torch.Tensor, vocab: int, temperature: float, mask_N: torch.Tensor | None, out_4N: torch.Tensor
+) -> None:
+    """Log-prob, entropy, reference logit and log2 normaliser, the rows of `out_4N`, from the shards' statistics."""
     W, N, _ = stats_WN4.shape
     if N == 0:
         return
     high, low = split_float(1.0 / temperature)
-    _merge_kernel[(triton.cdiv(N, 128),)](stats_WN4, out, N, W, 1.4426950408889634 / temperature, high, low, BLOCK=128, num_warps=4)
+    _finish_kernel[(triton.cdiv(N, 64),)](
+        stats_WN4, targets_N, targets_N if mask_N is None else mask_N, out_4N, N, W, out_4N.stride(0), vocab,
+        1.4426950408889634 / temperature, high, low, BLOCK=64, MASK=mask_N is not None, num_warps=2,
+    )  # fmt: skip
+
+
+def score_logits(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    shard: Shard,
+    temperature: float,
+    softcap: float | None,
+    mask_N: torch.Tensor | None,
+    entropy: bool,
+    group: dist.ProcessGroup | None,
+    out_4N: torch.Tensor,
+) -> None:
+    """Statistics, the one gather when the vocabulary is split, and the four outputs."""
+    stats_N4 = torch.empty((len(targets_N), 4), dtype=torch.float32, device=logits_NV.device)
+    launch_stats(logits_NV, targets_N, shard, temperature, softcap, mask_N, entropy, stats_N4)
+    if group is not None and mask_N is not None:
+        stats_N4.masked_fill_(~mask_N.bool()[:, None], 0.0)  # never written; what is sent should not be garbage
+    stats_WN4 = stats_N4[None] if group is None else gather_stats(stats_N4, group)
+    finish_rows(stats_WN4, targets_N, shard.vocab, temperature, mask_N, out_4N)
 
 
 def launch_backward(
@@ -384,14 +430,7 @@ class _TokenLogprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits_NV, targets_N, temperature, softcap, mask_N, entropy, inplace, group, shard):
         saved_4N = torch.empty((4, len(targets_N)), dtype=torch.float32, device=logits_NV.device)
-        if group is None:
-            launch_forward(logits_NV, targets_N, shard, temperature, softcap, mask_N, entropy, False, saved_4N)
-        else:
-            stats_N4 = torch.empty((len(targets_N), 4), dtype=torch.float32, device=logits_NV.device)
-            launch_forward(logits_NV, targets_N, shard, temperature, softcap, mask_N, entropy, True, stats_N4)
-            merge_and_finish(gather_stats(stats_N4, group), temperature, saved_4N)
-            if mask_N is not None:
-                saved_4N.masked_fill_(~mask_N.bool(), 0.0)
+        score_logits(logits_NV, targets_N, shard, temperature, softcap, mask_N, entropy, group, saved_4N)
         ctx.save_for_backward(logits_NV, targets_N, mask_N, saved_4N)
         ctx.options = (shard, temperature, softcap, inplace)
         return saved_4N[0].clone(), saved_4N[1].clone() if entropy else None
