@@ -15,6 +15,8 @@ from ..core.errors import TerrellaError
 # verb -> (module and attribute, one line of help); a verb stands here once it works
 VERBS = {
     "train": ("train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
+    "eval": ("imagine:evaluate", "Score a world model beside its baseline and the true world."),
+    "rollout": ("imagine:rollout", "Imagine trajectories with a world model and look at them."),
     "launch": ("launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
     "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),

@@ -1,8 +1,10 @@
 """SIGKILL at any moment, then the same command again: every result equals an uninterrupted run's bit for bit."""
 
+import json
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,12 +16,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, float]:
-    folder = tmp_path_factory.mktemp("whole") / "run"
+def folder_of_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole") / "run"
+
+
+@pytest.fixture(scope="module")
+def whole(folder_of_whole: Path) -> tuple[dict, float]:
     begun = time.monotonic()
-    done = tiny_run.train(folder)
+    done = tiny_run.train(folder_of_whole)
     assert done.returncode == 0, done.stdout + done.stderr
-    return tiny_run.results(folder), time.monotonic() - begun
+    return tiny_run.results(folder_of_whole), time.monotonic() - begun
 
 
 def kill_once(run: Path, after_s: float) -> bool:
@@ -82,3 +88,26 @@ def test_a_request_to_stop_saves_and_the_run_goes_on(whole: tuple[dict, float], 
     assert process.returncode == 75 and "saved and stopped on request" in error
     done = tiny_run.train(folder)
     assert done.returncode == 0 and tiny_run.results(folder) == whole[0]
+
+
+def test_the_export_loads_in_transformers_and_can_be_evaluated(whole: tuple[dict, float], folder_of_whole: Path, tmp_path: Path) -> None:
+    export = folder_of_whole / "export"
+    proof = json.loads((export / "export_proof.json").read_text())
+    assert proof["max_logit_difference"] <= proof["tolerance"] and proof["tensors"]
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "t = AutoTokenizer.from_pretrained(sys.argv[1]); m = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "ids = t('#_PU', return_tensors='pt').input_ids; assert ids.shape == (1, 4), ids\n"
+        "assert m(ids).logits.shape == (1, 4, m.config.vocab_size)\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code, str(export)], capture_output=True, text=True, timeout=200)
+    assert loaded.returncode == 0, loaded.stderr
+    command = [sys.executable, "-m", "terrella"]
+    shared = ["SimpleSokoban", "--model", str(export), "--n", "4", "--rooms", "2"]
+    scored = subprocess.run([*command, "eval", *shared, "--out", str(tmp_path / "e.json")], capture_output=True, text=True, timeout=200)
+    assert scored.returncode == 0 and "copy the state" in scored.stdout, scored.stderr
+    assert json.loads((tmp_path / "e.json").read_text())["rows"][-1]["cells"][0]["value"] == 1.0
+    rolled = subprocess.run([*command, "rollout", *shared, "--out", str(tmp_path / "r.jsonl")], capture_output=True, text=True, timeout=200)
+    assert rolled.returncode == 0 and len((tmp_path / "r.jsonl").read_text().splitlines()) == 4
+    other = subprocess.run([*command, "eval", "FrozenLake", *shared[1:]], capture_output=True, text=True, timeout=200)
+    assert other.returncode == 2 and "no grid dynamics" in other.stderr

@@ -1,0 +1,99 @@
+"""`terrella eval` and `terrella rollout` for grid world models: any exported folder, on fresh rooms, without an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..core.errors import ConfigError
+from ..core.files import write_atomic, write_json
+from ..core.progress import Progress
+
+FRESH_SEED = 5_000_000  # rooms no shipped recipe trains on
+
+
+def _options(command: Any) -> Any:
+    for option in (
+        click.option(
+            "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True, help="A Hugging Face folder."
+        ),
+        click.option("--n", type=click.IntRange(1), default=512, show_default=True, help="Tasks."),
+        click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="States to imagine."),
+        click.option("--walk", type=click.IntRange(0), default=8, show_default=True, help="Random actions before the start, at most."),
+        click.option("--rooms", type=click.IntRange(1), default=256, show_default=True, help="Fresh rooms to draw tasks from."),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file."),
+    ):
+        command = option(command)
+    return command
+
+
+def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int) -> tuple[Any, Any, list]:
+    """Dynamics, a sampler on the folder's weights, and the tasks."""
+    from ..models.families import parameter_names
+    from ..models.hf import read_config, weight_source
+    from ..rl.imagination import GridDynamics, make_task
+    from ..rl.rollout.embedded import EmbeddedSampler
+
+    dynamics, config = GridDynamics.of(world), read_config(model)
+    if config.vocab != dynamics.tokenizer().vocab_size:
+        wanted = dynamics.tokenizer().vocab_size
+        raise ConfigError(f"{model}: its vocabulary has {config.vocab} tokens, a world model of {world} has {wanted}")
+    source, _ = weight_source(model, config)
+    weights = {name: source(name) for name in parameter_names(config)}
+    pool = [dynamics.start(FRESH_SEED + i) for i in range(rooms)]
+    return dynamics, EmbeddedSampler(lambda: weights, config), [make_task(dynamics, pool, i, steps, walk, seed) for i in range(n)]
+
+
+@click.command("eval")
+@click.argument("world")
+@_options
+@click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0, 1.0), show_default=True)
+def evaluate(
+    world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperatures: tuple[float, ...]
+) -> None:
+    """Score a world model of WORLD (a Sokoban tag) beside copying the state and the true world, with 95 % intervals."""
+    from ..rl.evaluate import copy_baseline, imagine, score_predictions, summarise
+
+    dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
+    rows = [("copy the state", summarise(copy_baseline(tasks)))]
+    progress = Progress("eval", len(temperatures))
+    for done, temperature in enumerate(temperatures, 1):
+        scores, _ = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
+        rows.append((f"{model.name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}", summarise(scores)))
+        progress.update(done)
+    rows.append(("the true world", summarise([score_predictions(t, t.truths) for t in tasks])))
+    columns = ["1 step exact", f"all {steps} steps exact", "1 step changed cells", f"{steps} steps changed cells"]
+    click.echo(f"{'':32}" + "".join(f"{name:>26}" for name in columns))
+    for name, summary in rows:
+        cells = [f"{100 * c['value']:.1f} ({100 * c['low']:.1f}-{100 * c['high']:.1f})" for c in summary.cells()]
+        click.echo(f"{name[:31]:32}" + "".join(f"{cell:>26}" for cell in cells))
+    click.echo(f"n = {n} tasks in {rooms} fresh rooms; percent, 95 % intervals")
+    if out:
+        write_json(out, {"columns": columns, "rows": [{"name": name, "cells": summary.cells()} for name, summary in rows]})
+
+
+@click.command()
+@click.argument("world")
+@_options
+@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
+def rollout(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float) -> None:
+    """Imagine trajectories with a world model of WORLD and print them, or write them as JSON lines."""
+    from ..rl.evaluate import imagine
+
+    dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
+    _, episodes = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
+    rows = [{"prompt_id": e.prompt_id, "reward": e.score()[1], "turns": e.picture(dynamics)} for e in episodes]
+    if out:
+        write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        click.echo(f"{len(rows)} trajectories in {out}")
+        return
+    for row in rows:
+        click.echo(f"task {row['prompt_id']}: {100 * row['reward']:.0f} % of the states exact")
+        for turn in row["turns"]:
+            click.echo(f"  {turn['action']}: {'exact' if turn['exact'] else 'wrong'}")
+            for before, predicted, truth in zip(*(turn[k].split("\n") for k in ("prompt", "prediction", "truth")), strict=True):
+                click.echo(f"    {before}   {predicted}   {truth}")
