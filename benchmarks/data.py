@@ -132,7 +132,9 @@ def main() -> None:
     import webdataset
 
     versions = f"python {platform.python_version()} numpy {np.__version__} webdataset {webdataset.__version__}"
-    recorder = record.Recorder("data", f"python -m terrella.benchmarks.data --repeats {given.repeats}", "", versions)
+    recorder = record.Recorder(
+        "data", f"python -m terrella.benchmarks.data --repeats {given.repeats} --scale {given.scale:g}", "", versions
+    )
     root = Path(tempfile.mkdtemp(prefix="terrella-bench-"))
     try:
         for case, (folder, count) in make_cases(root, given.scale).items():
