@@ -128,6 +128,8 @@ class Decoder:
             else:
                 cache.k[index][row_index, :, positions_BS] = k.transpose(1, 2)
                 cache.v[index][row_index, :, positions_BS] = v.transpose(1, 2)
+            if new == 1 and mask is None:  # a group's queries read its keys once
+                q = q.reshape(rows, c.kv_heads, per_group, c.head_dim)
             o = F.scaled_dot_product_attention(
                 q,
                 cache.k[index][:, :, :end],
@@ -135,8 +137,9 @@ class Decoder:
                 attn_mask=mask,
                 is_causal=mask is None and new > 1,
                 scale=1.0 / math.sqrt(c.head_dim),
-                enable_gqa=per_group > 1,
+                enable_gqa=q.shape[1] != c.kv_heads,
             )
+            o = o.reshape(rows, c.heads, new, c.head_dim)
             x = x + F.linear(o.transpose(1, 2).reshape(rows, new, c.heads * c.head_dim), layer.projection)
             gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.fc1).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.fc2)

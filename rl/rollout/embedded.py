@@ -19,6 +19,8 @@ from ...models.config import ModelConfig
 from ...models.decode import Decoder, KVCache, decode_weights
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 
+LARGE_VOCAB = 4096
+
 
 class EmbeddedSampler:
     """Batched sampling from `weights()`, called anew for each batch so that the newest weights are used."""
@@ -118,7 +120,7 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pick a token a row by its key's random number; the log-prob is of the untruncated and unpenalised distribution."""
     scale = params.temperature or 1.0
-    logp_BV = torch.log_softmax(logits_BV.float() / scale, -1)
+    logp_BV = torch.log_softmax(logits_BV.float() / scale if scale != 1.0 else logits_BV.float(), -1)
     pick_BV = logp_BV
     if seen_BV is not None:
         penalty = params.repetition_penalty
@@ -147,8 +149,28 @@ def _truncate(logp_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def _inverse_cdf(logp_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
+    if logp_BV.shape[-1] >= LARGE_VOCAB:
+        return _inverse_cdf_in_chunks(logp_BV, u_B)
     total = logp_BV.double().exp().cumsum(-1)
     target = u_B[:, None] * total[:, -1:]
     index = torch.searchsorted(total, target, right=True).squeeze(1)
     last = (logp_BV > -torch.inf).double().cumsum(-1).argmax(-1)  # rounding must never pick a forbidden last token
     return torch.minimum(index, last)
+
+
+def _inverse_cdf_in_chunks(logp_BV: torch.Tensor, u_B: torch.Tensor, chunk: int = 512) -> torch.Tensor:
+    """The same choice for large vocabularies: the chunk by its sum, then the token within it, without a cumulative sum over all."""
+    rows, vocab = logp_BV.shape
+    p_BCK = F.pad(logp_BV, (0, -vocab % chunk), value=-torch.inf).exp().view(rows, -1, chunk)
+    sums_BC = p_BCK.sum(-1, dtype=torch.float64)
+    total_BC = sums_BC.cumsum(-1)
+    target_B1 = u_B[:, None] * total_BC[:, -1:]
+    number_BC = torch.arange(sums_BC.shape[1], device=logp_BV.device)
+    last_B1 = torch.where(sums_BC > 0, number_BC, 0).amax(-1, keepdim=True)  # rounding must never pick a forbidden token
+    chosen_B1 = torch.minimum(torch.searchsorted(total_BC, target_B1, right=True), last_B1)
+    rest_B1 = target_B1 - (total_BC - sums_BC).gather(1, chosen_B1)
+    inner_BK = p_BCK.gather(1, chosen_B1[..., None].expand(-1, -1, chunk)).squeeze(1)
+    place_BK = torch.arange(chunk, device=logp_BV.device)
+    last_B1 = torch.where(inner_BK > 0, place_BK, 0).amax(-1, keepdim=True)
+    found_B1 = torch.minimum(torch.searchsorted(inner_BK.double().cumsum(-1), rest_B1, right=True), last_B1)
+    return (chosen_B1 * chunk + found_B1).squeeze(1)

@@ -151,21 +151,40 @@ class ServedVllm:
         return Piece(ids, logprobs, choice["finish_reason"])
 
     def _mend(self) -> None:
-        """Restart servers of ours that died or stopped answering, and bring them to the version the others have."""
+        """Restart servers of ours that died or stopped answering; wait for those of others. All must hold the version of before."""
         version = max((t.version for t in self.targets if t.version is not None), default=None)
         for target in self.targets:
-            if target.server is None or (target.server.alive() and target.server.healthy()):
-                continue
-            begun = time.monotonic()
-            target.version = None
-            target.server.stop()
-            target.server.start()
-            target.server.wait()
-            self.restarts += 1
-            if version == 0 and self.settings.load == "auto":
-                target.version = 0
-            elif self.resync is None:
-                raise WorkerError(f"vllm server {target.name} was restarted but there is nothing to bring it back to version {version}")
-            else:
-                self.resync(target)
-            log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
+            if target.server is None:
+                self._await(target, version)
+            elif not (target.server.alive() and target.server.healthy()):
+                self._restart(target, target.server, version)
+
+    def _restart(self, target: Remote, server: VllmServer, version: int | None) -> None:
+        begun = time.monotonic()
+        target.version = None
+        server.stop()
+        server.start()
+        server.wait()
+        self.restarts += 1
+        if version == 0 and self.settings.load == "auto":
+            target.version = 0
+        elif self.resync is None:
+            raise WorkerError(f"vllm server {target.name} was restarted but there is nothing to bring it back to version {version}")
+        else:
+            self.resync(target)
+        log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
+
+    def _await(self, target: Remote, version: int | None) -> None:
+        """Another process owns this server: give it time to come back with the right weights."""
+        end = time.monotonic() + self.request_s
+        while True:
+            try:
+                held = {worker["version"] for worker in target.call("terrella_state", timeout_s=10.0)}
+                if held == {version} or (version == 0 and held == {None}):
+                    return
+                reason = f"it holds version {held}, not {version}"
+            except (OSError, ValueError, KeyError) as error:
+                reason = f"{type(error).__name__}: {error}"
+            if time.monotonic() > end:
+                raise WorkerError(f"vllm server {target.name} did not come back within {self.request_s:.0f} s: {reason}")
+            time.sleep(1.0)

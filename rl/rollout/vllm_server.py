@@ -37,16 +37,13 @@ class VllmServer:
         self.environment = dict(environment or {})
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
     def start(self) -> None:
-        """Start the process; `wait` says when it serves."""
-        self.port = free_port()
-        self.starts += 1
+        """Start the process, again at the same address; `wait` says when it serves."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, "-m", __name__, str(os.getpid()), "--host", self.host, "--port", str(self.port)]
         arguments += command_line(self.settings)

@@ -43,34 +43,36 @@ def publish(
 ) -> SyncReport:
     """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective, one rank sends."""
     begun = time.monotonic()
-    faults: list[str] = []
+    found: list[str] = []
     for attempt in range(1, attempts + 1):
         answers: dict[str, list[dict[str, Any]]] = {}
         if speaks:
             for target in targets:
                 target.accept(None, timeout_s)
+        stream = iter(weights())
+        if speaks:
             try:
-                answers = transport.send(weights(), version, targets, timeout_s)
-                faults = _faults(answers, version)
+                answers = transport.send(stream, version, targets, timeout_s)
+                found = faults(answers, version)
             except Exception as error:
-                faults = [f"sender: {type(error).__name__}: {error}"]
-        else:
-            for _ in weights():
-                pass
-        faults = next((f for f in gather(faults if speaks else None) if f is not None), faults)
-        if not faults:
+                found = [f"sender: {type(error).__name__}: {error}"]
+        for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
+            pass
+        found = next((f for f in gather(found if speaks else None) if f is not None), found)
+        if not found:
             if speaks:
                 for target in targets:
                     target.accept(version, timeout_s)
             tensors = max((a.get("tensors", 0) for found in answers.values() for a in found), default=0)
             return SyncReport(version, time.monotonic() - begun, attempt, tensors)
-        log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(faults))
+        log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(found))
         if hasattr(transport, "close"):
             transport.close()
-    raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(faults)}")
+    raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(found)}")
 
 
-def _faults(answers: dict[str, list[dict[str, Any]]], version: int) -> list[str]:
+def faults(answers: dict[str, list[dict[str, Any]]], version: int) -> list[str]:
+    """What went wrong, by target; nothing when all workers hold the version whole."""
     found = []
     for target, workers in answers.items():
         for number, answer in enumerate(workers):

@@ -77,11 +77,15 @@ class DiskTransport:
             shutil.rmtree(old, ignore_errors=True)
         return answers
 
+    def path(self, version: int) -> Path:
+        """Where a version lies."""
+        return self.folder / f"version-{version:08d}"
+
     def write(self, weights: Weights, version: int) -> Path:
         """Write a version's folder; the manifest comes last."""
         from safetensors.torch import save_file
 
-        path = self.folder / f"version-{version:08d}"
+        path = self.path(version)
         shutil.rmtree(path, ignore_errors=True)
         make_folder(path)
         entries: list[dict[str, Any]] = []

@@ -18,11 +18,10 @@ from terrella.rl.sync.names import engine_weights
 from terrella.rl.sync.publish import publish
 from terrella.rl.sync.transports import BroadcastTransport, DiskTransport
 
-COMMON = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 96, "vocab": 61, "max_positions": 128}
+COMMON = {"layers": 2, "hidden": 64, "heads": 2, "head_dim": 32, "ffn": 96, "max_positions": 128, "init_std": 0.1}
 MODELS = {
-    "llama": ModelConfig(family="llama", init_std=0.3, **COMMON),
-    "qwen2": ModelConfig(family="qwen2", init_std=0.3, qkv_bias=True, tied=True, **COMMON),
-    "letters": ModelConfig(family="llama", init_std=0.1, **{**COMMON, "layers": 1, "kv_heads": 2, "vocab": 8}),
+    "llama": ModelConfig(family="llama", kv_heads=1, vocab=16, **COMMON),
+    "qwen2": ModelConfig(family="qwen2", kv_heads=2, vocab=61, qkv_bias=True, tied=True, **COMMON),
 }
 
 
@@ -39,10 +38,11 @@ def trained(name: str, steps: int) -> Engine:
     return engine
 
 
-def write_model(name: str, folder: str) -> None:
-    """The untrained model as a Hugging Face folder."""
-    engine = trained(name, 0)
-    write_folder(Path(folder), MODELS[name], hf_tensors(MODELS[name], engine.parameters(), "fp32"), "fp32", None, 1 << 30)
+def write_models(folders: dict[str, str]) -> None:
+    """The untrained models as Hugging Face folders."""
+    for name, folder in folders.items():
+        engine = trained(name, 0)
+        write_folder(Path(folder), MODELS[name], hf_tensors(MODELS[name], engine.parameters(), "fp32"), "fp32", None, 1 << 30)
 
 
 def score(name: str, steps: int, rows: list[tuple[int, ...]], temperature: float = 1.0) -> list[list[float]]:
@@ -74,7 +74,7 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int) -> 
     from terrella.rl.rollout.vllm_client import ServedVllm
     from terrella.tests.rl.learning_jobs import Repeat
 
-    config = MODELS["letters"]
+    config = MODELS["llama"]
     engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(lr=1e-2), PrecisionConfig(), 0)
     sampler: Any = EmbeddedSampler(
         lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, config, version=lambda: engine.steps

@@ -1,0 +1,123 @@
+"""From settings to a sampler that follows the trainer's weights: what a training stage opens at its start and closes at its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.engine import Engine
+from ...core.errors import ConfigError
+from ...core.files import make_folder
+from ...models.config import ModelConfig
+from ..sync.names import engine_weights
+from ..sync.publish import SyncError, SyncReport, faults
+from ..sync.publish import publish as send
+from ..sync.transports import BroadcastTransport, DiskTransport
+from .config import Embedded, SamplerConfig, Vllm
+from .embedded import EmbeddedSampler
+from .sampler import Sampler
+from .vllm_config import VllmSettings
+
+
+@dataclass
+class OpenSampler:
+    """A sampler, how to bring it up to date (None where it shares the trainer's weights), and how to end it."""
+
+    sampler: Sampler
+    publish: Callable[[int], None] | None
+    close: Callable[[], None]
+    last: SyncReport | None = None
+
+
+def open_sampler(
+    config: SamplerConfig,
+    engine: Engine,
+    model: ModelConfig,
+    folder: Path,
+    *,
+    rank: int = 0,
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
+    ahead: int = 0,
+) -> OpenSampler:
+    """Every rank calls this. Rank 0 owns the servers; the others sample from them by address. `folder` takes logs and weights."""
+    if isinstance(config, Embedded):
+        if engine.parallel.model_size > 1:
+            raise ConfigError("sampler: embedded needs tensor, pipeline and context = 1; every rank holds the whole model. Use kind: vllm")
+
+        def weights() -> dict[str, Any]:
+            return {p.name: p.param.detach() for p in engine.local_parameters()}
+
+        return OpenSampler(EmbeddedSampler(weights, model, version=lambda: engine.steps), None, lambda: None)
+    return _open_vllm(config, engine, model, make_folder(Path(folder)), rank, gather, ahead)
+
+
+def _open_vllm(
+    config: Vllm, engine: Engine, model: ModelConfig, folder: Path, rank: int, gather: Callable[[Any], list[Any]], ahead: int
+) -> OpenSampler:
+    from ...models.families import write_hf_config
+    from .vllm_client import Remote, ServedVllm
+    from .vllm_server import VllmServer
+
+    dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"
+    home = make_folder(folder / "model")
+    if rank == 0:
+        (home / "config.json").write_text(json.dumps(write_hf_config(model, dtype)), encoding="utf-8")
+    settings = VllmSettings(
+        model=str(home),
+        load="dummy",
+        dtype=dtype,
+        logprobs=config.logprobs,
+        tensor=config.tensor,
+        max_length=config.max_length,
+        max_sequences=config.max_sequences,
+        gpu_memory=config.gpu_memory,
+        eager=config.eager,
+    )
+    transport = DiskTransport(folder / "weights") if config.transport == "disk" else BroadcastTransport(config.backend, config.host)
+    servers: list[VllmServer | str] = list(config.urls)
+    if rank == 0 and not config.urls:
+        places = [{"CUDA_VISIBLE_DEVICES": d} if d else {} for d in config.devices]
+        servers = [
+            VllmServer(settings, folder / f"vllm-{i}.log", environment=place, start_s=config.start_s) for i, place in enumerate(places)
+        ]
+    addresses = gather([s if isinstance(s, str) else s.url for s in servers])[0]
+    if rank != 0:
+        servers = list(addresses)
+
+    def resync(target: Remote) -> None:
+        version = opened.last.version if opened.last else engine.steps
+        if isinstance(transport, DiskTransport):
+            answers = {target.name: target.call("terrella_load_disk", str(transport.path(version)), str(version), timeout_s=config.sync_s)}
+            if faults(answers, version):
+                raise SyncError(f"weight sync: version {version} from disk: {'; '.join(faults(answers, version))}")
+            target.accept(version, config.sync_s)
+        elif ahead or engine.parallel.model_size > 1:
+            # the weights may be changing now, or lie on ranks that are busy
+            raise ConfigError(f"{target.name}: was restarted, but there is no copy of version {version}; set sampler.transport = disk")
+        else:
+            fresh = BroadcastTransport(config.backend, config.host)
+            send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)
+
+    sampler = ServedVllm(settings, servers, request_s=config.request_s, resync=resync)
+    sampler.start()
+    gather(None)  # nobody asks before all servers answer
+    opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
+
+    def publish(version: int) -> None:
+        opened.last = send(
+            transport,
+            sampler.targets,
+            lambda: engine_weights(engine),
+            version,
+            timeout_s=config.sync_s,
+            speaks=rank == 0,
+            gather=gather,
+        )
+        for target in sampler.targets:
+            target.version = version
+
+    opened.publish = publish
+    return opened
