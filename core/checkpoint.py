@@ -61,14 +61,12 @@ class Entry:
 
 def _collect(engine: Engine) -> tuple[dict[str, torch.Tensor], list[Entry]]:
     """This rank's tensors, copied to host memory, without what another rank stores as well."""
-    from megatron.core import parallel_state as state
-
     from .mcore import optimizer as adam
 
     tensors: dict[str, torch.Tensor] = {}
     entries: list[Entry] = []
     named = {id(p.param): p for p in engine.local_parameters()}
-    first_of_tensor = state.get_tensor_model_parallel_rank() == 0
+    first_of_tensor = engine.groups.tensor_rank == 0
 
     def put(p, kind: str, start: int, value: torch.Tensor) -> None:
         if p.tied_copy or (p.shard.dim is None and not p.expert and not first_of_tensor):
@@ -86,31 +84,10 @@ def _collect(engine: Engine) -> tuple[dict[str, torch.Tensor], list[Entry]]:
                     put(p, name, part.start, part.state[name])
         optimized = {id(p.param) for p in named.values() if p.param.requires_grad}
     for key, p in named.items():
-        replicas = state.get_expert_data_parallel_rank() if p.expert else state.get_data_parallel_rank(with_context_parallel=True)
-        if key not in optimized and replicas == 0:
+        replica = engine.groups.expert_replica_rank if p.expert else engine.groups.replica_rank
+        if key not in optimized and replica == 0:
             put(p, "param", 0, p.param)
     return tensors, entries
-
-
-def _generators() -> dict[str, torch.Tensor]:
-    from megatron.core import tensor_parallel
-
-    states = {"rng.cpu": torch.get_rng_state()}
-    for name, value in tensor_parallel.get_cuda_rng_tracker().get_states().items():
-        states[f"rng.tracker.{name}"] = value.clone() if isinstance(value, torch.Tensor) else value.get_state()
-    if torch.cuda.is_available():
-        states["rng.cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _restore_generators(states: dict[str, torch.Tensor]) -> None:
-    from megatron.core import tensor_parallel
-
-    torch.set_rng_state(states["rng.cpu"])
-    if torch.cuda.is_available() and "rng.cuda" in states:
-        torch.cuda.set_rng_state(states["rng.cuda"])
-    prefix = "rng.tracker."
-    tensor_parallel.get_cuda_rng_tracker().set_states({k[len(prefix) :]: v for k, v in states.items() if k.startswith(prefix)})
 
 
 class _Writer(threading.Thread):
@@ -199,6 +176,7 @@ def _agree(error: BaseException | None) -> None:
 def save(engine: Engine, path: Path, extra: dict[str, Any], wait: bool) -> None:
     """See `Engine.save`."""
     from .mcore import optimizer as adam
+    from .mcore import setup
 
     finish(engine)
     rank = dist.get_rank()
@@ -214,7 +192,7 @@ def save(engine: Engine, path: Path, extra: dict[str, Any], wait: bool) -> None:
             error = problem
     _agree(error)
     tensors, entries = _collect(engine)
-    tensors.update(_generators())
+    tensors.update(setup.generator_states())
     manifest = None
     if rank == 0:
         manifest = {
@@ -328,6 +306,7 @@ class CheckpointReader:
 def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
     """See `Engine.load`."""
     from .mcore import optimizer as adam
+    from .mcore import setup
 
     finish(engine)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -352,7 +331,7 @@ def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
     adam.publish_masters(engine.optimizer)
     engine.steps = manifest["step"]
     if manifest["world"] == world and manifest["parallel"] == asdict(engine.parallel):
-        _restore_generators(reader.generators(rank))
+        setup.restore_generators(reader.generators(rank))
     return reader.extra
 
 

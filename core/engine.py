@@ -71,34 +71,20 @@ class Engine:
         from .mcore import optimizer as adam
         from .mcore import setup
 
-        setup.start_parallel(parallel, seed)
-        from megatron.core import parallel_state as state
-
+        self.groups = setup.start_parallel(parallel, seed)
         self.parallel, self.optimizer_config, self.precision, self.seed = parallel, optimizer, precision, seed
         self.build = build
         self.device = setup.device()
         self.steps = 0
         self.writer: Any = None  # of a checkpoint in the background
-        self.data_rank, self.data_size = state.get_data_parallel_rank(), state.get_data_parallel_world_size()
+        self.data_rank, self.data_size = self.groups.data_rank, self.groups.data_size
         self.chunks = [chunk.to(self.device) for chunk in build(parallel, precision, seed)]
-        self._tensor_group = state.get_tensor_model_parallel_group() if parallel.tensor > 1 else None
-        self._context_group = state.get_context_parallel_group() if parallel.context > 1 else None
-        self._context_rank = state.get_context_parallel_rank()
-        self._pipeline_group = state.get_pipeline_model_parallel_group()
-        self._reduce_group = state.get_data_parallel_group(with_context_parallel=True)
-        self._last_rank = state.get_pipeline_model_parallel_last_rank()
         self._parked: list[Any] = []
-        self.optimizer = None
-        self._wrapped = self.chunks
+        self.optimizer: Any = None
+        self._wrapped: list[Any] = list(self.chunks)
         if optimizer is not None:
             self._wrapped = adam.wrap_ddp(self.chunks)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
-            self.chunks[0].config.finalize_model_grads_func = self._finalize
-
-    def _finalize(self, chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
-        from megatron.core.distributed import finalize_model_grads
-
-        finalize_model_grads(chunks, None, **options)  # the weights of the loss already hold its normalisation
 
     def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], int]:
         """Pad, slice over context ranks and move to the device. With a pipeline all microbatches get one length."""
@@ -119,9 +105,11 @@ class Engine:
         items = []
         for batch, length in zip(microbatches, lengths, strict=True):
             padded = pad_batch(batch, length)
-            layout = document_layout(padded.cu_seqlens_D1.tolist(), self.parallel.context, self._context_rank)
+            layout = document_layout(padded.cu_seqlens_D1.tolist(), self.parallel.context, self.groups.context_rank)
             if self.parallel.context > 1:
-                padded = slice_batch(padded, context_rows(length, self.parallel.context, self._context_rank).to(padded.tokens_T.device))
+                padded = slice_batch(
+                    padded, context_rows(length, self.parallel.context, self.groups.context_rank).to(padded.tokens_T.device)
+                )
             items.append(_Item(padded.to(self.device), layout.to(self.device), batch.num_tokens))
         return items, max(lengths)
 
@@ -134,7 +122,7 @@ class Engine:
         buffer = (
             getattr(weight_VH, "main_grad", None) if weight_VH.is_cuda and weight_VH.requires_grad and torch.is_grad_enabled() else None
         )
-        head = Head(weight_VH, self._tensor_group, chunk.vocab, values_T, item.layout.document_T, self._context_group, buffer)
+        head = Head(weight_VH, self.groups.tensor, chunk.vocab, values_T, item.layout.document_T, self.groups.context, buffer)
         return hidden_TH, head
 
     def accumulate(self, microbatches: list[PackedBatch], loss: LossFn) -> dict[str, float]:
@@ -176,14 +164,14 @@ class Engine:
             check = float(zlib.crc32("\n".join(names).encode()) % 65521)
             rows = [torch.stack([r[n].to(torch.float64).reshape(()) for r in records]).sum() for n in names]
             sums = torch.stack([torch.tensor(check, dtype=torch.float64, device=self.device), *rows])
-            dist.all_reduce(sums, group=self._reduce_group)
+            dist.all_reduce(sums, group=self.groups.reduce)
             values = sums.tolist()
-            if values[0] != check * dist.get_world_size(self._reduce_group):
+            if values[0] != check * dist.get_world_size(self.groups.reduce):
                 raise ConfigError(f"loss: data ranks returned different metric names; this one returned {names}")
             metrics = dict(zip(names, values[1:], strict=True))
         if self.parallel.pipeline > 1:
             box = [metrics]
-            dist.broadcast_object_list(box, src=self._last_rank, group=self._pipeline_group)
+            dist.broadcast_object_list(box, src=self.groups.last_rank, group=self.groups.pipeline)
             metrics = box[0]
         return metrics
 
@@ -203,16 +191,16 @@ class Engine:
         results = [self._whole(record, item.tokens) for record, item in zip(collected, items, strict=True)] if collected else []
         if self.parallel.pipeline > 1:
             box = [[{k: v.cpu() for k, v in r.items()} for r in results]]
-            dist.broadcast_object_list(box, src=self._last_rank, group=self._pipeline_group)
+            dist.broadcast_object_list(box, src=self.groups.last_rank, group=self.groups.pipeline)
             results = [{k: v.to(self.device) for k, v in r.items()} for r in box[0]]
         return results
 
     def _whole(self, record: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
-        if self._context_group is not None:
+        if self.groups.context is not None:
             size = self.parallel.context
             for name in sorted(record):
                 parts = [torch.empty_like(record[name]) for _ in range(size)]
-                dist.all_gather(parts, record[name].contiguous(), group=self._context_group)
+                dist.all_gather(parts, record[name].contiguous(), group=self.groups.context)
                 joined = torch.cat(parts)
                 rows = torch.cat([context_rows(joined.shape[0], size, r) for r in range(size)]).to(joined.device)
                 record[name] = torch.empty_like(joined).index_copy_(0, rows, joined)

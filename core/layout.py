@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -41,14 +42,11 @@ class DocumentLayout:
     document_T: torch.Tensor  # document of each local token
 
     def to(self, device: torch.device) -> DocumentLayout:
-        def move(value):
-            if isinstance(value, torch.Tensor):
-                return value.to(device, non_blocking=True)
-            if isinstance(value, tuple):
-                return tuple(replace(g, q_rows=move(g.q_rows), k_rows=move(g.k_rows)) for g in value)
-            return value
+        def move(value: Any) -> Any:
+            return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
-        return DocumentLayout(**{f.name: move(getattr(self, f.name)) for f in fields(self)})
+        groups = tuple(replace(g, q_rows=move(g.q_rows), k_rows=move(g.k_rows)) for g in self.groups)
+        return replace(self, **{f.name: move(getattr(self, f.name)) for f in fields(self) if f.name != "groups"}, groups=groups)
 
 
 def context_rows(tokens: int, ranks: int, rank: int) -> torch.Tensor:

@@ -5,6 +5,8 @@ Shape suffixes: T local queries, S keys of all context ranks, H query heads, G k
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -69,15 +71,27 @@ def _varlen(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) ->
 
     if layout.k_rows is not None:
         k_SGD, v_SGD = k_SGD[layout.k_rows], v_SGD[layout.k_rows]
-    return varlen_attn(
-        q_THD,
-        k_SGD,
-        v_SGD,
-        layout.cu_q,
-        layout.cu_k,
-        layout.max_q,
-        layout.max_k,
-        scale=scale,
-        window_size=(-1, 0),
-        enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
-    )
+    takes = _varlen_options()
+    options: dict = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
+    if "scale" in takes:
+        options["scale"] = scale
+    elif scale is not None:
+        q_THD = q_THD * (scale * q_THD.shape[-1] ** 0.5)
+    if q_THD.shape[1] != k_SGD.shape[1]:
+        if "enable_gqa" in takes:
+            options["enable_gqa"] = True
+        else:
+            k_SGD, v_SGD = (x.repeat_interleave(q_THD.shape[1] // x.shape[1], 1) for x in (k_SGD, v_SGD))
+    out = varlen_attn(q_THD, k_SGD, v_SGD.contiguous(), layout.cu_q, layout.cu_k, layout.max_q, layout.max_k, **options)
+    assert isinstance(out, torch.Tensor)  # a pair only when asked for auxiliary results
+    return out
+
+
+@cache
+def _varlen_options() -> frozenset[str]:
+    """Parameters of torch's function, which grew from release to release (2.10: is_causal; later: window_size, scale, enable_gqa)."""
+    import inspect
+
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)

@@ -33,10 +33,12 @@ LayerChoice = Literal["auto", "ours", "te"]
 class GPT(GPTModel):
     """One pipeline chunk of a decoder."""
 
+    inverse_R: torch.Tensor
+
     def __init__(self, model: ModelConfig, config: Any, layer: Any, chunk: int | None, value_head: ValueHead) -> None:
         super().__init__(
             config,
-            block_spec(layer, get_num_layers_to_build(config, chunk)),
+            block_spec(layer, get_num_layers_to_build(config, chunk)),  # type: ignore[arg-type]
             vocab_size=model.padded_vocab,
             max_sequence_length=model.max_positions,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
@@ -69,7 +71,7 @@ class GPT(GPTModel):
         """
         if self.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        weight_VH = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
+        weight_VH: Any = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
         hidden_TH = hidden.squeeze(1)
         return hidden_TH, weight_VH, self.value_head(hidden_TH) if self.value_head is not None else None
 

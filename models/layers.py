@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -72,17 +73,17 @@ class PackedAttention(MegatronModule):
         super().__init__(config)
         self.scale = softmax_scale
 
-    def forward(self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, packed_seq_params=None):
+    def forward(self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, *, packed_seq_params):
         packed: PackedInput = packed_seq_params
         query, key, value = packed.rotate(query.squeeze(1)), packed.rotate(key.squeeze(1)), value.squeeze(1)
-        context_group = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
+        context_group: Any = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
         out_THD = packed_attention(query, key, value, packed.layout, self.scale, context_group)
         return out_THD.reshape(out_THD.shape[0], 1, -1)
 
 
 def layer_spec(config) -> ModuleSpec:
     """One layer of ours: dense or with experts, with or without query and key norms."""
-    spec = get_gpt_layer_local_spec(
+    spec: Any = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
@@ -97,4 +98,4 @@ def layer_spec(config) -> ModuleSpec:
 
 def block_spec(layer: ModuleSpec, layers: int) -> TransformerBlockSubmodules:
     """The layers of one pipeline chunk and the final norm."""
-    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)  # type: ignore[arg-type]

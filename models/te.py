@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from .layers import PackedInput
 
@@ -27,7 +28,7 @@ def te_layer_spec(config):
 
     from .layers import GatedMLP, PackedAttention
 
-    spec = get_gpt_layer_with_transformer_engine_spec(
+    spec: Any = get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=config.qk_layernorm
     )
     attention = spec.submodules.self_attention.submodules
@@ -45,7 +46,7 @@ def _packed_te_attention():
     class PackedTEAttention(TEDotProductAttention):
         """Rotary embedding, then TransformerEngine's attention in its packed (thd) format."""
 
-        def forward(self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, packed_seq_params=None):
+        def forward(self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, *, packed_seq_params):
             packed: PackedInput = packed_seq_params
             layout = packed.layout
             params = PackedSeqParams(
@@ -60,7 +61,7 @@ def _packed_te_attention():
                 packed.rotate(key.squeeze(1)),
                 value.squeeze(1).contiguous(),
                 None,
-                attn_mask_type=attn_mask_type,
+                attn_mask_type=attn_mask_type,  # type: ignore[arg-type]
                 packed_seq_params=params,
             )
             return out.reshape(out.shape[0], 1, -1)

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,14 @@ def wrap_ddp(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     settings = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    chunks[0].config.finalize_model_grads_func = _finalize
     return [DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+
+
+def _finalize(chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
+    from megatron.core.distributed import finalize_model_grads
+
+    finalize_model_grads(chunks, None, **options)  # the weights of the loss already hold its normalisation
 
 
 def build_optimizer(config: OptimizerConfig, precision: PrecisionConfig, wrapped: list[torch.nn.Module]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -34,7 +35,24 @@ def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "en
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_minutes))
 
 
-def start_parallel(parallel: ParallelConfig, seed: int) -> None:
+@dataclass(frozen=True)
+class Groups:
+    """This rank's place in the layout. A group of one rank is None where a loss or a kernel is told of it."""
+
+    data_rank: int
+    data_size: int
+    replica_rank: int  # among the ranks that hold the same dense parameters
+    expert_replica_rank: int  # among the ranks that hold the same experts
+    tensor_rank: int
+    tensor: dist.ProcessGroup | None
+    context_rank: int
+    context: dist.ProcessGroup | None
+    pipeline: dist.ProcessGroup
+    reduce: dist.ProcessGroup  # data and context ranks of this pipeline stage
+    last_rank: int  # of the pipeline
+
+
+def start_parallel(parallel: ParallelConfig, seed: int) -> Groups:
     """Build Megatron's groups and seed its generators. A second engine in the process must use the same layout."""
     global _active
     with warnings.catch_warnings():
@@ -63,6 +81,42 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> None:
     _complete_megatron()
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)
+    return Groups(
+        data_rank=parallel_state.get_data_parallel_rank(),
+        data_size=parallel_state.get_data_parallel_world_size(),
+        replica_rank=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+        expert_replica_rank=parallel_state.get_expert_data_parallel_rank(),
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor=parallel_state.get_tensor_model_parallel_group() if parallel.tensor > 1 else None,
+        context_rank=parallel_state.get_context_parallel_rank(),
+        context=parallel_state.get_context_parallel_group() if parallel.context > 1 else None,
+        pipeline=parallel_state.get_pipeline_model_parallel_group(),
+        reduce=parallel_state.get_data_parallel_group(with_context_parallel=True),
+        last_rank=parallel_state.get_pipeline_model_parallel_last_rank(),
+    )
+
+
+def generator_states() -> dict[str, torch.Tensor]:
+    """States of all random generators of this rank."""
+    from megatron.core import tensor_parallel
+
+    states = {"rng.cpu": torch.get_rng_state()}
+    for name, value in tensor_parallel.get_cuda_rng_tracker().get_states().items():
+        states[f"rng.tracker.{name}"] = value.clone() if isinstance(value, torch.Tensor) else value.get_state()
+    if torch.cuda.is_available():
+        states["rng.cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_generators(states: dict[str, torch.Tensor]) -> None:
+    """Undo `generator_states`."""
+    from megatron.core import tensor_parallel
+
+    torch.set_rng_state(states["rng.cpu"])
+    if torch.cuda.is_available() and "rng.cuda" in states:
+        torch.cuda.set_rng_state(states["rng.cuda"])
+    prefix = "rng.tracker."
+    tensor_parallel.get_cuda_rng_tracker().set_states({k[len(prefix) :]: v for k, v in states.items() if k.startswith(prefix)})
 
 
 def expert_tensor_size(parallel: ParallelConfig) -> int:
