@@ -30,8 +30,8 @@ GRPO_SETTINGS = PolicySettings(clip_high=0.28)
 class Bench:
     """Where figures go: the recorder, a table on stdout, and which sections were asked for."""
 
-    def __init__(self, recorder: record.Recorder, budget_s: float, scale: int):
-        self.recorder, self.scale = recorder, scale
+    def __init__(self, recorder: record.Recorder, budget_s: float, scale: int, quick: bool):
+        self.recorder, self.scale, self.quick = recorder, scale, quick
         self.timer = Timer(budget_s)
         self.copy_gbs = 0.0
         self.missing: rivals.Missing = {}
@@ -54,11 +54,20 @@ class Bench:
         print(f"{case:52s} {impl:36s} {metric} {value:.2e}", flush=True)
 
     def measure(
-        self, case: str, impl: str, call: Callable[[], object], useful_bytes: float | None = None, peak_less_gb: float = 0.0, most: int = 60
+        self,
+        case: str,
+        impl: str,
+        call: Callable[[], object],
+        useful_bytes: float | None = None,
+        peak_less_gb: float = 0.0,
+        most: int = 60,
+        before: Callable[[], object] | None = None,
     ) -> None:
         """Time one call; a rival that fails is reported and left out, ours may not fail."""
+        if self.quick and impl.startswith("torch"):
+            return
         with self.excused(case, impl):
-            self.add(case, impl, self.timer(call, most), useful_bytes, peak_less_gb)
+            self.add(case, impl, self.timer(call, most, before), useful_bytes, peak_less_gb)
 
     @contextmanager
     def excused(self, case: str, impl: str) -> Iterator[None]:
@@ -94,7 +103,8 @@ def _ours(entropy: bool) -> Callable:
 
 def _logits_case(b: Bench, rows: int, vocab: int) -> None:
     x, y = _logits(rows, vocab)
-    size, grad = x.numel() * 2, torch.randn(rows, device="cuda")
+    size, grad, kept = x.numel() * 2, torch.randn(rows, device="cuda"), x.clone()
+    restore = partial(x.copy_, kept)  # an in-place gradient overwrites the logits
     others = rivals.logits_rivals(b.missing)
     if vocab == VOCAB:
         others["torch.compile fp32"] = (torch.compile(rivals.torch_logprob), True)
@@ -117,11 +127,11 @@ def _logits_case(b: Bench, rows: int, vocab: int) -> None:
         for impl, (call, _) in others.items():
             if not entropy or impl in rivals.WITH_ENTROPY:
                 b.measure(f"token_logprob fwd{tail}", impl, partial(forward, call), size)
-        b.measure(f"token_logprob f+b{tail}", "terrella", partial(both, _ours(entropy), entropy), 3 * size)
+        b.measure(f"token_logprob f+b{tail}", "terrella", partial(both, _ours(entropy), entropy), 3 * size, most=20, before=restore)
         for impl, (call, has_grad) in others.items():
-            x.normal_(std=3.0)  # a gradient may have overwritten them
             if has_grad and (not entropy or impl in rivals.WITH_ENTROPY):
-                b.measure(f"token_logprob f+b{tail}", impl, partial(both, call, entropy), 3 * size, most=12)
+                b.measure(f"token_logprob f+b{tail}", impl, partial(both, call, entropy), 3 * size, most=12, before=restore)
+        restore()
 
 
 def logits_path(b: Bench) -> None:
@@ -145,10 +155,11 @@ def one_rank_of_eight(b: Bench) -> None:
         torch.autograd.grad(call(leaf, y)[0], leaf, grad)
 
     case = f"one rank of TP=8 f+b N={rows} V={columns}"
-    b.measure(case, "terrella (with entropy)", step, 3 * x.numel() * 2)
+    restore = partial(x.copy_, x.clone())
+    b.measure(case, "terrella (with entropy)", step, 3 * x.numel() * 2, before=restore)
     for impl, (call, has_grad) in rivals.logits_rivals(b.missing).items():
         if has_grad and impl.startswith("flash"):
-            b.measure(case, impl, partial(rival, call), 3 * x.numel() * 2)
+            b.measure(case, impl, partial(rival, call), 3 * x.numel() * 2, before=restore)
 
 
 def _head(rows: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -179,6 +190,7 @@ def _matmuls(b: Bench, h: torch.Tensor, w: torch.Tensor, name: str) -> None:
         torch.mm(logits, w, out=dh)
         torch.mm(logits.T, h, out=dw)
 
+    b.timer.warm(three)
     b.measure(f"linear_logprob fwd +entropy {name}", "matmul x1", lambda: torch.mm(h, w.T, out=logits))
     b.measure(f"linear_policy_loss f+b {name}", "matmul x3", three)
 
@@ -399,6 +411,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--baseline", action="store_true", help="also record our rows as the new regression baseline")
     parser.add_argument("--scale", type=int, default=1, help="divide the row counts, for a smaller GPU")
     parser.add_argument("--budget", type=float, default=0.25, help="seconds of repetition for one figure")
+    parser.add_argument("--quick", action="store_true", help="leave out the torch eager and torch.compile rows")
     parser.add_argument("--commit", default=None, help="commit to record where the code is not in a repository")
     options = parser.parse_args(argv)
     wanted = [s for s in options.only.split(",") if s] or list(SECTIONS)
@@ -412,7 +425,7 @@ def main(argv: list[str] | None = None) -> int:
     versions = f"torch {torch.__version__}; triton {triton.__version__}"
     command = "terrella bench kernels " + " ".join(sys.argv[1:] if argv is None else argv)
     recorder = record.Recorder("kernels", command, torch.cuda.get_device_name(), versions, options.commit)
-    b = Bench(recorder, options.budget, options.scale)
+    b = Bench(recorder, options.budget, options.scale, options.quick)
     try:
         ceilings(b)
         for section in wanted:

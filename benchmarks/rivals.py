@@ -1,7 +1,7 @@
 """Other projects' kernels behind one shape of call, each at its best setting for the job. Absent ones are left out, with the reason.
 
 They are looked for in the folder that `terrella bench kernels --rivals` names (unpacked pure-Python wheels; only the kernel folders of
-trl and verl, as `trl_kernels` and `verl_kernel`, and flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`), then on the path.
+trl and verl, as `trl_rival/kernels` and `verl_kernel`, and flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`), then on the path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _load(name: str, module: str, missing: Missing):
 def logits_rivals(missing: Missing) -> dict[str, tuple[Callable, bool]]:
     """name -> (call(logits_NV, targets_N) -> (logprob, entropy or None), has gradient)."""
     found: dict[str, tuple[Callable, bool]] = {}
-    if trl := _load("trl 1.16.0", "trl_kernels.logprob_entropy", missing):
+    if trl := _load("trl 1.16.0", "trl_rival.kernels.logprob_entropy", missing):
         found["trl 1.16.0"] = (lambda x, y: trl.selective_log_softmax_and_entropy(x[None], y[None]), True)
     if flash := _load("flash-attn 2.8.3 CE", "flash_cross_entropy", missing):
         found["flash-attn 2.8.3 CE"] = (lambda x, y: (-flash.cross_entropy_loss(x, y, inplace_backward=True)[0], None), True)
@@ -63,7 +63,7 @@ def torch_logprob(x: torch.Tensor, y: torch.Tensor):
 def linear_rivals(missing: Missing) -> dict[str, Callable]:
     """name -> call(hidden, weight, targets) -> (logprob, entropy or None), differentiable."""
     found: dict[str, Callable] = {}
-    if trl := _load("trl 1.16.0 chunked", "trl_kernels.chunked_logprob", missing):
+    if trl := _load("trl 1.16.0 chunked", "trl_rival.kernels.chunked_logprob", missing):
         found["trl 1.16.0 chunked"] = lambda h, w, y: trl.ChunkedLogProbFunction.apply(h, w, None, y, 1.0, 32768, None, 1.0, ("entropy",))[
             :2
         ]

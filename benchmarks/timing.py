@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,8 +23,12 @@ class Timer:
     def __init__(self, budget_s: float = 0.3):
         self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         self.budget_s = budget_s
+        self.before: Callable[[], object] = lambda: None
 
-    def __call__(self, call: Callable[[], object], most: int = 60) -> Timing:
+    def __call__(self, call: Callable[[], object], most: int = 60, before: Callable[[], object] | None = None) -> Timing:
+        """`before` runs untimed ahead of every call, to restore what the call overwrites."""
+        self.before = before or (lambda: None)
+        self.before()
         call()
         torch.cuda.synchronize()
         base = torch.cuda.memory_allocated()
@@ -35,9 +40,17 @@ class Timer:
         low, middle, high = torch.quantile(times, torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
         return Timing(middle, low, high, peak / 1e9)
 
+    def warm(self, call: Callable[[], object], seconds: float = 0.7) -> None:
+        """Bring the GPU to the clocks it can hold under this load, so that what is timed first has no advantage."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            call()
+            torch.cuda.synchronize()
+
     def _once(self, call: Callable[[], object]) -> float:
+        self.before()
         self.flush.zero_()
-        torch.cuda._sleep(500_000)  # a quarter of a millisecond in which the launches get ahead of the GPU
+        torch.cuda._sleep(3_000_000)  # over a millisecond in which the launches get ahead of the GPU
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         call()

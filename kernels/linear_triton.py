@@ -66,7 +66,8 @@ class _LinearLogprob(torch.autograd.Function):
         grad_N = grad_N.contiguous()
         grad_entropy_N = None if grad_entropy_N is None else grad_entropy_N.contiguous()
         dhidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
-        dweight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device) if need_weight else None
+        make = torch.empty if len(targets_N) else torch.zeros
+        dweight_VH = make(weight_VH.shape, dtype=torch.float32, device=weight_VH.device) if need_weight else None
         rows = chunk_rows(len(targets_N), len(weight_VH), hidden_NH.element_size(), GRAD_BYTES)
         buffer_RV = hidden_NH.new_empty((rows, len(weight_VH)))
         for start in range(0, len(targets_N), rows):

@@ -80,10 +80,9 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
         x = _capped(tl.load(p + start + offs), softcap, CAP)
         m, l, s = _fold(m, l, s, x, scale, ENT, False)
     # the target's tile, and the ragged end when that is another
-    if y >= 0:
-        m, l, s = _fold(m, l, s, _masked_tile(p, special * BLOCK + offs, V, y, softcap, CAP), scale, ENT, True)
-    if (full * BLOCK < V) & ((y < 0) | (special != full)):
-        m, l, s = _fold(m, l, s, _masked_tile(p, full * BLOCK + offs, V, y, softcap, CAP), scale, ENT, True)
+    for j in range(tl.where((special != full) & (full * BLOCK < V), 2, 1)):
+        tile = special if j == 0 else full
+        m, l, s = _fold(m, l, s, _masked_tile(p, tile * BLOCK + offs, V, y, softcap, CAP), scale, ENT, True)
     M = tl.max(m, axis=0)
     drop = (m - M) * scale
     w = tl.exp2(drop)
