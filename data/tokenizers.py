@@ -20,8 +20,10 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     pad_id: int
-    bos_id: int | None
     eos_id: int
+
+    @property
+    def bos_id(self) -> int | None: ...
 
     def encode(self, text: str) -> list[int]: ...
 

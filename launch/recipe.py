@@ -145,7 +145,126 @@ class Export:
     model: str
 
 
-Stage = SelfPlay | Supervised | Reinforce | Evaluate | Export
+@dataclass(frozen=True)
+class TextGameData:
+    """Transitions of our own text games as shards of questions and answers, with held-out rows and held-out games; and a tokenizer."""
+
+    kind: Literal["text-game-data"]
+    name: str
+    games: list[str]
+    unseen_games: list[str] = field(default_factory=list)  # never trained on, evaluated on their own
+    seeds: int = 4  # start states of each game
+    heldout_per_verb: int = 5  # of each game and verb: so many changed and so many unchanged rows
+    prompt: Literal["bare", "full"] = "bare"  # full adds rules and two worked examples, for models that read
+    pad_prompts_to: int = 32  # prompts are padded in front to a multiple of this, so that many are decoded together
+    samples_per_shard: int = 4096
+
+    def __post_init__(self) -> None:
+        _positive(
+            seeds=self.seeds,
+            heldout_per_verb=self.heldout_per_verb,
+            pad_prompts_to=self.pad_prompts_to,
+            samples_per_shard=self.samples_per_shard,
+        )
+        if not self.games:
+            raise ValueError("games: at least one is needed")
+        if both := set(self.games) & set(self.unseen_games):
+            raise ValueError(f"unseen_games: '{sorted(both)[0]}' is also trained on")
+
+
+@dataclass(frozen=True)
+class LanguageSupervised:
+    """Cross-entropy on the true answers of a data stage: supervised fine-tuning, or the control arm of an RL stage."""
+
+    kind: Literal["language-sft"]
+    name: str
+    data: str
+    sequences_per_step: int
+    optimizer: OptimizerConfig
+    steps: int | None = None
+    match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
+    init: str | None = None
+    non_gold_ratio: float = 0.4  # rows without a changed object, for each with one
+    microbatch_tokens: int = 8192
+    checkpoint_every: int = 100
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        _positive(
+            sequences_per_step=self.sequences_per_step,
+            microbatch_tokens=self.microbatch_tokens,
+            checkpoint_every=self.checkpoint_every,
+            log_every=self.log_every,
+        )
+        if (self.steps is None) == (self.match_tokens_of is None):
+            raise ValueError("steps: give either steps or match_tokens_of")
+
+
+@dataclass(frozen=True)
+class LanguageReinforce:
+    """RL on the questions of a data stage: one answer is one episode, a rule is its judge."""
+
+    kind: Literal["language-rlvr"]
+    name: str
+    init: str
+    data: str
+    reward: Literal["binary", "task_specific", "f1"]
+    algorithm: GRPO
+    prompts_per_step: int
+    samples_per_prompt: int
+    steps: int
+    optimizer: OptimizerConfig
+    max_new_tokens: int
+    mode: Literal["faithful", "strict"] = "strict"
+    non_gold_ratio: float = 0.4
+    temperature: float = 1.0
+    microbatch_tokens: int = 8192
+    drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
+    checkpoint_every: int = 10
+    rollouts_every: int = 10  # keep a sample of answers for the report
+
+    def __post_init__(self) -> None:
+        _positive(
+            prompts_per_step=self.prompts_per_step,
+            steps=self.steps,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            microbatch_tokens=self.microbatch_tokens,
+            drift_gate=self.drift_gate,
+            checkpoint_every=self.checkpoint_every,
+            rollouts_every=self.rollouts_every,
+        )
+        if self.samples_per_prompt < 2:
+            raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+
+
+@dataclass(frozen=True)
+class LanguageEvaluate:
+    """Held-out questions for several stages' models, beside the answer that nothing changes and the true answer."""
+
+    kind: Literal["language-eval"]
+    name: str
+    models: list[str]
+    data: str
+    max_new_tokens: int
+    mode: Literal["faithful", "strict"] = "strict"
+    n: int = 512  # held-out rows at most, and as many of unseen games
+    temperature: float = 0.0
+    before: str | None = None  # the headline compares this stage ...
+    after: str | None = None  # ... with this one
+    control: str | None = None
+
+    def __post_init__(self) -> None:
+        _positive(n=self.n, max_new_tokens=self.max_new_tokens)
+        for key in ("before", "after", "control"):
+            if getattr(self, key) is not None and getattr(self, key) not in self.models:
+                raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
+
+
+GridStage = SelfPlay | Supervised | Reinforce | Evaluate
+LanguageStage = TextGameData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
+Stage = SelfPlay | Supervised | Reinforce | Evaluate | Export | TextGameData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
+LANGUAGE = "language"  # the world of recipes that train on text alone
 
 
 @dataclass(frozen=True)
@@ -153,7 +272,7 @@ class Recipe:
     """All settings of a run."""
 
     name: str
-    world: str  # a tag of rl/worlds/tags.yaml
+    world: str  # a tag of rl/worlds/tags.yaml, or `language` for recipes of language stages
     model: ModelConfig
     stages: list[Stage]
     seed: int = 0
@@ -172,6 +291,8 @@ class Recipe:
                 if used not in names:
                     raise ValueError(f"stages: '{stage.name}' refers to '{used}', which is no earlier stage ({', '.join(names) or 'none'})")
             names.append(stage.name)
+            if isinstance(stage, GridStage if self.world == LANGUAGE else LanguageStage):
+                raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} does not fit the world '{self.world}'")
         if not names:
             raise ValueError("stages: a recipe needs at least one stage")
 
@@ -183,6 +304,12 @@ def _references(stage: Stage) -> list[str]:
         return [stage.init, stage.tasks.source]
     if isinstance(stage, Evaluate):
         return [*stage.models, stage.tasks.source]
+    if isinstance(stage, LanguageSupervised):
+        return [x for x in (stage.data, stage.init, stage.match_tokens_of) if x]
+    if isinstance(stage, LanguageReinforce):
+        return [stage.init, stage.data]
+    if isinstance(stage, LanguageEvaluate):
+        return [*stage.models, stage.data]
     return [stage.model] if isinstance(stage, Export) else []
 
 

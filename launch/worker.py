@@ -21,11 +21,21 @@ from ..core import run as runs
 from ..core.errors import TerrellaError, WorkerError
 from ..core.files import write_json
 from ..core.sinks import open_sinks
-from .recipe import Recipe, with_vocab
+from .recipe import LANGUAGE, Recipe, with_vocab
 from .supervise import STOPPED, error_file
 
 # kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`
-STAGES = {"self-play": "selfplay", "supervised": "supervised", "rlvr": "reinforce", "evaluate": "evaluate", "export": "export"}
+STAGES = {
+    "self-play": "selfplay",
+    "supervised": "supervised",
+    "rlvr": "reinforce",
+    "evaluate": "evaluate",
+    "export": "export",
+    "text-game-data": "text_game_data",
+    "language-sft": "language_sft",
+    "language-rlvr": "language_rlvr",
+    "language-eval": "language_eval",
+}
 
 
 def die_with_parent() -> None:
@@ -71,9 +81,13 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     if not torch.cuda.is_available():
         shim.install()
     setup.start_process_group(recipe.parallel.timeout_minutes)
-    dynamics = GridDynamics.of(recipe.world)
-    tokenizer = dynamics.tokenizer()
-    job = Job(recipe, run, rank, ranks, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
+    dynamics: Any = None  # language stages have neither: they ask their data stage
+    tokenizer: Any = None
+    if recipe.world != LANGUAGE:
+        dynamics = GridDynamics.of(recipe.world)
+        tokenizer = dynamics.tokenizer()
+    model = with_vocab(recipe, tokenizer.vocab_size) if tokenizer else recipe.model
+    job = Job(recipe, run, rank, ranks, dynamics, tokenizer, model)
     job.listen()
     health.Heartbeat(path / "logs" / f"rank-{rank}.alive.json", lambda: leases.holds(path, run.token)).start()
     if int(os.environ.get("TERRELLA_NODES", "1")) > 1:

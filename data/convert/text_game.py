@@ -6,7 +6,7 @@ The prompt asks for a state difference: changed objects whole, removed ids, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def find_material(source: Path, rules: str | Path | None, examples: str | Path |
     return Prompts.from_files(folder, worked)
 
 
-def pair_of(row: dict[str, Any], prompts: Prompts, split: str) -> dict[str, Any]:
+def pair_of(row: dict[str, Any], prompts: Callable[[dict[str, Any]], str], split: str) -> dict[str, Any]:
     """The sample of one transition."""
     return {
         "prompt.json": [{"role": "user", "content": prompts(row)}],

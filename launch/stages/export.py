@@ -10,6 +10,7 @@ from ...models.hf import export_hf
 from ..job import Job
 from ..recipe import Export
 from .common import build_engine
+from .language import tokenizer_of
 
 FOLDER = "export"
 
@@ -21,8 +22,9 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     if job.speaks:
         job.run.guard()
         shutil.rmtree(partial, ignore_errors=True)
-        job.tokenizer.save(make_folder(tokenizer))
-        specials = {"bos_token_id": job.tokenizer.bos_id, "eos_token_id": job.tokenizer.eos_id, "pad_token_id": job.tokenizer.pad_id}
+        words = job.tokenizer or tokenizer_of(job)
+        words.save(make_folder(tokenizer))
+        specials = {"bos_token_id": words.bos_id, "eos_token_id": words.eos_id, "pad_token_id": words.pad_id}
         write_json(tokenizer / "generation_config.json", specials)
     job.barrier()
     proof = export_hf(engine, partial, carry_from=tokenizer)

@@ -120,8 +120,6 @@ def _with_copy(name: str, kind: str, judged: Sequence[Judged], base: Sequence[Ju
 def changed_gain(after: Sequence[Judged | Invalid], before: Sequence[Judged | Invalid]) -> Estimate:
     """How much more of the changed rows one model gets right than another, on rows both could be judged on."""
     pairs = [
-        (float(a.right), float(b.right))
-        for a, b in zip(after, before, strict=True)
-        if isinstance(a, Judged) and isinstance(b, Judged) and a.changed
+        (a.right, b.right) for a, b in zip(after, before, strict=True) if isinstance(a, Judged) and isinstance(b, Judged) and a.changed
     ]
     return paired_difference([a for a, _ in pairs], [b for _, b in pairs])

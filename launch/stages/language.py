@@ -1,0 +1,75 @@
+"""What the language stages share: the questions of a data stage, its tokenizer, sequences to train on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...data.packing import TrainSequence, role_weight
+from ...data.shards import ShardSet
+from ...data.tokenizers import Tokenizer, load_tokenizer
+from ...data.trajectory import Role
+from ...rl.language import Question, answer_sequence, read_pair
+from ...rl.text_games.splits import RatioSampler
+from ..job import Job
+from ..recipe import TextGameData
+
+TRAIN, TEST, UNSEEN, TOKENIZER = "train", "test", "unseen", "tokenizer"
+
+
+@dataclass
+class Questions:
+    """The questions that a data stage left."""
+
+    job: Job
+    data: str
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        found = load_tokenizer(self.job.stage_folder(self.data) / TOKENIZER)
+        if found.vocab_size > self.job.model.vocab:
+            raise ConfigError(f"model.vocab = {self.job.model.vocab} is below the tokenizer's {found.vocab_size}")
+        return found
+
+    @property
+    def multiple(self) -> int:
+        """What prompts are padded to."""
+        return self.job.outcome(self.data)["pad_prompts_to"]
+
+    @cached_property
+    def train(self) -> ShardSet:
+        return ShardSet(self.job.stage_folder(self.data) / TRAIN)
+
+    def some(self, part: str, n: int) -> list[Question]:
+        """At most n questions of a part, spread over it; none where the part was not made."""
+        folder = self.job.stage_folder(self.data) / part
+        if not folder.exists():
+            return []
+        shards = ShardSet(folder)
+        chosen = np.linspace(0, len(shards) - 1, min(n, len(shards))).round().astype(int)
+        return [read_pair(shards[int(i)]) for i in chosen]
+
+    def stream(self, ratio: float) -> RatioSampler:
+        """Which training question stands at which place of an endless stream."""
+        flags = ShardSet(self.job.stage_folder(self.data) / TRAIN, fields=["extra.json"])
+        return RatioSampler([flags[i]["extra.json"]["gold"] for i in range(len(flags))], ratio=ratio, seed=self.job.recipe.seed)
+
+    def at(self, index: int) -> Question:
+        return read_pair(self.train[index])
+
+    def sequences(self, questions: list[Question], total: int) -> list[TrainSequence]:
+        """Answers to imitate; the loss is the mean over `total` answer tokens of the whole step."""
+        made = [answer_sequence(self.tokenizer, q, self.multiple) for q in questions]
+        return [TrainSequence.of(s, ce=role_weight(s, Role.STATE, 1.0 / total)) for s in made]
+
+    def answer_tokens(self, question: Question) -> int:
+        return len(self.tokenizer.encode(question.answer)) + 1
+
+
+def tokenizer_of(job: Job) -> Tokenizer:
+    """The tokenizer of a language recipe: its data stage made it."""
+    stage = next(s for s in job.recipe.stages if isinstance(s, TextGameData))
+    return Questions(job, stage.name).tokenizer

@@ -1,0 +1,131 @@
+"""Single-turn questions to a language world model: prompt ids in, an answer out, judged by a rule.
+
+The samples are those of the shard kind for world-model pairs, so that converted public data and data of our own games train alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..data.tokenizers import Tokenizer
+from ..data.trajectory import Invalid, Role, TokenSequence
+from .rewards import text_game, web_page
+from .rollout.episodes import rollout
+from .rollout.sampler import Sample, Sampler, SamplingParams
+
+Domain = Literal["text-game", "web-page"]
+RewardKind = Literal["binary", "task_specific", "f1"]
+MARKER = "The final answer is: "
+
+
+@dataclass(frozen=True)
+class Question:
+    """One pair of a shard, read for training: the prompt, the true answer, and what the judge needs."""
+
+    domain: Domain
+    prompt: str
+    answer: str
+    row: dict[str, Any]
+    gold: bool
+
+    def judge(self, response: str, kind: RewardKind, mode: text_game.Mode) -> tuple[float, str]:
+        """The reward of a response and, where it is 0 because nothing could be read, why."""
+        if self.domain == "web-page":
+            verdict = web_page.judge(response, self.answer, mode)
+            return verdict.reward, verdict.reason
+        if kind == "f1":
+            raise ValueError("reward: f1 is of web pages; text games have binary and task_specific")
+        told = text_game.judge(response, text_game.Transition.from_row(self.row), kind, mode)
+        return told.reward, told.reason
+
+
+def read_pair(sample: dict[str, Any]) -> Question:
+    """A sample of the pair kind as a question. Text games have a state in `extra.json`, web pages a change list as target."""
+    extra, target = sample["extra.json"], sample["target.json"]
+    prompt = sample["prompt.json"][-1]["content"]
+    if isinstance(target, str):
+        return Question("web-page", prompt, target, {"changed": target != web_page.NOTHING}, target != web_page.NOTHING)
+    state = extra["state"] if isinstance(extra["state"], dict) else json.loads(extra["state"])
+    (*before, score), (*after, next_score) = state["game_state"], target["game_state"]
+    row = {
+        "game": extra.get("game", ""),
+        "state_id": extra.get("state_id", 0),
+        "current_state": {"objects": before},
+        "tick_state": {"objects": after, "lastAction": extra.get("action", "")},
+        "current_score_state": score,
+        "next_score_state": next_score,
+    }
+    step = text_game.Transition.from_row(row)
+    return Question("text-game", prompt, f"{MARKER}{text_game.state_difference(step)!r}", row, step.gold)
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[int, ...]:
+    """The prompt's ids, padded in front to a multiple so that prompts of like length are decoded together."""
+    ids = tokenizer.encode(prompt)
+    return (*(tokenizer.pad_id,) * (-len(ids) % multiple), *ids)
+
+
+def answer_sequence(tokenizer: Tokenizer, question: Question, multiple: int = 1) -> TokenSequence:
+    """The true answer to imitate, its end included; only the answer is learnt."""
+    prompt = prompt_ids(tokenizer, question.prompt, multiple)
+    answer = (*tokenizer.encode(question.answer), tokenizer.eos_id)
+    return TokenSequence((*prompt, *answer), (Role.PROMPT,) * len(prompt) + (Role.STATE,) * len(answer))
+
+
+class AnswerEpisode:
+    """One sampled answer to one question."""
+
+    def __init__(
+        self,
+        question: Question,
+        prompt_id: int,
+        sample_index: int,
+        tokenizer: Tokenizer,
+        *,
+        kind: RewardKind,
+        mode: text_game.Mode,
+        multiple: int = 1,
+    ) -> None:
+        self.question, self.prompt_id, self.sample_index, self.tokenizer = question, prompt_id, sample_index, tokenizer
+        self.kind: RewardKind = kind
+        self.mode: text_game.Mode = mode
+        self.ids = prompt_ids(tokenizer, question.prompt, multiple)
+        self.response: str | None = None
+
+    def context(self) -> tuple[int, ...] | None:
+        return self.ids if self.response is None else None
+
+    def receive(self, sample: Sample) -> None:
+        self.response = self.tokenizer.decode(sample.ids)
+
+    def score(self) -> tuple[list[float], float | Invalid, dict]:
+        assert self.response is not None
+        reward, reason = self.question.judge(self.response, self.kind, self.mode)
+        return [reward], reward, {"reason": reason}
+
+
+def answers(
+    sampler: Sampler,
+    questions: Sequence[Question],
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    seed: int,
+    multiple: int = 1,
+    progress: Callable[[int], None] = lambda done: None,
+    chunk: int = 256,
+) -> list[str | Invalid]:
+    """One answer to every question; a fault of the sampler stays Invalid."""
+    found: list[str | Invalid] = []
+    for start in range(0, len(questions), chunk):
+        part = questions[start : start + chunk]
+        episodes = [
+            AnswerEpisode(q, start + i, 0, tokenizer, kind="f1" if q.domain == "web-page" else "binary", mode="strict", multiple=multiple)
+            for i, q in enumerate(part)
+        ]
+        done = rollout(sampler, episodes, params, seed)
+        found += [t.reward if isinstance(t.reward, Invalid) else e.response or "" for e, t in zip(episodes, done, strict=True)]
+        progress(len(found))
+    return found
