@@ -94,7 +94,7 @@ class Engine:
             raise ConfigError(
                 f"microbatches: virtual_pipeline needs a multiple of parallel.pipeline ({self.parallel.pipeline}), not {len(microbatches)}"
             )
-        multiple = self.parallel.token_multiple
+        multiple = self.parallel.token_multiple * (16 if self.precision.fp8 else 1)  # fp8 products want rows in sixteens
         lengths = [-(-batch.num_tokens // multiple) * multiple for batch in microbatches]
         if self.parallel.expert > 1:  # tokens of several data ranks meet at an expert, and are gathered in equal parts
             common = torch.tensor(lengths, device=self.device)

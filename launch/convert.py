@@ -49,6 +49,19 @@ def from_hf(source: Path, out: Path, kind: Any, base: Path | None) -> None:
     _say(from_any(source, out, kind=kind, base=base), out)
 
 
+@convert.command("push")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("repo")
+@click.option("--base", help="Hub id of the model it was trained from.")
+@click.option("--notes", default="", help="A paragraph for the model card.")
+@click.option("--public", is_flag=True, help="Make the repository public; private otherwise.")
+def push(folder: Path, repo: str, base: str | None, notes: str, public: bool) -> None:
+    """Upload the proven export FOLDER to the hub repository REPO, with a model card and the proof."""
+    from ..models.hub import push as run
+
+    click.echo(run(folder, repo, base=base, notes=notes, private=not public))
+
+
 @convert.command("to-nemo")
 @_source
 def to_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:

@@ -27,6 +27,7 @@ from ..core.mcore.params import Shard
 from . import formats, hf
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, parameter_names
+from .hub import resolve
 from .lora import LoraConfig, merged, write_peft
 
 Kind = Literal["auto", "checkpoint", "hf", "peft", "verl-fsdp", "verl-megatron", "accelerate", "bin", "nemo"]
@@ -69,12 +70,11 @@ def detect(path: Path) -> str:
 
 def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | None = None) -> Source:
     """Open a model. `base` is a Hugging Face folder that says what the model is, where the files themselves do not."""
-    path = Path(path)
-    if not path.exists():
-        raise ConfigError(f"{path}: does not exist")
+    path = resolve(path)
+    base = resolve(base) if base is not None else None
     found = detect(path) if kind == "auto" else kind
     if found == "checkpoint":
-        return _open_checkpoint(path, Path(base) if base else None)
+        return _open_checkpoint(path, base)
     if found == "hf":
         config = hf.read_config(path)
         source, files = hf.weight_source(path, config)
@@ -86,7 +86,6 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
         return open_nemo(path)
     if base is None:
         raise ConfigError(f"{path}: a {found} source needs --base, the Hugging Face folder of the model it belongs to")
-    base = Path(base)
     config = hf.read_config(base)
     if found == "peft":
         tensors = formats.read_peft(path, formats.read_safetensors(base))

@@ -45,6 +45,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),
+    "qwen3-moe-raw": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": False},
+    ),
     "glm": ("glm", {"head_dim": 16, "attention_bias": True}),
     "video-gpt": ("llama", {"num_key_value_heads": 4, "vocab_size": 1100, "intermediate_size": 128, "initializer_range": 0.02}),
 }
@@ -75,7 +79,7 @@ def tiny(case: str) -> tuple[Path, torch.Tensor]:
 def test_round_trip(case: str, layout: str, tmp_path: Path) -> None:
     folder, logits = tiny(case)
     world, parallel = LAYOUTS[layout]
-    if case == "qwen3-moe" and layout == "tp2":
+    if "moe" in case and layout == "tp2":
         parallel = {**parallel, "sequence_parallel": True}
     result = run_ranks("terrella.tests.models.hf_jobs:round_trip", world, folder=str(folder), out=str(tmp_path), parallel=parallel)[0]
     torch.testing.assert_close(result["logits"], logits, atol=1e-5, rtol=0)

@@ -1,0 +1,74 @@
+"""Models by name: a path, or a pinned hub id; offline first. And the way back: an exported folder uploaded with its card and proof."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError
+from ..core.files import read_json, write_atomic
+
+_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})")
+
+
+def resolve(model: str | Path) -> Path:
+    """The folder of a model: a path as it is, or `owner/name@commit` from the local cache, else from the hub.
+
+    The commit must be a full hash: a branch or a tag can change under a run.
+    """
+    path = Path(model)
+    if path.exists():
+        return path
+    match = _ID.fullmatch(str(model))
+    if match is None:
+        raise ConfigError(f"{model}: neither a folder nor a pinned hub id (owner/name@40-digit commit)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    wanted: dict[str, Any] = {
+        "repo_id": match["repo"],
+        "revision": match["revision"],
+        "allow_patterns": ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"],
+    }
+    try:
+        return Path(snapshot_download(**wanted, local_files_only=True))
+    except LocalEntryNotFoundError:
+        try:
+            return Path(snapshot_download(**wanted))
+        except Exception as error:
+            raise ConfigError(f"{model}: not in the local cache, and the hub cannot be reached ({error})") from error
+
+
+def model_card(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:
+    """README.md of an exported folder: what it is, and what was proven of it."""
+    config, proof = read_json(folder / "config.json"), read_json(folder / "export_proof.json")
+    if config is None or proof is None:
+        raise ConfigError(f"{folder}: has no export_proof.json; only proven exports are uploaded (terrella convert to-hf)")
+    head = ["---", "library_name: transformers", "pipeline_tag: text-generation", *([f"base_model: {base}"] if base else []), "---"]
+    body = [
+        f"# {repo.split('/')[-1]}",
+        "",
+        "Trained with Terrella.",
+        *(["", notes] if notes else []),
+        "",
+        "## Proof of export",
+        "",
+        f"- {len(proof['tensors'])} tensors; the xxh3-128 of each is in `export_proof.json`.",
+        f"- On fixed prompts the largest difference between the trainer's logits and transformers' is {proof['max_logit_difference']:.2e}"
+        f" (allowed {proof['tolerance']:.2e}).",
+        f"- Architecture: {config['architectures'][0]}, {config['num_hidden_layers']} layers x {config['hidden_size']},"
+        f" vocabulary {config['vocab_size']}.",
+    ]
+    return "\n".join([*head, "", *body]) + "\n"
+
+
+def push(folder: str | Path, repo: str, *, base: str | None = None, notes: str = "", private: bool = True) -> str:
+    """Upload a proven export with its card; returns the commit's address."""
+    from huggingface_hub import HfApi
+
+    folder = Path(folder)
+    write_atomic(folder / "README.md", model_card(folder, repo, base, notes))
+    api = HfApi()
+    api.create_repo(repo, private=private, exist_ok=True)
+    return str(api.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Upload with proof of export").commit_url)

@@ -1,0 +1,38 @@
+"""Pinned names, model cards, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.core.files import write_json
+from terrella.models.hub import model_card, push, resolve
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(tmp_path) == tmp_path
+    for name in ("missing-folder", "owner/name", "owner/name@main", "owner/name@abc123"):
+        with pytest.raises(ConfigError, match="neither a folder nor a pinned hub id"):
+            resolve(name)
+    # the hub's cache layout, read without a network
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
+    assert resolve(f"owner/name@{commit}") == snapshot
+
+
+def test_only_proven_folders_are_uploaded(tmp_path: Path) -> None:
+    write_json(
+        tmp_path / "config.json", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 61}
+    )
+    with pytest.raises(ConfigError, match=r"no export_proof\.json"):
+        push(tmp_path, "owner/name")
+    write_json(tmp_path / "export_proof.json", {"tensors": {"a": {}, "b": {}}, "max_logit_difference": 2e-7, "tolerance": 1e-5})
+    card = model_card(tmp_path, "owner/name", base="owner/base", notes="A world model.")
+    for piece in ("base_model: owner/base", "# name", "A world model.", "2 tensors", "2.00e-07 (allowed 1.00e-05)", "LlamaForCausalLM"):
+        assert piece in card
