@@ -138,7 +138,7 @@ class Pool(Actors):
                     else:
                         waiting.append(index)
                 except Exception as error:
-                    results[index] = Invalid(f"ray: {method}: {type(error).__name__}: {str(error).splitlines()[-1] if str(error) else ''}")
+                    results[index] = Invalid(f"ray: {method}: {_reason(error)}")
                     idle.append(actor)
             if time.monotonic() > end:
                 for _, index in running.values():
@@ -210,5 +210,6 @@ class Gang(Actors):
 
 
 def _reason(error: Exception) -> str:
+    error = getattr(error, "cause", None) or error  # ray wraps what a call raised
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

@@ -99,7 +99,7 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int) -> 
         microbatch_tokens=512,
         drift_gate=1e-4,
         seed=3,
-        reference=lambda batches: [],
+        reference=lambda batches: [r["logprob"] for r in engine.score(batches, logprob_score(1.0))],
         kl_every=10**9,
         publish=send_to,
     )
