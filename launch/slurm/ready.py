@@ -30,11 +30,17 @@ class Ready:
         return Plan(self.recipe, f"runs/{self.recipe}-{nodes}n", ".", settings, overrides, regenerate=command)
 
 
+NODES = (1, 2, 4, 8, 16, 32, 64)
 RECIPES = (
     Ready(
         "sokoban-tiny",
-        nodes=(1, 2, 4, 8, 16, 32, 64),
+        NODES,
         per_rank={"stages.1.sequences_per_step": 16, "stages.2.prompts_per_step": 2, "stages.3.sequences_per_step": 16},
+    ),
+    Ready(
+        "text-game-tiny",
+        NODES,
+        per_rank={"stages.1.sequences_per_step": 4, "stages.2.prompts_per_step": 2, "stages.3.sequences_per_step": 4},
     ),
 )
 

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from terrella.benchmarks import record
-from terrella.benchmarks.e2e import shares
 from terrella.core.errors import ConfigError, TerrellaError
 from terrella.launch.bench import as_baseline, available, bench, judge
 
@@ -45,8 +44,3 @@ def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
             judge(old, [replace(new[index], value=worse)])
     with pytest.raises(ConfigError, match="no baseline row"):
         judge([], new)
-
-
-def test_end_to_end_shares_come_from_the_record() -> None:
-    rows = [{"tokens": 100 * (i + 1), "time/step_s": 2.0, "time/rollout_s": 1.5} for i in range(4)] + [{"tokens": 1, "time/step_s": 1.0}]
-    assert shares(rows, 1) == {"step": [2.0] * 3, "trained": [50.0] * 2, "sampling": [75.0] * 3}

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError, TerrellaError
+from terrella.launch import recipe as recipes
 from terrella.launch.launch import launch
 from terrella.launch.slurm import cluster, ready
 from terrella.launch.slurm.render import Plan, cut, load, render, sweep_settings
@@ -47,7 +48,7 @@ def test_ready_scripts_are_what_the_templates_give() -> None:
     made = dict(ready.files())
     found = {path.name: path.read_text() for path in ready.FOLDER.glob("*.sbatch")}
     assert found == made, "run python -m terrella.launch.slurm.ready"
-    assert {f"sokoban-tiny-{n:02d}n.sbatch" for n in (1, 2, 4, 8, 16, 32, 64)} <= set(found)
+    assert {f"{recipe}-{n:02d}n.sbatch" for recipe in recipes.shipped() for n in ready.NODES} == set(found)
 
 
 def test_sweeps_are_all_combinations() -> None:
