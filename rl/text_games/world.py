@@ -1,0 +1,241 @@
+"""Text games as worlds: the true one, and the one a world model imagines; and how far the second drifts from the first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...data.trajectory import Invalid
+from ..rewards.loose_json import Unreadable
+from ..rewards.text_game import Transition, merge, read_difference, state_difference
+from ..statistics import proportion
+from ..worlds.base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
+from .crawl import GAMES, advance, find_game
+from .engine import State, Thing
+
+Row = dict[str, Any]
+Predictor = Callable[[list[Row]], "list[str | Invalid]"]  # questions in, responses out
+
+
+@dataclass(frozen=True)
+class View:
+    """What a world model sees of a game, and all that it predicts: objects, score and the next free uuid."""
+
+    objects: list[dict[str, Any]]
+    score: dict[str, Any]
+    next_uuid: int
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal states; the order of objects and of contents does not count."""
+        things = sorted(({**o, "contains": sorted(o["contains"])} for o in self.objects), key=lambda o: o["uuid"])
+        return repr(things), repr(sorted(self.score.items()))
+
+    def question(self, game: str, task: str, action: str) -> Row:
+        """The row that asks for what follows."""
+        current = {"objects": self.objects, "max_UUID": self.next_uuid, "taskDesc": task}
+        return {
+            "game": game,
+            "state_id": 0,
+            "current_state": current,
+            "tick_state": {"objects": self.objects, "lastAction": action},
+            "current_score_state": self.score,
+            "next_score_state": self.score,
+        }
+
+    def after(self, response: str) -> View:
+        """The state that a response makes of this one, created objects included; raises Unreadable for no answer."""
+        step = Transition(self.objects, self.score, self.objects, self.score)
+        try:
+            objects, score = merge(step, read_difference(response, "strict"), "strict")
+            found = View([_whole(o) for o in objects.values()], {k: score[k] for k in ("score", "gameOver", "gameWon")}, self.next_uuid)
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
+            raise Unreadable(f"{type(error).__name__}: {str(error)[:100]}") from error
+        top = max((o["uuid"] for o in found.objects), default=0)
+        return View(found.objects, found.score, max(self.next_uuid, top + 1))
+
+
+def _whole(thing: dict[str, Any]) -> dict[str, Any]:
+    made = {key: thing[key] for key in ("name", "uuid", "type", "properties", "contains")}
+    if not (isinstance(made["uuid"], int) and isinstance(made["properties"], dict) and isinstance(made["contains"], list)):
+        raise Unreadable("an object without uuid, properties or contents")
+    return {**made, "contains": [str(name) for name in made["contains"]]}
+
+
+def view_of(game_name: str, state: State) -> View:
+    """What is to be seen of a true state."""
+    return View(state.objects(), find_game(game_name).score(state), state.next_uuid)
+
+
+@dataclass(frozen=True)
+class GameConfig:
+    """Which of the games of rl/text_games it is."""
+
+    game: str = next(iter(GAMES))
+
+
+class TextGame(World):
+    """A true game. An action is a line of text; one that is not understood only lets time pass."""
+
+    name = "text-game"
+    Config = GameConfig
+
+    def __init__(self, game: str = GameConfig.game) -> None:
+        self.game = find_game(game)
+        self.state: State | None = None
+
+    def reset(self, seed: int, sample: int = 0) -> str:
+        self.state = self.game.start(seed)
+        return self.render()
+
+    def step(self, action: Action) -> StepResult:
+        check_started(self, self.state)
+        assert self.state is not None
+        before, known = self.state, str(action) in self.game.actions(self.state)
+        self.state = advance(self.game, before, str(action))
+        was, now = self.game.points(before), self.game.points(self.state)
+        changed = before.objects() != self.state.objects()
+        info = {"success": float(now[2]), "action_is_valid": float(known), "action_is_effective": float(changed)}
+        return StepResult(self.render(), float(now[0] - was[0]), now[1], info)
+
+    def render(self, mode: str = "text") -> str:
+        check_mode(self, mode)
+        check_started(self, self.state)
+        assert self.state is not None
+        view = view_of(self.game.name, self.state)
+        return repr({"game_state": [*view.objects, view.score]})
+
+    def snapshot(self) -> Snapshot:
+        check_started(self, self.state)
+        assert self.state is not None
+        things = [[t.uuid, t.label, t.type, t.properties, t.contains] for t in self.state.copy().things.values()]
+        return {"game": self.game.name, "things": things, "next_uuid": self.state.next_uuid}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        if snapshot.get("game") != self.game.name:
+            raise WorldFault(f"a snapshot of {snapshot.get('game')!r} cannot be restored in {self.game.name!r}")
+        things = {t[0]: Thing(*t) for t in snapshot["things"]}
+        self.state = State(things, snapshot["next_uuid"]).copy()
+
+
+class ImaginedGame(World):
+    """The same game as a world model imagines it: only the start is true. An unreadable answer leaves the state as it was."""
+
+    name = "imagined-text-game"
+    Config = GameConfig
+
+    def __init__(self, predict: Predictor, game: str = GameConfig.game) -> None:
+        self.game, self.predict = find_game(game), predict
+        self.view: View | None = None
+
+    def reset(self, seed: int, sample: int = 0) -> str:
+        self.view = view_of(self.game.name, self.game.start(seed))
+        return self.render()
+
+    def step(self, action: Action) -> StepResult:
+        check_started(self, self.view)
+        assert self.view is not None
+        answer = self.predict([self.view.question(self.game.name, self.game.task, str(action))])[0]
+        if isinstance(answer, Invalid):
+            raise WorldFault(f"the world model gave no answer: {answer.reason}")
+        before, read = self.view, True
+        try:
+            self.view = before.after(answer)
+        except Unreadable:
+            read = False
+        changed = before.key() != self.view.key()
+        gained = float(self.view.score["score"]) - float(before.score["score"])
+        info = {"success": float(bool(self.view.score["gameWon"])), "action_is_effective": float(changed), "readable": float(read)}
+        return StepResult(self.render(), gained, bool(self.view.score["gameOver"]), info)
+
+    def render(self, mode: str = "text") -> str:
+        check_mode(self, mode)
+        check_started(self, self.view)
+        assert self.view is not None
+        return repr({"game_state": [*self.view.objects, self.view.score]})
+
+    def snapshot(self) -> Snapshot:
+        check_started(self, self.view)
+        assert self.view is not None
+        return {"game": self.game.name, "objects": self.view.objects, "score": self.view.score, "next_uuid": self.view.next_uuid}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        if snapshot.get("game") != self.game.name:
+            raise WorldFault(f"a snapshot of {snapshot.get('game')!r} cannot be restored in {self.game.name!r}")
+        self.view = View(snapshot["objects"], snapshot["score"], snapshot["next_uuid"])
+
+
+def true_predictor(rows: list[Row]) -> list[str | Invalid]:
+    """The ceiling: the game itself answers, from the objects of the question."""
+    found: list[str | Invalid] = []
+    for row in rows:
+        game = find_game(row["game"])
+        state = state_of(row["current_state"]["objects"], row["current_state"]["max_UUID"])
+        after = view_of(game.name, advance(game, state, row["tick_state"]["lastAction"]))
+        step = Transition(row["current_state"]["objects"], row["current_score_state"], after.objects, after.score)
+        found.append(repr(state_difference(step)))
+    return found
+
+
+def state_of(objects: Sequence[dict[str, Any]], next_uuid: int) -> State:
+    """The state of a true game from its objects; names end in (ID: uuid)."""
+    by_name = {o["name"]: o["uuid"] for o in objects}
+    order = sorted(objects, key=lambda o: o["uuid"])
+    things = {
+        o["uuid"]: Thing(o["uuid"], o["name"].rsplit(" (ID: ", 1)[0], o["type"], dict(o["properties"]), [by_name[n] for n in o["contains"]])
+        for o in order
+    }
+    return State(things, next_uuid)
+
+
+def drift(games: Sequence[str], episodes: int, steps: int, predict: Predictor, *, first_seed: int = 10_000) -> dict[str, list[list[bool]]]:
+    """Walk the true game and the imagined one by the same actions and say after each step whether the states are equal.
+
+    Actions are the expert's or any other, by a coin whose seed is the episode's; an episode ends early when its game is over.
+    `model` is the world model, `copy` a state that never changes. The lists are by step.
+    """
+    walks = []
+    for i in range(episodes):
+        name = games[i % len(games)]
+        start = find_game(name).start(first_seed + i)
+        walks.append({"name": name, "true": start, "view": view_of(name, start), "start": view_of(name, start), "coin": random.Random(i)})
+    found: dict[str, list[list[bool]]] = {"model": [[] for _ in range(steps)], "copy": [[] for _ in range(steps)]}
+    for k in range(steps):
+        live = [w for w in walks if not find_game(w["name"]).points(w["true"])[1]]
+        actions = [_choose(w["name"], w["true"], w["coin"]) for w in live]
+        asked = [w["view"].question(w["name"], find_game(w["name"]).task, a) for w, a in zip(live, actions, strict=True)]
+        for walk, action, answer in zip(live, actions, predict(asked) if asked else [], strict=True):
+            if isinstance(answer, Invalid):
+                raise WorldFault(f"the world model gave no answer: {answer.reason}")
+            walk["true"] = advance(find_game(walk["name"]), walk["true"], action)
+            try:
+                walk["view"] = walk["view"].after(answer)
+            except Unreadable:
+                pass  # the imagined state stays as it was
+            truth = view_of(walk["name"], walk["true"]).key()
+            found["model"][k].append(walk["view"].key() == truth)
+            found["copy"][k].append(walk["start"].key() == truth)
+    return found
+
+
+def _choose(name: str, state: State, coin: random.Random) -> str:
+    game = find_game(name)
+    if coin.random() < 0.5:
+        return game.resolve(state, game.expert(state))
+    return coin.choice(game.actions(state))
+
+
+def drift_table(by_model: dict[str, list[list[bool]]], title: str) -> dict[str, Any]:
+    """States still exact after k steps, as the report draws it; `by_model` must hold `copy`."""
+    steps = len(by_model["copy"])
+
+    def line(name: str, kind: str, hits: list[list[bool]]) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "cells": [proportion(sum(h), len(h)).to_cell() for h in hits]}
+
+    lines = [line("copy the start", "baseline", by_model["copy"])]
+    lines += [line(name, "model", hits) for name, hits in by_model.items() if name != "copy"]
+    lines.append(line("the true world", "ceiling", [[True] * len(h) for h in by_model["copy"]]))
+    counts = ", ".join(str(len(h)) for h in by_model["copy"])
+    note = f"Share of imagined states that equal the true one after k steps by the same actions; n = {counts} (games end), 95 % intervals."
+    return {"title": title, "columns": [f"k = {k + 1}" for k in range(steps)], "rows": lines, "note": note}
