@@ -135,7 +135,10 @@ class _Job:
 
 def _sequence_parts(doc_N: torch.Tensor, rows: int) -> list[slice] | None:
     """Chunks of whole documents of at most `rows` rows, or None when a document is longer."""
-    counts = torch.unique_consecutive(doc_N, return_counts=True)[1].tolist()
+    documents, counts = torch.unique_consecutive(doc_N, return_counts=True)
+    if len(documents) != len(torch.unique(documents)):
+        raise ValueError("doc_N: the tokens of a document must lie together")
+    counts = counts.tolist()
     if max(counts, default=0) > rows:
         return None
     parts, start, end = [], 0, 0

@@ -76,7 +76,9 @@ def _row_stats(x_NV: torch.Tensor, targets_N: torch.Tensor, shard: Shard, temper
         others_NV = others_NV.index_fill(1, torch.arange(shard.valid, x_NV.shape[1], device=x_NV.device), -torch.inf)
     top_N, where_N = others_NV.detach().max(dim=1)
     top_N = torch.where(top_N == -torch.inf, torch.full_like(top_N, LOWEST), top_N)
-    gap_NV = (others_NV - top_N[:, None]) / temperature
+    gap_NV = others_NV - top_N[:, None]
+    if temperature != 1.0:
+        gap_NV = gap_NV / temperature
     weight_NV = gap_NV.exp()
     # The top's own 1 is left out of the sum (and its gap, 0, kept for the gradient): R keeps its digits when it is tiny.
     top_weight_N = weight_NV.gather(1, where_N[:, None])[:, 0]
