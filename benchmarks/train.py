@@ -344,7 +344,8 @@ def main() -> None:
                     print(f"{case} | {impl} | {regime}: left out, {why}")
                     continue
                 _one(recorder, case, impl, regime, args, sum(lengths), flops_per_token(model, lengths), peak)
-    record.append(recorder.rows, args.out)
+                record.append(recorder.rows, args.out)  # at once: a run that is cut short keeps what it measured
+                recorder.rows.clear()
 
 
 def _one(recorder, case: str, impl: str, regime: str, args, tokens: int, flops: float, peak: float | None) -> None:
