@@ -35,7 +35,9 @@ class Tokenizer(Protocol):
 class CharTokenizer:
     """One id per character of a fixed alphabet, after the three special tokens."""
 
-    pad_id, bos_id, eos_id = 0, 1, 2
+    pad_id: int = 0
+    bos_id: int | None = 1
+    eos_id: int = 2
 
     def __init__(self, alphabet: str) -> None:
         if len(set(alphabet)) != len(alphabet):
@@ -86,7 +88,9 @@ class CharTokenizer:
 class ByteTokenizer:
     """One id per byte of UTF-8, after the three special tokens: 259 ids, any text."""
 
-    pad_id, bos_id, eos_id = 0, 1, 2
+    pad_id: int = 0
+    bos_id: int | None = 1
+    eos_id: int = 2
     vocab_size = 256 + len(SPECIALS)
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -119,7 +123,9 @@ class ByteTokenizer:
 class BPETokenizer:
     """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits always alone."""
 
-    pad_id, bos_id, eos_id = 0, 1, 2
+    pad_id: int = 0
+    bos_id: int | None = 1
+    eos_id: int = 2
 
     def __init__(self, fast: Any) -> None:
         self.fast = fast

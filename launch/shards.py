@@ -19,12 +19,14 @@ def shards() -> None:
     """Make, inspect and verify WebDataset shards."""
 
 
-def _options(pairs: tuple[str, ...]) -> dict[str, str]:
-    told = {}
+def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign:
             raise ConfigError(f"-o {pair}: write it as name=value")
+        if name not in known:
+            raise ConfigError(f"-o {pair}: converter {converter} has no option {name!r}; it has {', '.join(known) or 'none'}")
         told[name] = value
     return told
 
@@ -70,8 +72,9 @@ def make(
         progress.update(min(int(1000 * done), 999), f"{report.written} written, {sum(report.dropped.values())} dropped")
 
     target = None if dry_run else out
-    sizes = {"max_bytes": max_mb << 20, "limit": limit, "workers": workers}
-    report = convert(converter, source, target, resume=resume, tell=tell, **sizes, **_options(option))
+    known = CONVERTERS[converter].options if converter in CONVERTERS else ()
+    told = _options(option, converter, known) | {"max_bytes": max_mb << 20, "limit": limit, "workers": workers}
+    report = convert(converter, source, target, resume=resume, tell=tell, **told)
     if as_json:
         click.echo(json.dumps(report.__dict__, ensure_ascii=False))
         return

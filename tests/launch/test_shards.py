@@ -45,6 +45,8 @@ def test_make_inspect_verify_stats_head(chats, tmp_path):
     lines = [json.loads(line) for line in run("head", out, "-n", "3").splitlines()]
     assert [line["__key__"] for line in lines] == ["000000000", "000000001", "000000002"]
     assert run("head", out, "-n", "8", "--seed", "1") != run("head", out, "-n", "8")
+    with pytest.raises(ConfigError, match="-o limit=3: converter chat has no option 'limit'; it has none"):
+        run("make", "chat", chats, tmp_path / "x", "-o", "limit=3")
     with pytest.raises(ConfigError, match="write it as name=value"):
         run("make", "chat", chats, tmp_path / "x", "-o", "which")
 
