@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ def stop_parallel() -> None:
 
 
 def _complete_megatron() -> None:
+    # It warns of every feed-forward class that is not its own.
+    logging.getLogger("megatron.core.transformer.transformer_layer").setLevel(logging.ERROR)
     # megatron-core 0.16 names te_general_gemm in the router without defining it when TransformerEngine is absent.
     from megatron.core.transformer.moe import moe_utils
 

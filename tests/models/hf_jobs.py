@@ -37,3 +37,23 @@ def import_error(folder: str, changes: dict[str, Any]) -> str:
     except TerrellaError as error:
         return str(error)
     return ""
+
+
+def greedy(folder: str, out: str, prompt: list[int], count: int) -> dict[str, Any]:
+    """Continue a prompt greedily with the engine's own logits, then export in bf16."""
+    import torch
+
+    from terrella.core.batch import PackedBatch
+    from terrella.models import hf
+    from terrella.models.gpt import build_gpt
+
+    config = hf.read_config(folder)
+    engine = Engine(build_gpt(config), ParallelConfig(), None, PrecisionConfig(), seed=1)
+    hf.import_hf(engine, folder)
+    tokens = list(prompt)
+    for _ in range(count):
+        ids = torch.tensor(tokens)
+        bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
+        batch = PackedBatch(ids, ids, torch.arange(len(tokens)), bounds, len(tokens))
+        tokens.append(int(hf.engine_logits(engine, batch)[-1].argmax()))
+    return {"tokens": tokens, "proof": hf.export_hf(engine, out, carry_from=folder, dtype="bf16")}
