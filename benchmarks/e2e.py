@@ -24,7 +24,7 @@ CASES = {name: case for name, case in ROLLOUTS.items() if not case.forced} | {
     "tiny 4x2, 8 new": Case(ROLLOUTS["tiny 4x2, 3x(8+2)"].model, 4, 2, 16, 8)
 }
 IMPLEMENTATIONS = ("terrella vllm", "terrella embedded", "trl vllm liger")
-MICROBATCH_TOKENS = 32_768
+MICROBATCH_TOKENS = 16_384
 
 
 def reward_of(ids: Any) -> float:
@@ -126,6 +126,7 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": 0.3,
+        "vllm_max_model_length": case.length,
         "use_liger_loss": True,
         "use_liger_kernel": True,
         "loss_type": "dapo",  # token-mean, as ours

@@ -20,7 +20,9 @@ from typing import Any
 
 from ..models.config import VIDEO_GPT, ModelConfig
 from . import record
-from .train import QWEN, TINY
+from .train import QWEN
+
+TINY = ModelConfig(family="qwen2", layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=512, tied=True, qkv_bias=True)
 
 
 @dataclass(frozen=True)
