@@ -50,6 +50,7 @@ def _environment(run: Run, span: Span, local: int) -> dict[str, str]:
         LEASE_VARIABLE: run.token,
         "RANK": str(span.first + local),
         "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(span.count),
         "WORLD_SIZE": str(span.world),
         "MASTER_ADDR": span.host,
         "MASTER_PORT": str(span.port),

@@ -90,7 +90,7 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     job = Job(recipe, run, rank, ranks, dynamics, tokenizer, model)
     job.listen()
     health.Heartbeat(path / "logs" / f"rank-{rank}.alive.json", lambda: leases.holds(path, run.token)).start()
-    if int(os.environ.get("TERRELLA_NODES", "1")) > 1:
+    if int(os.environ["LOCAL_WORLD_SIZE"]) < ranks:
         examine_nodes(rank)
     names = [stage.name for stage in recipe.stages]
     try:
