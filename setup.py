@@ -37,6 +37,7 @@ setup(
         "terrella": ["py.typed"],
         "terrella.launch": ["recipes/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
         "terrella.rl.worlds": ["*.yaml"],
+        "terrella.rl.web_pages": ["*.html", "*.jsonl.gz"],
         "terrella.benchmarks": ["*.csv"],
     },
     install_requires=requirements("base"),

@@ -1,0 +1,75 @@
+"""Recorded page transitions and their split: some episodes are held out, and whole pages too."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...data.schema import PAIR
+from .prompt import PageTransition
+
+SHIPPED = "recorded.jsonl.gz"  # 1,008 transitions of pages.html, recorded in Chromium by rl/web_pages/record.py
+
+
+def load_transitions(path: str | Path | None = None) -> list[PageTransition]:
+    """Transitions of a JSONL file (plain or gzip), or those that ship with the project."""
+    if path is None:
+        blob = (resources.files(__package__) / SHIPPED).read_bytes()
+    else:
+        if not Path(path).is_file():
+            raise ConfigError(f"{path}: no such file of page transitions")
+        blob = Path(path).read_bytes()
+    text = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob
+    found = []
+    for number, line in enumerate(text.decode("utf-8").splitlines(), 1):
+        try:
+            found.append(PageTransition.from_row(json.loads(line)))
+        except ValueError as error:
+            raise ConfigError(f"{path or SHIPPED}: line {number}: {error}") from error
+    return found
+
+
+@dataclass(frozen=True)
+class PageSplit:
+    """Steps to learn from, held-out steps of the same pages, and all steps of pages held out whole."""
+
+    train: list[PageTransition]
+    test: list[PageTransition]
+    unseen_pages: list[PageTransition]
+
+
+def split_pages(steps: Sequence[PageTransition], *, every: int = 5, unseen: Sequence[str] = ()) -> PageSplit:
+    """Every `every`-th episode is held out (a step without a previous action begins one); its questions are not trained on."""
+    train, test, others = [], [], []
+    episode = -1
+    for step in steps:
+        episode += step.previous_action == ""
+        if step.url in unseen:
+            others.append(step)
+        else:
+            (test if episode % every == 0 else train).append(step)
+    asked = {(s.observation, s.action) for s in test}
+    return PageSplit([s for s in train if (s.observation, s.action) not in asked], test, others)
+
+
+def page_pair(step: PageTransition, prompt: Callable[[PageTransition], str], split: str) -> dict[str, Any]:
+    """The sample of one transition; its target is the change list."""
+    changes = step.changes
+    return {
+        "prompt.json": [{"role": "user", "content": prompt(step)}],
+        "target.json": changes.write(),
+        "extra.json": {
+            "schema": PAIR,
+            "source": "web_agent",
+            "split": split,
+            "url": step.url,
+            "action": step.action,
+            "gold": not changes.empty,
+        },
+    }
