@@ -173,6 +173,24 @@ class TextGameData:
 
 
 @dataclass(frozen=True)
+class WebPageData:
+    """Recorded page transitions as shards of questions and change lists, with held-out episodes and held-out pages; and a tokenizer."""
+
+    kind: Literal["web-page-data"]
+    name: str
+    transitions: str | None = None  # a JSONL file of recorded transitions; without one those that ship are taken
+    unseen_pages: list[str] = field(default_factory=list)  # urls never trained on, evaluated on their own
+    heldout_every: int = 5  # every so many-th episode is held out
+    prompt: Literal["bare", "full"] = "bare"  # full adds the instructions
+    pad_prompts_to: int = 32
+
+    def __post_init__(self) -> None:
+        _positive(pad_prompts_to=self.pad_prompts_to)
+        if self.heldout_every < 2:
+            raise ValueError("heldout_every: at least 2, or nothing is left to train on")
+
+
+@dataclass(frozen=True)
 class LanguageSupervised:
     """Cross-entropy on the true answers of a data stage: supervised fine-tuning, or the control arm of an RL stage."""
 
@@ -262,8 +280,19 @@ class LanguageEvaluate:
 
 
 GridStage = SelfPlay | Supervised | Reinforce | Evaluate
-LanguageStage = TextGameData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
-Stage = SelfPlay | Supervised | Reinforce | Evaluate | Export | TextGameData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
+LanguageStage = TextGameData | WebPageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
+Stage = (
+    SelfPlay
+    | Supervised
+    | Reinforce
+    | Evaluate
+    | Export
+    | TextGameData
+    | WebPageData
+    | LanguageSupervised
+    | LanguageReinforce
+    | LanguageEvaluate
+)
 LANGUAGE = "language"  # the world of recipes that train on text alone
 
 

@@ -32,6 +32,7 @@ STAGES = {
     "evaluate": "evaluate",
     "export": "export",
     "text-game-data": "text_game_data",
+    "web-page-data": "web_page_data",
     "language-sft": "language_sft",
     "language-rlvr": "language_rlvr",
     "language-eval": "language_eval",

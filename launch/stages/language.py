@@ -15,7 +15,7 @@ from ...data.trajectory import Role
 from ...rl.language import Question, answer_sequence, read_pair
 from ...rl.text_games.splits import RatioSampler
 from ..job import Job
-from ..recipe import TextGameData
+from ..recipe import TextGameData, WebPageData
 
 TRAIN, TEST, UNSEEN, TOKENIZER = "train", "test", "unseen", "tokenizer"
 
@@ -71,5 +71,5 @@ class Questions:
 
 def tokenizer_of(job: Job) -> Tokenizer:
     """The tokenizer of a language recipe: its data stage made it."""
-    stage = next(s for s in job.recipe.stages if isinstance(s, TextGameData))
+    stage = next(s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData))
     return Questions(job, stage.name).tokenizer

@@ -7,61 +7,91 @@ from typing import Any
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
+from ...data.trajectory import Invalid
 from ...rl.language import Question, answers
 from ...rl.rollout.sampler import SamplingParams
-from ...rl.statistics import Estimate
-from ...rl.text_games.evaluate import Judged, Model, accuracies, breakdown, changed_gain, judge_rows, table
+from ...rl.statistics import Estimate, mean
+from ...rl.text_games import evaluate as games
+from ...rl.web_pages import evaluate as pages
 from ..job import Job
 from ..recipe import LanguageEvaluate
 from .common import build_engine
 from .language import TEST, UNSEEN, Questions
 from .reinforce import embedded_sampler
 
-PARTS = {TEST: "Held-out transitions of known games", UNSEEN: "Games never seen in training"}
+PARTS = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never seen in training"}
+Judgements = list[Any]  # games.Judged, or verdicts on pages; Invalid where the sampler failed
 
 
 def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
     """Answer, judge, write the tables and the summary in words. Every rank answers its share."""
     questions = Questions(job, stage.data)
     parts = {part: asked for part in PARTS if (asked := questions.some(part, stage.n))}
-    judged: dict[tuple[str, str], list[Any]] = {}
+    found: dict[tuple[str, str], Judgements] = {}
     progress = Progress(stage.name, len(stage.models) * len(parts), speak=job.speaks)
     for name in stage.models:
         sampler = embedded_sampler(build_engine(job, None, name), job)
         for part, asked in parts.items():
-            judged[name, part] = judge_part(stage, job, questions, sampler, asked)
-            progress.update(len(judged))
+            found[name, part] = judge_part(stage, job, questions, sampler, asked)
+            progress.update(len(found))
+    web = parts[TEST][0].domain == "web-page"
     if job.speaks:
         for part, asked in parts.items():
-            rows = [q.row for q in asked]
-            models = [Model(n, judged[n, part], "control" if n == stage.control else "model") for n in stage.models]
-            job.run.write_result(f"{stage.name}-{part}", table(rows, models, stage.mode, PARTS[part]))
-            for by in ("game", "verb") if stage.after and part == TEST else ():
-                last = next(m for m in models if m.name == stage.after)
-                job.run.write_result(f"{stage.name}-by-{by}", breakdown(rows, last, stage.mode, by))
+            judged = {name: found[name, part] for name in stage.models}
+            for name, told in (page_tables if web else game_tables)(stage, part, asked, judged).items():
+                job.run.write_result(name, told)
         if stage.before and stage.after:
-            write_json(job.run.path / "summary.json", summary(stage, {n: judged[n, TEST] for n in stage.models}))
+            tested = {name: found[name, TEST] for name in stage.models}
+            told = page_summary(stage, parts[TEST], tested) if web else game_summary(stage, tested)
+            write_json(job.run.path / "summary.json", told)
     job.barrier()
-    names = ("unchanged", "changed", "overall")
-    return {f"{n}/{p}/{k}": e.value for (n, p), j in judged.items() for k, e in zip(names, accuracies(j), strict=True)}
+    scores = {
+        (name, part): pages.scores([q.answer for q in parts[part]], j) if web else games.accuracies(j) for (name, part), j in found.items()
+    }
+    columns = pages.COLUMNS if web else games.COLUMNS
+    return {f"{n}/{p}/{k}": e.value for (n, p), es in scores.items() for k, e in zip(columns, es, strict=True)}
 
 
-def judge_part(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, asked: list[Question]) -> list[Any]:
+def judge_part(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, asked: list[Question]) -> Judgements:
     """All ranks' judgements of one model's answers, in the order of the questions."""
     mine = asked[job.rank :: job.ranks]
     tokenizer = questions.tokenizer
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
     told = answers(sampler, mine, tokenizer, params, fold(job.recipe.seed, 3), questions.multiple)
-    shares = job.gather(judge_rows([q.row for q in mine], told, stage.mode))
+    if asked[0].domain == "web-page":
+        judged: Judgements = pages.judge_pages([q.answer for q in mine], told, stage.mode)
+    else:
+        judged = games.judge_rows([q.row for q in mine], told, stage.mode)
+    shares = job.gather(judged)
     return [shares[i % job.ranks][i // job.ranks] for i in range(len(asked))]
 
 
-def summary(stage: LanguageEvaluate, judged: dict[str, list[Judged]]) -> dict[str, Any]:
+def kind_of(stage: LanguageEvaluate, name: str) -> str:
+    return "control" if name == stage.control else "model"
+
+
+def game_tables(stage: LanguageEvaluate, part: str, asked: list[Question], judged: dict[str, Judgements]) -> dict[str, dict[str, Any]]:
+    """The table of all models, and for the model of the headline its games and its verbs."""
+    rows = [q.row for q in asked]
+    models = [games.Model(name, j, kind_of(stage, name)) for name, j in judged.items()]
+    tables = {f"{stage.name}-{part}": games.table(rows, models, stage.mode, PARTS[part])}
+    for model in models if part == TEST else []:
+        if model.name == stage.after:
+            tables |= {f"{stage.name}-by-{by}": games.breakdown(rows, model, stage.mode, by) for by in ("game", "verb")}
+    return tables
+
+
+def page_tables(stage: LanguageEvaluate, part: str, asked: list[Question], judged: dict[str, Judgements]) -> dict[str, dict[str, Any]]:
+    """The table of all models."""
+    models = [(name, kind_of(stage, name), j) for name, j in judged.items()]
+    return {f"{stage.name}-{part}": pages.table([q.answer for q in asked], models, stage.mode, PARTS[part])}
+
+
+def game_summary(stage: LanguageEvaluate, judged: dict[str, Judgements]) -> dict[str, Any]:
     """What happened, in plain words."""
     assert stage.before and stage.after
-    scores = {name: accuracies(j) for name, j in judged.items()}
-    gain = changed_gain(judged[stage.after], judged[stage.before])
-    verdict = "rose" if gain.low > 0 else "fell" if gain.high < 0 else "did not change beyond chance:"
+    scores = {name: games.accuracies(j) for name, j in judged.items()}
+    gain = games.changed_gain(judged[stage.after], judged[stage.before])
     before, after = scores[stage.before], scores[stage.after]
     share = after[0].n / max(1, after[2].n)
     paragraphs = [
@@ -70,14 +100,46 @@ def summary(stage: LanguageEvaluate, judged: dict[str, list[Judged]]) -> dict[st
         f"Unchanged {percent(before[0])} -> {percent(after[0])}; overall {percent(before[2])} -> {percent(after[2])}.",
     ]
     if stage.control:
-        gap = changed_gain(judged[stage.after], judged[stage.control])
+        gap = games.changed_gain(judged[stage.after], judged[stage.control])
         control = scores[stage.control]
         paragraphs.append(
             f"Control, more imitation for the same gradient tokens: changed {percent(control[1])}, overall {percent(control[2])} "
             f"(RLVR minus control on changed transitions {points(gap)})."
         )
-    words = f"RLVR on a language world model, changed transitions right ({stage.mode} judge): {verdict}"
+    words = f"RLVR on a language world model, changed transitions right ({stage.mode} judge): {verdict(gain)}"
     return {"headline": f"{words} {percent(before[1])} -> {percent(after[1])}.", "paragraphs": paragraphs}
+
+
+def page_summary(stage: LanguageEvaluate, asked: list[Question], judged: dict[str, Judgements]) -> dict[str, Any]:
+    """The same for web pages: F1 where the page changes."""
+    assert stage.before and stage.after
+
+    def gain(after: Judgements, before: Judgements) -> Estimate:
+        pairs = [
+            (a, b)
+            for q, a, b in zip(asked, after, before, strict=True)
+            if q.gold and not isinstance(a, Invalid) and not isinstance(b, Invalid)
+        ]
+        return mean([a.reward - b.reward for a, b in pairs])
+
+    f1 = {name: pages.scores([q.answer for q in asked], j)[3] for name, j in judged.items()}
+    change = gain(judged[stage.after], judged[stage.before])
+    empty = pages.scores([q.answer for q in asked], pages.judge_pages([q.answer for q in asked], [pages.NOTHING] * len(asked), stage.mode))
+    paragraphs = [
+        f"Change {points(change)} on the same {change.n} held-out transitions that change the page. Answering that nothing changes gets "
+        f"{percent(empty[3])} on these and {percent(empty[2])} on all."
+    ]
+    if stage.control:
+        gap = gain(judged[stage.after], judged[stage.control])
+        paragraphs.append(
+            f"Control, more imitation for the same gradient tokens: {percent(f1[stage.control])} (RLVR minus control {points(gap)})."
+        )
+    words = f"RLVR on a web-page world model, F1 of changed pages ({stage.mode} judge): {verdict(change)}"
+    return {"headline": f"{words} {percent(f1[stage.before])} -> {percent(f1[stage.after])}.", "paragraphs": paragraphs}
+
+
+def verdict(gain: Estimate) -> str:
+    return "rose" if gain.low > 0 else "fell" if gain.high < 0 else "did not change beyond chance:"
 
 
 def percent(estimate: Estimate) -> str:

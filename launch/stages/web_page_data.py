@@ -1,0 +1,48 @@
+"""Data of web pages: recorded transitions as questions with their change lists, split, as shards; and a tokenizer."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from ...core.files import make_folder
+from ...core.progress import Progress
+from ...data.schema import PAIR
+from ...data.shards import ShardWriter
+from ...data.tokenizers import BPETokenizer
+from ...rl.web_pages.data import load_transitions, page_pair, split_pages
+from ...rl.web_pages.prompt import bare_page_prompt, page_prompt
+from ..job import Job
+from ..recipe import WebPageData
+from .language import TEST, TOKENIZER, TRAIN, UNSEEN
+
+
+def run(stage: WebPageData, job: Job) -> dict[str, Any]:
+    """Write the three parts and the tokenizer; a killed stage begins again."""
+    folder = job.stage_folder(stage.name)
+    outcome: dict[str, Any] = {}
+    if job.speaks:
+        job.run.guard()
+        shutil.rmtree(folder, ignore_errors=True)
+        make_folder(folder)
+        split = split_pages(load_transitions(stage.transitions), every=stage.heldout_every, unseen=stage.unseen_pages)
+        parts = {TRAIN: split.train, TEST: split.test, UNSEEN: split.unseen_pages}
+        progress = Progress("questions", sum(map(len, parts.values())))
+        done, texts = 0, []
+        for name, members in parts.items():
+            outcome[f"{name}_rows"], outcome[f"{name}_changed"] = len(members), 0
+            if not members:
+                continue
+            with ShardWriter(folder / name, kind=PAIR) as writer:
+                for step in members:
+                    sample = page_pair(step, page_prompt if stage.prompt == "full" else bare_page_prompt, name)
+                    writer.write(sample)
+                    outcome[f"{name}_changed"] += sample["extra.json"]["gold"]
+                    done += 1
+                    progress.update(done)
+                    if name == TRAIN:
+                        texts.append(sample["prompt.json"][0]["content"] + sample["target.json"])
+        BPETokenizer.train(texts, job.model.vocab).save(folder / TOKENIZER)
+        outcome["pad_prompts_to"] = stage.pad_prompts_to
+    job.barrier()
+    return outcome
