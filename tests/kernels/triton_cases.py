@@ -38,7 +38,7 @@ CUDA = torch.cuda.is_available() and not interpreting()
 DEVICE = "cuda" if CUDA else "cpu"
 LARGE = CUDA and not os.environ.get("TERRELLA_SMALL_SHAPES")
 VOCABS = [1, 77, 2048, 9011] + ([2, 4375, 8192, 13312, 151936, 262144] if LARGE else [])
-ROWS = 300 if LARGE else 40
+ROWS = 300 if LARGE else 24
 TOKEN_SETTINGS = {
     "grpo": PolicySettings(temperature=0.8, clip_high=0.28, kl_clamp=10.0),
     "dual": PolicySettings(dual_clip=1.5, kl="k2"),
@@ -189,7 +189,7 @@ def small_chunks(monkeypatch):
 
     monkeypatch.setattr(linear_triton, "GRAD_BYTES", 1)
     monkeypatch.setattr(linear_triton, "SCORE_BYTES", 1)
-    monkeypatch.setattr(linear_triton, "ROW_TILE", 16)
+    monkeypatch.setattr(linear_triton, "ROW_TILE", 8)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "softcap": 6.0}], ids=str)
@@ -288,20 +288,20 @@ def test_policy_loss_sequence_objectives(name, documents, monkeypatch):
 
 
 def test_policy_loss_without_gradient_and_without_rows():
-    h, w, targets = head_case(40, 16, 203)
+    h, w, targets = head_case(16, 16, 203)
     terms = policy_terms_case(h, w, targets)
     want = reference_policy_loss(h, w, targets, terms, PolicySettings())
     with torch.no_grad():
         got = linear_policy_loss(h, w, targets, terms, PolicySettings())
     torch.testing.assert_close(got.loss, want.loss.detach(), atol=1e-5, rtol=1e-5)
-    nothing = PolicyTerms(ce_weight=torch.zeros(40, device=DEVICE))
+    nothing = PolicyTerms(ce_weight=torch.zeros(16, device=DEVICE))
     out = linear_policy_loss(h, w, targets, nothing, PolicySettings())
     out.loss.backward()
     assert out.loss == 0 and (h.grad == 0).all() and (w.grad == 0).all()
 
 
 def test_policy_loss_adds_into_a_gradient_buffer():
-    h, w, targets = head_case(60, 16, 203)
+    h, w, targets = head_case(20, 16, 203)
     terms = policy_terms_case(h, w, targets)
     linear_policy_loss(h, w, targets, terms, PolicySettings()).loss.backward()
     want_h, want_w = h.grad.clone(), w.grad.clone()
@@ -317,7 +317,7 @@ def test_policy_loss_adds_into_a_gradient_buffer():
 
 
 def test_policy_loss_reports_nan():
-    h, w, targets = head_case(40, 16, 203)
+    h, w, targets = head_case(16, 16, 203)
     terms = policy_terms_case(h, w, targets, dead=False)
     h = h.detach().clone()
     h[int((terms.ce_weight != 0).nonzero()[0])] = math.nan
