@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from ..data.tokenizers import Tokenizer
@@ -75,6 +76,12 @@ def answer_sequence(tokenizer: Tokenizer, question: Question, multiple: int = 1)
     return TokenSequence((*prompt, *answer), (Role.PROMPT,) * len(prompt) + (Role.STATE,) * len(answer))
 
 
+def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of sampled ids. A model may have more ids than its tokenizer; such an id shows as the replacement character."""
+    runs = groupby(ids, key=lambda i: i < tokenizer.vocab_size)
+    return "".join(tokenizer.decode(list(run)) if known else "\ufffd" for known, run in runs)
+
+
 class AnswerEpisode:
     """One sampled answer to one question."""
 
@@ -99,7 +106,7 @@ class AnswerEpisode:
         return self.ids if self.response is None else None
 
     def receive(self, sample: Sample) -> None:
-        self.response = self.tokenizer.decode(sample.ids)
+        self.response = readable(self.tokenizer, sample.ids)
 
     def score(self) -> tuple[list[float], float | Invalid, dict]:
         assert self.response is not None

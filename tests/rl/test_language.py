@@ -5,7 +5,7 @@ import pytest
 from terrella.data.convert.text_game import is_gold, pair_of
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.data.trajectory import Invalid, Role
-from terrella.rl.language import AnswerEpisode, answer_sequence, answers, prompt_ids, read_pair
+from terrella.rl.language import AnswerEpisode, answer_sequence, answers, prompt_ids, read_pair, readable
 from terrella.rl.rewards.web_page import NOTHING
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
@@ -80,3 +80,11 @@ def test_episodes_train_on_sampled_ids(rows: list[dict]) -> None:
     actions = [i for i, r in zip(sampled.ids, sampled.roles, strict=True) if r == Role.ACTION]
     assert actions == [*TOKENIZER.encode(question.answer), TOKENIZER.eos_id]
     assert answers(Scripted(texts), [question] * 4, TOKENIZER, PARAMS, 0, chunk=4) == texts
+
+
+def test_ids_beyond_the_tokenizer_are_a_wrong_answer_and_no_fault(rows: list[dict]) -> None:
+    question = read_pair(pair_of(rows[0], bare_prompt, "train"))
+    episode = AnswerEpisode(question, 0, 0, TOKENIZER, kind="binary", mode="strict")
+    episode.receive(Sample((*TOKENIZER.encode("{"), 400, 999, *TOKENIZER.encode("}")), (-1.0,) * 4, "length", 0))
+    assert episode.response == "{\ufffd}" and episode.score()[1] == 0.0
+    assert readable(TOKENIZER, TOKENIZER.encode(question.answer)) == question.answer
