@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-try:  # several times as fast on long members; the extra "data" installs it
+try:  # several times as fast on long members
     import orjson
 except ImportError:
     orjson = None
