@@ -11,7 +11,8 @@ from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError
 from ..core.sinks import SinkName
 from ..models.config import ModelConfig
-from ..rl.algorithms.config import GRPO
+from ..rl.algorithms.config import Algorithm
+from ..rl.rollout.config import Rollouts
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -90,7 +91,7 @@ class Reinforce:
     name: str
     init: str
     tasks: Imagination
-    algorithm: GRPO
+    algorithm: Algorithm
     prompts_per_step: int
     samples_per_prompt: int
     steps: int
@@ -100,6 +101,8 @@ class Reinforce:
     drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
     checkpoint_every: int = 10
     rollouts_every: int = 10  # keep a sample of trajectories for the report
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    critic: OptimizerConfig | None = None  # of ppo and starpo-s
 
     def __post_init__(self) -> None:
         _positive(
@@ -227,7 +230,7 @@ class LanguageReinforce:
     init: str
     data: str
     reward: Literal["binary", "task_specific", "f1"]
-    algorithm: GRPO
+    algorithm: Algorithm
     prompts_per_step: int
     samples_per_prompt: int
     steps: int
@@ -240,6 +243,8 @@ class LanguageReinforce:
     drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
     checkpoint_every: int = 10
     rollouts_every: int = 10  # keep a sample of answers for the report
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    critic: OptimizerConfig | None = None  # of ppo and starpo-s
 
     def __post_init__(self) -> None:
         _positive(

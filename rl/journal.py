@@ -1,6 +1,6 @@
 """The journal: each prompt's life, so that a killed run loses nothing and trains nothing twice.
 
-Two kinds of file under one folder. `events.jsonl` holds what happened to prompts, step by step: issued, trained, saved (in a
+Two kinds of file under one folder. `events-RANK.jsonl` holds what happened to prompts, step by step: issued, trained, saved (in a
 checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key. After a kill the run goes on
 from the last checkpoint: later events are cut away, and what was already sampled by the very weights now asked for is not sampled
 again. The same files replay a run. Importable without torch.
@@ -26,11 +26,11 @@ SAMPLES = re.compile(r"samples-(\d+)-(\d+)\.jsonl")
 
 
 class Journal:
-    """The record of one stage. Rank 0 writes events; every rank writes the samples it asked for."""
+    """The record of one stage. Every rank writes what befell its own prompts; reading puts all ranks together."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder, self.rank = make_folder(Path(folder)), rank
-        self.events_file = self.folder / "events.jsonl"
+        self.events_file = self.folder / f"events-{rank}.jsonl"
 
     def note(self, event: Event, step: int, prompts: Iterable[int] = ()) -> None:
         """Append one event and force it to disk."""
@@ -38,13 +38,12 @@ class Journal:
 
     def resume(self, step: int) -> None:
         """Go on after a checkpoint of `step` finished steps: what was trained beyond it is as if it had not happened."""
-        kept = [e for e in self.events() if e["step"] < step or (e["event"] == "saved" and e["step"] <= step)]
-        if self.rank == 0:
-            write_atomic(self.events_file, "".join(json.dumps(e) + "\n" for e in kept))
+        kept = [e for e in _lines(self.events_file) if e["step"] < step or (e["event"] == "saved" and e["step"] <= step)]
+        write_atomic(self.events_file, "".join(json.dumps(e) + "\n" for e in kept))
 
     def events(self) -> list[dict[str, Any]]:
-        """All whole events; a line torn by a kill is passed over."""
-        return list(_lines(self.events_file))
+        """All whole events of all ranks; a line torn by a kill is passed over."""
+        return [event for path in sorted(self.folder.glob("events-*.jsonl")) for event in _lines(path)]
 
     def trained(self) -> Counter[int]:
         """How often each prompt was trained on, as far as the journal goes."""
@@ -60,13 +59,12 @@ class Journal:
         for version, rows in by_version.items():
             _append(self.folder / f"samples-{version:08d}-{self.rank}.jsonl", rows)
 
-    def samples(self, versions: Iterable[int] | None = None) -> dict[tuple[int, ...], Sample]:
-        """Everything sampled by these versions (or any), by key; of one key asked twice the newest version stays."""
-        wanted = None if versions is None else set(versions)
+    def samples(self, oldest: int = 0) -> dict[tuple[int, ...], Sample]:
+        """Everything that versions from `oldest` on sampled, by key; of one key asked twice the newest version stays."""
         found: dict[tuple[int, ...], Sample] = {}
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             match = SAMPLES.fullmatch(path.name)
-            if match is None or (wanted is not None and int(match[1]) not in wanted):
+            if match is None or int(match[1]) < oldest:
                 continue
             for row in _lines(path):
                 forced = None
@@ -88,7 +86,7 @@ class JournalSampler:
 
     def __init__(self, inner: Sampler, journal: Journal, version: Callable[[], int], *, staleness: int = 0) -> None:
         self.inner, self.journal, self.version, self.staleness = inner, journal, version, staleness
-        self.saved = journal.samples()
+        self.saved = journal.samples(version() - staleness)
         self.reused = 0
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:

@@ -63,6 +63,8 @@ def reinforce(
     `critic` is PPO's; `refill(step, round)` gives fresh prompts in place of groups that DAPO throws away. `publish(version)` brings
     a sampler with weights of its own up to date; with `ahead` = 1 the next step is sampled while this one is trained.
     """
+    if "values" in algorithms.needs(algorithm) and critic is None:
+        raise ConfigError(f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without (grpo, rloo)")
     if ahead and refill is not None:
         raise ConfigError("ahead: does not go with refills, which must be sampled by the weights of their own step")
     loss = make_loss(algorithms.settings(algorithm, params.temperature))

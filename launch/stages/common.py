@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...core.config import OptimizerConfig
@@ -19,6 +21,17 @@ def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None =
     engine = Engine(build_gpt(job.model), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
     if init is not None:
         engine.load(final_checkpoint(job, init), weights_only=True)
+    return engine
+
+
+def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
+    """A critic: the stage's starting weights with a fresh value head."""
+    from ...core.checkpoint import CheckpointReader
+    from ...models.hf import is_added
+
+    engine = Engine(build_gpt(job.model, value_head="scalar"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
+    reader = CheckpointReader(final_checkpoint(job, init), verify=False)
+    engine.load_weights(lambda name: None if is_added(name) else reader.full(name))
     return engine
 
 
@@ -47,26 +60,33 @@ class Checkpoints:
             self.job.run.metrics.rewind(self.stage, step, self.job.later(self.stage))
         return step, extra
 
-    def save(self, engine: Engine, step: int, extra: dict[str, Any]) -> None:
-        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage."""
+    def beside(self, name: str) -> Path:
+        """Where the checkpoints of another engine of the stage lie, such as a critic."""
+        return self.folder.with_name(f"{self.folder.name}-{name}")
+
+    def save(self, engine: Engine, step: int, extra: dict[str, Any], others: Mapping[str, Engine] = MappingProxyType({})) -> None:
+        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage. `others` are saved first."""
         stop = self.job.any_rank(self.job.stop_asked)
         if not (stop or step % self.every == 0 or step == self.last):
             return
         if self.job.speaks:
             self.job.run.guard()
+        for name, other in others.items():
+            other.save(step_folder(self.beside(name), step), {})
         engine.save(step_folder(self.folder, step), extra)
         if self.job.speaks:
-            self._prune(step)
+            for folder in (self.folder, *map(self.beside, others)):
+                self._prune(folder, step)
         if stop and step < self.last:
             raise StopRequested
 
-    def _prune(self, newest: int) -> None:
+    def _prune(self, folder: Path, newest: int) -> None:
         """Keep the newest two: the one just proven whole, and the one before it."""
         import shutil
 
-        steps = sorted(int(m[1]) for p in self.folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
+        steps = sorted(int(m[1]) for p in folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
         for step in [s for s in steps if s <= newest][:-2]:
-            shutil.rmtree(step_folder(self.folder, step), ignore_errors=True)
+            shutil.rmtree(step_folder(folder, step), ignore_errors=True)
 
     def final(self) -> str:
         """Where the stage's last checkpoint lies, relative to the run directory."""

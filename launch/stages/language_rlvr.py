@@ -21,7 +21,8 @@ from ..job import Job
 from ..recipe import LanguageReinforce
 from .common import Checkpoints, build_engine
 from .language import Questions
-from .reinforce import SHOWN, embedded_sampler
+from .reinforce import SHOWN
+from .session import open_session
 
 
 def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
         return [r["logprob"] for r in frozen.score(batches, logprob_score(stage.temperature))]
 
     def record(step: int, values: dict[str, Any], episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
+        values = session.observe(step, values, trajectories, limit=stage.max_new_tokens)
         unread = sum(job.gather(sum(bool(t.info.get("reason")) for t in trajectories)))
         if not job.speaks:
             return
@@ -54,25 +56,30 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
             job.run.write_rollouts(stage.name, step + 1, picture(step + 1, episodes, trajectories))
         progress.update(step + 1, f"reward {values['reward/mean']:.3f}")
 
-    tokens = reinforce(
-        engine,
-        embedded_sampler(engine, job),
-        episodes_of,
-        stage.algorithm,
-        SamplingParams(
-            max_new_tokens=stage.max_new_tokens,
-            temperature=stage.temperature,
-            stop_ids=(questions.tokenizer.eos_id,),
-        ),
-        Hooks(job.gather, record, lambda step, state: checkpoints.save(engine, step, state)),
-        steps=range(start, stage.steps),
-        tokens=extra.get("tokens", 0),
-        microbatch_tokens=stage.microbatch_tokens,
-        drift_gate=stage.drift_gate,
-        seed=fold(job.recipe.seed, 2),
-        reference=reference,
-        kl_every=stage.rollouts_every,
-    )
+    with open_session(job, stage.name, engine, stage.rollouts, start, extra) as session:
+        tokens = reinforce(
+            engine,
+            session.sampler,
+            session.issuing(episodes_of),
+            stage.algorithm,
+            SamplingParams(
+                max_new_tokens=stage.max_new_tokens,
+                temperature=stage.temperature,
+                stop_ids=(questions.tokenizer.eos_id,),
+            ),
+            Hooks(job.gather, record, session.saving(checkpoints)),
+            steps=range(start, stage.steps),
+            tokens=extra.get("tokens", 0),
+            microbatch_tokens=stage.microbatch_tokens,
+            drift_gate=stage.drift_gate,
+            seed=fold(job.recipe.seed, 2),
+            reference=reference,
+            kl_every=stage.rollouts_every,
+            critic=session.with_critic(stage.algorithm, stage.critic, stage.init, checkpoints, start),
+            ahead=session.ahead,
+            publish=session.publish,
+            rollout_deadline_s=stage.rollouts.deadline_s,
+        )
     return {"steps": stage.steps, "tokens": tokens, "checkpoint": checkpoints.final()}
 
 

@@ -14,6 +14,7 @@ from ...core.files import read_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Trajectory
+from ...rl.algorithms.config import DAPO
 from ...rl.imagination import ImaginationEpisode, make_task
 from ...rl.loop import Hooks, reinforce
 from ...rl.objective import logprob_score
@@ -24,6 +25,7 @@ from ..job import Job
 from ..recipe import Reinforce
 from .common import Checkpoints, build_engine
 from .selfplay import ROOMS
+from .session import open_session
 
 SHOWN = 12  # trajectories of a step kept for the report
 
@@ -47,16 +49,20 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     progress = Progress(stage.name, stage.steps, start=start, speak=job.speaks)
     state_tokens = len(job.tokenizer.encode(rooms[0]))
 
-    def episodes_of(step: int) -> list[Episode]:
-        prompts = job.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step))
+    def episodes_of(number: int) -> list[Episode]:
+        prompts = job.share(range(number * stage.prompts_per_step, (number + 1) * stage.prompts_per_step))
         seed = fold(job.recipe.seed, 1)
         tasks = [make_task(job.dynamics, rooms, i, stage.tasks.steps, stage.tasks.walk, seed) for i in prompts]
         return [ImaginationEpisode(task, k, job.tokenizer) for task in tasks for k in range(stage.samples_per_prompt)]
+
+    def refill(step: int, number: int) -> list[Episode]:
+        return episodes_of(stage.steps + step * getattr(stage.algorithm, "refills", 0) + number)  # prompts that no step has
 
     def reference(batches: list[PackedBatch]) -> list[torch.Tensor]:
         return [r["logprob"] for r in frozen.score(batches, logprob_score(stage.temperature))]
 
     def record(step: int, values: dict[str, Any], episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
+        values = session.observe(step, values, trajectories, limit=None)
         if not job.speaks:
             return
         job.run.metrics.append(stage.name, step + 1, values)
@@ -64,21 +70,27 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
             job.run.write_rollouts(stage.name, step + 1, picture(job, step + 1, episodes, trajectories))
         progress.update(step + 1, f"reward {values['reward/mean']:.3f}  all exact {values['reward/perfect']:.3f}")
 
-    tokens = reinforce(
-        engine,
-        embedded_sampler(engine, job),
-        episodes_of,
-        stage.algorithm,
-        SamplingParams(max_new_tokens=state_tokens, temperature=stage.temperature),
-        Hooks(job.gather, record, lambda step, state: checkpoints.save(engine, step, state)),
-        steps=range(start, stage.steps),
-        tokens=extra.get("tokens", 0),
-        microbatch_tokens=stage.microbatch_sequences * 2 * state_tokens,
-        drift_gate=stage.drift_gate,
-        seed=fold(job.recipe.seed, 2),
-        reference=reference,
-        kl_every=stage.rollouts_every,
-    )
+    with open_session(job, stage.name, engine, stage.rollouts, start, extra) as session:
+        tokens = reinforce(
+            engine,
+            session.sampler,
+            session.issuing(episodes_of),
+            stage.algorithm,
+            SamplingParams(max_new_tokens=state_tokens, temperature=stage.temperature),
+            Hooks(job.gather, record, session.saving(checkpoints)),
+            steps=range(start, stage.steps),
+            tokens=extra.get("tokens", 0),
+            microbatch_tokens=stage.microbatch_sequences * 2 * state_tokens,
+            drift_gate=stage.drift_gate,
+            seed=fold(job.recipe.seed, 2),
+            reference=reference,
+            kl_every=stage.rollouts_every,
+            critic=session.with_critic(stage.algorithm, stage.critic, stage.init, checkpoints, start),
+            ahead=session.ahead,
+            publish=session.publish,
+            rollout_deadline_s=stage.rollouts.deadline_s,
+            refill=refill if isinstance(stage.algorithm, DAPO) else None,
+        )
     return {"steps": stage.steps, "tokens": tokens, "checkpoint": checkpoints.final()}
 
 

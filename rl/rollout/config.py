@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..health import HealthConfig
+
 
 @dataclass(frozen=True)
 class Embedded:
@@ -41,3 +43,23 @@ class Vllm:
 
 
 SamplerConfig = Embedded | Vllm
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """How a training stage samples, what it keeps of it, and which alarms watch it."""
+
+    sampler: SamplerConfig = field(default_factory=Embedded)
+    ahead: int = 0  # 1: the next step is sampled while this one is trained, by weights one step old; needs kind: vllm
+    keep_samples: bool = False  # keep every continuation for a replay, not only those a resume may need
+    replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
+    deadline_s: float = 3600.0  # for all continuations of one step
+    health: HealthConfig = field(default_factory=HealthConfig)
+
+    def __post_init__(self) -> None:
+        if self.ahead not in (0, 1):
+            raise ValueError(f"ahead: {self.ahead} must be 0 or 1")
+        if self.ahead and self.sampler.kind != "vllm":
+            raise ValueError("ahead: the embedded sampler shares the trainer's weights; sampling ahead needs sampler.kind = vllm")
+        if self.deadline_s <= 0:
+            raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")

@@ -64,7 +64,7 @@ def send(name: str, steps: int, url: str, folder: str | None) -> dict[str, Any]:
     return {"seconds": report.seconds, "tensors": report.tensors}
 
 
-def learn_letters(settings: Any, url: str | None, steps: int, episodes: int) -> dict[str, Any]:
+def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, lr: float = 5e-3, entropy: float = 0.02) -> dict[str, Any]:
     """GRPO on the letter world, sampled by a vLLM server or by the embedded sampler; then the success of fresh episodes."""
     from terrella.rl.algorithms.config import GRPO
     from terrella.rl.loop import Hooks, reinforce
@@ -75,7 +75,7 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int) -> 
     from terrella.tests.rl.learning_jobs import Repeat
 
     config = MODELS["llama"]
-    engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(lr=1e-2), PrecisionConfig(), 0)
+    engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(lr=lr), PrecisionConfig(), 0)
     sampler: Any = EmbeddedSampler(
         lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, config, version=lambda: engine.steps
     )
@@ -91,7 +91,7 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int) -> 
         engine,
         sampler,
         lambda step: [Repeat(step * 8 + i, k) for i in range(8) for k in range(8)],
-        GRPO(),
+        GRPO(entropy_coef=entropy),
         SamplingParams(1),
         Hooks(lambda value: [value], lambda step, values, *_: record.append(values), lambda step, state: None),
         steps=range(steps),

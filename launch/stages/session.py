@@ -1,0 +1,109 @@
+"""What the RL stages share around the loop: the sampler of the recipe, the journal, the alarms and a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...core.config import OptimizerConfig
+from ...core.engine import Engine
+from ...core.errors import ConfigError
+from ...data.trajectory import Role, Trajectory
+from ...rl.algorithms import needs
+from ...rl.algorithms.config import Algorithm
+from ...rl.health import Health, sample_values
+from ...rl.journal import Journal, JournalSampler, ReplaySampler
+from ...rl.rollout.config import Rollouts
+from ...rl.rollout.episodes import Episode
+from ...rl.rollout.open import open_sampler
+from ...rl.rollout.sampler import Sampler
+from ..job import Job, log
+from .common import Checkpoints, build_critic, step_folder
+
+
+class Session:
+    """One stage's rollouts. `sampler`, `publish` and `ahead` go to the loop as they are; the rest wraps the stage's hooks."""
+
+    def __init__(self, job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any]) -> None:
+        folder = job.stage_folder(stage)
+        self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
+        self.journal = Journal(folder / "journal", job.rank)
+        self.journal.resume(start)
+        self.others: dict[str, Engine] = {}
+        self.health = Health(settings.health)
+        if "health" in extra:
+            self.health.load(extra["health"])
+        if settings.replay is not None:
+            self.sampler: Sampler = ReplaySampler(Path(settings.replay))
+            self.publish, self.close = None, lambda: None
+            return
+        opened = open_sampler(
+            settings.sampler, engine, job.model, folder / "sampler", rank=job.rank, gather=job.gather, ahead=settings.ahead
+        )
+        self.sampler = JournalSampler(opened.sampler, self.journal, lambda: engine.steps, staleness=settings.ahead)
+        self.publish, self.close = opened.publish, opened.close
+
+    def issuing(self, episodes_of: Callable[[int], list[Episode]]) -> Callable[[int], list[Episode]]:
+        """The stage's episodes, with the prompts of this rank noted as issued."""
+
+        def issued(step: int) -> list[Episode]:
+            episodes = episodes_of(step)
+            self.journal.note("issued", step, sorted({e.prompt_id for e in episodes}))
+            return episodes
+
+        return issued
+
+    def observe(self, step: int, values: dict[str, Any], trajectories: Sequence[Trajectory], limit: int | None) -> dict[str, Any]:
+        """Note the step's prompts as trained and sound the alarms, on every rank. With `limit`, the most tokens of an answer of free
+        text, its length and repetition are watched too. Returns what to record."""
+        if limit is not None:
+            answers = [tuple(i for i, r in zip(s.ids, s.roles, strict=True) if r == Role.ACTION) for t in trajectories for s in t.sequences]
+            parts = self.job.gather((sample_values(answers, limit), len(answers)))
+            total = max(sum(n for _, n in parts), 1)
+            values = values | {key: sum(v[key] * n for v, n in parts) / total for key in parts[0][0]}
+        for alarm in self.health.observe(step + 1, values):
+            values = values | {f"alarm/{alarm.name}": 1.0}
+            if self.job.speaks:
+                log.warning("step %d: alarm %s: %s", alarm.step, alarm.name, alarm.message)
+        self.journal.note("trained", step, sorted({t.prompt_id for t in trajectories}))
+        return values
+
+    def with_critic(
+        self, algorithm: Algorithm, optimizer: OptimizerConfig | None, init: str, checkpoints: Checkpoints, start: int
+    ) -> Engine | None:
+        """The critic of an algorithm that has one, resumed with the policy; it is saved with it from then on."""
+        if "values" not in needs(algorithm):
+            return None
+        if optimizer is None:
+            raise ConfigError(f"critic: algorithm {algorithm.kind} trains one; give its optimizer, e.g. critic: {{lr: 1e-5}}")
+        critic = build_critic(self.job, optimizer, init)
+        if start:
+            critic.load(step_folder(checkpoints.beside("critic"), start))
+        self.others["critic"] = critic
+        return critic
+
+    def saving(self, checkpoints: Checkpoints) -> Callable[[int, dict[str, Any]], None]:
+        """The loop's save hook: the checkpoint, with the alarms' memory in it; then samples that no resume can ask for are forgotten."""
+
+        def save(step: int, state: dict[str, Any]) -> None:
+            try:
+                checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others)
+            finally:
+                if step_folder(checkpoints.folder, step).exists():
+                    self.journal.note("saved", step)
+                    if not self.settings.keep_samples:
+                        self.journal.prune(step - self.ahead)
+
+        return save
+
+
+@contextmanager
+def open_session(job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any]) -> Iterator[Session]:
+    """A session whose servers end with it. `start` and `extra` are what the stage resumed from."""
+    session = Session(job, stage, engine, settings, start, extra)
+    try:
+        yield session
+    finally:
+        session.close()

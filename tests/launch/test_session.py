@@ -1,0 +1,49 @@
+"""The recipe's sampler settings are checked before anything starts, and every algorithm can be named in a recipe."""
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.core.schema import build, parse_yaml
+from terrella.launch.recipe import Reinforce
+from terrella.rl.algorithms import MODULES
+from terrella.rl.rollout.config import Rollouts
+
+STAGE = """
+kind: rlvr
+name: rlvr
+init: pretrain
+tasks: {source: selfplay}
+prompts_per_step: 8
+samples_per_prompt: 4
+steps: 2
+optimizer: {lr: 1e-4}
+"""
+
+
+def stage(more: str) -> Reinforce:
+    return build(Reinforce, parse_yaml(STAGE + more, "recipe"))
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_every_algorithm_has_a_name_in_recipes(kind: str) -> None:
+    assert stage(f"algorithm: {{kind: '{kind}'}}").algorithm.kind == kind
+
+
+def test_vllm_servers_in_a_recipe() -> None:
+    made = stage("algorithm: {kind: grpo, tis_cap: 2.0}\nrollouts: {sampler: {kind: vllm, devices: ['1', '2']}, ahead: 1}")
+    assert made.rollouts.sampler.kind == "vllm" and made.rollouts.ahead == 1
+    assert stage("algorithm: {kind: grpo}").rollouts == Rollouts()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("algorithm: {kind: grpo}\nrollouts: {ahead: 1}", "sampler.kind = vllm"),
+        ("algorithm: {kind: grpo}\nrollouts: {sampler: {kind: vlm}}", "did you mean 'vllm'"),
+        ("algorithm: {kind: dapo, overlong_length: 10}", "overlong_cache"),
+        ("algorithm: {kind: grpo, tis_cap: 0}", "tis_cap"),
+    ],
+)
+def test_mistakes_are_named(more: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stage(more)
