@@ -273,12 +273,14 @@ class LanguageEvaluate:
     mode: Literal["faithful", "strict"] = "strict"
     n: int = 512  # held-out rows at most, and as many of unseen games
     temperature: float = 0.0
+    drift_steps: int = 0  # text games: so many steps are imagined one after the other beside the true game, by the same actions
+    drift_episodes: int = 64
     before: str | None = None  # the headline compares this stage ...
     after: str | None = None  # ... with this one
     control: str | None = None
 
     def __post_init__(self) -> None:
-        _positive(n=self.n, max_new_tokens=self.max_new_tokens)
+        _positive(n=self.n, max_new_tokens=self.max_new_tokens, drift_episodes=self.drift_episodes)
         for key in ("before", "after", "control"):
             if getattr(self, key) is not None and getattr(self, key) not in self.models:
                 raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...core.errors import ConfigError
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
@@ -12,9 +13,11 @@ from ...rl.language import Question, answers
 from ...rl.rollout.sampler import SamplingParams
 from ...rl.statistics import Estimate, mean
 from ...rl.text_games import evaluate as games
+from ...rl.text_games.crawl import bare_prompt, prompts
+from ...rl.text_games.world import drift, drift_table
 from ...rl.web_pages import evaluate as pages
 from ..job import Job
-from ..recipe import LanguageEvaluate
+from ..recipe import LanguageEvaluate, TextGameData
 from .common import build_engine
 from .language import TEST, UNSEEN, Questions
 from .reinforce import embedded_sampler
@@ -28,18 +31,24 @@ def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
     questions = Questions(job, stage.data)
     parts = {part: asked for part in PARTS if (asked := questions.some(part, stage.n))}
     found: dict[tuple[str, str], Judgements] = {}
+    walked: dict[str, list[list[bool]]] = {}
     progress = Progress(stage.name, len(stage.models) * len(parts), speak=job.speaks)
     for name in stage.models:
         sampler = embedded_sampler(build_engine(job, None, name), job)
         for part, asked in parts.items():
             found[name, part] = judge_part(stage, job, questions, sampler, asked)
             progress.update(len(found))
+        if stage.drift_steps and parts[TEST][0].domain == "text-game":
+            walked |= drifts(stage, job, questions, sampler, name)
     web = parts[TEST][0].domain == "web-page"
     if job.speaks:
         for part, asked in parts.items():
             judged = {name: found[name, part] for name in stage.models}
             for name, told in (page_tables if web else game_tables)(stage, part, asked, judged).items():
                 job.run.write_result(name, told)
+        if walked:
+            told = drift_table(walked, f"Imagined states still exact after k steps, temperature {stage.temperature:g}")
+            job.run.write_result(f"{stage.name}-drift", told)
         if stage.before and stage.after:
             tested = {name: found[name, TEST] for name in stage.models}
             told = page_summary(stage, parts[TEST], tested) if web else game_summary(stage, tested)
@@ -64,6 +73,25 @@ def judge_part(stage: LanguageEvaluate, job: Job, questions: Questions, sampler:
         judged = games.judge_rows([q.row for q in mine], told, stage.mode)
     shares = job.gather(judged)
     return [shares[i % job.ranks][i // job.ranks] for i in range(len(asked))]
+
+
+def drifts(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, name: str) -> dict[str, list[list[bool]]]:
+    """How long one model's imagined games stay the true ones; every rank walks its own episodes."""
+    data = next(s for s in job.recipe.stages if s.name == stage.data)
+    if not isinstance(data, TextGameData):
+        raise ConfigError(f"stages: {stage.name}.drift_steps needs a text-game-data stage; '{stage.data}' is none")
+    write = prompts() if data.prompt == "full" else bare_prompt
+    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(questions.tokenizer.eos_id,))
+
+    def predict(rows: list[dict[str, Any]]) -> list[str | Invalid]:
+        asked = [Question("text-game", write(row), "", row, False) for row in rows]
+        return answers(sampler, asked, questions.tokenizer, params, fold(job.recipe.seed, 4), questions.multiple)
+
+    each = -(-stage.drift_episodes // job.ranks)
+    mine = drift(data.games, each, stage.drift_steps, predict, first_seed=10_000 + job.rank * each)
+    shares = job.gather(mine)
+    joined = {key: [[hit for share in shares for hit in share[key][k]] for k in range(stage.drift_steps)] for key in ("model", "copy")}
+    return {name: joined["model"], "copy": joined["copy"]}
 
 
 def kind_of(stage: LanguageEvaluate, name: str) -> str:

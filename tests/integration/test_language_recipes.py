@@ -31,7 +31,16 @@ SMALL = [
     "stages.5.n=6",
     "stages.5.max_new_tokens=8",
 ]
-OWN = {"text-game-tiny": ["stages.0.seeds=1", "stages.0.games=[weigh-stones]", "stages.0.unseen_games=[fill-bucket]"], "web-page-tiny": []}
+OWN = {
+    "text-game-tiny": [
+        "stages.5.drift_steps=2",
+        "stages.5.drift_episodes=2",
+        "stages.0.seeds=1",
+        "stages.0.games=[weigh-stones]",
+        "stages.0.unseen_games=[fill-bucket]",
+    ],
+    "web-page-tiny": [],
+}
 
 
 @pytest.mark.parametrize("recipe", OWN)
@@ -51,6 +60,8 @@ def test_recipe_runs_through(recipe: str, tmp_path: Path) -> None:
     assert [row["kind"] for row in told["rows"]] == ["baseline", "model", "model", "control", "ceiling"]
     assert all(set(row) >= {"name", "kind", "cells"} and row["kind"] in tables.KINDS for row in told["rows"])
     assert all(cell["value"] == 1.0 for cell in told["rows"][-1]["cells"])  # strict: the true answer is right
+    if recipe == "text-game-tiny":
+        assert [row["cells"][0]["n"] for row in found["greedy-drift"]["rows"]] == [2] * 5
     control, rlvr = (json.loads((run / "stages" / f"{name}.json").read_text()) for name in ("control", "rlvr"))
     assert control["tokens"] >= rlvr["tokens"]
     assert "beyond chance" in (text := json.loads((run / "summary.json").read_text())["headline"]) or "->" in text
