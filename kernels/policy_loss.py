@@ -198,7 +198,7 @@ def reference_policy_terms(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The summed loss and the report's sums from per-token log-probs and entropies; rows must all be active."""
     zero = logprob_N.new_zeros(())
-    sums = dict.fromkeys(SUM_NAMES, zero)
+    sums: dict[str, torch.Tensor] = dict.fromkeys(SUM_NAMES, zero)
     detached_N = logprob_N.detach()
     loss = logprob_N.sum() * 0.0 if len(logprob_N) == 0 else zero
     sums["tokens"] = zero + len(logprob_N)
@@ -211,6 +211,7 @@ def reference_policy_terms(
         member_N = terms.pg_weight != 0
         weight_N = torch.where(member_N, terms.pg_weight, zero)
         if settings.tis_cap is not None:
+            assert terms.old_logprob is not None and terms.sampler_logprob is not None  # check_terms
             weight_N = weight_N * (terms.old_logprob - terms.sampler_logprob).clamp(max=MAX_LOG_RATIO).exp().clamp(max=settings.tis_cap)
         live_N = torch.where(member_N, logprob_N, torch.zeros_like(logprob_N))
         member_N = member_N.to(logprob_N.dtype)
@@ -218,6 +219,7 @@ def reference_policy_terms(
             old_N = live_N.detach() if terms.old_logprob is None else torch.where(member_N > 0, terms.old_logprob, live_N.detach())
             log_ratio_N = live_N - old_N
             if settings.ratio == "sequence":
+                assert doc_N is not None  # check_terms
                 documents = int(doc_N.max()) + 1
                 count_D = _document_sum(member_N, doc_N, documents).clamp_min(1.0)
                 log_ratio_N = (_document_sum(log_ratio_N * member_N, doc_N, documents) / count_D)[doc_N]
@@ -235,6 +237,7 @@ def reference_policy_terms(
         sums["pg_tokens"], sums["ratio"], sums["ratio_sq"] = member_N.sum(), ratio_N.sum(), ratio_N.square().sum()
         sums["ratio_clamped"] = ((log_ratio_N.detach().abs() > MAX_LOG_RATIO) * member_N).sum()
     if terms.kl_weight is not None:
+        assert terms.ref_logprob is not None  # check_terms
         member_N = terms.kl_weight != 0
         ref_N = torch.where(member_N, terms.ref_logprob, detached_N)
         kl_N = torch.where(member_N, kl_estimate(logprob_N, ref_N, settings), torch.zeros_like(logprob_N))

@@ -20,7 +20,7 @@ SHIPPED = "recorded.jsonl.gz"  # 1,008 transitions of pages.html, recorded in Ch
 def load_transitions(path: str | Path | None = None) -> list[PageTransition]:
     """Transitions of a JSONL file (plain or gzip), or those that ship with the project."""
     if path is None:
-        blob = (resources.files(__package__) / SHIPPED).read_bytes()
+        blob = (resources.files("terrella.rl.web_pages") / SHIPPED).read_bytes()
     else:
         if not Path(path).is_file():
             raise ConfigError(f"{path}: no such file of page transitions")

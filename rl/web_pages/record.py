@@ -52,7 +52,7 @@ def record(
     """Transitions of our small pages in real Chromium; `browser` is its path where Playwright did not install one."""
     from playwright.sync_api import sync_playwright
 
-    with resources.as_file(resources.files(__package__) / "pages.html") as file, sync_playwright() as tool:
+    with resources.as_file(resources.files("terrella.rl.web_pages") / "pages.html") as file, sync_playwright() as tool:
         chromium = tool.chromium.launch(executable_path=browser, args=["--no-sandbox"], timeout=timeout_s * 1000)
         try:
             page = chromium.new_page()

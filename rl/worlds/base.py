@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ class StepResult:
     text: str
     reward: float
     done: bool
-    info: dict[str, float] = field(default_factory=dict)
+    info: Mapping[str, float] = field(default_factory=dict)
 
 
 class World(ABC):

@@ -127,7 +127,7 @@ class WebShop(World):
         if self.done:
             raise WorldFault("webshop: the episode is over; call reset(seed)")
         parsed = self.parse_action(str(action))
-        verb, _, thing = (parsed or "").rstrip("]").partition("[")
+        verb, _, thing = str(parsed or "").rstrip("]").partition("[")
         page, reward, found = self.page, 0.0, False
         valid = (verb == "search" and page.query is None) or (verb == "click" and thing in self.clickables())
         if valid:
