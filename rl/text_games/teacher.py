@@ -1,0 +1,111 @@
+"""Reasoned answers from a teacher behind an OpenAI-compatible address: kept where the judge says they are right, cut by length.
+
+A fault of the line is Invalid after a few tries and never counts as a wrong answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.rng import uniform
+from ...data.trajectory import Invalid
+from ..language import Question
+
+REASONING = ("reasoning_content", "reasoning")  # where servers put what was thought before the answer
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A chat model behind an address such as http://host:8000/v1."""
+
+    url: str
+    model: str
+    key: str = ""
+    system: str = "You are a helpful assistant."
+    temperature: float = 0.6
+    max_tokens: int = 4096
+    timeout_s: float = 600.0
+    tries: int = 3
+    pause_s: float = 2.0
+    together: int = 8  # requests in flight
+
+    def ask(self, prompt: str) -> str | Invalid:
+        """Reasoning and answer as one text, the way they are imitated; Invalid when the line failed every time."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        body = {
+            "model": self.model,
+            "messages": [*messages, {"role": "user", "content": prompt}],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
+        head = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
+        reason = ""
+        for attempt in range(self.tries):
+            if attempt:
+                time.sleep(self.pause_s * 2 ** (attempt - 1))
+            request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), head)
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+                    message = json.load(reply)["choices"][0]["message"]
+                thought = next((message[name] for name in REASONING if message.get(name)), "")
+                return f"{thought}{message.get('content') or ''}"
+            except urllib.error.HTTPError as error:
+                reason = f"{self.url}: HTTP {error.code}"
+                if error.code < 500 and error.code not in (408, 429):
+                    break  # asking again does not help
+            except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+                reason = f"{self.url}: {type(error).__name__}: {error}"
+        return Invalid(reason)
+
+    def ask_all(self, prompts: Sequence[str]) -> list[str | Invalid]:
+        """Answers in the order of the prompts, several requests at a time."""
+        with ThreadPoolExecutor(self.together) as pool:
+            return list(pool.map(self.ask, prompts))
+
+
+@dataclass
+class Harvest:
+    """What became of the teacher's answers."""
+
+    asked: int = 0
+    kept: int = 0
+    wrong: int = 0
+    too_long: int = 0
+    left_out: int = 0  # right, but of a row without changes
+    invalid: int = 0
+
+
+def reasoned_samples(
+    pairs: Sequence[tuple[dict[str, Any], Question]],
+    responses: Sequence[str | Invalid],
+    length: Callable[[str], int],
+    harvest: Harvest,
+    *,
+    max_tokens: int = 4000,
+    keep_unchanged: float = 0.01,
+    seed: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """Samples to imitate: right answers to gold rows, a small share of right answers to others, none above `max_tokens`.
+
+    `pairs` are samples of the pair kind with their questions; the response goes into `extra.json` as `response`.
+    """
+    for number, ((sample, question), response) in enumerate(zip(pairs, responses, strict=True)):
+        harvest.asked += 1
+        if isinstance(response, Invalid):
+            harvest.invalid += 1
+        elif question.judge(response, "f1" if question.domain == "web-page" else "binary", "strict")[0] < 1.0:
+            harvest.wrong += 1
+        elif length(response) > max_tokens:
+            harvest.too_long += 1
+        elif not question.gold and uniform(seed, number) >= keep_unchanged:
+            harvest.left_out += 1
+        else:
+            harvest.kept += 1
+            yield {**sample, "extra.json": {**sample["extra.json"], "response": response}}
