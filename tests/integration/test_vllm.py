@@ -3,9 +3,6 @@
 import importlib.util
 import json
 import os
-import signal
-import threading
-import time
 
 import pytest
 
@@ -64,7 +61,7 @@ def served(server, folders, tmp_path):
 
 
 def requests(params: SamplingParams, n: int = 6) -> list[SampleRequest]:
-    return [SampleRequest(tuple((7 * i + j) % 16 for j in range(3 + i % 3)), (1, i, 0, 0), params) for i in range(n)]
+    return [SampleRequest(tuple((7 * i + j) % 8 for j in range(3 + i % 3)), (1, i, 0, 0), params) for i in range(n)]
 
 
 def largest_gap(asked, samples, name: str, steps: int, temperature: float = 1.0) -> float:
@@ -82,15 +79,15 @@ def largest_gap(asked, samples, name: str, steps: int, temperature: float = 1.0)
 def test_llama_logprobs_are_the_trainers_through_a_server(served) -> None:
     sampler = served
     plain = requests(SamplingParams(12))
-    forced = [SampleRequest(r.ids, (2, *r.key[1:]), r.params, ((3, (5, 6)), (7, (8,)))) for r in plain]
-    cut = [SampleRequest(r.ids, (3, *r.key[1:]), SamplingParams(12, top_p=0.8, top_k=9, stop_ids=(1, 2, 3))) for r in plain]
-    greedy = [SampleRequest(r.ids, (4, *r.key[1:]), SamplingParams(12, temperature=0.0, allowed=(4, 9))) for r in plain]
+    forced = [SampleRequest(r.ids, (2, *r.key[1:]), r.params, ((3, (5, 6)), (7, (4,)))) for r in plain]
+    cut = [SampleRequest(r.ids, (3, *r.key[1:]), SamplingParams(12, top_p=0.8, top_k=5, stop_ids=(1, 2, 3))) for r in plain]
+    greedy = [SampleRequest(r.ids, (4, *r.key[1:]), SamplingParams(12, temperature=0.0, allowed=(4, 7))) for r in plain]
     asked = plain + forced + cut + greedy
     samples = sampler.generate(asked)
     assert largest_gap(asked, samples, "llama", 0) <= 1e-5
-    assert all(s.ids[3:5] == (5, 6) and s.ids[9] == 8 and len(s.ids) == 15 for s in samples[6:12])
+    assert all(s.ids[3:5] == (5, 6) and s.ids[9] == 4 and len(s.ids) == 15 for s in samples[6:12])
     assert all((s.ids[-1] in (1, 2, 3)) == (s.finish == "stop") for s in samples[12:18])
-    assert all(4 <= t < 9 for s in samples[18:] for t in s.ids)
+    assert all(4 <= t < 7 for s in samples[18:] for t in s.ids)
     assert sampler.generate(asked) == samples  # the key alone decides
     with pytest.raises(ConfigError, match="processed"):
         sampler.generate(requests(SamplingParams(2, temperature=0.7)))
@@ -146,28 +143,16 @@ def test_a_damaged_tensor_is_sent_again_and_then_stops_the_run_by_name(served, f
     assert largest_gap(requests(SamplingParams(6)), sampler.generate(requests(SamplingParams(6))), "llama", 0) <= 1e-5
 
 
-def test_a_server_killed_mid_batch_is_restarted_and_its_requests_are_asked_again(served) -> None:
-    sampler = served
-    asked = requests(SamplingParams(64), n=24)
-    calm = sampler.generate(asked)
-    server = sampler.targets[0].server
-
-    def kill() -> None:
-        time.sleep(0.3)
-        os.killpg(server.process.pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    began = time.monotonic()
-    again = sampler.generate(asked)
-    thread.join()
-    assert again == calm and sampler.restarts == 1 and sampler.reissued >= 1
-    assert time.monotonic() - began < 600
+def test_a_server_killed_mid_batch_is_restarted_and_its_requests_are_asked_again(tmp_path) -> None:
+    (result,) = run_ranks(JOBS + "killed", 1, 800, folder=str(tmp_path), environment=CPU)
+    assert result["same"] and result["restarts"] == 1 and result["reissued"] >= 1
+    assert result["versions"] == [2] and result["gap"] <= 1e-5  # the new server has the trained weights, not those it started with
+    assert result["seconds"] < 600
 
 
 def test_grpo_learns_the_same_through_vllm_and_embedded(served) -> None:
     sampler, job = served, JOBS + "learn_letters"
-    arguments = {"settings": sampler.settings, "steps": 40, "episodes": 1024}
+    arguments = {"settings": sampler.settings, "steps": 25, "episodes": 1024, "seed": 5}
     (vllm,) = run_ranks(job, 1, 600, url=sampler.targets[0].name, **arguments)
     (embedded,) = run_ranks(job, 1, 600, url=None, **arguments)
     assert vllm["drift"] <= 1e-5 and vllm["first"] < 0.4
