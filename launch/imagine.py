@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ FRESH_SEED = 5_000_000  # rooms no shipped recipe trains on
 
 def _options(command: Any) -> Any:
     for option in (
-        click.option(
-            "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True, help="A Hugging Face folder."
-        ),
+        click.option("--model", type=click.Path(path_type=Path), required=True, help="A Hugging Face folder (with --url: a model's name)."),
         click.option("--n", type=click.IntRange(1), default=512, show_default=True, help="Tasks."),
         click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="States to imagine."),
         click.option("--walk", type=click.IntRange(0), default=8, show_default=True, help="Random actions before the start, at most."),
@@ -38,6 +37,8 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
     from ..rl.imagination import GridDynamics, make_task
     from ..rl.rollout.embedded import EmbeddedSampler
 
+    if not model.is_dir():
+        raise ConfigError(f"--model {model}: no such folder")
     dynamics, config = GridDynamics.of(world), read_config(model)
     if config.vocab != dynamics.tokenizer().vocab_size:
         wanted = dynamics.tokenizer().vocab_size
@@ -52,12 +53,55 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
 @click.argument("world")
 @_options
 @click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0, 1.0), show_default=True)
+@click.option("--url", help="Language: an OpenAI-compatible address; its key is read from TERRELLA_API_KEY.")
+@click.option(
+    "--data", type=click.Path(path_type=Path, exists=True), help="Language: a folder of pair shards in place of our own questions."
+)
+@click.option("--prompt", type=click.Choice(["bare", "full"]), default="full", show_default=True, help="Language: with rules and examples?")
+@click.option("--mode", type=click.Choice(["strict", "faithful"]), default="strict", show_default=True, help="Language: the judge.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Language.")
+@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="Language: as the model was trained.")
 def evaluate(
-    world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperatures: tuple[float, ...]
+    world: str,
+    model: Path,
+    n: int,
+    steps: int,
+    walk: int,
+    rooms: int,
+    seed: int,
+    out: Path | None,
+    temperatures: tuple[float, ...],
+    url: str | None,
+    data: Path | None,
+    prompt: str,
+    mode: str,
+    max_new_tokens: int,
+    pad_prompts_to: int,
 ) -> None:
-    """Score a world model of WORLD (a Sokoban tag) beside copying the state and the true world, with 95 % intervals."""
-    from ..rl.evaluate import copy_baseline, imagine, score_predictions, summarise
+    """Score a world model of WORLD beside copying the state and the true world, with 95 % intervals.
 
+    WORLD is a Sokoban tag, or text-game or web-page for language world models.
+    """
+    from ..rl.evaluate import copy_baseline, imagine, score_predictions, summarise
+    from .language import DOMAINS, evaluate_language
+
+    if world in DOMAINS:
+        evaluate_language(
+            world,
+            str(model),
+            url=url,
+            key=os.environ.get("TERRELLA_API_KEY", ""),
+            data=data,
+            n=n,
+            prompt=prompt,
+            mode=mode,
+            temperature=temperatures[0],
+            max_new_tokens=max_new_tokens,
+            multiple=pad_prompts_to,
+            seed=seed,
+            out=out,
+        )
+        return
     dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
     rows = [("copy the state", summarise(copy_baseline(tasks)))]
     progress = Progress("eval", len(temperatures))

@@ -1,0 +1,114 @@
+"""`terrella eval text-game` and `terrella eval web-page`: a Hugging Face folder or a model behind an address, on held-out questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..core.errors import ConfigError
+from ..core.files import write_json
+from ..core.progress import Progress
+
+DOMAINS = ("text-game", "web-page")
+
+
+def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
+    """Questions of a folder of pair shards, or held-out ones of our own games and pages, spread evenly to n."""
+    from ..data.convert.text_game import pair_of
+    from ..data.shards import ShardSet
+    from ..rl.language import read_pair
+    from ..rl.text_games.crawl import GAMES, bare_prompt, crawl_all, prompts
+    from ..rl.text_games.splits import split_rows
+    from ..rl.web_pages.data import load_transitions, page_pair, split_pages
+    from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
+
+    full = prompt == "full"
+    if data is not None:
+        shards = ShardSet(data)
+        found: Any = [read_pair(shards[int(i * len(shards) / min(n, len(shards)))]) for i in range(min(n, len(shards)))]
+        if any(q.domain != domain for q in found):
+            raise ConfigError(f"--data {data}: its samples are of {found[0].domain}, not of {domain}")
+        return found
+    if domain == "text-game":
+        rows = split_rows(crawl_all(list(GAMES), range(1))).test
+        return [read_pair(pair_of(row, prompts() if full else bare_prompt, "test")) for row in rows[:: max(1, len(rows) // n)][:n]]
+    steps = split_pages(load_transitions()).test
+    return [read_pair(page_pair(s, page_prompt if full else bare_page_prompt, "test")) for s in steps[:: max(1, len(steps) // n)][:n]]
+
+
+def folder_answers(model: Path, questions: list[Any], temperature: float, max_new_tokens: int, multiple: int, seed: int) -> list[Any]:
+    """Answers of a Hugging Face folder; a chat template is used where the tokenizer has one."""
+    from dataclasses import replace
+
+    import torch
+
+    from ..data.tokenizers import HFTokenizer, load_tokenizer
+    from ..models.families import parameter_names
+    from ..models.hf import read_config, weight_source
+    from ..rl.language import answers
+    from ..rl.rollout.embedded import EmbeddedSampler
+    from ..rl.rollout.sampler import SamplingParams
+
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"--model {model}: no config.json; name a Hugging Face folder, or give --url")
+    tokenizer, config = load_tokenizer(model), read_config(model)
+    if isinstance(tokenizer, HFTokenizer) and getattr(tokenizer.hf, "chat_template", None):
+        chat = tokenizer.hf
+        questions = [
+            replace(q, prompt=chat.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=False, add_generation_prompt=True))
+            for q in questions
+        ]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    source, _ = weight_source(model, config)
+    weights = {name: source(name).to(device) for name in parameter_names(config)}
+    params = SamplingParams(max_new_tokens, temperature, stop_ids=(tokenizer.eos_id,))
+    progress = Progress("answers", len(questions))
+    sampler = EmbeddedSampler(lambda: weights, config)
+    return answers(sampler, questions, tokenizer, params, seed, multiple, progress=lambda done: progress.update(done), chunk=64)
+
+
+def evaluate_language(
+    domain: str,
+    model: str,
+    *,
+    url: str | None,
+    key: str,
+    data: Path | None,
+    n: int,
+    prompt: str,
+    mode: str,
+    temperature: float,
+    max_new_tokens: int,
+    multiple: int,
+    seed: int,
+    out: Path | None,
+) -> None:
+    """Answer, judge and print the table beside the answer that nothing changes and the true one."""
+    from ..rl.text_games import evaluate as games
+    from ..rl.text_games.teacher import Teacher
+    from ..rl.web_pages import evaluate as pages
+
+    asked = held_out(domain, data, n, prompt)
+    if url:
+        told = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=max_new_tokens).ask_all(
+            [q.prompt for q in asked]
+        )
+    else:
+        told = folder_answers(Path(model), asked, temperature, max_new_tokens, multiple, seed)
+    name = f"{Path(model).name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
+    judge: Any = mode
+    if domain == "web-page":
+        truths = [q.answer for q in asked]
+        table = pages.table(truths, [(name, "model", pages.judge_pages(truths, told, judge))], judge, "Held-out page transitions")
+    else:
+        rows = [q.row for q in asked]
+        table = games.table(rows, [games.Model(name, games.judge_rows(rows, told, judge))], judge, "Held-out transitions")
+    click.echo(f"{table['title']:34}" + "".join(f"{column:>24}" for column in table["columns"]))
+    for row in table["rows"]:
+        cells = ["-" if c["n"] == 0 else f"{100 * c['value']:.1f} ({100 * c['low']:.1f}-{100 * c['high']:.1f})" for c in row["cells"]]
+        click.echo(f"{row['name'][:33]:34}" + "".join(f"{cell:>24}" for cell in cells))
+    click.echo(table["note"])
+    if out:
+        write_json(out, table)

@@ -1,0 +1,96 @@
+"""`terrella eval text-game` and `web-page`: any Hugging Face folder, or a model behind an address."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from terrella.core.errors import ConfigError
+from terrella.data.convert.text_game import pair_of
+from terrella.data.schema import PAIR
+from terrella.data.shards import ShardWriter
+from terrella.data.tokenizers import ByteTokenizer
+from terrella.launch.cli import cli
+from terrella.rl.rewards.web_page import NOTHING
+from terrella.rl.text_games.crawl import GAMES, bare_prompt, crawl
+
+
+@pytest.fixture
+def server():
+    class Empty(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            web = "CURRENT OBSERVATION" in body["messages"][0]["content"]
+            text = NOTHING if web else "The final answer is: {'modified': [], 'removed': [], 'score': {}}"
+            blob = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(blob)))
+            self.end_headers()
+            self.wfile.write(blob)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Empty)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{found.server_port}/v1"
+    found.shutdown()
+    found.server_close()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    rows = [row for row, _ in zip(crawl(GAMES["fill-bucket"], range(1)), range(200), strict=False)]
+    with ShardWriter(folder, kind=PAIR) as writer:
+        for row in rows:
+            writer.write(pair_of(row, bare_prompt, "test"))
+    return str(folder)
+
+
+@pytest.mark.parametrize("world", ["text-game", "web-page"])
+def test_a_model_behind_an_address(world: str, server: str, shards: str, tmp_path) -> None:
+    out = tmp_path / "table.json"
+    args = ["eval", world, "--model", "lazy", "--url", server, "--n", "24", "--temperature", "0", "--out", str(out)]
+    args += ["--data", shards] if world == "text-game" else []
+    done = CliRunner().invoke(cli, args, catch_exceptions=False)
+    assert done.exit_code == 0 and "no change" in done.output and "n = 24" in done.output
+    base, model, ceiling = json.loads(out.read_text())["rows"]
+    assert model["name"] == "lazy, greedy" and model["cells"] == base["cells"]  # it answers what the baseline does
+    assert all(cell["value"] == 1.0 for cell in ceiling["cells"])
+
+
+def test_a_hugging_face_folder(shards: str, tmp_path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=259, max_position_embeddings=8192, **size)).save_pretrained(tmp_path / "m")
+    ByteTokenizer().save(tmp_path / "m")
+    args = [
+        "eval",
+        "text-game",
+        "--model",
+        str(tmp_path / "m"),
+        "--n",
+        "3",
+        "--prompt",
+        "bare",
+        "--max-new-tokens",
+        "4",
+        "--temperature",
+        "0",
+    ]
+    done = CliRunner().invoke(cli, args, catch_exceptions=False)
+    assert done.exit_code == 0 and "3 of 3 answers unreadable" in done.output
+
+
+def test_what_is_missing_or_of_another_kind_is_named(shards: str, tmp_path) -> None:
+    for world, more in (("text-game", ["--data", shards]), ("SimpleSokoban", [])):
+        with pytest.raises(ConfigError, match="--model"):
+            CliRunner().invoke(cli, ["eval", world, "--model", str(tmp_path / "none"), "--n", "1", *more], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="not of web-page"):
+        CliRunner().invoke(cli, ["eval", "web-page", "--model", str(tmp_path), "--data", shards], catch_exceptions=False)
