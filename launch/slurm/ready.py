@@ -31,17 +31,15 @@ class Ready:
 
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
+LANGUAGE = {"stages.1.sequences_per_step": 4, "stages.2.prompts_per_step": 2, "stages.3.sequences_per_step": 4}
 RECIPES = (
     Ready(
         "sokoban-tiny",
         NODES,
         per_rank={"stages.1.sequences_per_step": 16, "stages.2.prompts_per_step": 2, "stages.3.sequences_per_step": 16},
     ),
-    Ready(
-        "text-game-tiny",
-        NODES,
-        per_rank={"stages.1.sequences_per_step": 4, "stages.2.prompts_per_step": 2, "stages.3.sequences_per_step": 4},
-    ),
+    Ready("text-game-tiny", NODES, LANGUAGE),
+    Ready("web-page-tiny", NODES, LANGUAGE),
 )
 
 
