@@ -6,6 +6,7 @@ Parsing is by plain search, linear in the text, whatever a model writes.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,7 +60,7 @@ class TurnResult:
     done: bool
     truncated: bool
     executed: tuple[str, ...]
-    info: dict[str, float] = field(default_factory=dict)
+    info: Mapping[str, float] = field(default_factory=dict)
 
 
 def prefix(task: Task, world: World, fmt: Format) -> str:

@@ -57,7 +57,7 @@ class Health:
     def observe(self, step: int, values: Mapping[str, Any]) -> list[Alarm]:
         """Alarms that sound at this step; one of reaction `stop` is raised as an error after all were found."""
         c = self.config
-        rules = [
+        rules: list[tuple[str, Reaction, str, tuple[bool, float], str]] = [
             ("reward_std", c.on_reward_std, "reward/std", self._below("reward/std", values, c.reward_std_share), "rewards hardly differ"),
             ("entropy", c.on_entropy, "entropy", _under(values.get("entropy"), c.entropy_floor), "the policy is almost deterministic"),
             (

@@ -66,7 +66,7 @@ def rollout_worlds(
                 runs[i] = _Run(run.make, restarts=run.restarts + 1)
                 again.append(i)
                 continue
-            turn_rewards, reward, info = ([], fault, {}) if isinstance(scored, Invalid) else scored
+            turn_rewards, reward, info = ([], scored, {}) if isinstance(scored, Invalid) else scored
             info = {**info, "restarts": run.restarts} if run.restarts else info
             results[i] = Trajectory(*names[i], joined(run.turns), reward if fault is None else fault, turn_rewards, info)
         pending = again
@@ -95,7 +95,7 @@ def _play(sampler: Sampler, runs: list[_Run], params: SamplingParams, seed: int,
         if not asking:
             return
         answered = _sample(sampler, asking, params, seed, turn, limits)
-        steps = [(lambda r=run, s=sample: r.episode.receive(s)) for run, _, sample in answered]
+        steps = [(lambda r=run, s=sample: r.episode.receive(s)) for run, _, sample in answered]  # type: ignore[union-attr]
         taken = run_all(steps, workers=limits.workers, deadline_s=limits.world_s, what="world step")
         for (run, context, sample), outcome in zip(answered, taken, strict=True):
             run.turns.append((context, sample))

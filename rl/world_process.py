@@ -30,7 +30,7 @@ class ProcessWorld(World):
         self.grid_words = task.make().grid_words
         context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(task, theirs), daemon=True)
+        self.process = context.Process(target=_serve, args=(task, theirs), daemon=True)  # type: ignore[attr-defined]
         self.process.start()
         theirs.close()
 

@@ -13,7 +13,7 @@ from ...core.errors import ConfigError
 from ...core.files import read_json
 from ...core.progress import Progress
 from ...core.rng import fold
-from ...data.trajectory import Trajectory
+from ...data.trajectory import Invalid, Trajectory
 from ...rl.algorithms.config import DAPO
 from ...rl.imagination import ImaginationEpisode, make_task
 from ...rl.loop import Hooks, reinforce
@@ -101,8 +101,8 @@ def picture(job: Job, step: int, episodes: Sequence[Episode], trajectories: Sequ
             "step": step,
             "prompt_id": t.prompt_id,
             "sample": t.sample_index,
-            "reward": t.reward if isinstance(t.reward, float) else None,
-            "invalid": None if isinstance(t.reward, float) else t.reward.reason,
+            "reward": None if isinstance(t.reward, Invalid) else t.reward,
+            "invalid": t.reward.reason if isinstance(t.reward, Invalid) else None,
             "turns": e.picture(job.dynamics),
         }
         for e, t in list(zip(episodes, trajectories, strict=True))[:SHOWN]

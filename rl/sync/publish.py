@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import TerrellaError
-from .transports import Target, Transport, Weights
+from .transports import BroadcastTransport, Target, Transport, Weights
 
 log = logging.getLogger("terrella")
 
@@ -32,7 +32,7 @@ class SyncReport:
 
 def publish(
     transport: Transport,
-    targets: list[Target],
+    targets: Sequence[Target],
     weights: Callable[[], Weights],
     version: int,
     *,
@@ -66,7 +66,7 @@ def publish(
             tensors = max((a.get("tensors", 0) for found in answers.values() for a in found), default=0)
             return SyncReport(version, time.monotonic() - begun, attempt, tensors)
         log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(found))
-        if hasattr(transport, "close"):
+        if isinstance(transport, BroadcastTransport):  # a failed send may have left its group half open
             transport.close()
     raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(found)}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,8 @@ MANIFEST = "manifest.json"
 class Target(Protocol):
     """One rollout engine: calls a method of the receiver on all its workers and returns their answers."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]: ...
 
@@ -36,7 +37,7 @@ class Target(Protocol):
 class Transport(Protocol):
     """Sends one version to all targets; returns every worker's answer by target name."""
 
-    def send(self, weights: Weights, version: int, targets: list[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]: ...
+    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]: ...
 
 
 def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
     return {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "checksum": checksum(tensor)}
 
 
-def call_all(targets: list[Target], method: str, *args: str, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+def call_all(targets: Sequence[Target], method: str, *args: str, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
     """Call every target at once; a target that fails answers with its error."""
     answers: dict[str, list[dict[str, Any]]] = {}
 
@@ -70,7 +71,7 @@ class DiskTransport:
     def __init__(self, folder: Path, shard_bytes: int = 1 << 30) -> None:
         self.folder, self.shard_bytes = Path(folder), shard_bytes
 
-    def send(self, weights: Weights, version: int, targets: list[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
         path = self.write(weights, version)
         answers = call_all(targets, "terrella_load_disk", str(path), str(version), timeout_s=timeout_s)
         for old in sorted(self.folder.glob("version-*"))[:-2]:
@@ -107,7 +108,7 @@ class BroadcastTransport:
         self.group: Any = None
         self.sent = 0
 
-    def connect(self, targets: list[Target], timeout_s: float) -> None:
+    def connect(self, targets: Sequence[Target], timeout_s: float) -> None:
         """Build the group anew: this process is rank 0, then every worker of every target."""
         workers = {t.name: len(t.call("terrella_state", timeout_s=timeout_s)) for t in targets}
         world = 1 + sum(workers.values())
@@ -132,7 +133,7 @@ class BroadcastTransport:
         if failed or len(errors) != len(targets):
             raise RuntimeError(f"weight group of {world}: {failed or 'a target did not answer'}")
 
-    def send(self, weights: Weights, version: int, targets: list[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
         if self.group is None:
             self.connect(targets, timeout_s)
         assert self.store is not None
