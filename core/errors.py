@@ -43,3 +43,9 @@ class WorkerError(TerrellaError):
     """A worker process died; the message names the rank and its log."""
 
     exit_code = 7
+
+
+class SyncError(TerrellaError):
+    """Weights did not reach a rollout engine whole; the message names the engine and the tensor."""
+
+    exit_code = 8

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.engine import Engine
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, SyncError
 from ...core.files import make_folder
 from ...models.config import ModelConfig
 from ..sync.names import engine_weights
-from ..sync.publish import SyncError, SyncReport, faults
+from ..sync.publish import SyncReport, faults
 from ..sync.publish import publish as send
 from ..sync.transports import BroadcastTransport, DiskTransport
 from .config import Embedded, SamplerConfig, Vllm

@@ -8,16 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import TerrellaError
+from ...core.errors import SyncError
 from .transports import BroadcastTransport, Target, Transport, Weights
 
 log = logging.getLogger("terrella")
-
-
-class SyncError(TerrellaError):
-    """Weights did not reach a rollout engine whole; the message names the engine and the tensor."""
-
-    exit_code = 8
 
 
 @dataclass(frozen=True)

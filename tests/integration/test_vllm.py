@@ -110,7 +110,8 @@ def test_after_a_step_and_a_sync_the_new_weights_answer(served, tmp_path, way) -
 def test_a_damaged_tensor_is_sent_again_and_then_stops_the_run_by_name(served, folders, tmp_path) -> None:
     from safetensors.torch import load_file
 
-    from terrella.rl.sync.publish import SyncError, publish
+    from terrella.core.errors import SyncError
+    from terrella.rl.sync.publish import publish
     from terrella.rl.sync.transports import DiskTransport
 
     class Damaging(DiskTransport):

@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
+from terrella.core.errors import SyncError
 from terrella.rl.sync.checksum import checksum
-from terrella.rl.sync.publish import SyncError, publish
+from terrella.rl.sync.publish import publish
 from terrella.rl.sync.receiver import WeightReceiver
 from terrella.rl.sync.transports import BroadcastTransport, DirectTransport, DiskTransport, buckets
 
