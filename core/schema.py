@@ -222,10 +222,15 @@ def load(kind: type[T], path: Path, overrides: typing.Sequence[str] = (), source
     return build(kind, tree)
 
 
+def ordered_fields(kind: Any) -> list[dataclasses.Field]:
+    """Fields as a reader wants them: what tells a section apart first, also when the rest is inherited."""
+    return sorted(dataclasses.fields(kind), key=lambda f: f.name not in ("kind", "name"))
+
+
 def to_plain(config: Any) -> Any:
     """The config as plain dicts, lists and scalars, as it is written to YAML or hashed."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init}
+        return {f.name: to_plain(getattr(config, f.name)) for f in ordered_fields(config) if f.init}
     if isinstance(config, dict):
         return {name: to_plain(value) for name, value in config.items()}
     return [to_plain(value) for value in config] if isinstance(config, list | tuple) else config

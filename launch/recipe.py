@@ -83,21 +83,17 @@ class Imagination:
         _positive(steps=self.steps)
 
 
-@dataclass(frozen=True)
-class Reinforce:
-    """RL with a verifiable reward, on-policy."""
+@dataclass(frozen=True, kw_only=True)
+class OnPolicy:
+    """What every RL stage has, whatever its tasks are."""
 
-    kind: Literal["rlvr"]
-    name: str
-    init: str
-    tasks: Imagination
+    init: str  # the stage whose weights to start from
     algorithm: Algorithm
     prompts_per_step: int
     samples_per_prompt: int
     steps: int
     optimizer: OptimizerConfig
     temperature: float = 1.0
-    microbatch_sequences: int = 64
     drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
     checkpoint_every: int = 10
     rollouts_every: int = 10  # keep a sample of trajectories for the report
@@ -105,17 +101,24 @@ class Reinforce:
     critic: OptimizerConfig | None = None  # of ppo and starpo-s
 
     def __post_init__(self) -> None:
-        _positive(
-            prompts_per_step=self.prompts_per_step,
-            steps=self.steps,
-            microbatch_sequences=self.microbatch_sequences,
-            temperature=self.temperature,
-            drift_gate=self.drift_gate,
-            checkpoint_every=self.checkpoint_every,
-            rollouts_every=self.rollouts_every,
-        )
+        names = ("prompts_per_step", "steps", "temperature", "drift_gate", "checkpoint_every", "rollouts_every")
+        _positive(**{name: getattr(self, name) for name in names})
         if self.samples_per_prompt < 2:
             raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reinforce(OnPolicy):
+    """RL with a verifiable reward on imagined rollouts."""
+
+    kind: Literal["rlvr"]
+    name: str
+    tasks: Imagination
+    microbatch_sequences: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(microbatch_sequences=self.microbatch_sequences)
 
 
 @dataclass(frozen=True)
@@ -221,44 +224,22 @@ class LanguageSupervised:
             raise ValueError("steps: give either steps or match_tokens_of")
 
 
-@dataclass(frozen=True)
-class LanguageReinforce:
+@dataclass(frozen=True, kw_only=True)
+class LanguageReinforce(OnPolicy):
     """RL on the questions of a data stage: one answer is one episode, a rule is its judge."""
 
     kind: Literal["language-rlvr"]
     name: str
-    init: str
     data: str
     reward: Literal["binary", "task_specific", "f1"]
-    algorithm: Algorithm
-    prompts_per_step: int
-    samples_per_prompt: int
-    steps: int
-    optimizer: OptimizerConfig
     max_new_tokens: int
     mode: Literal["faithful", "strict"] = "strict"
     non_gold_ratio: float = 0.4
-    temperature: float = 1.0
     microbatch_tokens: int = 8192
-    drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
-    checkpoint_every: int = 10
-    rollouts_every: int = 10  # keep a sample of answers for the report
-    rollouts: Rollouts = field(default_factory=Rollouts)
-    critic: OptimizerConfig | None = None  # of ppo and starpo-s
 
     def __post_init__(self) -> None:
-        _positive(
-            prompts_per_step=self.prompts_per_step,
-            steps=self.steps,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            microbatch_tokens=self.microbatch_tokens,
-            drift_gate=self.drift_gate,
-            checkpoint_every=self.checkpoint_every,
-            rollouts_every=self.rollouts_every,
-        )
-        if self.samples_per_prompt < 2:
-            raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+        super().__post_init__()
+        _positive(max_new_tokens=self.max_new_tokens, microbatch_tokens=self.microbatch_tokens)
 
 
 @dataclass(frozen=True)

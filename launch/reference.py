@@ -10,6 +10,7 @@ import typing
 from typing import Any, Literal, Union
 
 from ..core import errors
+from ..core.schema import ordered_fields
 from .recipe import Recipe
 
 INTRO = """# Configuration
@@ -53,8 +54,8 @@ def _default(field: dataclasses.Field) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    found = re.findall(r"^    (\w+):[^\n#]*#\s*(.+)$", inspect.getsource(kind), re.M)
-    return dict(found)
+    sources = [inspect.getsource(part) for part in reversed(kind.__mro__) if dataclasses.is_dataclass(part)]
+    return dict(re.findall(r"^    (\w+):[^\n#]*#\s*(.+)$", "\n".join(sources), re.M))
 
 
 def sections(root: type) -> list[type]:
@@ -73,7 +74,7 @@ def render() -> str:
         hints, comments = typing.get_type_hints(kind), _comments(kind)
         parts.append(f"## {kind.__name__}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n")
         parts.append("| key | type | default | meaning |\n|---|---|---|---|")
-        for field in dataclasses.fields(kind):
+        for field in ordered_fields(kind):
             parts.append(f"| `{field.name}` | {_name(hints[field.name])} | {_default(field)} | {comments.get(field.name, '')} |")
         parts.append("")
     parts.append("## Exit codes\n\n| code | meaning |\n|---|---|\n| 0 | done, or nothing to do |")
