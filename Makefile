@@ -28,8 +28,11 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
+# what a machine without a GPU can measure; the figures go to runs/, not into the record
 bench: $(VENV)/.dev
-	$(BIN)/terrella bench --help
+	mkdir -p runs
+	$(BIN)/terrella bench --out runs/bench.csv worlds
+	$(BIN)/terrella bench --out runs/bench.csv data -- --scale 0.1 --repeats 3
 
 system-deps:
 	apt-get update
