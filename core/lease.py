@@ -39,7 +39,10 @@ def _process_alive(holder: dict) -> bool | None:
     if holder.get("host") != socket.gethostname():
         return None
     try:
-        return abs(psutil.Process(holder["pid"]).create_time() - holder["started"]) < 1.0
+        process = psutil.Process(holder["pid"])
+        if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not noticed yet
+            return False
+        return abs(process.create_time() - holder["started"]) < 1.0
     except (psutil.NoSuchProcess, KeyError):
         return False
 

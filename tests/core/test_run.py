@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from terrella.core import lease as leases
@@ -41,11 +43,15 @@ def test_second_owner_is_refused_and_a_dead_one_is_replaced(tmp_path: Path) -> N
         leases.Lease.acquire(tmp_path)
     first.release()
     code = "import os, sys; from pathlib import Path; from terrella.core.lease import Lease; "
-    code += "Lease.acquire(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
+    code += "Lease.acquire(Path(sys.argv[1])); print(1, flush=True); os.kill(os.getpid(), 9)"
+    killed = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert killed.stdout is not None and killed.stdout.read() == b"1\n"  # it is dead now, and a zombie until we wait for it
+    while psutil.Process(killed.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     second = leases.Lease.acquire(tmp_path)
     assert second.incarnation == 3
     second.release()
+    killed.wait(timeout=10)
 
 
 def test_an_orphan_writes_nothing_after_a_take_over(tmp_path: Path) -> None:
