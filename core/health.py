@@ -16,6 +16,7 @@ from typing import Literal
 
 import psutil
 
+from .errors import TerrellaError
 from .files import write_json
 
 BEAT_S = 20.0
@@ -65,7 +66,7 @@ class Heartbeat:
         while not self._stop.wait(self.every_s):
             try:
                 self.beat()
-            except Exception:
+            except (OSError, TerrellaError):
                 continue  # a full disk is reported by those who must write
 
 
