@@ -18,6 +18,7 @@ VERBS = {
     "eval": ("imagine:evaluate", "Score a world model beside its baseline and the true world."),
     "rollout": ("imagine:rollout", "Imagine trajectories with a world model and look at them."),
     "launch": ("launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
+    "serve": ("serve:serve", "Lend this machine to a run's samplers; cluster jobs start it."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
     "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
     "convert": ("convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),

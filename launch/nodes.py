@@ -65,12 +65,13 @@ def introduce(place: Place, digest: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "digest": digest,
         "versions": versions(),
-        "gpus": _gpus(),
+        "gpus": count_gpus(),
         "time": time.time(),
     }
 
 
-def _gpus() -> int:
+def count_gpus() -> int:
+    """GPUs that the driver lists on this machine."""
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

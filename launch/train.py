@@ -24,6 +24,8 @@ from .supervise import STOPPED, Span, free_port, run_workers
 @click.option("--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command.")
 @click.option("--node-rank", type=int, default=0, envvar=["TERRELLA_NODE_RANK", "SLURM_NODEID"], help="Which of them this is, from 0.")
 @click.option("--coordinator", default=Place.coordinator, envvar="TERRELLA_COORDINATOR", help="host:port of the first machine.")
+@click.option("--ray", is_flag=True, help="Let the Ray cluster of this machine, or of RAY_ADDRESS, place --nodes machines.")
+@click.option("--sampler-hosts", type=int, default=0, help="With --ray: further machines for the run's vLLM servers.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved settings and stages, and stop.")
 def train(
     recipe: str,
@@ -34,6 +36,8 @@ def train(
     nodes: int,
     node_rank: int,
     coordinator: str,
+    ray: bool,
+    sampler_hosts: int,
     dry_run: bool,
 ) -> None:
     """Run RECIPE: the name of one that ships with terrella, or a YAML file."""
@@ -46,6 +50,9 @@ def train(
     here = place.ranks_here(config.ranks)
     if dry_run:
         click.echo(f"# run directory: {folder}\n# digest: {schema.digest(config)}\n{schema.dump(config)}", nl=False)
+        return
+    if ray:
+        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts))
         return
     me = introduce(place, schema.digest(config)) if nodes > 1 else {}
     if not place.leads:
@@ -75,6 +82,15 @@ def train(
         _tell(folder)
     finally:
         lease.release()
+
+
+def _on_ray(recipe: str, folder: Path, overrides: tuple[str, ...], until: str | None, nodes: int, sampler_hosts: int) -> int:
+    from .on_ray import RayJob, run_on_ray
+
+    recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
+    words = ["train", recipe, "--run", str(folder.absolute()), "--wait", "120", *(["--until", until] if until else [])]
+    words += [word for override in overrides for word in ("--set", override)]
+    return run_on_ray(RayJob(tuple(words), folder, nodes, sampler_hosts), click.echo)
 
 
 def _raise_if_stopped(folder: Path, code: int) -> None:

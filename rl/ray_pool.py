@@ -51,6 +51,18 @@ class Rank:
         return getattr(importlib.import_module(module), name)(**options)
 
 
+def connect(address: str = "auto") -> float:
+    """Join the Ray cluster of this machine or of RAY_ADDRESS; returns the GPUs of its best node."""
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address=os.environ.get("RAY_ADDRESS", address), log_to_driver=False, logging_level="error")
+        except ConnectionError as error:
+            raise ConfigError(f"ray: no cluster at {os.environ.get('RAY_ADDRESS', address)}; start one with `ray start --head`") from error
+    return max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+
+
 class Actors:
     """`count` actors of one class, one for each bundle of a placement group."""
 
@@ -102,6 +114,20 @@ class Actors:
         for actor in getattr(self, "actors", []):
             ray.kill(actor)
         remove_placement_group(self.group)
+
+    def each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline_s: float) -> list[Any]:
+        """`method(*arguments[i])` on actor i. The loss of one, or no answer in time, is a WorkerError by its number and node."""
+        import ray
+
+        calls = [a.call.remote(method, *args) for a, args in zip(self.actors, arguments, strict=True)]
+        end, answers = time.monotonic() + deadline_s, []
+        for number, call in enumerate(calls):
+            try:
+                answers.append(ray.get(call, timeout=max(end - time.monotonic(), 0.0)))
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                node = self.nodes[number][:8]
+                raise WorkerError(f"{self.target} {number} on node {node} is lost: {method}: {type(error).__name__}") from error
+        return answers
 
 
 class Pool(Actors):

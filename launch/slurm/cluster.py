@@ -69,20 +69,30 @@ def _gpus(gres: str) -> int:
 
 
 def check_partition(settings: JobSettings) -> None:
-    """The partition exists, is up, and is large enough."""
+    """The partition, and that of the sampler nodes where it is another, exists, is up, and is large enough."""
     known = partitions()
+    _check_part(settings, known, "--partition", settings.partition, "--nodes", settings.nodes_asked, "--gpus", settings.gpus)
+    if settings.mixed:
+        name = settings.rollout_partition or settings.partition
+        gpus = settings.gpus if settings.rollout_gpus is None else settings.rollout_gpus
+        _check_part(settings, known, "--rollout-partition", name, "--rollout-nodes", settings.rollout_nodes, "--rollout-gpus", gpus)
+
+
+def _check_part(
+    settings: JobSettings, known: list[Partition], option: str, name: str | None, count: str, nodes: int, gpu: str, gpus: int
+) -> None:
     names = ", ".join(sorted(p.name for p in known))
-    chosen = [p for p in known if p.name == settings.partition or (settings.partition is None and p.default)]
+    chosen = [p for p in known if p.name == name or (name is None and p.default)]
     if not chosen:
-        what = f"'{settings.partition}' is no partition of this cluster" if settings.partition else "the cluster has no default partition"
-        raise ConfigError(f"--partition: {what}; choose one of: {names}")
+        what = f"'{name}' is no partition of this cluster" if name else "the cluster has no default partition"
+        raise ConfigError(f"{option}: {what}; choose one of: {names}")
     p = chosen[0]
     if not p.up:
-        raise ConfigError(f"--partition: '{p.name}' is not up; choose one of: {names}")
-    if settings.nodes > p.nodes:
-        raise ConfigError(f"--nodes: {settings.nodes} is more than the {p.nodes} nodes of partition '{p.name}'")
-    if settings.gpus > p.gpus:
-        raise ConfigError(f"--gpus: {settings.gpus} is more than the {p.gpus} GPUs that a node of partition '{p.name}' has")
+        raise ConfigError(f"{option}: '{p.name}' is not up; choose one of: {names}")
+    if nodes > p.nodes:
+        raise ConfigError(f"{count}: {nodes} is more than the {p.nodes} nodes of partition '{p.name}'")
+    if gpus > p.gpus:
+        raise ConfigError(f"{gpu}: {gpus} is more than the {p.gpus} GPUs that a node of partition '{p.name}' has")
     if p.limit_s is not None and seconds(settings.time) > p.limit_s:
         raise ConfigError(f"--time: {settings.time} is beyond the limit of partition '{p.name}' ({p.limit_s // 60} minutes)")
 

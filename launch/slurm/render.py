@@ -14,8 +14,9 @@ import yaml
 
 from ...core.config import check_layout
 from ...core.errors import ConfigError
+from ...rl.rollout.config import Vllm
 from .. import recipe as recipes
-from ..recipe import Recipe
+from ..recipe import OnPolicy, Recipe, Stage
 from .settings import SIGNAL_S, JobSettings
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -101,6 +102,12 @@ def check(config: Recipe, settings: JobSettings) -> None:
         experts=model.experts,
         vocab=parallel.tensor,  # the tokenizer decides it later; padding makes it divide
     )
+    if settings.rollout_nodes and not any(map(served, config.stages)):
+        index = next((i for i, s in enumerate(config.stages) if isinstance(s, OnPolicy)), 0)
+        raise ConfigError(
+            "--rollout-nodes: no stage of the recipe has vLLM servers of its own; "
+            f"add --set 'stages.{index}.rollouts={{sampler: {{kind: vllm}}}}', or leave the nodes out"
+        )
     copies = config.ranks // parallel.model_size
     for index, stage in enumerate(config.stages):
         for key in ("prompts_per_step", "sequences_per_step"):
@@ -111,6 +118,11 @@ def check(config: Recipe, settings: JobSettings) -> None:
                     f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of {settings.nodes} nodes; "
                     f"use fewer nodes, or --set stages.{index}.{key}={up}"
                 )
+
+
+def served(stage: Stage) -> bool:
+    """Whether a stage samples from vLLM servers that the job must start."""
+    return isinstance(stage, OnPolicy) and isinstance(stage.rollouts.sampler, Vllm) and not stage.rollouts.sampler.urls
 
 
 def load(plan: Plan, extra: Sequence[str] = ()) -> Recipe:
@@ -126,6 +138,8 @@ def load(plan: Plan, extra: Sequence[str] = ()) -> Recipe:
 def render(plan: Plan) -> list[Script]:
     """All scripts of a plan, checked against the recipe."""
     combinations = sweep_settings(plan.sweeps)
+    if combinations and plan.settings.mixed:
+        raise ConfigError("--sweep: SLURM has no arrays of heterogeneous jobs; leave out --rollout-partition, -constraint and -gpus")
     config = load(plan)
     for combination in combinations:
         load(plan, combination)
@@ -141,37 +155,52 @@ def render(plan: Plan) -> list[Script]:
     scripts = []
     for number, stages in enumerate(groups, 1):
         name = re.sub(r"[^\w.-]", "-", config.name) + (f".{number}-{stages[-1]}" if len(groups) > 1 else "")
+        settings = plan.settings
+        if not any(served(stage) for stage in config.stages if stage.name in stages):
+            settings = settings.without_samplers()
         text = template.render(
-            title=_title(config, plan, stages, number, len(groups)),
+            title=_title(config, settings, stages, number, len(groups)),
             regenerate=plan.regenerate,
             name=name,
-            s=plan.settings,
+            s=settings,
             signal_s=SIGNAL_S,
             array=[shlex.quote(" ".join(f"--set {override}" for override in c)) for c in combinations],
             parallel_tasks=plan.parallel_tasks,
             logs=shlex.quote(plan.logs),
             run=shlex.quote(plan.run),
-            threads=1 if not plan.settings.gpus else 8,
-            prefix=plan.settings.command_prefix(),
-            srun_extra="".join(f" {option}" for option in plan.settings.srun_options()),
-            command=_command(plan, stages if number < len(groups) else None, bool(combinations)),
+            threads=1 if not settings.gpus else 8,
+            trainer_where=_trainer_where(settings),
+            prefix=settings.command_prefix(),
+            srun_extra="".join(f" {option}" for option in settings.srun_options()),
+            command=_command(plan, settings, stages if number < len(groups) else None, bool(combinations)),
         )
         scripts.append(Script(name, text, stages, max(1, len(combinations))))
     return scripts
 
 
-def _title(config: Recipe, plan: Plan, stages: tuple[str, ...], number: int, total: int) -> str:
-    s = plan.settings
+def _trainer_where(s: JobSettings) -> str:
+    """srun's choice of nodes for the trainer; with Ray one driver on the first, which has Ray start the rest."""
+    if s.ray:
+        return "--nodes=1"
+    if s.mixed:
+        return f"--het-group=0 --nodes={s.nodes}"
+    return f"--relative=0 --nodes={s.nodes}" if s.rollout_nodes else '--nodes="$SLURM_JOB_NUM_NODES"'
+
+
+def _title(config: Recipe, s: JobSettings, stages: tuple[str, ...], number: int, total: int) -> str:
     size = f"{s.nodes} node{'s' if s.nodes > 1 else ''} x {s.ranks} rank{'s' if s.ranks > 1 else ''}"
     part = f", job {number} of {total}: {', '.join(stages)}" if total > 1 else ""
-    return f"{config.name} on {size}{part}"
+    samplers = f" and {s.rollout_nodes} for vLLM servers" if s.rollout_nodes else ""
+    return f"{config.name} on {size}{samplers}{part}"
 
 
-def _command(plan: Plan, stages: tuple[str, ...] | None, array: bool) -> str:
+def _command(plan: Plan, settings: JobSettings, stages: tuple[str, ...] | None, array: bool) -> str:
     words = ["terrella", "train", plan.recipe]
     for override in (*plan.overrides, f"ranks={plan.settings.world}"):
         words += ["--set", override]
     command = shlex.join(words) + ' --run "$run" --wait 120'
+    if settings.ray:
+        command += f" --ray --nodes {settings.nodes} --sampler-hosts {settings.rollout_nodes}"
     if stages:
         command += f" --until {shlex.quote(stages[-1])}"
     return command + (' "${setting[@]}"' if array else "")

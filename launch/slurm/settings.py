@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...core.errors import ConfigError
@@ -34,6 +34,10 @@ class JobSettings:
     mounts: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # shell lines before the start, e.g. `module load cuda`
     ray: bool = False
+    rollout_nodes: int = 0  # nodes beside those of the trainer, for vLLM servers
+    rollout_partition: str | None = None  # any of these three makes it a heterogeneous job
+    rollout_constraint: str | None = None
+    rollout_gpus: int | None = None
     restarts: int = RESTARTS
 
     def __post_init__(self) -> None:
@@ -47,6 +51,12 @@ class JobSettings:
             raise ConfigError(f"--time: '{self.time}' is no SLURM time; write minutes, H:MM:SS or D-HH:MM:SS")
         if seconds(self.time) <= 2 * SIGNAL_S:
             raise ConfigError(f"--time: '{self.time}' leaves no room to save {SIGNAL_S} s before the limit; ask for at least 5 minutes")
+        if self.rollout_nodes < 0:
+            raise ConfigError(f"--rollout-nodes: {self.rollout_nodes} must not be negative")
+        if self.mixed and not self.rollout_nodes:
+            raise ConfigError("--rollout-partition, --rollout-constraint, --rollout-gpus: need --rollout-nodes")
+        if self.mixed and self.ray:
+            raise ConfigError("--ray: a Ray cluster spans one kind of node; leave out --rollout-partition, -constraint and -gpus")
         if self.container and self.venv:
             raise ConfigError("--container and --venv: choose one")
         if self.mounts and not self.container:
@@ -56,6 +66,20 @@ class JobSettings:
     def ranks(self) -> int:
         """Processes on each node."""
         return self.ranks_per_node if self.ranks_per_node is not None else max(1, self.gpus)
+
+    def without_samplers(self) -> JobSettings:
+        """The same job with the trainer's nodes only."""
+        return replace(self, rollout_nodes=0, rollout_partition=None, rollout_constraint=None, rollout_gpus=None)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the sampler nodes are asked for on their own terms: a heterogeneous job."""
+        return self.rollout_partition is not None or self.rollout_constraint is not None or self.rollout_gpus is not None
+
+    @property
+    def nodes_asked(self) -> int:
+        """Nodes of the job, or of its first part when it is heterogeneous."""
+        return self.nodes if self.mixed else self.nodes + self.rollout_nodes
 
     @property
     def world(self) -> int:

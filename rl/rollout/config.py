@@ -17,7 +17,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM servers: ours, one per entry of `devices`, or other people's by URL."""
+    """vLLM servers: ours, one per entry of `devices`, or other people's by URL. In a cluster job with sampler hosts ours run there."""
 
     kind: Literal["vllm"] = "vllm"
     devices: list[str] = field(default_factory=lambda: [""])  # CUDA_VISIBLE_DEVICES of each server; "" leaves it as it is

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,7 @@ def _open_vllm(
     config: Vllm, engine: Engine, model: ModelConfig, folder: Path, rank: int, gather: Callable[[Any], list[Any]], ahead: int
 ) -> OpenSampler:
     from ...models.families import write_hf_config
+    from .hosts import VARIABLE, find_hosts, hosted_servers
     from .vllm_client import Remote, ServedVllm
     from .vllm_server import VllmServer
 
@@ -66,7 +69,7 @@ def _open_vllm(
     if rank == 0:
         (home / "config.json").write_text(json.dumps(write_hf_config(model, dtype)), encoding="utf-8")
     settings = VllmSettings(
-        model=str(home),
+        model=str(home.absolute()),
         load="dummy",
         dtype=dtype,
         logprobs=config.logprobs,
@@ -76,9 +79,13 @@ def _open_vllm(
         gpu_memory=config.gpu_memory,
         eager=config.eager,
     )
-    transport = DiskTransport(folder / "weights") if config.transport == "disk" else BroadcastTransport(config.backend, config.host)
+    placed = os.environ.get(VARIABLE) if not config.urls else None
+    here = socket.gethostname() if placed and config.host == Vllm.host else config.host
+    transport = DiskTransport(folder.absolute() / "weights") if config.transport == "disk" else BroadcastTransport(config.backend, here)
     servers: list[VllmServer | str] = list(config.urls)
-    if rank == 0 and not config.urls:
+    if rank == 0 and placed:
+        servers = [*hosted_servers(find_hosts(placed, config.start_s), settings, folder, config.start_s)]
+    elif rank == 0 and not config.urls:
         places = [{"CUDA_VISIBLE_DEVICES": d} if d else {} for d in config.devices]
         servers = [
             VllmServer(settings, folder / f"vllm-{i}.log", environment=place, start_s=config.start_s) for i, place in enumerate(places)
@@ -98,7 +105,7 @@ def _open_vllm(
             # the weights may be changing now, or lie on ranks that are busy
             raise ConfigError(f"{target.name}: was restarted, but there is no copy of version {version}; set sampler.transport = disk")
         else:
-            fresh = BroadcastTransport(config.backend, config.host)
+            fresh = BroadcastTransport(config.backend, here)
             send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)
 
     sampler = ServedVllm(settings, servers, request_s=config.request_s, resync=resync)

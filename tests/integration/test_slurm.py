@@ -66,8 +66,6 @@ def launch(cluster: Cluster, run: Path, *options: str, sets: list[str] = SETTING
         "30",
         "--run",
         str(run),
-        *words,
-        *options,
     ]
     environment = {**cluster.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run([*command, *words, *options], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)

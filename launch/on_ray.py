@@ -1,0 +1,153 @@
+"""A run on a Ray cluster: Ray finds the machines and tells when one is lost; the run itself is the one that `terrella train` starts.
+
+Trainer machines and sampler hosts are actors. When a machine is lost all are placed anew on what is left, and the run goes on from
+its last checkpoint: the lease fences whatever still lives of the start before.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..core.errors import TerrellaError, WorkerError
+from ..core.files import make_folder
+from ..rl.rollout.hosts import VARIABLE
+from .supervise import STOPPED, free_port
+
+POLL_S, ANSWER_S = 0.5, 60.0
+FINAL = (0, 2, 3, 4, 6, STOPPED)  # exit codes that another start would not change
+
+
+class Launcher:
+    """What the actor on a machine holds: one process of ours, which dies with the actor."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log: IO[bytes] | None = None
+
+    def address(self) -> str:
+        """Where the other machines find this one."""
+        return f"{socket.gethostname()}:{free_port()}"
+
+    def start(self, words: list[str], environment: dict[str, str], log: str) -> None:
+        from .worker import die_with_parent
+
+        make_folder(Path(log).parent)
+        self.log = open(log, "ab")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TERRELLA", "SLURM_NODEID"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "terrella", *words],
+            env={**kept, **environment},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
+
+    def poll(self) -> int | None:
+        return self.process.poll() if self.process else None
+
+    def signal(self, number: int) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+@dataclass(frozen=True)
+class RayJob:
+    """What is to run: the words after `terrella`, the run directory, and how many machines of each kind."""
+
+    words: tuple[str, ...]
+    run: Path
+    nodes: int = 1
+    sampler_hosts: int = 0
+    restarts: int = 3
+    start_s: float = 300.0
+
+
+def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
+    """Run to the end, starting again after a lost machine or a crash; returns 0 or STOPPED, raises what a person must see."""
+    from ..rl.ray_pool import connect
+
+    gpus = connect()
+    asked: list[int] = []
+    before = {s: signal.signal(s, lambda number, _frame: asked.append(number)) for s in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    try:
+        for start in range(job.restarts + 1):
+            try:
+                code = _one_start(job, start, gpus, asked, say)
+            except WorkerError as error:
+                if start == job.restarts:
+                    raise
+                say(f"ray: {error}; placing the run anew ({start + 1} of {job.restarts})")
+                continue
+            if code in (0, STOPPED):
+                return code
+            failure = TerrellaError(f"ray: the run ended with code {code}; its log is {job.run / 'logs' / 'ray-trainer-0.log'}")
+            failure.exit_code = code
+            raise failure
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    raise AssertionError("unreachable")
+
+
+def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Callable[[str], None]) -> int:
+    from ..rl.ray_pool import Actors
+
+    target = f"{__name__}:Launcher"
+    logs, folder = job.run.absolute() / "logs", job.run.absolute() / "samplers" / f"ray-{uuid.uuid4().hex[:8]}"
+    placed: list[Actors] = []
+    try:
+        trainers = Actors(target, {}, job.nodes, gpus=gpus, start_s=job.start_s)
+        placed.append(trainers)
+        environment = {"TERRELLA_COORDINATOR": trainers.each("address", [()] * job.nodes, deadline_s=ANSWER_S)[0]}
+        if job.sampler_hosts:
+            hosts = Actors(target, {}, job.sampler_hosts, gpus=gpus, start_s=job.start_s)
+            placed.append(hosts)
+            calls = [(["serve", str(folder)], {}, str(logs / f"ray-sampler-{i}.log")) for i in range(job.sampler_hosts)]
+            hosts.each("start", calls, deadline_s=ANSWER_S)
+            environment[VARIABLE] = f"{folder}:{job.sampler_hosts}"
+        calls = [
+            (
+                list(job.words),
+                {**environment, "TERRELLA_NODES": str(job.nodes), "TERRELLA_NODE_RANK": str(rank)},
+                str(logs / f"ray-trainer-{rank}.log"),
+            )
+            for rank in range(job.nodes)
+        ]
+        trainers.each("start", calls, deadline_s=ANSWER_S)
+        kinds = ("trainer", "samplers")[: len(placed)]
+        where = [f"{kind} on {', '.join(node[:8] for node in actors.nodes)}" for kind, actors in zip(kinds, placed, strict=True)]
+        say(f"ray: start {start + 1}: {'; '.join(where)}")
+        return _follow(trainers, placed[1:], asked)
+    finally:
+        for actors in placed:
+            actors.close()
+
+
+def _follow(trainers, others: Sequence, asked: list[int]) -> int:
+    """Until all trainer processes have ended. A lost actor, an ended sampler host and a crash are WorkerErrors."""
+    told = 0
+    while True:
+        if len(asked) > told:
+            told = len(asked)
+            trainers.each("signal", [(signal.SIGUSR1,)] * len(trainers.actors), deadline_s=ANSWER_S)
+        codes = trainers.each("poll", [()] * len(trainers.actors), deadline_s=ANSWER_S)
+        if all(code is not None for code in codes):
+            worst = next((code for code in codes if code), 0)
+            if worst not in FINAL:
+                raise WorkerError(f"trainer {codes.index(worst)} ended with code {worst}")
+            return worst
+        for actors in others:
+            ended = [i for i, code in enumerate(actors.each("poll", [()] * len(actors.actors), deadline_s=ANSWER_S)) if code is not None]
+            if ended:
+                raise WorkerError(f"sampler host {ended[0]} ended")
+        time.sleep(POLL_S)

@@ -1,0 +1,197 @@
+"""vLLM servers on machines of their own. A host process on each such machine starts servers when the trainer asks for them.
+
+Addresses are facts of one start of a job, not settings of a run: every host leaves a file with its own in a folder that the trainer
+reads, so that a run that is started again on other machines has the same settings. A host ends its servers when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError, DeadlineError, WorkerError
+from ...core.files import make_folder, read_json, write_json
+from .vllm_config import VllmSettings
+from .vllm_server import VllmServer
+
+VARIABLE = "TERRELLA_SAMPLER_HOSTS"  # FOLDER:COUNT: where so many hosts leave their addresses
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class HostAddress:
+    """Where a host listens, and how many GPUs it has for servers."""
+
+    url: str
+    token: str  # who knows it may start servers there; the folder of addresses is open to its owner only
+    gpus: int
+
+    def ask(self, path: str, body: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
+        """One request; a host that does not answer is a WorkerError."""
+        request = urllib.request.Request(
+            f"{self.url}{path}", json.dumps(body).encode(), {"Authorization": self.token, "Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return json.loads(answer.read())
+        except (OSError, urllib.error.URLError, ValueError) as error:
+            raise WorkerError(f"sampler host {self.url}{path}: {type(error).__name__}: {error}") from error
+
+
+class Host:
+    """The machine's half: a service that starts, restarts and ends vLLM servers here. Requests are done one after the other by the
+    thread that calls `serve`, because a server dies with the thread that started it."""
+
+    def __init__(self, name: str | None = None, gpus: int = 0) -> None:
+        self.name, self.servers = name or socket.gethostname(), dict[str, VllmServer]()
+        self.work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.web = ThreadingHTTPServer(("", 0), self._handler())
+        self.address = HostAddress(f"http://{self.name}:{self.web.server_address[1]}", secrets.token_hex(16), gpus)
+
+    def announce(self, folder: Path) -> None:
+        """Leave the address where the trainer looks for it."""
+        make_folder(folder).chmod(0o700)
+        write_json(folder / f"{self.name}-{os.getpid()}.json", asdict(self.address))
+
+    def serve(self) -> None:
+        """Until `stop` is called."""
+        threading.Thread(target=self.web.serve_forever, daemon=True).start()
+        try:
+            while task := self.work.get():
+                task()
+        finally:
+            self.web.shutdown()
+            for server in self.servers.values():
+                server.stop()
+
+    def stop(self) -> None:
+        self.work.put(None)
+
+    def place(self, name: str, settings: dict[str, Any], log: str, environment: dict[str, str], start_s: float) -> dict[str, Any]:
+        """Give a server of this name its address, which it keeps however often it is started."""
+        if name in self.servers:
+            self.servers[name].stop()
+        server = VllmServer(VllmSettings(**settings), Path(log), host=self.name, environment=environment, start_s=start_s)
+        self.servers[name] = server
+        return {"url": server.url}
+
+    def start(self, name: str) -> dict[str, Any]:
+        self.servers[name].start()
+        return {}
+
+    def end(self, name: str) -> dict[str, Any]:
+        self.servers[name].stop()
+        return {}
+
+    def state(self, name: str) -> dict[str, Any]:
+        return {"alive": self.servers[name].alive()}
+
+    def _do(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Hand a call to the serving thread and wait for what comes of it."""
+        call = {"/place": self.place, "/start": self.start, "/end": self.end, "/state": self.state}[path]
+        done: Future[dict[str, Any]] = Future()
+
+        def task() -> None:
+            try:
+                done.set_result(call(**body))
+            except Exception as error:
+                done.set_exception(error)
+
+        self.work.put(task)
+        return done.result(ANSWER_S)
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        host = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                if not hmac.compare_digest(self.headers.get("Authorization", ""), host.address.token):
+                    self.send_error(403)
+                    return
+                try:
+                    answer = json.dumps(host._do(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))).encode()
+                except Exception as error:
+                    self.send_error(500, f"{type(error).__name__}: {error}"[:300].replace("\n", " "))
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        return Handler
+
+
+class HostedServer(VllmServer):
+    """The trainer's half: a server on another machine, handled like one of ours."""
+
+    def __init__(self, place: HostAddress, name: str, settings: VllmSettings, log: Path, device: str, start_s: float) -> None:
+        self.place, self.name, self.settings, self.log, self.start_s = place, name, settings, log, start_s
+        environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
+        asked = {"name": name, "settings": asdict(settings), "log": str(log), "environment": environment, "start_s": start_s}
+        self.address = place.ask("/place", asked)["url"]
+
+    @property
+    def url(self) -> str:
+        return self.address
+
+    def start(self) -> None:
+        self.place.ask("/start", {"name": self.name})
+
+    def alive(self) -> bool:
+        try:
+            return bool(self.place.ask("/state", {"name": self.name})["alive"])
+        except WorkerError:
+            return False
+
+    def stop(self) -> None:
+        with contextlib.suppress(WorkerError):  # a host that is gone took its servers along
+            self.place.ask("/end", {"name": self.name})
+
+
+def find_hosts(place: str, timeout_s: float) -> list[HostAddress]:
+    """The hosts of this start, once all have left their addresses."""
+    folder, _, count = place.rpartition(":")
+    if not folder or not count.isdigit() or not int(count):
+        raise ConfigError(f"{VARIABLE}: '{place}' must be FOLDER:COUNT")
+    end = time.monotonic() + timeout_s
+    while True:
+        found = [read_json(path) for path in sorted(Path(folder).glob("*.json"))]
+        if len(found) >= int(count):
+            return [HostAddress(**address) for address in found]
+        if time.monotonic() > end:
+            raise DeadlineError(
+                f"{len(found)} of {count} sampler hosts left their address in {folder} within {timeout_s:.0f} s; "
+                "look into the job's log for what became of the others"
+            )
+        time.sleep(0.2)
+
+
+def hosted_servers(hosts: list[HostAddress], settings: VllmSettings, folder: Path, start_s: float) -> list[HostedServer]:
+    """One server for every `settings.tensor` GPUs of every host; one on a host without GPUs."""
+    servers = []
+    for number, host in enumerate(hosts):
+        if host.gpus and host.gpus < settings.tensor:
+            raise ConfigError(f"sampler.tensor: {settings.tensor} is more than the {host.gpus} GPUs of sampler host {host.url}")
+        for slot in range(max(1, host.gpus // settings.tensor)):
+            device = ",".join(str(slot * settings.tensor + i) for i in range(settings.tensor)) if host.gpus else ""
+            log = folder.absolute() / f"vllm-{number}-{slot}.log"
+            servers.append(HostedServer(host, f"{folder.parent.name}-{slot}", settings, log, device, start_s))
+    return servers

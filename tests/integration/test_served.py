@@ -1,0 +1,67 @@
+"""The tiny GRPO recipe with a real vLLM server on a machine of its own: as a SLURM job, requeued by signal, and on Ray, losing a node."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from terrella.core.files import read_json
+from terrella.tests.integration.slurm_cluster import Cluster, missing
+from terrella.tests.integration.test_slurm import job_ids, launch, reached, require_slurm, until
+from terrella.tests.integration.test_vllm import CPU
+from terrella.tests.launch import tiny_run
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+PATIENCE_S = 900.0
+# one sequence at a time: then nothing that a server computes depends on what else it was asked, and runs can be compared bit by bit
+SETTINGS = [
+    "stages.1.steps=12",
+    "stages.1.log_every=1",
+    "stages.2.prompts_per_step=2",
+    "stages.2.samples_per_prompt=2",
+    "stages.2.tasks={source: selfplay, steps: 2, walk: 4}",
+    "stages.2.rollouts={sampler: {kind: vllm, eager: true, max_length: 128, max_sequences: 1}}",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What an uninterrupted run gives whose server runs beside the trainer."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    command = tiny_run.command(folder, *SETTINGS, "ranks=1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **CPU})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tiny_run.results(folder)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    require_slurm()
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=2)
+    try:
+        yield cluster.up()
+    finally:
+        cluster.down()
+
+
+@pytest.mark.skipif(missing() is not None and "slurm" not in os.environ.get("TERRELLA_REQUIRE", ""), reason="SLURM is not installed")
+def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(slurm: Cluster, whole: dict, tmp_path: Path, monkeypatch) -> None:
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    run = tmp_path / "run"
+    (job,) = job_ids(launch(slurm, run, "--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", sets=SETTINGS))
+    for start, (stage, step) in enumerate([("pretrain", 3), ("rlvr", 1), ("rlvr", 2)]):
+        until(f"step {step} of {stage}", lambda stage=stage, step=step: reached(run, stage, step), PATIENCE_S)
+        asked = time.monotonic()
+        slurm.ask("scancel", "--batch", "--signal=USR1", job)
+        until(f"requeue {start + 1}", lambda start=start: int(slurm.job(job)["Restarts"]) > start)
+        assert time.monotonic() - asked < 60, "the checkpoint came too late for the time limit"
+    known = slurm.wait(job, deadline_s=PATIENCE_S)
+    assert known["Restarts"] == "3" and known["NumNodes"].startswith("2")
+    assert tiny_run.results(run) == whole
+    assert len(list((run / "samplers").iterdir())) == 4  # every start had addresses of its own; the settings did not change
+    assert (run / "stages" / "rlvr" / "sampler" / "vllm-0-0.log").is_file()
+    assert read_json(run / "lease.json")["incarnation"] == 4
