@@ -45,6 +45,12 @@ class Constants:
     nvlink: float = 0.80  # of the data sheet; assumed
     network: float = 0.85  # of the data sheet; assumed: fat tree without oversubscription
     tensor_exposed: float = 0.5  # share of tensor-parallel traffic not hidden behind matmuls; assumed
+    host_s: float = (
+        12.7e-6  # to give out one kernel; fitted: two chains of tiny ones, 43 in 0.476 ms and 40,960 in 589.7 ms (11.1 and 14.4 us)
+    )
+    layer_kernels: float = 110.0  # of a dense layer, forward and backward; counted in megatron-core 0.16.1 with this project's layers
+    router_kernels: float = 24.0  # more with experts: routing and sorting; counted likewise
+    expert_kernels: float = 19.0  # more for each expert on the GPU; counted likewise
     hop_s: float = 8e-6  # latency of one step of a ring between nodes; assumed
 
 

@@ -104,11 +104,13 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     expert_here = counts.mlp / layout.expert if m.experts else counts.mlp / layout.tensor
     traffic += 8.0 * (counts.attention / layout.tensor + expert_here)  # gradients are added up in fp32
     if m.experts:
-        traffic += 16.0 * shard * m.experts_per_token * m.hidden * passes  # tokens sorted by expert and back
+        # copies of a token written in the experts' order and read back; with an exchange also sent, received and sorted, both ways
+        traffic += (8.0 if layout.expert == 1 else 40.0) * shard * m.experts_per_token * m.hidden * passes
     compute = matmul + attention + traffic / bandwidth
     if fp8:  # inputs and gradients of every matmul are read, and written in two layouts
-        compute += 4.0 * shard * (4.0 * m.hidden + 2.0 * q + 2.0 * kv + 3.0 * wide) / bandwidth
-    compute *= c.slack
+        ends = 2.0 + 2.0 * (m.experts_per_token if m.experts else 1)  # of attention, and of the MLP, once for every copy of a token
+        compute += 4.0 * shard * (ends * m.hidden + 2.0 * q + 2.0 * kv + 3.0 * wide) / bandwidth
+    compute = max(compute * c.slack, _issue(work, layout, c) * passes)
     tensor = 0.0
     if layout.tensor > 1:
         gathers = (5.0 if m.experts else 10.0) * passes
@@ -119,6 +121,12 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
         moved = 3.0 * tokens * 4.0 * kv / layout.tensor * (layout.context - 1)
         ring = max(0.0, moved / speed - attention * c.slack)
     return compute, tensor, _exchange(work, layout, gpu, c, shard, compute), ring
+
+
+def _issue(work: Work, layout: Layout, c: Constants) -> float:
+    """Seconds the host needs to give out a layer's kernels; the device waits for it where they are many and small."""
+    experts = work.model.experts
+    return c.host_s * (c.layer_kernels + (c.router_kernels + c.expert_kernels * experts / layout.expert if experts else 0.0))
 
 
 def _exchange(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float, hide_s: float) -> float:
