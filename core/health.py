@@ -194,23 +194,30 @@ def links(size_mib: int | None = None) -> Check:
     return Check("ok", "links", text)
 
 
+def timed_product() -> float:
+    """Seconds of a fixed product on this rank's device, the best of three, so that a passing load does not count."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    a = torch.ones(4096 if cuda else 256, 4096 if cuda else 256, device="cuda" if cuda else "cpu")
+    best = float("inf")
+    for _ in range(4):  # the first one warms up
+        begun = time.monotonic()
+        for _ in range(10):
+            a @ a
+        if cuda:
+            torch.cuda.synchronize()
+        best = min(best, time.monotonic() - begun)
+    return best
+
+
 def pace() -> Check:
     """The same arithmetic timed on every rank: one slow GPU or busy host holds all the others up. Every rank must call it."""
-    import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-    a = torch.ones(4096 if device.type == "cuda" else 256, 4096 if device.type == "cuda" else 256, device=device)
-    for _ in range(3):
-        a @ a
-    begun = time.monotonic()
-    for _ in range(20):
-        a @ a
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     took: list[float] = [0.0] * dist.get_world_size()
-    dist.all_gather_object(took, time.monotonic() - begun)
-    slow = stragglers(took)
+    dist.all_gather_object(took, timed_product())
+    slow = stragglers(took, floor_s=0.2 * min(took))
     if slow:
         return Check(
             "warn", "pace", f"ranks {slow} compute much slower than the others", "drain their nodes or look for other programs there"
@@ -218,7 +225,7 @@ def pace() -> Check:
     return Check("ok", "pace", f"{len(took)} ranks compute equally fast")
 
 
-def stragglers(seconds: list[float], factor: float = 1.5) -> list[int]:
-    """Ranks that took much longer than the median rank for the same work."""
-    typical = sorted(seconds)[len(seconds) // 2]
-    return [rank for rank, took in enumerate(seconds) if took > factor * typical and took - typical > 0.05]
+def stragglers(seconds: list[float], factor: float = 1.5, floor_s: float = 0.05) -> list[int]:
+    """Ranks that took much longer than the median rank for the same work; of two ranks, than the other."""
+    typical = sorted(seconds)[len(seconds) // 2 if len(seconds) > 2 else 0]
+    return [rank for rank, took in enumerate(seconds) if took > factor * typical and took - typical > floor_s]

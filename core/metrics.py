@@ -23,12 +23,20 @@ def _checked(value: Any) -> Any:
 class MetricsFile:
     """Appends rows, and cuts the file back to a checkpoint's step before a resumed stage goes on."""
 
-    def __init__(self, path: Path, guard: Callable[[], None] = lambda: None, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        guard: Callable[[], None] = lambda: None,
+        sinks: Sequence[Sink] = (),
+        beside: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self.path, self.guard, self.sinks = path, guard, sinks
+        self.beside = beside  # `time/` values of the moment that go into every row
 
     def append(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Write one row and force it to disk."""
         self.guard()
+        values = {**values, **self.beside()}
         line = json.dumps({"stage": stage, "step": step, **{k: _checked(v) for k, v in values.items()}})
         with storage_errors(self.path), open(self.path, "a", encoding="utf-8") as stream:
             stream.write(line + "\n")

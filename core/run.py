@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ class Run:
     path: Path
     token: str
     sinks: tuple[Sink, ...] = ()
+    beside: Callable[[], Mapping[str, Any]] = dict  # see MetricsFile
 
     def guard(self) -> None:
         leases.require(self.path, self.token)
 
     @property
     def metrics(self) -> MetricsFile:
-        return MetricsFile(self.path / "metrics.jsonl", self.guard, self.sinks)
+        return MetricsFile(self.path / "metrics.jsonl", self.guard, self.sinks, self.beside)
 
     def outcome(self, stage: str) -> dict[str, Any] | None:
         """What a finished stage left, or None when it has not finished."""

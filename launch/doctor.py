@@ -128,6 +128,7 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
     """Why a run is stopped, stuck, slow or diverging."""
     from .report.health import check_metrics
     from .report.load import load_run
+    from .watch import slow_ranks
 
     run = load_run(path)
     held = yield from owner(path)
@@ -136,6 +137,8 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
     yield from ended(path)
     yield from pace(run.metrics, path, held)
     yield from ranks(path, held)
+    for text in slow_ranks(path) if held else ():
+        yield Check("warn", "slow rank", text, "nvidia-smi and top on that host: heat, another program; drain the node if it lasts")
     for finding in check_metrics(run.metrics):
         level = {"error": "fail", "warning": "warn", "note": "ok"}[finding.level]
         yield Check(level, "numbers", finding.text, "docs/troubleshooting.md names causes" if level != "ok" else "")  # type: ignore[arg-type]

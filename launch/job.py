@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.files import write_json
 from ..core.run import Run
 from ..data.tokenizers import CharTokenizer
 from ..models.config import ModelConfig
 from ..rl.imagination import GridDynamics
+from .pace import SLOW, Pace
 from .recipe import Recipe
 
 log = logging.getLogger("terrella")
@@ -34,6 +37,10 @@ class Job:
     tokenizer: CharTokenizer
     model: ModelConfig
     stop_asked: bool = field(default=False)
+    pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        self.run = replace(self.run, beside=self.pace.values)
 
     @property
     def speaks(self) -> bool:
@@ -81,8 +88,23 @@ class Job:
         if self.ranks == 1:
             return [value]
         values: list[Any] = [None] * self.ranks
+        begun = time.monotonic()
         dist.all_gather_object(values, value)
+        self.pace.waited += time.monotonic() - begun
         return values
+
+    def end_of_step(self) -> bool:
+        """Whether any rank was asked to stop. Every rank calls it at the end of a step; it also finds ranks that hold the others up."""
+        everyone = self.gather((self.stop_asked, self.pace.lap()))
+        if self.ranks > 1:
+            had = bool(self.pace.slow)
+            new = self.pace.judge([lap for _, lap in everyone])
+            if self.speaks and (new or had != bool(self.pace.slow)):
+                for slow in new:
+                    log.warning("%s", slow.text())
+                self.run.guard()
+                write_json(self.run.path / SLOW, {"time": time.time(), "ranks": [asdict(slow) for slow in self.pace.slow]})
+        return any(stop for stop, _ in everyone)
 
     def barrier(self) -> None:
         """Wait for all ranks; the process group's timeout is the deadline."""

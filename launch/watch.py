@@ -19,7 +19,7 @@ from .report.load import RunData, load_run, number
 
 RECENT = 20  # records that the speed and the time left are judged by
 SPARKS = "▁▂▃▄▅▆▇█"
-SHOWN = ("reward/mean", "reward/perfect", "loss", "kl", "entropy", "clip_fraction", "logprob_drift/mean", "grad_norm", "lr")
+SHOWN = ("reward/mean", "reward/perfect", "loss", "kl", "entropy", "clip_fraction", "logprob_drift/mean", "grad_norm", "lr", "invalid")
 
 
 @dataclass
@@ -43,6 +43,8 @@ class View:
     trend: list[float] = field(default_factory=list)
     trend_name: str = ""
     tokens_per_s: float | None = None
+    queues: dict[str, int] = field(default_factory=dict)
+    slow: list[str] = field(default_factory=list)
     silent_s: float | None = None
     findings: list[Finding] = field(default_factory=list)
     released: bool = False
@@ -64,6 +66,30 @@ def seconds_left(points: list[dict[str, Any]], step: int, total: int | None) -> 
     """Median time of the recent steps times the steps that are left."""
     times = [t for record in points[-RECENT:] if (t := number(record.get("time/step_s"))) is not None]
     return statistics.median(times) * (total - step) if times and total is not None else None
+
+
+def queue_depths(folder: Path) -> dict[str, int]:
+    """Prompts given out and not yet trained on, and continuations of the newest weights, from a stage's journal."""
+    from ..rl.journal import SAMPLES, Journal
+
+    if not folder.is_dir():
+        return {}
+    counts = {"issued": 0, "trained": 0}
+    for event in Journal(folder).events():
+        if event["event"] in counts:
+            counts[event["event"]] += len(event["prompts"])
+    newest: dict[int, int] = {}
+    for path in folder.glob("samples-*.jsonl"):
+        if match := SAMPLES.fullmatch(path.name):
+            newest[int(match[1])] = newest.get(int(match[1]), 0) + path.read_bytes().count(b"\n")
+    return {"prompts open": counts["issued"] - counts["trained"], "continuations done": newest[max(newest)] if newest else 0}
+
+
+def slow_ranks(folder: Path) -> list[str]:
+    """Ranks that the run itself found to hold the others up, in words."""
+    from .pace import SLOW, Slow
+
+    return [Slow(**slow).text() for slow in (read_json(folder / SLOW) or {"ranks": []})["ranks"]]
 
 
 def look(folder: Path, now: float | None = None) -> View:
@@ -92,6 +118,9 @@ def look(folder: Path, now: float | None = None) -> View:
         view.trend = [value for _, value in series(records, current, view.trend_name)]
         speeds = [value for _, value in series(records[-RECENT:], current, "time/tokens_per_s")]
         view.tokens_per_s = statistics.median(speeds) if speeds else None
+        if read_json(folder / "stages" / f"{current}.json") is None:
+            view.queues = queue_depths(folder / "stages" / current / "journal")
+            view.slow = slow_ranks(folder)
     if not view.finished and (folder / "metrics.jsonl").exists():
         view.silent_s = max(0.0, (time.time() if now is None else now) - (folder / "metrics.jsonl").stat().st_mtime)
     return view
@@ -148,11 +177,15 @@ def render(view: View) -> Any:
         numbers.add_row(Text(name), Text(short(value)))
     if view.tokens_per_s is not None:
         numbers.add_row(Text("tokens/s"), Text(short(view.tokens_per_s)))
+    for name, depth in view.queues.items():
+        numbers.add_row(Text(name), Text(str(depth)))
 
     loud = [finding for finding in view.findings if finding.level != "note"]
     health = Text("healthy: no alarm in the record", style="green")
     if loud:
         health = Text("\n").join(Text(f"{f.level}: {f.text}", style="red" if f.level == "error" else "yellow") for f in loud[:5])
+    if view.slow:
+        health = Text("\n").join([*([health] if loud else []), *(Text(f"slow: {text}", style="yellow") for text in view.slow)])
     parts = [stages, Text(""), numbers]
     if len(view.trend) > 1:
         parts += [Text(""), Text.assemble((f"{view.trend_name}  ", "dim"), (sparkline(view.trend), "cyan"))]

@@ -1,0 +1,88 @@
+"""Slow ranks are found during a run, named in the record, and only when they hold somebody up."""
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.core.files import write_json
+from terrella.core.metrics import MetricsFile
+from terrella.core.sinks import open_sinks
+from terrella.launch import pace
+from terrella.launch.pace import PROBE_EVERY, WINDOW, Lap, Pace
+from terrella.launch.watch import queue_depths, slow_ranks
+from terrella.rl.journal import Journal
+
+
+def feed(watch: Pace, work: list[float], probe: list[float] | None = None, times: int = WINDOW + 1) -> list[pace.Slow]:
+    found = []
+    for _ in range(times):
+        watch.laps += 1
+        found += watch.judge([Lap(w, probe[i] if probe else None, f"n{i}") for i, w in enumerate(work)])
+    return found
+
+
+def test_a_rank_that_works_longer_is_named_once_and_forgotten_when_it_recovers() -> None:
+    watch = Pace()
+    (slow,) = feed(watch, [1.0, 1.0, 1.9, 1.1], times=3 * WINDOW)
+    assert (slow.rank, slow.host, slow.what) == (2, "n2", "work") and slow.ratio == pytest.approx(1.9 / 1.1, abs=0.2)
+    assert watch.values() == {"time/slow_rank": 2, "time/slow_rank_ratio": round(slow.ratio, 2)}
+    assert not feed(watch, [1.0, 1.0, 1.0, 1.1]) and watch.values() == {}
+
+
+def test_short_steps_and_the_first_step_condemn_nobody() -> None:
+    assert not feed(Pace(), [0.01, 0.05, 0.01])
+    watch = Pace()
+    watch.laps = 1
+    assert not watch.judge([Lap(90.0, None, "n0"), Lap(1.0, None, "n1")]) and not watch.window
+
+
+def test_of_two_ranks_the_slower_one_is_named_and_a_slow_device_by_its_product() -> None:
+    assert [s.rank for s in feed(Pace(), [1.0, 2.0])] == [1]
+    (slow,) = feed(Pace(), [1.0, 1.0, 1.0], probe=[0.004, 0.009, 0.004], times=1)
+    assert (slow.rank, slow.what) == (1, "arithmetic")
+
+
+def test_waiting_is_not_work_and_the_probe_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100, 1000, 10))
+    monkeypatch.setattr(pace.time, "monotonic", lambda: float(next(clock)))
+    watch = Pace(begun=0.0)
+    watch.waited = 70.0
+    assert watch.lap().work_s == 30.0
+    watch.laps = PROBE_EVERY - 1
+    assert watch.lap().probe_s is not None and watch.lap().probe_s is None
+
+
+def test_values_of_the_moment_go_into_every_row(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", beside=lambda: {"time/slow_rank": 3})
+    metrics.append("a", 1, {"loss": 1.0})
+    assert list(metrics.rows()) == [{"stage": "a", "step": 1, "loss": 1.0, "time/slow_rank": 3}]
+
+
+def test_watch_reads_slow_ranks_and_queues(tmp_path: Path) -> None:
+    assert slow_ranks(tmp_path) == [] and queue_depths(tmp_path / "journal") == {}
+    (tmp_path / "logs").mkdir()
+    write_json(tmp_path / pace.SLOW, {"time": 0.0, "ranks": [{"rank": 5, "host": "n3", "ratio": 1.84, "what": "work"}]})
+    assert slow_ranks(tmp_path) == ["rank 5 on n3: work takes 1.8 x as long as on the median rank"]
+    journal = Journal(tmp_path / "journal")
+    journal.note("issued", 0, [0, 1, 2])
+    journal.note("trained", 0, [0])
+    assert queue_depths(tmp_path / "journal") == {"prompts open": 2, "continuations done": 0}
+
+
+def test_prometheus_serves_the_newest_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERRELLA_PROMETHEUS", "127.0.0.1:0")
+    (sink,) = open_sinks(["prometheus"], tmp_path, 'a "run"')
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", sinks=[sink])
+    metrics.append("rlvr", 3, {"reward/mean": 0.25, "note": "x"})
+    metrics.append("rlvr", 4, {"reward/mean": 0.5, "time/slow_rank": 2})
+    port = sink.web.server_address[1]  # type: ignore[attr-defined]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    labels = '{run="a \\"run\\"",stage="rlvr"}'
+    assert f"# TYPE terrella_reward_mean gauge\nterrella_reward_mean{labels} 0.5\n" in text
+    assert f"terrella_step{labels} 4.0" in text and f"terrella_time_slow_rank{labels} 2.0" in text and "note" not in text
+    monkeypatch.setenv("TERRELLA_PROMETHEUS", f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match="cannot listen"):
+        open_sinks(["prometheus"], tmp_path, "second")
