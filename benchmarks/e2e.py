@@ -1,7 +1,10 @@
-"""`python -m terrella.benchmarks.e2e`: one whole GRPO step (generate, score, train, bring the sampler up to date), beside TRL.
+"""`python -m terrella.benchmarks.e2e`: one whole GRPO step (generate, score, train, bring the sampler up to date), beside TRL; and the
+rollout of a video world model with forced actions, embedded beside vLLM.
 
 Random weights and a reward that is a hash of the answer: groups differ, so that nothing is skipped. Every sample runs to its limit,
-so that all implementations do the same work. Each runs in a process of its own.
+so that all implementations do the same work. Each runs in a process of its own, warms up on a small batch and is then timed on whole
+steps; while one runs, the next only imports. Ours trains bf16 weights with fp32 master weights and fp32 gradients; TRL runs in its
+fastest regime, with weights, gradients and optimizer state all in bf16.
 """
 
 from __future__ import annotations
@@ -11,20 +14,32 @@ import importlib.util
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import record
+from .children import Child
 from .rollout import CASES as ROLLOUTS
-from .rollout import Case, embedded_sampler, random_engine, recorder, requests_of, run_child, sync, synchronize, vllm_sampler
+from .rollout import TINY as TINY_MODEL
+from .rollout import Case, embedded_sampler, random_engine, recorder, requests_of, synchronize
+from .sync import ColocatedVllm
+from .train import PEAK_TFLOPS, QWEN, flops_per_token
 
-CASES = {name: case for name, case in ROLLOUTS.items() if not case.forced} | {
-    "tiny 4x2, 8 new": Case(ROLLOUTS["tiny 4x2, 3x(8+2)"].model, 4, 2, 16, 8)
+VIDEO = "video-gpt 127M 64x8, 7x(80+13)"
+CASES = {
+    "grpo qwen2.5-1.5b 256x8x512": Case(QWEN, 256, 8, 128, 512),
+    "grpo tiny 4x2x8": Case(TINY_MODEL, 4, 2, 16, 8),
+    f"rollout {VIDEO}": ROLLOUTS[VIDEO],
+    "rollout tiny 4x2, 3x(8+2)": ROLLOUTS["tiny 4x2, 3x(8+2)"],
 }
-IMPLEMENTATIONS = ("terrella vllm", "terrella embedded", "trl vllm liger")
-MICROBATCH_TOKENS = 16_384
+IMPLEMENTATIONS = {"grpo": ("terrella vllm", "trl vllm", "terrella embedded"), "rollout": ("terrella embedded", "vllm")}
+MICROBATCH = 16  # sequences in a microbatch, for all
+VLLM_SHARE = 0.38  # of the GPU's memory: the cache then holds all samples of a step at once
+PARTS = ("generate", "prepare", "train", "sync")
 
 
 def reward_of(ids: Any) -> float:
@@ -34,52 +49,76 @@ def reward_of(ids: Any) -> float:
     return uniform(*ids[:16])
 
 
-def ours(case: Case, impl: str, steps: int) -> dict[str, Any]:
-    """Our loop's parts, timed one by one."""
+def warm_up(case: Case) -> Case:
+    """A small part of the same work: every shape of kernel, few of them."""
+    return replace(case, prompts=min(case.prompts, 2 * MICROBATCH // case.samples), sampled=min(case.sampled, 64))
+
+
+def peak_gib() -> float:
+    """The most memory that torch took in this process; a colocated vLLM has its own."""
     import torch
 
-    from ..data.packing import pack
-    from ..data.trajectory import Trajectory
-    from ..rl import algorithms
-    from ..rl.algorithms.common import Scores
-    from ..rl.algorithms.config import GRPO
-    from ..rl.objective import make_loss
-    from ..rl.rollout.episodes import sampled_sequence
+    return torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else 0.0
 
-    served = impl.endswith("vllm")
-    engine = random_engine(case.model)
-    sampler = vllm_sampler(case, gpu_memory=0.3) if served else embedded_sampler(engine, case)
-    if served:
-        sync(sampler, engine, 0)
-    algorithm, loss = GRPO(), make_loss(algorithms.settings(GRPO(), 1.0))
-    times: dict[str, list[float]] = {"generate": [], "prepare": [], "train": [], "sync": [], "step": []}
-    drifts: list[float] = []
-    for number in range(steps + 1):
-        asked = requests_of(case, number)
+
+class Ours:
+    """Our loop's parts, timed one by one."""
+
+    def __init__(self, case: Case, served: bool) -> None:
+        from ..rl import algorithms
+        from ..rl.algorithms.config import GRPO
+        from ..rl.objective import make_loss
+
+        self.algorithm, self.loss = GRPO(), make_loss(algorithms.settings(GRPO(), 1.0))
+        self.served, self.case = served, case
+        self.engine = random_engine(case.model)
+        self.colocated = ColocatedVllm(case, self.engine, VLLM_SHARE) if served else None
+        self.sampler = self.colocated.sampler if self.colocated else embedded_sampler(self.engine, case)
+        if self.colocated:
+            self.colocated.sync(0)
+
+    def step(self, case: Case, turn: int) -> dict[str, float]:
+        """One step; seconds of its parts, and the drift between sampler and trainer."""
+        from ..data.packing import pack
+        from ..data.trajectory import Trajectory
+        from ..rl import algorithms
+        from ..rl.algorithms.common import Scores
+        from ..rl.rollout.episodes import sampled_sequence
+
+        asked = requests_of(case, turn)
         synchronize()
         marks = [time.perf_counter()]
-        samples = sampler.generate(asked)
+        samples = self.sampler.generate(asked)
         synchronize()
         marks.append(time.perf_counter())
         trajectories = [
             Trajectory(r.key[1], r.key[2], [sampled_sequence(r.ids, s)], reward_of(s.ids)) for r, s in zip(asked, samples, strict=True)
         ]
-        rows = algorithms.prepare(algorithm, trajectories, Scores(), lambda value: [value])
-        batches = pack(rows, budget=max(MICROBATCH_TOKENS, case.length), pad=False)
+        rows = algorithms.prepare(self.algorithm, trajectories, Scores(), lambda value: [value])
+        batches = pack(rows, budget=MICROBATCH * self.case.length, pad=False)
         marks.append(time.perf_counter())
-        result = engine.step(batches, loss)
+        result = self.engine.step(batches, self.loss)
         synchronize()
         marks.append(time.perf_counter())
-        if served:
-            sync(sampler, engine, engine.steps)
+        if self.colocated:
+            self.colocated.sync(self.engine.steps)
         marks.append(time.perf_counter())
-        if number:
-            for name, begun, ended in zip(("generate", "prepare", "train", "sync"), marks, marks[1:], strict=False):
-                times[name].append(ended - begun)
-            times["step"].append(marks[-1] - marks[0])
-            drifts.append(result.metrics["drift"] / result.metrics["pg_tokens"])
-    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-    return {"times": times, "drift": statistics.mean(drifts), "peak_gib": peak}
+        found = {name: end - begin for name, begin, end in zip(PARTS, marks, marks[1:], strict=False)}
+        assert sum(len(s.ids) for s in samples) == case.tokens
+        return found | {"step": marks[-1] - marks[0], "drift": result.metrics["drift"] / result.metrics["pg_tokens"]}
+
+
+def ours(case: Case, impl: str, steps: int) -> dict[str, Any]:
+    """Warm up, then time whole steps."""
+    work = Ours(case, impl.endswith("vllm"))
+    work.step(warm_up(case), 10**6)
+    say("warm")
+    found = [work.step(case, turn) for turn in range(steps)]
+    figures = {"times": {part: [f[part] for f in found] for part in (*PARTS, "step")}, "drift": found[-1]["drift"]}
+    figures["peak_gib"] = peak_gib()
+    if work.colocated:
+        figures |= {"syncs": work.colocated.times(5)}
+    return figures
 
 
 def word_model(case: Case) -> Path:
@@ -90,58 +129,73 @@ def word_model(case: Case) -> Path:
 
     from ..models.families import write_hf_config
 
-    folder = Path(tempfile.mkdtemp())
-    settings = write_hf_config(case.model, "bfloat16")
-    config = AutoConfig.for_model(settings.pop("model_type"), **{k: v for k, v in settings.items() if k != "torch_dtype"})
-    with torch.device("cuda"):
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+    cuda = torch.cuda.is_available()
+    settings = write_hf_config(case.model, "bfloat16" if cuda else "float32")
+    config = AutoConfig.for_model(settings.pop("model_type"), **{k: v for k, v in settings.items() if k not in ("torch_dtype", "dtype")})
+    with torch.device("cuda" if cuda else "cpu"):
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(case.model.vocab)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2", unk_token="w0").save_pretrained(folder)
+    if cuda:
+        torch.cuda.empty_cache()
     return folder
 
 
+def trl_options(case: Case, steps: int, cuda: bool) -> dict[str, Any]:
+    """TRL at its fastest on this work: vLLM beside the trainer and awake, no recomputation, Liger's layers, its own fused head and loss,
+    no second forward pass for an importance correction (ours makes none either)."""
+    total = case.prompts * case.samples
+    micro = min(MICROBATCH, total)
+    return {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": total // micro,
+        "gradient_checkpointing": False,
+        "num_generations": case.samples,
+        "max_completion_length": case.spans * case.sampled,
+        "temperature": 1.0,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": VLLM_SHARE,
+        "vllm_max_model_length": case.length,
+        "vllm_enable_sleep_mode": False,
+        "vllm_importance_sampling_correction": False,
+        "use_liger_kernel": cuda,
+        "loss_type": "dapo",  # token mean, as ours
+        "beta": 0.0,
+        "bf16": cuda,
+        "use_cpu": not cuda,
+        "optim": "adamw_torch_fused" if cuda else "adamw_torch",
+        "max_steps": steps,
+        "learning_rate": 1e-6,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        "generation_kwargs": {"ignore_eos": True},
+        "model_init_kwargs": {"dtype": "bfloat16" if cuda else "float32"},
+    }
+
+
 def trl(case: Case, steps: int) -> dict[str, Any]:
-    """TRL's GRPO trainer with colocated vLLM and its Liger loss, on the same shapes."""
+    """TRL's GRPO trainer with colocated vLLM, on the same shapes."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
-    folder = word_model(case)
+    cuda = torch.cuda.is_available()
+    options = trl_options(case, steps, cuda)
+    unknown = set(options) - set(GRPOConfig.__dataclass_fields__)
+    if unknown:
+        raise SystemExit(f"trl: this version has no settings {sorted(unknown)}")
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, case.model.vocab, (case.prompts * (steps + 1), case.prompt), generator=draw).tolist()
+    ids = torch.randint(3, case.model.vocab, (case.prompts * steps, case.prompt), generator=draw).tolist()
     data = Dataset.from_dict({"prompt": [" ".join(f"w{i}" for i in row) for row in ids]})
-    micro = max(1, MICROBATCH_TOKENS // case.length)
-    total = case.prompts * case.samples
-    while total % micro:
-        micro -= 1
-    options = {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": total // micro,
-        "num_generations": case.samples,
-        "max_completion_length": case.spans * case.sampled,
-        "max_prompt_length": case.prompt,
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": 0.3,
-        "vllm_max_model_length": case.length,
-        "use_liger_loss": True,
-        "use_liger_kernel": True,
-        "loss_type": "dapo",  # token-mean, as ours
-        "beta": 0.0,
-        "bf16": True,
-        "max_steps": steps + 1,
-        "learning_rate": 1e-6,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "generation_kwargs": {"ignore_eos": True},
-        "model_init_kwargs": {"dtype": torch.bfloat16},
-    }
-    known = set(GRPOConfig.__dataclass_fields__)
-    dropped = sorted(set(options) - known)  # names that this version of TRL does not have
     marks: list[float] = []
 
     class Clock(TrainerCallback):
@@ -153,36 +207,135 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
             synchronize()
             marks.append(time.perf_counter())
 
-    def reward(completions: list[str], **kwargs: Any) -> list[float]:
-        return [reward_of([int(w[1:]) for w in text.split() if w[1:].isdigit()][:16] or [0]) for text in completions]
+    def reward(completions: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        return [reward_of(ids) for ids in completion_ids]
 
-    arguments = GRPOConfig(**{k: v for k, v in options.items() if k in known})
-    trainer = GRPOTrainer(model=str(folder), reward_funcs=reward, args=arguments, train_dataset=data, callbacks=[Clock()])
+    trainer = GRPOTrainer(
+        model=str(word_model(case)), reward_funcs=reward, args=GRPOConfig(**options), train_dataset=data, callbacks=[Clock()]
+    )
+    say("vllm is up")
+    times: dict[str, list[float]] = {"generate": [], "sync": []}
+
+    def timed(name: str, call: Any) -> Any:
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            synchronize()
+            begun = time.perf_counter()
+            answer = call(*args, **kwargs)
+            synchronize()
+            times[name].append(time.perf_counter() - begun)
+            return answer
+
+        return inner
+
+    generation = trainer.vllm_generation
+    _warm_up_trl(trainer, case, ids)
+    say("warm")
+    generation.generate, generation.sync_weights = timed("generate", generation.generate), timed("sync", generation.sync_weights)
     trainer.train()
-    seconds = [later - earlier for earlier, later in itertools.pairwise(marks)][1:]
+    step = [later - earlier for earlier, later in itertools.pairwise(marks)]
     lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
-    return {
-        "times": {"step": seconds},
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-        "dropped": dropped,
-        "mean_length": lengths[-1:],
-    }
+    if not lengths or any(n != case.sampled for n in lengths):
+        raise SystemExit(f"trl: answers of {lengths} tokens on average instead of {case.sampled}: not the same work")
+    rest = [s - g - y for s, g, y in zip(step, times["generate"], times["sync"], strict=True)]
+    return {"times": {**times, "prepare and train": rest, "step": step}, "peak_gib": peak_gib()}
+
+
+def _warm_up_trl(trainer: Any, case: Case, ids: list[list[int]]) -> None:
+    """What a first step would do once, outside the time: kernels are compiled and memory is taken."""
+    import torch
+
+    small = warm_up(case)
+    trainer.vllm_generation.generate(prompts=ids[: small.prompts], images=None, num_generations=1)
+    device = trainer.accelerator.device
+    tokens = torch.randint(3, case.model.vocab, (min(MICROBATCH, case.prompts * case.samples), case.length), device=device)
+    labels = tokens.clone()
+    labels[:, : case.prompt] = -100
+    with trainer.compute_loss_context_manager():
+        output = trainer.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=labels, fused_lm_head=True)
+    output.log_probs.mean().backward()
+    trainer.model.zero_grad(set_to_none=True)
+
+
+def rollouts(case: Case, impl: str, rounds: int) -> dict[str, Any]:
+    """Seconds of whole rollouts."""
+    engine = random_engine(case.model, lr=0)
+    colocated = ColocatedVllm(case, engine, 0.6) if impl == "vllm" else None
+    sampler = colocated.sampler if colocated else embedded_sampler(engine, case)
+    if colocated:
+        colocated.sync(0)
+    seconds = []
+    for turn in range(rounds + 1):
+        asked = requests_of(case, turn)
+        synchronize()
+        begun = time.perf_counter()
+        samples = sampler.generate(asked)
+        synchronize()
+        seconds.append(time.perf_counter() - begun)
+        assert sum(sum(not given for given in s.given) for s in samples) == case.tokens
+    return {"times": {"step": seconds[1:]}, "peak_gib": peak_gib()}
+
+
+def say(what: str) -> None:
+    """Progress of a child, for its log."""
+    print(f"{time.perf_counter():.1f} s: {what}", flush=True)
 
 
 def child(impl: str, name: str, steps: int) -> None:
-    """Time one implementation and print the figures as JSON."""
-    figures = trl(CASES[name], steps) if impl.startswith("trl") else ours(CASES[name], impl, steps)
+    """Import, wait for the word, time one implementation and print the figures as JSON."""
+    heavy = ["torch", "megatron.core"] + (["vllm"] if "vllm" in impl else []) + (["trl", "datasets"] if impl.startswith("trl") else [])
+    for module in heavy:
+        if importlib.util.find_spec(module.split(".")[0]):
+            importlib.import_module(module)
+    say("imported")
+    sys.stdin.readline()
+    say("begun")
+    case = CASES[name]
+    if name.startswith("rollout"):
+        figures = rollouts(case, impl, steps)
+    else:
+        figures = trl(case, steps) if impl.startswith("trl") else ours(case, impl, steps)
     print("RESULT " + json.dumps(figures), flush=True)
+
+
+def add_rows(rows: record.Recorder, name: str, impl: str, result: dict[str, Any]) -> None:
+    """The figures of one implementation as rows, and a line of print."""
+    import torch
+
+    case, times = CASES[name], result["times"]
+    step = statistics.median(times["step"])
+    rows.add(name, impl, "tokens_per_s", case.tokens / step, "tok/s")
+    for part, seconds in times.items():
+        if seconds:
+            rows.add(name, impl, part, statistics.median(seconds), "s", min(seconds), max(seconds))
+    if torch.cuda.is_available():
+        rows.add(name, impl, "peak memory of the trainer", result["peak_gib"], "GB")
+        rows.add(name, impl, "peak memory of the device", result["device_gib"], "GB")
+        peak = next((v for k, v in PEAK_TFLOPS.items() if k in torch.cuda.get_device_name()), None)
+        if times.get("train") and peak:
+            work = flops_per_token(case.model, [case.length]) * case.prompts * case.samples * case.length
+            rows.add(name, impl, "mfu in training", work / statistics.median(times["train"]) / peak / 1e12, "share")
+    if "drift" in result:
+        rows.add(name, impl, "sampler drift, mean |dlogp|", result["drift"], "error")
+    if "syncs" in result:
+        rows.add(name, impl, "sync again", statistics.median(result["syncs"]), "s", min(result["syncs"]), max(result["syncs"]))
+    shares = ", ".join(f"{part} {statistics.median(s) / step:.0%}" for part, s in times.items() if s and part != "step")
+    print(f"{name} | {impl}: {step:.2f} s a step, {case.tokens / step:,.0f} sampled tok/s; {shares}", flush=True)
+
+
+def can_run(impl: str, cuda: bool) -> bool:
+    needs = [n for n in ("vllm", "trl") if n in impl]
+    return all(importlib.util.find_spec(n) for n in needs) and (cuda or not impl.startswith("trl"))
 
 
 def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="default: the 1.5B case with a GPU, the tiny one without")
-    parser.add_argument("--impl", action="append", choices=list(IMPLEMENTATIONS), help="default: all that can run")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--case", action="append", choices=list(CASES), help="default: the full ones with a GPU, the tiny ones without")
+    parser.add_argument("--impl", action="append", help="default: all that can run")
+    parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=560.0, help="seconds for each implementation")
+    parser.add_argument("--logs", type=Path, help="where the output of each implementation goes; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=record.RESULTS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -190,28 +343,29 @@ def main() -> None:
         impl, name = args.child.split("|")
         return child(impl, name, args.steps)
     cuda = torch.cuda.is_available()
-    chosen = args.case or [name for name in CASES if name.startswith("qwen" if cuda else "tiny")]
-    rows = recorder("e2e")
-    for name in chosen:
-        for impl in args.impl or IMPLEMENTATIONS:
-            if impl.startswith("trl") and not (cuda and importlib.util.find_spec("trl")):
-                print(f"{name} | {impl}: left out, it needs a GPU and trl")
+    logs = args.logs or Path(tempfile.mkdtemp())
+    logs.mkdir(parents=True, exist_ok=True)
+    work = []
+    for name in args.case or [n for n in CASES if ("tiny" in n) != cuda]:
+        for impl in IMPLEMENTATIONS[name.split()[0]]:
+            if args.impl and impl not in args.impl:
                 continue
-            result = run_child(__spec__.name, ["--child", f"{impl}|{name}", "--steps", str(args.steps)], args.timeout)
-            if isinstance(result, str):
-                print(f"{name} | {impl}: failed:\n{result}")
-                continue
-            for part, seconds in result["times"].items():
-                if seconds:
-                    rows.add(name, impl, part, statistics.median(seconds), "s", min(seconds), max(seconds))
-            step = statistics.median(result["times"]["step"])
-            rows.add(name, impl, "speed", CASES[name].tokens / step, "tok/s")
-            rows.add(name, impl, "peak memory", result["peak_gib"], "GB")
-            if "drift" in result:
-                rows.add(name, impl, "sampler drift, mean |dlogp|", result["drift"], "error")
-            shares = ", ".join(f"{part} {statistics.median(s) / step:.0%}" for part, s in result["times"].items() if s and part != "step")
-            print(f"{name} | {impl}: {step:.2f} s a step, {CASES[name].tokens / step:,.0f} sampled tok/s; {shares} {result.get('dropped')}")
-    record.append(rows.rows, args.out)
+            if can_run(impl, cuda):
+                work.append((name, impl))
+            else:
+                print(f"{name} | {impl}: left out, it needs a GPU or a package that is not here", flush=True)
+    words = ["--steps", str(args.steps), "--child"]
+    children = [Child(__spec__.name, [*words, f"{impl}|{name}"], logs / f"{k}.log") for k, (name, impl) in enumerate(work)]
+    for place, ((name, impl), one) in enumerate(zip(work, children, strict=True)):
+        for following in children[place : place + 2]:
+            following.start()
+        result = one.finish(args.timeout)
+        if isinstance(result, str):
+            print(f"{name} | {impl}: failed:\n{result}", flush=True)
+            continue
+        rows = recorder("e2e")
+        add_rows(rows, name, impl, result)
+        record.append(rows.rows, args.out)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -26,6 +27,7 @@ from .supervise import STOPPED, Span, free_port, run_workers
 @click.option("--coordinator", default=Place.coordinator, envvar="TERRELLA_COORDINATOR", help="host:port of the first machine.")
 @click.option("--ray", is_flag=True, help="Let the Ray cluster of this machine, or of RAY_ADDRESS, place --nodes machines.")
 @click.option("--sampler-hosts", type=int, default=0, help="With --ray: further machines for the run's vLLM servers.")
+@click.option("--replay", type=click.Path(path_type=Path), metavar="RUN", help="Train on the rollouts of this finished run again.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved settings and stages, and stop.")
 def train(
     recipe: str,
@@ -38,10 +40,13 @@ def train(
     coordinator: str,
     ray: bool,
     sampler_hosts: int,
+    replay: Path | None,
     dry_run: bool,
 ) -> None:
     """Run RECIPE: the name of one that ships with terrella, or a YAML file."""
     config = recipes.load(recipe, overrides)
+    if replay is not None:
+        config = replaying(config, replay)
     folder = folder or Path("runs") / config.name
     names = [stage.name for stage in config.stages]
     if until is not None and until not in names:
@@ -52,7 +57,7 @@ def train(
         click.echo(f"# run directory: {folder}\n# digest: {schema.digest(config)}\n{schema.dump(config)}", nl=False)
         return
     if ray:
-        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts))
+        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay))
         return
     me = introduce(place, schema.digest(config)) if nodes > 1 else {}
     if not place.leads:
@@ -84,12 +89,31 @@ def train(
         lease.release()
 
 
-def _on_ray(recipe: str, folder: Path, overrides: tuple[str, ...], until: str | None, nodes: int, sampler_hosts: int) -> int:
+def replaying(config: recipes.Recipe, run: Path) -> recipes.Recipe:
+    """The recipe with every RL stage on the journal that the same stage of `run` kept."""
+    stages = []
+    for stage in config.stages:
+        rollouts = getattr(stage, "rollouts", None)
+        if rollouts is not None:
+            journal = run / "stages" / stage.name / "journal"
+            if not any(journal.glob("samples-*.jsonl")):
+                raise ConfigError(f"--replay {run}: {journal} holds no rollouts; train with --set stages.N.rollouts.keep_samples=true")
+            stage = replace(stage, rollouts=replace(rollouts, replay=str(journal.absolute())))
+        stages.append(stage)
+    if stages == list(config.stages):
+        raise ConfigError(f"--replay {run}: no stage of this recipe samples")
+    return replace(config, stages=stages)
+
+
+def _on_ray(
+    recipe: str, folder: Path, overrides: tuple[str, ...], until: str | None, nodes: int, sampler_hosts: int, replay: Path | None
+) -> int:
     from .on_ray import RayJob, run_on_ray
 
     recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
     words = ["train", recipe, "--run", str(folder.absolute()), "--wait", "120", *(["--until", until] if until else [])]
     words += [word for override in overrides for word in ("--set", override)]
+    words += ["--replay", str(replay.absolute())] if replay else []
     return run_on_ray(RayJob(tuple(words), folder, nodes, sampler_hosts), click.echo)
 
 

@@ -120,7 +120,9 @@ class ReplaySampler:
         """The saved continuation of every key; a key that was never sampled means that settings differ from the run's."""
         for request in requests:
             if request.key not in self.saved:
-                raise ConfigError(f"{self.folder}: holds no sample of key {request.key}; replay needs the run's own settings and prompts")
+                raise ConfigError(
+                    f"{self.folder}: holds no sample of key {request.key}; a replay needs the run's own settings and keep_samples"
+                )
         return [self.saved[r.key] for r in requests]
 
 

@@ -56,12 +56,17 @@ def reinforce(
     ahead: int = 0,
     publish: Callable[[int], None] | None = None,
     rollout_deadline_s: float = 3600.0,
+    play: Callable[[Sampler, list[Episode], SamplingParams, int], list[Trajectory]] = rollout,
+    validate: Callable[[int], dict[str, float]] = lambda step: {},
+    rest: Callable[[], dict[str, float]] = dict,
 ) -> int:
     """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this rank's episodes, whole groups only.
 
     `reference` scores batches with the weights the stage began with; without a KL term it is asked every `kl_every` steps.
     `critic` is PPO's; `refill(step, round)` gives fresh prompts in place of groups that DAPO throws away. `publish(version)` brings
     a sampler with weights of its own up to date; with `ahead` = 1 the next step is sampled while this one is trained.
+    `play` runs the episodes, where the plain rollout does not do. `validate(step)` looks at the weights of so many steps before they
+    are trained further; `rest` tells the sampler that it is the trainer's turn. What both return is recorded.
     """
     if "values" in algorithms.needs(algorithm) and critic is None:
         raise ConfigError(f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without (grpo, rloo)")
@@ -76,16 +81,18 @@ def reinforce(
 
     def roll(step: int) -> tuple[list[Episode], list[Trajectory]]:
         episodes = episodes_of(step)
-        return episodes, rollout(sampler, episodes, params, seed)
+        return episodes, play(sampler, episodes, params, seed)
 
     source = Ahead(roll, steps, ahead, rollout_deadline_s)
     if publish is not None:
         publish(engine.steps)
     for step in steps:
+        extras = validate(step)
         begun = time.monotonic()
         episodes, trajectories = source.take(step)
         check_staleness(trajectories, engine.steps, ahead)
         kept, extra = keep_enough(algorithm, trajectories, partial(refill, step) if refill else None, sampler, params, seed, hooks.gather)
+        extras |= rest()
         rolled = time.monotonic()
         sampled = sum(hooks.gather(common.action_tokens([*trajectories, *extra])))
         scores = score_rows(algorithms.needs(algorithm), kept, scorers, microbatch_tokens)
@@ -97,7 +104,7 @@ def reinforce(
         result = engine.step(batches, loss)
         tokens += sampled
         values = {**describe(trajectories, hooks.gather), **training_values(result, sampled), "tokens": tokens}
-        values |= sampler_drift(kept, scores, hooks.gather)
+        values |= {**sampler_drift(kept, scores, hooks.gather), **extras}
         if critic is not None and isinstance(algorithm, PPO):
             values |= critic_values(critic.step(batches, ppo.value_loss(algorithm)))
         check(values, drift_gate, step)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ...core.errors import ConfigError
+from ...core.rng import permutation
 from ...data.packing import TrainSequence, role_weight
 from ...data.shards import ShardSet
 from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...data.trajectory import Role
 from ...rl.language import Question, answer_sequence, read_pair
+from ...rl.rollout.config import Validation
 from ...rl.text_games.splits import RatioSampler
 from ..job import Job
 from ..recipe import TextGameData, WebPageData
+from .common import split_cut
 
+CUT = 0x637574  # the key of the draw
 TRAIN, TEST, UNSEEN, TOKENIZER = "train", "test", "unseen", "tokenizer"
 
 
@@ -52,10 +57,15 @@ class Questions:
         chosen = np.linspace(0, len(shards) - 1, min(n, len(shards))).round().astype(int)
         return [read_pair(shards[int(i)]) for i in chosen]
 
-    def stream(self, ratio: float) -> RatioSampler:
-        """Which training question stands at which place of an endless stream."""
+    def stream(self, ratio: float, without: Collection[int] = ()) -> RatioSampler:
+        """Which training question stands at which place of an endless stream; those of `without` never come."""
         flags = ShardSet(self.job.stage_folder(self.data) / TRAIN, fields=["extra.json"])
-        return RatioSampler([flags[i]["extra.json"]["gold"] for i in range(len(flags))], ratio=ratio, seed=self.job.recipe.seed)
+        gold = [flags[i]["extra.json"]["gold"] for i in range(len(flags))]
+        return RatioSampler(gold, ratio=ratio, seed=self.job.recipe.seed, without=frozenset(without))
+
+    def cut(self, validation: Validation, stage: str) -> list[int]:
+        """Training questions that a stage holds back to validate on, drawn from all of them."""
+        return split_cut(permutation(len(self.train), self.job.recipe.seed, CUT), validation, stage)[1]
 
     def at(self, index: int) -> Question:
         return read_pair(self.train[index])

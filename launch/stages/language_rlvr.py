@@ -12,7 +12,7 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Invalid, Trajectory
-from ...rl.language import AnswerEpisode
+from ...rl.language import AnswerEpisode, Question
 from ...rl.loop import Hooks, reinforce
 from ...rl.objective import logprob_score
 from ...rl.rollout.episodes import Episode
@@ -30,7 +30,8 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
     if stage.prompts_per_step % job.ranks:
         raise ConfigError(f"stages: {stage.name}.prompts_per_step = {stage.prompts_per_step} must be a multiple of the {job.ranks} ranks")
     questions = Questions(job, stage.data)
-    stream = questions.stream(stage.non_gold_ratio)
+    cut = questions.cut(stage.rollouts.validation, stage.name)
+    stream = questions.stream(stage.non_gold_ratio, without=cut)
     engine = build_engine(job, stage.optimizer, stage.init)
     frozen = build_engine(job, None, stage.init)
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
@@ -40,8 +41,14 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
     def episodes_of(step: int) -> list[Episode]:
         places = job.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step))
         asked = [(place, questions.at(stream[place])) for place in places]
+        return [answer(q, place, k) for place, q in asked for k in range(stage.samples_per_prompt)]
+
+    def answer(question: Question, place: int, sample: int) -> Episode:
         made = {"kind": stage.reward, "mode": stage.mode, "multiple": questions.multiple}
-        return [AnswerEpisode(q, place, k, questions.tokenizer, **made) for place, q in asked for k in range(stage.samples_per_prompt)]
+        return AnswerEpisode(question, place, sample, questions.tokenizer, **made)
+
+    def held_back() -> list[Episode]:
+        return [answer(questions.at(i), i, k) for i in cut[job.rank :: job.ranks] for k in range(stage.rollouts.validation.samples)]
 
     def reference(batches: list[PackedBatch]) -> list[torch.Tensor]:
         return [r["logprob"] for r in frozen.score(batches, logprob_score(stage.temperature))]
@@ -56,17 +63,14 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
             job.run.write_rollouts(stage.name, step + 1, picture(step + 1, episodes, trajectories))
         progress.update(step + 1, f"reward {values['reward/mean']:.3f}")
 
+    params = SamplingParams(max_new_tokens=stage.max_new_tokens, temperature=stage.temperature, stop_ids=(questions.tokenizer.eos_id,))
     with open_session(job, stage.name, engine, stage.rollouts, start, extra) as session:
         tokens = reinforce(
             engine,
             session.sampler,
             session.issuing(episodes_of),
             stage.algorithm,
-            SamplingParams(
-                max_new_tokens=stage.max_new_tokens,
-                temperature=stage.temperature,
-                stop_ids=(questions.tokenizer.eos_id,),
-            ),
+            params,
             Hooks(job.gather, record, session.saving(checkpoints)),
             steps=range(start, stage.steps),
             tokens=extra.get("tokens", 0),
@@ -79,6 +83,8 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
             ahead=session.ahead,
             publish=session.publish,
             rollout_deadline_s=stage.rollouts.deadline_s,
+            validate=session.validation(held_back, params, fold(job.recipe.seed, 2)),
+            rest=session.rest,
         )
     return {"steps": stage.steps, "tokens": tokens, "checkpoint": checkpoints.final()}
 

@@ -23,7 +23,7 @@ from ...rl.rollout.episodes import Episode
 from ...rl.rollout.sampler import SamplingParams
 from ..job import Job
 from ..recipe import Reinforce
-from .common import Checkpoints, build_engine
+from .common import Checkpoints, build_engine, split_cut
 from .selfplay import ROOMS
 from .session import open_session
 
@@ -41,7 +41,7 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
     if stage.prompts_per_step % job.ranks:
         raise ConfigError(f"stages: {stage.name}.prompts_per_step = {stage.prompts_per_step} must be a multiple of the {job.ranks} ranks")
-    rooms = read_json(job.stage_folder(stage.tasks.source) / ROOMS)["train"]
+    rooms, cut = split_cut(read_json(job.stage_folder(stage.tasks.source) / ROOMS)["train"], stage.rollouts.validation, stage.name)
     engine = build_engine(job, stage.optimizer, stage.init)
     frozen = build_engine(job, None, stage.init)
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
@@ -54,6 +54,12 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
         seed = fold(job.recipe.seed, 1)
         tasks = [make_task(job.dynamics, rooms, i, stage.tasks.steps, stage.tasks.walk, seed) for i in prompts]
         return [ImaginationEpisode(task, k, job.tokenizer) for task in tasks for k in range(stage.samples_per_prompt)]
+
+    def held_back() -> list[Episode]:
+        seed, sizes = fold(job.recipe.seed, 3), stage.rollouts.validation
+        places = range(job.rank, sizes.prompts, job.ranks)
+        tasks = [make_task(job.dynamics, cut, i, stage.tasks.steps, stage.tasks.walk, seed) for i in places]
+        return [ImaginationEpisode(task, k, job.tokenizer) for task in tasks for k in range(sizes.samples)]
 
     def refill(step: int, number: int) -> list[Episode]:
         return episodes_of(stage.steps + step * getattr(stage.algorithm, "refills", 0) + number)  # prompts that no step has
@@ -70,13 +76,14 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
             job.run.write_rollouts(stage.name, step + 1, picture(job, step + 1, episodes, trajectories))
         progress.update(step + 1, f"reward {values['reward/mean']:.3f}  all exact {values['reward/perfect']:.3f}")
 
+    params = SamplingParams(max_new_tokens=state_tokens, temperature=stage.temperature)
     with open_session(job, stage.name, engine, stage.rollouts, start, extra) as session:
         tokens = reinforce(
             engine,
             session.sampler,
             session.issuing(episodes_of),
             stage.algorithm,
-            SamplingParams(max_new_tokens=state_tokens, temperature=stage.temperature),
+            params,
             Hooks(job.gather, record, session.saving(checkpoints)),
             steps=range(start, stage.steps),
             tokens=extra.get("tokens", 0),
@@ -89,6 +96,8 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
             ahead=session.ahead,
             publish=session.publish,
             rollout_deadline_s=stage.rollouts.deadline_s,
+            validate=session.validation(held_back, params, fold(job.recipe.seed, 2)),
+            rest=session.rest,
             refill=refill if isinstance(stage.algorithm, DAPO) else None,
         )
     return {"steps": stage.steps, "tokens": tokens, "checkpoint": checkpoints.final()}

@@ -10,17 +10,22 @@ from typing import Any
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError
+from ...core.rng import fold
 from ...data.trajectory import Role, Trajectory
 from ...rl.algorithms import needs
 from ...rl.algorithms.config import Algorithm
 from ...rl.health import Health, sample_values
 from ...rl.journal import Journal, JournalSampler, ReplaySampler
+from ...rl.loop import describe
 from ...rl.rollout.config import Rollouts
-from ...rl.rollout.episodes import Episode
+from ...rl.rollout.episodes import Episode, rollout
 from ...rl.rollout.open import open_sampler
-from ...rl.rollout.sampler import Sampler
+from ...rl.rollout.sampler import Sampler, SamplingParams
 from ..job import Job, log
 from .common import Checkpoints, build_critic, step_folder
+
+Play = Callable[[Sampler, list[Episode], SamplingParams, int], list[Trajectory]]
+VALIDATION = 0x76616C  # validation draws other random numbers than training
 
 
 class Session:
@@ -37,13 +42,13 @@ class Session:
             self.health.load(extra["health"])
         if settings.replay is not None:
             self.sampler: Sampler = ReplaySampler(Path(settings.replay))
-            self.publish, self.close = None, lambda: None
+            self.publish, self.close, self.rest = None, lambda: None, dict
             return
         opened = open_sampler(
             settings.sampler, engine, job.model, folder / "sampler", rank=job.rank, gather=job.gather, ahead=settings.ahead
         )
         self.sampler = JournalSampler(opened.sampler, self.journal, lambda: engine.steps, staleness=settings.ahead)
-        self.publish, self.close = opened.publish, opened.close
+        self.publish, self.close, self.rest = opened.publish, opened.close, opened.rest or dict
 
     def issuing(self, episodes_of: Callable[[int], list[Episode]]) -> Callable[[int], list[Episode]]:
         """The stage's episodes, with the prompts of this rank noted as issued."""
@@ -54,6 +59,24 @@ class Session:
             return episodes
 
         return issued
+
+    def validation(
+        self, episodes: Callable[[], list[Episode]], params: SamplingParams, seed: int, play: Play = rollout
+    ) -> Callable[[int], dict[str, float]]:
+        """The loop's `validate`: every so many steps the episodes of the cut, which no step trains on, and their rewards."""
+        every = self.settings.validation.every
+        inner = self.sampler.inner if isinstance(self.sampler, JournalSampler) else None  # the journal is for what is trained
+
+        def validate(step: int) -> dict[str, float]:
+            if inner is None or not every or step % every:
+                return {}
+            found = describe(play(inner, episodes(), params, fold(seed, VALIDATION)), self.job.gather)
+            values = {f"validation/{key.removeprefix('reward/')}": value for key, value in found.items()}
+            if self.job.speaks:
+                log.info("%d steps: validation reward %.3f", step, values["validation/mean"])
+            return values | {"validation/steps": float(step)}
+
+        return validate
 
     def observe(self, step: int, values: dict[str, Any], trajectories: Sequence[Trajectory], limit: int | None) -> dict[str, Any]:
         """Note the step's prompts as trained and sound the alarms, on every rank. With `limit`, the most tokens of an answer of free

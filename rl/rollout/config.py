@@ -17,7 +17,10 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM servers: ours, one per entry of `devices`, or other people's by URL. In a cluster job with sampler hosts ours run there."""
+    """vLLM servers: ours, one per entry of `devices`, or other people's by URL. In a cluster job with sampler hosts ours run there.
+
+    With `colocated` there are no servers: every rank has an engine on its own device, and the two take turns.
+    """
 
     kind: Literal["vllm"] = "vllm"
     devices: list[str] = field(default_factory=lambda: [""])  # CUDA_VISIBLE_DEVICES of each server; "" leaves it as it is
@@ -31,6 +34,10 @@ class Vllm:
     max_sequences: int = 256
     gpu_memory: float = 0.5
     eager: bool = False
+    adapters_only: bool = False  # of a model with lora: vLLM keeps the frozen weights, and only the adapters are sent
+    colocated: bool = False
+    sleep: Literal[0, 1, 2] = 0  # colocated: while training vLLM gives back its memory; 1 keeps its weights on the host, 2 drops them
+    offload: bool = False  # colocated: while sampling the trainer's weights and optimizer lie in host memory
     start_s: float = 600.0  # deadlines
     request_s: float = 600.0
     sync_s: float = 300.0
@@ -40,9 +47,28 @@ class Vllm:
             raise ValueError("devices: name at least one server, or give urls")
         if min(self.start_s, self.request_s, self.sync_s) <= 0:
             raise ValueError("start_s: deadlines must be positive")
+        if self.colocated and (self.urls or len(self.devices) > 1 or self.tensor > 1):
+            raise ValueError("colocated: every rank has one engine on its own device; leave out urls, devices and tensor")
+        if not self.colocated and (self.sleep or self.offload):
+            raise ValueError("sleep: servers do not share the trainer's device; sleep and offload go with colocated")
+        if self.adapters_only and self.sleep == 2:
+            raise ValueError("sleep: 2 drops the weights that adapters_only does not send again; use 1")
 
 
 SamplerConfig = Embedded | Vllm
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Rollouts on a cut that is never trained on in this stage, nor part of the test set: before training and every `every` steps."""
+
+    every: int = 0  # steps; 0 makes no cut and never validates
+    prompts: int = 64  # size of the cut
+    samples: int = 1  # of each prompt
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.prompts < 1 or self.samples < 1:
+            raise ValueError("every: must be 0 (never) or above, with at least one prompt and one sample")
 
 
 @dataclass(frozen=True)
@@ -55,11 +81,14 @@ class Rollouts:
     replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
     deadline_s: float = 3600.0  # for all continuations of one step
     health: HealthConfig = field(default_factory=HealthConfig)
+    validation: Validation = field(default_factory=Validation)
 
     def __post_init__(self) -> None:
         if self.ahead not in (0, 1):
             raise ValueError(f"ahead: {self.ahead} must be 0 or 1")
         if self.ahead and self.sampler.kind != "vllm":
             raise ValueError("ahead: the embedded sampler shares the trainer's weights; sampling ahead needs sampler.kind = vllm")
+        if self.ahead and self.sampler.kind == "vllm" and self.sampler.colocated:
+            raise ValueError("ahead: a colocated engine takes turns with the trainer; sampling ahead needs servers")
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")

@@ -14,7 +14,8 @@ from ...core.engine import Engine
 from ...core.errors import ConfigError, SyncError
 from ...core.files import make_folder
 from ...models.config import ModelConfig
-from ..sync.names import engine_weights
+from ..sync.adapter import AdapterTransport
+from ..sync.names import adapter_weights, engine_weights
 from ..sync.publish import SyncReport, faults
 from ..sync.publish import publish as send
 from ..sync.transports import BroadcastTransport, DiskTransport
@@ -26,12 +27,16 @@ from .vllm_config import VllmSettings
 
 @dataclass
 class OpenSampler:
-    """A sampler, how to bring it up to date (None where it shares the trainer's weights), and how to end it."""
+    """A sampler, how to bring it up to date (None where it shares the trainer's weights), and how to end it.
+
+    `rest` is called when sampling is over and training begins; what it measures is recorded.
+    """
 
     sampler: Sampler
     publish: Callable[[int], None] | None
     close: Callable[[], None]
     last: SyncReport | None = None
+    rest: Callable[[], dict[str, float]] | None = None
 
 
 def open_sampler(
@@ -60,17 +65,20 @@ def _open_vllm(
     config: Vllm, engine: Engine, model: ModelConfig, folder: Path, rank: int, gather: Callable[[Any], list[Any]], ahead: int
 ) -> OpenSampler:
     from ...models.families import write_hf_config
+    from .colocated import lora_of, open_colocated, write_base
     from .hosts import VARIABLE, find_hosts, hosted_servers
     from .vllm_client import Remote, ServedVllm
     from .vllm_server import VllmServer
 
     dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"
     home = make_folder(folder / "model")
-    if rank == 0:
+    if config.adapters_only:
+        write_base(engine, model, home, speaks=rank == 0)
+    elif rank == 0:
         (home / "config.json").write_text(json.dumps(write_hf_config(model, dtype)), encoding="utf-8")
     settings = VllmSettings(
         model=str(home.absolute()),
-        load="dummy",
+        load="auto" if config.adapters_only else "dummy",
         dtype=dtype,
         logprobs=config.logprobs,
         tensor=config.tensor,
@@ -78,10 +86,33 @@ def _open_vllm(
         max_sequences=config.max_sequences,
         gpu_memory=config.gpu_memory,
         eager=config.eager,
+        sleep=config.sleep > 0,
+        lora_rank=lora_of(engine).rank if config.adapters_only else 0,
     )
+    if config.colocated:
+        gather(None)  # the folder is there
+        turns, bring = open_colocated(
+            settings,
+            engine,
+            model,
+            folder.absolute(),
+            sleep=config.sleep,
+            offload=config.offload,
+            request_s=config.request_s,
+            sync_s=config.sync_s,
+            rank=rank,
+            gather=gather,
+        )
+        return OpenSampler(turns, bring, turns.local.close, rest=turns.rest)
     placed = os.environ.get(VARIABLE) if not config.urls else None
     here = socket.gethostname() if placed and config.host == Vllm.host else config.host
-    transport = DiskTransport(folder.absolute() / "weights") if config.transport == "disk" else BroadcastTransport(config.backend, here)
+    weights, transport = engine_weights, None
+    if config.adapters_only:
+        weights, transport = adapter_weights, AdapterTransport(folder.absolute() / "adapters", model, lora_of(engine), settings.model)
+    elif config.transport == "disk":
+        transport = DiskTransport(folder.absolute() / "weights")
+    else:
+        transport = BroadcastTransport(config.backend, here)
     servers: list[VllmServer | str] = list(config.urls)
     if rank == 0 and placed:
         servers = [*hosted_servers(find_hosts(placed, config.start_s), settings, folder, config.start_s)]
@@ -96,10 +127,10 @@ def _open_vllm(
 
     def resync(target: Remote) -> None:
         version = opened.last.version if opened.last else engine.steps
-        if isinstance(transport, DiskTransport):
-            answers = {target.name: target.call("terrella_load_disk", str(transport.path(version)), str(version), timeout_s=config.sync_s)}
+        if isinstance(transport, DiskTransport | AdapterTransport):
+            answers = transport.load(transport.path(version), version, [target], config.sync_s)
             if faults(answers, version):
-                raise SyncError(f"weight sync: version {version} from disk: {'; '.join(faults(answers, version))}")
+                raise SyncError(f"weight sync: version {version} again: {'; '.join(faults(answers, version))}")
             target.accept(version, config.sync_s)
         elif ahead or engine.parallel.model_size > 1:
             # the weights may be changing now, or lie on ranks that are busy
@@ -117,7 +148,7 @@ def _open_vllm(
         opened.last = send(
             transport,
             sampler.targets,
-            lambda: engine_weights(engine),
+            lambda: weights(engine),
             version,
             timeout_s=config.sync_s,
             speaks=rank == 0,

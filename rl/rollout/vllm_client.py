@@ -32,6 +32,7 @@ class Remote:
 
     def __init__(self, url: str, server: VllmServer | None = None, version: int | None = None) -> None:
         self.fixed_url, self.server, self.version = url, server, version
+        self.adapter: str | None = None  # what to ask for instead of the model, where only adapters change
 
     @property
     def name(self) -> str:
@@ -49,7 +50,7 @@ class Remote:
                 raise ConfigError(f"{self.name}{path}: vllm refuses the request: {text[:500].decode(errors='replace')}")
             if answer.status != 200:
                 raise OSError(f"{path}: status {answer.status}: {text[:300].decode(errors='replace')}")
-            return json.loads(text) if text else None
+            return json.loads(text) if text.startswith((b"{", b"[")) else None
         except http.client.HTTPException as error:
             raise OSError(f"{path}: {type(error).__name__}: {error}") from error
         finally:
@@ -65,6 +66,15 @@ class Remote:
         self.version = version
         if version is not None:
             self.post("/reset_prefix_cache", {}, timeout_s)
+
+    def load_adapter(self, folder: str, version: int, timeout_s: float) -> None:
+        """Load an adapter under its version's name, and let go of the one before."""
+        before, self.adapter = self.adapter, f"v{version}"
+        if before == self.adapter:  # sent again
+            self.post("/v1/unload_lora_adapter", {"lora_name": before}, timeout_s)
+        self.post("/v1/load_lora_adapter", {"lora_name": self.adapter, "lora_path": folder}, timeout_s)
+        if before not in (None, self.adapter):
+            self.post("/v1/unload_lora_adapter", {"lora_name": before}, timeout_s)
 
 
 class ServedVllm:
@@ -130,7 +140,7 @@ class ServedVllm:
         # members of a group go to one server, which reads their prompt once
         target = self.targets[fold(*plain.ids[:64], len(plain.request.ids)) % len(self.targets)]
         body = {
-            "model": self.settings.model,
+            "model": target.adapter or self.settings.model,
             "prompt": list(plain.ids),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
@@ -161,7 +171,7 @@ class ServedVllm:
 
     def _restart(self, target: Remote, server: VllmServer, version: int | None) -> None:
         begun = time.monotonic()
-        target.version = None
+        target.version = target.adapter = None
         server.stop()
         server.start()
         server.wait()

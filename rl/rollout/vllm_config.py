@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,6 +10,22 @@ from ...core.errors import ConfigError
 from .sampler import SampleRequest
 
 EXTENSION = "terrella.rl.sync.receiver.WeightReceiver"
+BATCHED_TOKENS = 16_384  # prompt tokens read at once
+
+
+def graph_sizes(largest: int) -> list[int]:
+    """Batch sizes that a graph is recorded for: at most a third of a batch is padding."""
+    sizes = sorted({base << shift for base in (1, 3) for shift in range(20) if base << shift != 3})
+    return [s for s in sizes if s < largest] + [largest]
+
+
+def use_newest_runner() -> None:
+    """Let vLLM on a GPU use its newer model runner, unless the environment says which. It draws every request's random numbers at once;
+    the older one does so request by request, which takes longer than the model itself when hundreds are decoded together."""
+    import torch
+
+    if torch.cuda.is_available():
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,7 @@ class VllmSettings:
     gpu_memory: float = 0.5  # share of the GPU's memory
     eager: bool = False  # no compilation, no CUDA graphs
     sleep: bool = False  # the engine can give its memory back between rollouts
+    lora_rank: int = 0  # above 0: adapters of this rank are loaded beside fixed weights
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,7 +70,14 @@ class VllmSettings:
             "enable_prefix_caching": True,
             "worker_extension_cls": EXTENSION,
         }
-        return arguments | ({"enable_sleep_mode": True} if self.sleep else {})
+        if self.sleep:
+            arguments["enable_sleep_mode"] = True
+        if self.lora_rank:
+            arguments |= {"enable_lora": True, "max_lora_rank": self.lora_rank, "max_loras": 1}
+        if not self.eager:  # graphs for large batches too, and fewer of them, since each takes time to record
+            arguments["compilation_config"] = {"cudagraph_capture_sizes": graph_sizes(self.max_sequences)}
+            arguments["max_num_batched_tokens"] = max(BATCHED_TOKENS, self.max_length)
+        return arguments
 
     def check(self, request: SampleRequest) -> None:
         """Refuse what vLLM would answer with log-probs of another distribution, or cut short."""

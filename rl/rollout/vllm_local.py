@@ -1,55 +1,143 @@
-"""vLLM inside this process: the colocated sampler. On GPU its weights are copied from the trainer's without leaving the device."""
+"""vLLM beside the trainer: in its process, or as a process of its own on the same device (colocated).
+
+As a process of its own its scheduling runs while we work on its answers, and it can die or hang without us: it is then started
+again, brought back to its version and asked again. Its weights come through memory that both processes share.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import multiprocessing
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from ...core.errors import ConfigError, NumericsError
+from ...core.errors import ConfigError, DeadlineError, NumericsError, WorkerError
 from ...data.trajectory import Invalid
 from .sampler import Sample, SampleRequest
 from .spans import Piece, Plain, generate_in_spans
-from .vllm_config import VllmSettings, request_arguments
+from .vllm_config import VllmSettings, request_arguments, use_newest_runner
+
+log = logging.getLogger("terrella")
 
 
 class LocalVllm:
-    """A vLLM engine of this process, as sampler and as target of weight sync."""
+    """A vLLM engine of this process, or with `process` a child of it, as sampler and as target of weight sync."""
 
     name = "vllm"
 
-    def __init__(self, settings: VllmSettings) -> None:
-        if settings.tensor == 1:
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine core shares our process, so tensors need no transport
+    def __init__(
+        self,
+        settings: VllmSettings,
+        *,
+        process: bool = False,
+        request_s: float = 600.0,
+        attempts: int = 2,
+        resync: Callable[[LocalVllm], None] | None = None,
+    ) -> None:
+        self.settings, self.process, self.request_s, self.attempts, self.resync = settings, process, request_s, attempts, resync
+        self.restarts = 0
+        self._start()
+
+    def _start(self) -> None:
+        # with one worker and no process of its own the engine shares our process, so that tensors need no transport
+        if self.process or self.settings.tensor == 1:
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(self.process))
+        use_newest_runner()
         from vllm import LLM
 
-        self.settings = settings
-        self.llm: Any = LLM(**settings.engine_arguments())
-        self.version: int | None = 0 if settings.load == "auto" else None
+        before = set(multiprocessing.active_children())
+        self.llm: Any = LLM(**self.settings.engine_arguments())
+        self.children = [p for p in multiprocessing.active_children() if p not in before]
+        self.version: int | None = 0 if self.settings.load == "auto" else None
+        self.asleep = 0  # the level
+        self.adapter: tuple[str, int] | None = None  # its folder and version, where only adapters change
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """Continue every request; results come back in the order of the requests."""
-        if self.version is None:
-            raise ConfigError("vllm: there are no whole weights to sample from; publish a version first")
         for request in requests:
             self.settings.check(request)
-        return generate_in_spans(requests, self._generate, self.version)
+        self.wake()
+        for attempt in range(1, self.attempts + 1):
+            if self.version is None:
+                raise ConfigError("vllm: there are no whole weights to sample from; publish a version first")
+            try:
+                with self._deadline():
+                    return generate_in_spans(requests, self._generate, self.version)
+            except Exception as error:
+                if type(error).__name__ != "EngineDeadError":
+                    raise
+                if attempt == self.attempts:
+                    raise WorkerError(f"vllm: the engine died {attempt} times in one rollout; the last reason: {error}") from error
+                self._restart()
+        raise AssertionError("attempts is at least 1")
+
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """End a child that does not answer in time; what waits for it then sees that it died."""
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            for child in self.children:
+                child.kill()
+
+        timer = threading.Timer(self.request_s, end)
+        timer.daemon = True
+        if self.children:
+            timer.start()
+        try:
+            yield
+        except Exception as error:
+            if late.is_set():
+                raise DeadlineError(f"vllm: the engine did not finish a rollout within {self.request_s:.0f} s (request_s)") from error
+            raise
+        finally:
+            timer.cancel()
+
+    def _restart(self) -> None:
+        version = self.version
+        log.warning("vllm: the engine died; it is started again")
+        self.close()
+        self._start()
+        self.restarts += 1
+        if self.version == version:
+            return
+        if self.resync is None:
+            raise WorkerError(f"vllm was restarted but there is nothing to bring it back to version {version}")
+        self.resync(self)
 
     def _generate(self, plain: list[Plain]) -> list[Piece | Invalid]:
         from vllm import SamplingParams
 
-        params = [SamplingParams(**request_arguments(p.request, p.ids, p.limit, p.seed), detokenize=False) for p in plain]
-        outputs = self.llm.generate([{"prompt_token_ids": list(p.ids)} for p in plain], params, use_tqdm=False)
+        # flat log-probs: one object for a sample instead of one for each of its tokens
+        extra = {"detokenize": False, "flat_logprobs": True}
+        params = [SamplingParams(**request_arguments(p.request, p.ids, p.limit, p.seed), **extra) for p in plain]
+        prompts = [{"prompt_token_ids": list(p.ids)} for p in plain]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False, **self._adapter())
         return [self._piece(output.outputs[0]) for output in outputs]
+
+    def _adapter(self) -> dict[str, Any]:
+        """The adapter to sample with, where adapters alone are synchronised."""
+        if self.adapter is None:
+            return {}
+        from vllm.lora.request import LoRARequest
+
+        folder, version = self.adapter
+        return {"lora_request": LoRARequest(f"v{version}", version + 1, folder)}  # its number must be above 0
 
     @staticmethod
     def _piece(output: Any) -> Piece | Invalid:
         if output.finish_reason not in ("stop", "length"):
             return Invalid(f"vllm: finish reason {output.finish_reason!r}")
         ids = tuple(output.token_ids)
-        logprobs = tuple(float(found[token].logprob) for token, found in zip(ids, output.logprobs, strict=True))
-        if not all(math.isfinite(p) for p in logprobs):
+        logprobs = tuple(output.logprobs.logprobs)
+        if len(logprobs) != len(ids):
+            return Invalid(f"vllm: {len(ids)} tokens with {len(logprobs)} log-probs")
+        if not all(map(math.isfinite, logprobs)):
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
         return Piece(ids, logprobs, output.finish_reason)
 
@@ -59,26 +147,48 @@ class LocalVllm:
 
     def call_direct(self, method: str, weights: Iterable[tuple[str, Any]], version: int) -> list[dict[str, Any]]:
         """Hand tensors of this process to the worker of this process."""
-        if self.settings.tensor != 1:
-            raise ConfigError("vllm.tensor: tensors can be handed over directly only with 1; use broadcast")
+        if self.settings.tensor != 1 or self.process:
+            raise ConfigError("vllm: tensors can be handed over only to one worker within this process; use ipc or broadcast")
         return self.llm.collective_rpc(method, args=(weights, version))
 
     def accept(self, version: int | None, timeout_s: float) -> None:
         """Serve this version from now on, or nothing."""
+        if version is None and self.asleep:  # weights are about to come: there must be room for them
+            self.llm.wake_up(tags=["weights"])
         self.version = version
         if version is not None and not self.llm.reset_prefix_cache():
             raise RuntimeError("vllm: the prefix cache could not be reset; requests are still running")
 
-    def sleep(self, level: int = 1) -> None:
-        """Give the GPU memory of weights and cache back to the trainer. Level 2 drops the weights: publish before generating."""
+    def load_adapter(self, folder: str, version: int, timeout_s: float) -> None:
+        """Sample with the adapter of this folder from now on."""
+        if self.adapter is not None:
+            self.llm.llm_engine.remove_lora(self.adapter[1] + 1)
+        self.adapter = (folder, version)
+        if not self.llm.llm_engine.add_lora(self._adapter()["lora_request"]):
+            raise RuntimeError(f"vllm did not load the adapter of {folder}")
+
+    def sleep(self, level: int) -> None:
+        """Give the GPU memory of weights and cache back. Level 1 keeps a copy of the weights in host memory; level 2 keeps none, so that
+        a version must be published before the next rollout."""
+        if self.asleep:
+            return
         self.llm.sleep(level=level)
+        self.asleep = level
         if level == 2:
             self.version = None
 
     def wake(self) -> None:
         """Take the memory again."""
-        self.llm.wake_up()
+        if self.asleep:
+            self.llm.wake_up()
+            self.asleep = 0
 
     def close(self) -> None:
-        """End the engine."""
+        """End the engine and its processes."""
         self.llm = None
+        for child in self.children:
+            child.join(10.0)
+            if child.is_alive():
+                child.kill()
+                child.join(10.0)
+        self.children = []

@@ -6,6 +6,7 @@ The server is OpenAI-compatible; token ids go in and out through /v1/completions
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from ...core.errors import DeadlineError, WorkerError
 from ..sync.ports import free_port
-from .vllm_config import VllmSettings
+from .vllm_config import VllmSettings, use_newest_runner
 
 
 class VllmServer:
@@ -47,7 +48,13 @@ class VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, "-m", __name__, str(os.getpid()), "--host", self.host, "--port", str(self.port)]
         arguments += command_line(self.settings)
-        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", **self.environment}
+        environment = {
+            **os.environ,
+            "VLLM_SERVER_DEV_MODE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            **self.environment,
+        }
         with open(self.log, "ab") as stream:
             self.process = subprocess.Popen(arguments, stdout=stream, stderr=stream, env=environment, start_new_session=True)
 
@@ -117,7 +124,7 @@ def command_line(settings: VllmSettings) -> list[str]:
         if isinstance(value, bool):
             options += [option] if value else []
         else:
-            options += [option, str(value)]
+            options += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
     return options
 
 
@@ -130,6 +137,7 @@ def main() -> None:
             os._exit(1)
     import runpy
 
+    use_newest_runner()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 

@@ -21,3 +21,13 @@ def engine_weights(engine: Engine, dtype: torch.dtype | None = None) -> Iterator
         if not is_added(name):
             for hf, value in to_hf(family, builder.model, name, tensor).items():
                 yield hf, value.detach().to(dtype or value.dtype).contiguous()
+
+
+def adapter_weights(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
+    """The adapters alone, under the engine's names. Collective."""
+    return ((name, tensor.detach()) for name, tensor in engine.parameters() if ".lora." in name)
+
+
+def base_weights(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights beside the adapters, under the engine's names. Collective."""
+    return ((name, tensor.detach()) for name, tensor in engine.parameters() if not is_added(name))

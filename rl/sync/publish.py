@@ -35,7 +35,8 @@ def publish(
     speaks: bool = True,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> SyncReport:
-    """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective, one rank sends."""
+    """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective; those that
+    `speaks` send, each to its own targets."""
     begun = time.monotonic()
     found: list[str] = []
     for attempt in range(1, attempts + 1):
@@ -52,7 +53,7 @@ def publish(
                 found = [f"sender: {type(error).__name__}: {error}"]
         for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
             pass
-        found = next((f for f in gather(found if speaks else None) if f is not None), found)
+        found = [fault for faults in gather(found if speaks else []) for fault in faults]  # all ranks try again, or none
         if not found:
             if speaks:
                 for target in targets:

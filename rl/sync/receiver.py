@@ -1,4 +1,5 @@
-"""The receiving half of weight sync: a vLLM worker extension. It loads through the worker's public `reload_weights`.
+"""The receiving half of weight sync: a vLLM worker extension. It loads through the worker's public `reload_weights`: as a checkpoint, or,
+where vLLM keeps a model as it is in a checkpoint but for joined linears, straight into the parameters, which is much faster.
 
 Every tensor's checksum is compared on arrival. After a damaged or broken transfer the worker has no version, and the sampler
 refuses to generate until a clean one came.
@@ -14,8 +15,13 @@ from typing import Any
 
 import torch
 
-from .checksum import checksum
+from .flat import Entry, checksum, checksums, view
+from .shared_memory import open_shared
+from .straight import Plan, joined, plan_copies
 from .transports import MANIFEST, broadcast, make_group
+
+# tensors of one bucket: what was sent, what arrived, and the checksums of the latter
+Arrival = tuple[list[Entry], list[torch.Tensor], list[str]]
 
 
 class WeightReceiver:
@@ -38,17 +44,31 @@ class WeightReceiver:
 
         path = Path(folder)
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files: dict[str, list[dict[str, Any]]] = {}
+        files: dict[str, list[Entry]] = {}
         for entry in manifest["tensors"]:
             files.setdefault(entry["file"], []).append(entry)
 
-        def arriving() -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+        def arriving() -> Iterator[Arrival]:
             for file, entries in files.items():
                 with safe_open(path / file, framework="pt") as stream:
                     for entry in entries:
-                        yield entry, stream.get_tensor(entry["name"])
+                        tensor = stream.get_tensor(entry["name"])
+                        yield [entry], [tensor], [checksum(tensor)]
 
         return self._terrella_load(arriving(), int(version))
+
+    def terrella_check_adapter(self, folder: str, version: str) -> dict[str, Any]:
+        """Compare an adapter's folder with its manifest; vLLM then loads it from there."""
+        from safetensors import safe_open
+
+        path = Path(folder)
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        self.terrella_version = None
+        with safe_open(path / "adapter_model.safetensors", framework="pt") as stream:
+            damaged = [e["name"] for e in manifest["tensors"] if checksum(stream.get_tensor(e["name"])) != e["checksum"]]
+        if not damaged:
+            self.terrella_version = int(version)
+        return {"version": self.terrella_version, "damaged": damaged, "tensors": len(manifest["tensors"]), "rank": self.rank}
 
     def terrella_join(self, host: str, port: str, first: str, world: str, backend: str, timeout_s: str) -> dict[str, Any]:
         """Enter the sender's process group; `first` is the group rank of this engine's first worker."""
@@ -64,44 +84,67 @@ class WeightReceiver:
         """Take part in one broadcast: headers come through the store, bytes through the group."""
         device = self.device if torch.device(self.device).type == "cuda" else torch.device("cpu")
 
-        def arriving() -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+        def arriving() -> Iterator[Arrival]:
             number = 0
             while header := json.loads(self.terrella_store.get(f"{prefix}/{number}")):
-                sizes = [_bytes_of(entry) for entry in header]
-                flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+                flat = torch.empty(header["bytes"], dtype=torch.uint8, device=device)
                 broadcast(self.terrella_group, flat, self.terrella_timeout_s)
-                for entry, part in zip(header, flat.split(sizes), strict=True):
-                    # a copy: a view into the flat bytes may not be aligned to its dtype
-                    yield entry, part.clone().view(getattr(torch, entry["dtype"])).view(entry["shape"])
+                yield self._terrella_arrived(flat, header["tensors"])
                 number += 1
 
         return self._terrella_load(arriving(), int(version))
 
+    def terrella_load_shared(self, described: str, version: str) -> dict[str, Any]:
+        """Load from memory that the sender shares with this process."""
+        buckets = json.loads(described)
+        entries = [entry for bucket in buckets for entry in bucket["tensors"]]
+        arriving = (self._terrella_arrived(open_shared(bucket["handle"]), bucket["tensors"]) for bucket in buckets)
+        plan = self._terrella_plan(entries)
+        answer = self._terrella_load(arriving, int(version), plan)
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize()  # the sender takes its memory back as soon as this returns
+        return answer | {"straight": plan is not None}
+
     def terrella_load_tensors(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> dict[str, Any]:
         """Copy from tensors of this very process; there is no transfer to check."""
-        return self._terrella_load((({"name": name, "checksum": None}, tensor) for name, tensor in weights), int(version))
+        return self._terrella_load((([{"name": name, "checksum": ""}], [tensor], [""]) for name, tensor in weights), int(version))
 
-    def _terrella_load(self, arriving: Iterator[tuple[dict[str, Any], torch.Tensor]], version: int) -> dict[str, Any]:
+    def terrella_memory(self) -> dict[str, Any]:
+        """Bytes of this worker's GPU that are in use, by anybody, and in all."""
+        free, total = torch.cuda.mem_get_info() if torch.device(self.device).type == "cuda" else (0, 0)
+        return {"used": total - free, "total": total}
+
+    def _terrella_arrived(self, flat: torch.Tensor, entries: list[Entry]) -> Arrival:
+        return entries, [view(flat, entry) for entry in entries], checksums(flat, entries)
+
+    def _terrella_plan(self, entries: list[Entry]) -> Plan | None:
+        """How to copy straight into the parameters; None where vLLM reorders, cuts or quantises what a checkpoint holds."""
+        config = getattr(self, "vllm_config", None)
+        if config is None or torch.device(self.device).type != "cuda":
+            return None
+        parallel = config.parallel_config
+        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1 or config.quant_config or config.lora_config:
+            return None
+        model = self.model_runner.get_model()
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        return plan_copies(entries, shapes, getattr(model, "packed_modules_mapping", {}))
+
+    def _terrella_load(self, arriving: Iterator[Arrival], version: int, plan: Plan | None = None) -> dict[str, Any]:
         damaged: list[str] = []
         tensors = 0
         self.terrella_version = None
 
         def checked() -> Iterator[tuple[str, torch.Tensor]]:
             nonlocal tensors
-            for entry, tensor in arriving:
-                if entry["checksum"] is not None and checksum(tensor) != entry["checksum"]:
-                    damaged.append(entry["name"])
-                tensors += 1
-                yield entry["name"], tensor
+            for entries, arrived, found in arriving:
+                damaged.extend(e["name"] for e, value in zip(entries, found, strict=True) if value != e["checksum"])
+                tensors += len(entries)
+                yield from zip((e["name"] for e in entries), arrived, strict=True)
 
-        self.model_runner.reload_weights(weights_iterator=checked())
+        if plan is None:
+            self.model_runner.reload_weights(weights_iterator=checked())
+        else:
+            self.model_runner.reload_weights(weights_iterator=joined(checked(), plan), is_checkpoint_format=False)
         if not damaged:
             self.terrella_version = version
         return {"version": self.terrella_version, "damaged": damaged, "tensors": tensors, "rank": self.rank}
-
-
-def _bytes_of(entry: dict[str, Any]) -> int:
-    size = torch.empty(0, dtype=getattr(torch, entry["dtype"])).element_size()
-    for extent in entry["shape"]:
-        size *= extent
-    return size

@@ -1,10 +1,12 @@
-"""How tensors travel: by disk, by broadcast (gloo or NCCL) or by reference within one process. The receiving half is `receiver`."""
+"""How tensors travel: by disk, by broadcast (gloo or NCCL), through memory that two processes of one machine share, or by reference
+within one process. The receiving half is `receiver`."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from ...core.files import make_folder, write_json
-from .checksum import checksum
+from .flat import checksum, checksums, flatten
 from .ports import free_port
+from .shared_memory import Shared
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 MANIFEST = "manifest.json"
@@ -33,11 +36,20 @@ class Target(Protocol):
         """Serve this version from now on and forget cached prefixes; None: serve nothing until a version is whole."""
         ...
 
+    def load_adapter(self, folder: str, version: int, timeout_s: float) -> None:
+        """Serve a version as the adapter of this folder beside the weights that are there."""
+        ...
+
 
 class Transport(Protocol):
     """Sends one version to all targets; returns every worker's answer by target name."""
 
     def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]: ...
+
+
+def with_checksums(flat: torch.Tensor, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A buffer's entries, each with its checksum."""
+    return [{**entry, "checksum": value} for entry, value in zip(entries, checksums(flat, entries), strict=True)]
 
 
 def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
@@ -72,11 +84,14 @@ class DiskTransport:
         self.folder, self.shard_bytes = Path(folder), shard_bytes
 
     def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
-        path = self.write(weights, version)
-        answers = call_all(targets, "terrella_load_disk", str(path), str(version), timeout_s=timeout_s)
+        answers = self.load(self.write(weights, version), version, targets, timeout_s)
         for old in sorted(self.folder.glob("version-*"))[:-2]:
             shutil.rmtree(old, ignore_errors=True)
         return answers
+
+    def load(self, path: Path, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+        """Have targets load a version that was written before."""
+        return call_all(targets, "terrella_load_disk", str(path), str(version), timeout_s=timeout_s)
 
     def path(self, version: int) -> Path:
         """Where a version lies."""
@@ -145,16 +160,44 @@ class BroadcastTransport:
         receiving.start()
         count = 0
         for count, bucket in enumerate(buckets(weights, self.bucket_bytes), 1):
-            flat = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for _, t in bucket])
-            self.store.set(f"{prefix}/{count - 1}", json.dumps([describe(name, tensor) for name, tensor in bucket]))
+            flat, entries = flatten(bucket)
+            self.store.set(f"{prefix}/{count - 1}", json.dumps({"bytes": flat.numel(), "tensors": with_checksums(flat, entries)}))
             broadcast(self.group, flat, timeout_s)
-        self.store.set(f"{prefix}/{count}", "[]")
+        self.store.set(f"{prefix}/{count}", "{}")
         receiving.join(timeout_s + 5)
         return answers or {t.name: [{"error": f"no answer within {timeout_s:.0f} s"}] for t in targets}
 
     def close(self) -> None:
         """Forget the group, so that the next send builds a new one with the targets that live then."""
         self.group, self.store, self.port = None, None, free_port()
+
+
+class IpcTransport:
+    """To processes that share this one's memory: the same GPU (CUDA IPC) or, on CPU, the same machine. Tensors are packed into a few
+    buffers and one handle for each buffer travels. For the time of a sync that takes as much memory as the weights do."""
+
+    def __init__(self, bucket_bytes: int = 1 << 30) -> None:
+        self.bucket_bytes = bucket_bytes
+        self.took: dict[str, float] = {}  # seconds of the last send's parts
+
+    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+        shared: list[Shared] = []
+        begun = time.monotonic()
+        try:
+            described = []
+            for bucket in buckets(weights, self.bucket_bytes):
+                flat, entries = flatten(bucket)
+                # the checksums wait for the device: the other process cannot read before the buffer is filled
+                described.append({"tensors": with_checksums(flat, entries)})
+                shared.append(Shared(flat))
+                described[-1]["handle"] = shared[-1].handle()
+            packed = time.monotonic()
+            answers = call_all(targets, "terrella_load_shared", json.dumps(described), str(version), timeout_s=timeout_s)
+            self.took = {"pack": packed - begun, "load": time.monotonic() - packed}
+            return answers
+        finally:
+            for memory in shared:
+                memory.close()
 
 
 class DirectTransport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,18 @@ class RatioSampler:
     The draw belongs to (seed, epoch, place) alone, so it does not depend on rank or resume.
     """
 
-    def __init__(self, gold: Sequence[bool], non_gold: int | None = None, *, ratio: float | None = None, seed: int = 0) -> None:
-        self.gold = [i for i, flag in enumerate(gold) if flag]
-        self.others = [i for i, flag in enumerate(gold) if not flag]
+    def __init__(
+        self,
+        gold: Sequence[bool],
+        non_gold: int | None = None,
+        *,
+        ratio: float | None = None,
+        seed: int = 0,
+        without: Collection[int] = (),  # rows that never come
+    ) -> None:
+        kept = [i for i in range(len(gold)) if i not in without]
+        self.gold = [i for i in kept if gold[i]]
+        self.others = [i for i in kept if not gold[i]]
         if (non_gold is None) == (ratio is None):
             raise ValueError("non_gold: give either a number of rows or a ratio to the gold rows")
         self.drawn = non_gold if non_gold is not None else round(float(ratio or 0) * len(self.gold))

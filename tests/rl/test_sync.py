@@ -1,15 +1,18 @@
 """Weight sync without vLLM: the receiver in a plain object, damage on every transport, retries, and streams that stay in step."""
 
+import os
 import threading
 
 import pytest
 import torch
 
 from terrella.core.errors import SyncError
-from terrella.rl.sync.checksum import checksum
+from terrella.rl.sync.flat import checksum, checksums, flatten, view
 from terrella.rl.sync.publish import publish
 from terrella.rl.sync.receiver import WeightReceiver
-from terrella.rl.sync.transports import BroadcastTransport, DirectTransport, DiskTransport, buckets
+from terrella.rl.sync.shared_memory import MEMORY, Shared, open_shared
+from terrella.rl.sync.straight import joined, plan_copies
+from terrella.rl.sync.transports import BroadcastTransport, DirectTransport, DiskTransport, IpcTransport, buckets
 
 WEIGHTS = {
     "a": torch.arange(12.0).view(3, 4),
@@ -57,11 +60,12 @@ def transports(tmp_path):
     return {
         "disk": DiskTransport(tmp_path, shard_bytes=100),
         "broadcast": BroadcastTransport(bucket_bytes=100),
+        "ipc": IpcTransport(bucket_bytes=100),
         "direct": DirectTransport(),
     }
 
 
-@pytest.mark.parametrize("kind", ["disk", "broadcast", "direct"])
+@pytest.mark.parametrize("kind", ["disk", "broadcast", "ipc", "direct"])
 def test_weights_arrive_exactly_and_carry_their_version(kind, tmp_path) -> None:
     engines = [Engine("one")] if kind == "direct" else [Engine("one"), Engine("two")]
     transport = transports(tmp_path)[kind]
@@ -72,7 +76,7 @@ def test_weights_arrive_exactly_and_carry_their_version(kind, tmp_path) -> None:
     assert engines[0].resets == 2
 
 
-@pytest.mark.parametrize("kind", ["disk", "broadcast"])
+@pytest.mark.parametrize("kind", ["disk", "broadcast", "ipc"])
 def test_a_damaged_tensor_is_found_sent_again_and_then_named(kind, tmp_path, monkeypatch) -> None:
     """Damage in transit: what the receiver sees differs from what the sender described."""
     from terrella.rl.sync import receiver
@@ -86,7 +90,13 @@ def test_a_damaged_tensor_is_found_sent_again_and_then_named(kind, tmp_path, mon
             tensor.view(torch.int32)[7, 7] ^= 1
         return checksum(tensor)
 
+    def all_seen(flat: torch.Tensor, entries) -> list[str]:
+        return [
+            found if e["shape"] != [40, 30] else seen(view(flat, e)) for e, found in zip(entries, checksums(flat, entries), strict=True)
+        ]
+
     monkeypatch.setattr(receiver, "checksum", seen)
+    monkeypatch.setattr(receiver, "checksums", all_seen)
     engine, transport = Engine(), transports(tmp_path)[kind]
     assert publish(transport, [engine], lambda: WEIGHTS.items(), 5, timeout_s=20).attempts == 3
     damage[0] = 99
@@ -132,17 +142,69 @@ def test_a_target_that_fails_is_named_and_other_ranks_stay_in_step(tmp_path) -> 
 
 def test_checksum_sees_every_bit_and_the_order() -> None:
     base = torch.randn(1000, generator=torch.Generator().manual_seed(2))
-    seen = {checksum(base), checksum(base.roll(1)), checksum(base[:-1]), checksum(base.to(torch.bfloat16))}
+    seen = {checksum(base), checksum(base.roll(1)), checksum(base[:-1]), checksum(base.to(torch.bfloat16)), checksum(base.view(10, 100))}
     for place in (0, 500, 999):
         changed = base.clone()
         changed.view(torch.int32)[place] ^= 1 << 30
         seen.add(checksum(changed))
-    assert len(seen) == 7 and checksum(base) == checksum(base.clone())
+    rows = base.clone()  # two whole rows of the buffer change places
+    rows[:256], rows[256:512] = base[256:512].clone(), base[:256].clone()
+    seen.add(checksum(rows))
+    assert len(seen) == 9 and checksum(base) == checksum(base.clone())
     assert checksum(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)) != checksum(torch.tensor([1, 2, 3, 4, 6], dtype=torch.uint8))
-    big = torch.zeros(1 << 23, dtype=torch.uint8)  # more than one chunk
-    other = big.clone()
-    other[-1] = 1
-    assert checksum(big) != checksum(other)
+    big = torch.zeros((1 << 28) + 4096, dtype=torch.uint8)  # more than one chunk
+    before = checksum(big)
+    big[-1] = 1
+    assert checksum(big) != before
+
+
+def test_a_buffer_holds_its_tensors_and_names_the_damaged_one() -> None:
+    tensors = [*WEIGHTS.items(), ("scalar", torch.tensor(3.5)), ("empty", torch.empty(0, 4))]
+    flat, entries = flatten(tensors)
+    assert all(torch.equal(view(flat, e), tensor) for e, (_, tensor) in zip(entries, tensors, strict=True))
+    before = checksums(flat, entries)
+    for number, (entry, (_, tensor)) in enumerate(zip(entries, tensors, strict=True)):
+        if tensor.numel():
+            flat[entry["offset"]] ^= 128
+            after = checksums(flat, entries)
+            assert [i for i, (x, y) in enumerate(zip(before, after, strict=True)) if x != y] == [number]
+            flat[entry["offset"]] ^= 128
+
+
+def test_shared_memory_is_read_without_a_copy_and_goes_away() -> None:
+    memory = Shared(torch.arange(64, dtype=torch.uint8))
+    handle = memory.handle()
+    assert torch.equal(open_shared(handle), torch.arange(64, dtype=torch.uint8))
+    memory.close()
+    assert not os.path.exists(handle["path"]) and not list(MEMORY.glob("terrella-*"))
+
+
+PARTS = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+def sent(**shapes) -> list:
+    return [{"name": name.replace("__", "."), "dtype": "float32", "shape": list(shape), "offset": 0} for name, shape in shapes.items()]
+
+
+def test_a_model_of_joined_linears_is_filled_straight() -> None:
+    shapes = {"m.0.a.qkv_proj.weight": (8, 3), "m.0.a.qkv_proj.bias": (8,), "m.embed_tokens.weight": (8, 3), "m.norm.weight": (3,)}
+    order = {"v_proj": (2, 3), "q_proj": (4, 3), "k_proj": (2, 3)}
+    entries = sent(m__embed_tokens__weight=(5, 3), m__norm__weight=(3,))
+    for part, shape in order.items():
+        entries += sent(**{f"m__0__a__{part}__weight": shape, f"m__0__a__{part}__bias": shape[:1]})
+    plan = plan_copies(entries, shapes, PARTS)
+    assert plan is not None
+    tensors = {e["name"]: torch.randn(e["shape"]) for e in entries}
+    whole = dict(joined(tensors.items(), plan))
+    assert {name: tuple(t.shape) for name, t in whole.items()} == shapes
+    expected = torch.cat([tensors[f"m.0.a.{p}_proj.weight"] for p in "qkv"])
+    assert torch.equal(whole["m.0.a.qkv_proj.weight"], expected)
+    assert (
+        torch.equal(whole["m.embed_tokens.weight"][:5], tensors["m.embed_tokens.weight"]) and not whole["m.embed_tokens.weight"][5:].any()
+    )
+    assert plan_copies(entries[:-1], shapes, PARTS) is None  # a part is missing
+    assert plan_copies(entries, shapes | {"m.more.weight": (1,)}, PARTS) is None  # a parameter nobody fills
+    assert plan_copies(entries, shapes | {"m.norm.weight": (4,)}, PARTS) is None  # another shape
 
 
 def test_buckets_keep_order_and_limits() -> None:

@@ -1,0 +1,64 @@
+"""Implementations in processes of their own: started ahead so that they import, let go one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Child:
+    """One process. It reads a line before it begins, and prints its figures as JSON after the word RESULT."""
+
+    def __init__(self, module: str, arguments: list[str], log: Path) -> None:
+        self.command, self.log = [sys.executable, "-m", module, *arguments], log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Let it import; does nothing when it was started before."""
+        if self.process is None:
+            with open(self.log, "wb") as stream:
+                self.process = subprocess.Popen(
+                    self.command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+                )
+
+    def finish(self, timeout_s: float) -> dict[str, Any] | str:
+        """Let it begin; its figures, or why there are none. Nothing of it is left afterwards."""
+        assert self.process is not None and self.process.stdin is not None
+        reason, peak, end = "", 0.0, time.monotonic() + timeout_s
+        try:
+            self.process.stdin.write(b"go\n")
+            self.process.stdin.close()
+            while self.process.poll() is None and not reason:
+                if time.monotonic() > end:
+                    reason = f"no result within {timeout_s:.0f} s\n"
+                peak = max(peak, device_gib())
+                time.sleep(0.5)
+        except BrokenPipeError:
+            reason = "it ended before it began\n"
+        finally:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)  # vLLM's processes too
+            except ProcessLookupError:
+                pass
+            self.process.wait(30)
+        lines = self.log.read_text(errors="replace").splitlines()
+        for line in lines:
+            if line.startswith("RESULT "):
+                return json.loads(line.removeprefix("RESULT ")) | {"device_gib": peak}
+        return reason + "\n".join(lines[-25:])
+
+
+def device_gib() -> float:
+    """Memory of the first GPU in use by all processes; 0 where there is none."""
+    if not shutil.which("nvidia-smi"):
+        return 0.0
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    found = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split()
+    return float(found[0]) / 1024 if found and found[0].isdigit() else 0.0

@@ -1,0 +1,89 @@
+"""A buffer that another process of this machine reads without a copy: CUDA IPC on a GPU, a file in memory on CPU."""
+
+from __future__ import annotations
+
+import base64
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.errors import ConfigError
+
+MEMORY = Path("/dev/shm")
+
+
+class Shared:
+    """The owner's side. The buffer must stay as it is until the reader is done; then `close`."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat: torch.Tensor | None = flat
+        self.path: Path | None = None
+        if not flat.is_cuda:
+            number, name = tempfile.mkstemp(prefix="terrella-", dir=MEMORY if MEMORY.is_dir() else None)
+            os.close(number)
+            self.path = Path(name)
+            if flat.numel():
+                self.path.write_bytes(flat.numpy().tobytes())
+
+    def handle(self) -> dict[str, Any]:
+        """What the reader needs, as JSON."""
+        assert self.flat is not None
+        if self.path is not None:
+            return {"path": str(self.path), "bytes": self.flat.numel()}
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        arguments = list(reduce_tensor(self.flat)[1])
+        uuid = str(torch.cuda.get_device_properties(self.flat.device).uuid)
+        # the places of handle, sizes and event in torch's recipe for a shared tensor; the rest is plain for a flat buffer
+        return {"gpu": uuid, "bytes": self.flat.numel(), "storage": [_encode(a) for a in arguments[7:10] + arguments[11:15]]}
+
+    def close(self) -> None:
+        """Let go of the buffer."""
+        cuda = self.flat is not None and self.flat.is_cuda
+        self.flat = None
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        if cuda:
+            torch.cuda.ipc_collect()  # torch keeps a shared buffer until it has looked whether the reader let go
+
+
+def open_shared(handle: dict[str, Any]) -> torch.Tensor:
+    """The reader's side: the same bytes, not a copy of them."""
+    size = handle["bytes"]
+    if "path" in handle:
+        return torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    device = torch.cuda.current_device()
+    mine = str(torch.cuda.get_device_properties(device).uuid)
+    if mine != handle["gpu"]:
+        raise ConfigError(f"sampler.transport: ipc needs trainer and sampler on one GPU; the trainer is on {handle['gpu']}, vllm on {mine}")
+    memory, size_bytes, offset_bytes, counter, counter_offset, event, sync = map(_decode, handle["storage"])
+    return rebuild_cuda_tensor(
+        torch.Tensor,
+        torch.Size([size]),
+        (1,),
+        0,
+        torch.storage.TypedStorage,
+        torch.uint8,
+        device,
+        memory,
+        size_bytes,
+        offset_bytes,
+        False,
+        counter,
+        counter_offset,
+        event,
+        sync,
+    )
+
+
+def _encode(value: Any) -> Any:
+    return {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def _decode(value: Any) -> Any:
+    return base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
