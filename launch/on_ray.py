@@ -13,15 +13,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from ..core.errors import TerrellaError, WorkerError
 from ..core.files import make_folder
 from ..rl.rollout.hosts import VARIABLE
 from .supervise import STOPPED, free_port
+
+if TYPE_CHECKING:
+    from ..rl.ray_pool import Actors
 
 POLL_S, ANSWER_S = 0.5, 60.0
 FINAL = (0, 2, 3, 4, 6, STOPPED)  # exit codes that another start would not change
@@ -100,54 +103,44 @@ def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
 
 
 def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Callable[[str], None]) -> int:
+    """Place all machines together, so that Ray spreads them, start their processes and follow them."""
     from ..rl.ray_pool import Actors
 
-    target = f"{__name__}:Launcher"
     logs, folder = job.run.absolute() / "logs", job.run.absolute() / "samplers" / f"ray-{uuid.uuid4().hex[:8]}"
-    placed: list[Actors] = []
+    count = job.nodes + job.sampler_hosts
+    machines = Actors(f"{__name__}:Launcher", {}, count, gpus=gpus, start_s=job.start_s)
     try:
-        trainers = Actors(target, {}, job.nodes, gpus=gpus, start_s=job.start_s)
-        placed.append(trainers)
-        environment = {"TERRELLA_COORDINATOR": trainers.each("address", [()] * job.nodes, deadline_s=ANSWER_S)[0]}
+        shared = {"TERRELLA_COORDINATOR": machines.each("address", [()] * count, deadline_s=ANSWER_S)[0], "TERRELLA_NODES": str(job.nodes)}
         if job.sampler_hosts:
-            hosts = Actors(target, {}, job.sampler_hosts, gpus=gpus, start_s=job.start_s)
-            placed.append(hosts)
-            calls = [(["serve", str(folder)], {}, str(logs / f"ray-sampler-{i}.log")) for i in range(job.sampler_hosts)]
-            hosts.each("start", calls, deadline_s=ANSWER_S)
-            environment[VARIABLE] = f"{folder}:{job.sampler_hosts}"
-        calls = [
-            (
-                list(job.words),
-                {**environment, "TERRELLA_NODES": str(job.nodes), "TERRELLA_NODE_RANK": str(rank)},
-                str(logs / f"ray-trainer-{rank}.log"),
-            )
+            shared[VARIABLE] = f"{folder}:{job.sampler_hosts}"
+        calls: list[tuple] = [
+            (list(job.words), {**shared, "TERRELLA_NODE_RANK": str(rank)}, str(logs / f"ray-trainer-{rank}.log"))
             for rank in range(job.nodes)
         ]
-        trainers.each("start", calls, deadline_s=ANSWER_S)
-        kinds = ("trainer", "samplers")[: len(placed)]
-        where = [f"{kind} on {', '.join(node[:8] for node in actors.nodes)}" for kind, actors in zip(kinds, placed, strict=True)]
-        say(f"ray: start {start + 1}: {'; '.join(where)}")
-        return _follow(trainers, placed[1:], asked)
+        calls += [(["serve", str(folder)], {}, str(logs / f"ray-sampler-{i}.log")) for i in range(job.sampler_hosts)]
+        machines.each("start", calls, deadline_s=ANSWER_S)
+        places = [node[:8] for node in machines.nodes]
+        samplers = f"; samplers on {', '.join(places[job.nodes :])}" if job.sampler_hosts else ""
+        say(f"ray: start {start + 1}: trainer on {', '.join(places[: job.nodes])}{samplers}")
+        return _follow(job, machines, asked)
     finally:
-        for actors in placed:
-            actors.close()
+        machines.close()
 
 
-def _follow(trainers, others: Sequence, asked: list[int]) -> int:
-    """Until all trainer processes have ended. A lost actor, an ended sampler host and a crash are WorkerErrors."""
-    told = 0
+def _follow(job: RayJob, machines: Actors, asked: list[int]) -> int:
+    """Until all trainer processes have ended. A lost machine, an ended sampler host and a crash are WorkerErrors."""
+    told, every = 0, [()] * len(machines.actors)
     while True:
         if len(asked) > told:
             told = len(asked)
-            trainers.each("signal", [(signal.SIGUSR1,)] * len(trainers.actors), deadline_s=ANSWER_S)
-        codes = trainers.each("poll", [()] * len(trainers.actors), deadline_s=ANSWER_S)
-        if all(code is not None for code in codes):
-            worst = next((code for code in codes if code), 0)
+            machines.each("signal", [(signal.SIGUSR1,)] * len(every), deadline_s=ANSWER_S)
+        codes = machines.each("poll", every, deadline_s=ANSWER_S)
+        trainers = codes[: job.nodes]
+        if all(code is not None for code in trainers):
+            worst = next((code for code in trainers if code), 0)
             if worst not in FINAL:
-                raise WorkerError(f"trainer {codes.index(worst)} ended with code {worst}")
+                raise WorkerError(f"trainer {trainers.index(worst)} ended with code {worst}")
             return worst
-        for actors in others:
-            ended = [i for i, code in enumerate(actors.each("poll", [()] * len(actors.actors), deadline_s=ANSWER_S)) if code is not None]
-            if ended:
-                raise WorkerError(f"sampler host {ended[0]} ended")
+        if any(code is not None for code in codes[job.nodes :]):
+            raise WorkerError("a sampler host ended")
         time.sleep(POLL_S)

@@ -1,5 +1,6 @@
 """The tiny GRPO recipe with a real vLLM server on a machine of its own: as a SLURM job, requeued by signal, and on Ray, losing a node."""
 
+import importlib.util
 import os
 import subprocess
 import time
@@ -66,3 +67,30 @@ def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(slurm: Cluster, 
     assert len(list((run / "samplers").iterdir())) == 4  # every start had addresses of its own; the settings did not change
     assert (run / "stages" / "rlvr" / "sampler" / "vllm-0-0.log").is_file()
     assert read_json(run / "lease.json")["incarnation"] == 4
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (requirements/ray.txt)")
+def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(whole: dict, tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster as RayCluster
+
+    run, said = tmp_path / "run", tmp_path / "driver.log"
+    nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    driver = None
+    try:
+        second = nodes.add_node(num_cpus=2)
+        nodes.wait_for_nodes(timeout=60)
+        words = [*tiny_run.command(run, *SETTINGS, "ranks=1"), "--ray", "--sampler-hosts", "1"]
+        with open(said, "wb") as stream:
+            driver = subprocess.Popen(words, env={**os.environ, **CPU, "RAY_ADDRESS": nodes.address}, stdout=stream, stderr=stream)
+        until("step 1 of rlvr", lambda: driver.poll() is not None or reached(run, "rlvr", 1), PATIENCE_S)
+        assert driver.poll() is None and second.node_id[:8] in said.read_text(), said.read_text()
+        nodes.remove_node(second)
+        assert driver.wait(PATIENCE_S) == 0, said.read_text()
+    finally:
+        if driver and driver.poll() is None:
+            driver.kill()
+        nodes.shutdown()
+    text = said.read_text()
+    assert f"on node {second.node_id[:8]} is lost" in text and "ray: start 2: trainer on" in text, text
+    assert tiny_run.results(run) == whole
+    assert read_json(run / "lease.json")["incarnation"] == 2
