@@ -41,13 +41,14 @@ def permutation(n: int, *parts: int) -> list[int]:
     return sorted(range(n), key=lambda i: (_mix(key ^ i), i))
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
+    """A 64-bit key as the int64 with the same bits."""
     return x - (1 << 64) if x >= 1 << 63 else x
 
 
 def key_tensor(keys: Iterable[Sequence[int]], device: torch.device | str = "cpu") -> torch.Tensor:
     """Folded keys as int64, ready for `uniform_tensor`."""
-    return torch.tensor([_signed(fold(*key)) for key in keys], dtype=torch.int64, device=device)
+    return torch.tensor([signed(fold(*key)) for key in keys], dtype=torch.int64, device=device)
 
 
 def uniform_tensor(keys_B: torch.Tensor, counters_B: torch.Tensor) -> torch.Tensor:
@@ -60,7 +61,7 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
-    x = x + _signed(_GOLDEN)
-    x = (x ^ _shift(x, 30)) * _signed(_FIRST)
-    x = (x ^ _shift(x, 27)) * _signed(_SECOND)
+    x = x + signed(_GOLDEN)
+    x = (x ^ _shift(x, 30)) * signed(_FIRST)
+    x = (x ^ _shift(x, 27)) * signed(_SECOND)
     return x ^ _shift(x, 31)

@@ -1,6 +1,7 @@
 """The embedded sampler: decodes on the engine's own weights, so nothing is copied or synchronised.
 
-Prompts that occur several times in a batch (the members of a group) are read once and share the result.
+On CUDA requests of all shapes share one continuous batch (continuous.py). On CPU requests of one shape go through in waves, which needs
+no bookkeeping a row. Either way a prompt that occurs several times in a batch (the members of a group) is read once.
 Shapes: B rows in flight, V vocabulary.
 """
 
@@ -8,22 +9,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ...core.errors import ConfigError, NumericsError
-from ...core.rng import key_tensor, uniform_tensor
+from ...core.rng import key_tensor
 from ...data.trajectory import Invalid
+from ...kernels.decode_attention import tile_tokens
 from ...models.config import ModelConfig
 from ...models.decode import Decoder, KVCache, decode_weights
+from ...models.pooled import PooledDecoder, same_tensors
+from .choice import choose, plain
+from .continuous import ContinuousBatch, position_limit
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
+from .step import DecodeStep
 
-LARGE_VOCAB = 4096
+WAVE = 256
+SLOTS = 4096
 
 
 class EmbeddedSampler:
-    """Batched sampling from `weights()`, called anew for each batch so that the newest weights are used."""
+    """Batched sampling from `weights()`, called anew for each batch so that the newest weights are used.
+
+    `max_batch` bounds the requests in flight, `cache_gib` the keys and values of the continuous batch (default: most of the free device
+    memory); what does not fit waits. `continuous` chooses the way of working, by default by device.
+    """
 
     def __init__(
         self,
@@ -31,26 +43,43 @@ class EmbeddedSampler:
         config: ModelConfig,
         *,
         version: Callable[[], int] = lambda: 0,
-        max_batch: int = 256,
+        max_batch: int | None = None,
+        cache_gib: float | None = None,
+        continuous: bool | None = None,
     ) -> None:
-        self.weights, self.config, self.version, self.max_batch = weights, config, version, max_batch
+        self.weights, self.config, self.version = weights, config, version
+        self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous
+        self._step: DecodeStep | None = None
 
     @torch.no_grad()
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """Continue every request; results come back in the order of the requests."""
-        decoder = self._decoder(requests)
-        by_shape: dict[tuple[int, SamplingParams, tuple[tuple[int, int], ...]], list[int]] = defaultdict(list)
+        self._check(requests)
+        named = self.weights()
+        device = named["embedding.word_embeddings.weight"].device
+        continuous = device.type == "cuda" if self.continuous is None else self.continuous
+        work: dict[Any, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            by_shape[len(request.ids), request.params, tuple((at, len(ids)) for at, ids in request.forced)].append(index)
+            spans = tuple((at, len(ids)) for at, ids in request.forced)
+            shape = (None if plain(request.params) else request.params) if continuous else (len(request.ids), request.params, spans)
+            work[shape].append(index)
         results: list[Sample | Invalid | None] = [None] * len(requests)
-        for (_, params, _), members in by_shape.items():
-            for start in range(0, len(members), self.max_batch):
-                wave = members[start : start + self.max_batch]
-                for index, sample in zip(wave, self._wave(decoder, [requests[i] for i in wave], params), strict=True):
-                    results[index] = sample
+        decoder = None if continuous or not requests else self._decoder(named, requests)
+        for shape, members in work.items():
+            if decoder is None:
+                self._place(results, members, self._stream(named, [requests[i] for i in members], shape))
+                continue
+            for start in range(0, len(members), self.max_batch or WAVE):
+                wave = members[start : start + (self.max_batch or WAVE)]
+                self._place(results, wave, self._wave(decoder, [requests[i] for i in wave], shape[1]))
         return [result for result in results if result is not None]
 
-    def _decoder(self, requests: list[SampleRequest]) -> Decoder:
+    @staticmethod
+    def _place(results: list[Sample | Invalid | None], members: list[int], samples: list[Sample]) -> None:
+        for index, sample in zip(members, samples, strict=True):
+            results[index] = sample
+
+    def _check(self, requests: list[SampleRequest]) -> None:
         longest = max((r.length for r in requests), default=1)
         if longest > self.config.max_positions:
             raise ConfigError(
@@ -59,7 +88,23 @@ class EmbeddedSampler:
             )
         if any(not r.ids for r in requests):
             raise ValueError("a sample request needs at least one prompt token")
-        return Decoder(decode_weights(self.weights(), self.config), self.config, longest)
+
+    def _decoder(self, named: Mapping[str, torch.Tensor], requests: list[SampleRequest]) -> Decoder:
+        return Decoder(decode_weights(named, self.config), self.config, max(r.length for r in requests))
+
+    def _stream(self, named: Mapping[str, torch.Tensor], requests: list[SampleRequest], params: SamplingParams | None) -> list[Sample]:
+        """All requests as one continuous batch. Graphs of earlier calls are used again while the weights stay where they are."""
+        weights = decode_weights(named, self.config)
+        slots = min(self.max_batch or SLOTS, SLOTS)
+        if self._step is None or not same_tensors(self._step.decoder.weights, weights) or self._step.slots < min(slots, len(requests)):
+            together = tile_tokens(self.config.heads // self.config.kv_heads)
+            self._step = DecodeStep(PooledDecoder(weights, self.config), min(slots, len(requests)), together)
+        step = self._step
+        batch = ContinuousBatch(step, requests, params, position_limit(self.cache_gib, step.decoder, step.slots))
+        samples = batch.run(self.version())
+        if params is not None:
+            step.forget(params)
+        return samples
 
     def _wave(self, decoder: Decoder, requests: list[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Requests of one prompt length, one setting and forced spans at the same places, decoded together; rows leave when they stop."""
@@ -113,64 +158,3 @@ class EmbeddedSampler:
             return None
         empty_BV = torch.zeros(len(prompts_BS), self.config.vocab, dtype=torch.bool, device=prompts_BS.device)
         return empty_BV.scatter_(1, prompts_BS, True)
-
-
-def choose(
-    logits_BV: torch.Tensor, keys_B: torch.Tensor, step: int, params: SamplingParams, seen_BV: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pick a token a row by its key's random number; the log-prob is of the untruncated and unpenalised distribution."""
-    scale = params.temperature or 1.0
-    logp_BV = torch.log_softmax(logits_BV.float() / scale if scale != 1.0 else logits_BV.float(), -1)
-    pick_BV = logp_BV
-    if seen_BV is not None:
-        penalty = params.repetition_penalty
-        punished_BV = torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
-        pick_BV = torch.log_softmax(torch.where(seen_BV, punished_BV, logits_BV).float() / scale, -1)
-    if params.allowed is not None:
-        low, high = params.allowed
-        whole_BV, pick_BV = pick_BV, torch.full_like(pick_BV, -torch.inf)
-        pick_BV[:, low:high] = whole_BV[:, low:high]
-    if params.temperature == 0:
-        token_B = pick_BV.argmax(-1)
-    else:
-        token_B = _inverse_cdf(_truncate(pick_BV, params), uniform_tensor(keys_B, torch.full_like(keys_B, step)))
-    return token_B, logp_BV.gather(1, token_B[:, None]).squeeze(1)
-
-
-def _truncate(logp_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    if params.top_k and params.top_k < logp_BV.shape[-1]:
-        floor = logp_BV.topk(params.top_k, -1).values[:, -1:]
-        logp_BV = logp_BV.masked_fill(logp_BV < floor, -torch.inf)
-    if params.top_p < 1.0:
-        ordered, order = logp_BV.softmax(-1).sort(-1, descending=True)
-        drop = ordered.cumsum(-1) - ordered >= params.top_p  # the token that crosses the line stays
-        logp_BV = logp_BV.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), -torch.inf)
-    return logp_BV
-
-
-def _inverse_cdf(logp_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
-    if logp_BV.shape[-1] >= LARGE_VOCAB:
-        return _inverse_cdf_in_chunks(logp_BV, u_B)
-    total = logp_BV.double().exp().cumsum(-1)
-    target = u_B[:, None] * total[:, -1:]
-    index = torch.searchsorted(total, target, right=True).squeeze(1)
-    last = (logp_BV > -torch.inf).double().cumsum(-1).argmax(-1)  # rounding must never pick a forbidden last token
-    return torch.minimum(index, last)
-
-
-def _inverse_cdf_in_chunks(logp_BV: torch.Tensor, u_B: torch.Tensor, chunk: int = 512) -> torch.Tensor:
-    """The same choice for large vocabularies: the chunk by its sum, then the token within it, without a cumulative sum over all."""
-    rows, vocab = logp_BV.shape
-    p_BCK = F.pad(logp_BV, (0, -vocab % chunk), value=-torch.inf).exp().view(rows, -1, chunk)
-    sums_BC = p_BCK.sum(-1, dtype=torch.float64)
-    total_BC = sums_BC.cumsum(-1)
-    target_B1 = u_B[:, None] * total_BC[:, -1:]
-    number_BC = torch.arange(sums_BC.shape[1], device=logp_BV.device)
-    last_B1 = torch.where(sums_BC > 0, number_BC, 0).amax(-1, keepdim=True)  # rounding must never pick a forbidden token
-    chosen_B1 = torch.minimum(torch.searchsorted(total_BC, target_B1, right=True), last_B1)
-    rest_B1 = target_B1 - (total_BC - sums_BC).gather(1, chosen_B1)
-    inner_BK = p_BCK.gather(1, chosen_B1[..., None].expand(-1, -1, chunk)).squeeze(1)
-    place_BK = torch.arange(chunk, device=logp_BV.device)
-    last_B1 = torch.where(inner_BK > 0, place_BK, 0).amax(-1, keepdim=True)
-    found_B1 = torch.minimum(torch.searchsorted(inner_BK.double().cumsum(-1), rest_B1, right=True), last_B1)
-    return (chosen_B1 * chunk + found_B1).squeeze(1)

@@ -7,7 +7,8 @@ from terrella.core.errors import ConfigError, NumericsError
 from terrella.core.rng import key_tensor
 from terrella.models.config import ModelConfig
 from terrella.models.decode import Decoder, KVCache, decode_weights
-from terrella.rl.rollout.embedded import EmbeddedSampler, choose
+from terrella.rl.rollout.choice import choose
+from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 
 CONFIG = ModelConfig(layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=19, max_positions=64, qkv_bias=True, qk_norm=True)
@@ -121,14 +122,14 @@ def test_nan_and_overlong_requests_are_named() -> None:
 
 
 def test_choice_in_a_large_vocabulary_is_the_plain_inverse(monkeypatch) -> None:
-    from terrella.rl.rollout import embedded
+    from terrella.kernels import sample
 
     logits = torch.randn(400, 5000, generator=torch.Generator().manual_seed(0)) * 3
     keys = key_tensor((i,) for i in range(400))
     for params in (SamplingParams(1), SamplingParams(1, top_k=3), SamplingParams(1, top_p=0.5), SamplingParams(1, allowed=(1030, 1033))):
         fast, _ = choose(logits, keys, 0, params)
         with monkeypatch.context() as plain:
-            plain.setattr(embedded, "LARGE_VOCAB", 10**9)
+            plain.setattr(sample, "LARGE_VOCAB", 10**9)
             slow, _ = choose(logits, keys, 0, params)
         assert (fast == slow).float().mean() > 0.99  # fp32 and fp64 sums may part at a boundary
         if params.allowed:

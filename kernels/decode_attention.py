@@ -1,0 +1,177 @@
+"""Attention of new tokens against a key/value cache, and the rotary step that fills it.
+
+The positions of a sequence lie in two regions of the cache: a prefix, which several sequences may share, then its own tokens. A region
+is [G, capacity, D] elements from its start. Starts are given per sequence, so sequences move between rows without moving their keys.
+
+Shape suffixes: T new tokens, N sequences, X tiles of queries, R sequences of a tile, H query heads, G key heads, E = H / G + 2, D head
+dimension, P positions of the rotary table, C numbers of a row of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .dispatch import use_triton
+
+BLOCK = 64  # keys a step of the loop; blocks begin at multiples of it, whatever the regions
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """Keys and values of one layer. Region starts count from `base_2` elements behind the first element of `k` and of `v`.
+
+    The offsets live on the device, so that a captured graph can be replayed on another allocation.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    base_2: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where N sequences stand, int64: their regions, and how many tokens of their own are stored."""
+
+    prefix_start_N: torch.Tensor
+    prefix_len_N: torch.Tensor
+    own_start_N: torch.Tensor
+    own_cap_N: torch.Tensor
+    own_len_N: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Several new tokens a sequence: each tile is [sequence, first token of q, tokens of the sequence before it, tokens]."""
+
+    tile_X4: torch.Tensor  # int32
+    row_T: torch.Tensor  # int64: sequence of each token
+    offset_T: torch.Tensor  # int64: tokens of that sequence before it in this call
+    most: int  # tokens a tile
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Sequences that read the first `done_N` positions of one prefix together; -1 fills a tile. `done_N` are multiples of BLOCK."""
+
+    rows_XR: torch.Tensor  # int32
+    done_N: torch.Tensor  # int64; 0 for a sequence in no tile
+
+
+def tile_tokens(per_group: int) -> int:
+    """New tokens of one sequence, or sequences of one prefix, that make a tile of at most 64 rows."""
+    return max(1, min(16, 64 // per_group))
+
+
+def _region(flat: torch.Tensor, base: int, start: int, capacity: int, heads: int, dim: int) -> torch.Tensor:
+    return flat.view(-1)[base + start : base + start + heads * capacity * dim].view(heads, capacity, dim)
+
+
+def reference_append(
+    qkv_TGED: torch.Tensor,
+    cache: CacheLayer,
+    rows: Rows,
+    table_PC: torch.Tensor,
+    tiles: Tiles | None,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    interleaved: bool,
+) -> torch.Tensor:
+    """Plain torch, a loop over tokens."""
+    tokens, groups, slots, dim = qkv_TGED.shape
+    wide = torch.float64 if qkv_TGED.dtype == torch.float64 else torch.float32
+    row_T = torch.arange(tokens, device=qkv_TGED.device) if tiles is None else tiles.row_T
+    place_T = rows.own_len_N[row_T] + (0 if tiles is None else tiles.offset_T)
+    turned = qkv_TGED[:, :, : slots - 1]
+    if norms is not None:
+        weight_ED = torch.cat([norms[0].expand(slots - 2, dim), norms[1][None]]).to(wide)
+        x = turned.to(wide)
+        turned = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight_ED).to(qkv_TGED.dtype)
+    half = table_PC.shape[1] // 2
+    cos, sin = table_PC[rows.prefix_len_N[row_T] + place_T].to(wide)[:, None, None].chunk(2, -1)
+    x = turned.to(wide)
+    rest = turned[..., 2 * half :]
+    if interleaved:
+        a, b = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+        rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    else:
+        a, b = x[..., :half], x[..., half : 2 * half]
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    turned = torch.cat([rotated.to(qkv_TGED.dtype), rest], -1)
+    base_k, base_v = cache.base_2.tolist()
+    starts, caps = rows.own_start_N.tolist(), rows.own_cap_N.tolist()
+    for t, (row, place) in enumerate(zip(row_T.tolist(), place_T.tolist(), strict=True)):
+        _region(cache.k, base_k, starts[row], caps[row], groups, dim)[:, place] = turned[t, :, slots - 2]
+        _region(cache.v, base_v, starts[row], caps[row], groups, dim)[:, place] = qkv_TGED[t, :, slots - 1]
+    return turned[:, :, : slots - 2].reshape(tokens, groups * (slots - 2), dim)
+
+
+def reference_attention(
+    q_THD: torch.Tensor, cache: CacheLayer, rows: Rows, groups: int, scale: float, tiles: Tiles | None = None
+) -> torch.Tensor:
+    """Plain torch, a loop over tokens."""
+    out_THD = torch.empty_like(q_THD)
+    tokens, heads, dim = q_THD.shape
+    base_k, base_v = cache.base_2.tolist()
+    place = {name: getattr(rows, name).tolist() for name in ("prefix_start_N", "prefix_len_N", "own_start_N", "own_cap_N", "own_len_N")}
+    row_T = list(range(tokens)) if tiles is None else tiles.row_T.tolist()
+    offset_T = [0] * tokens if tiles is None else tiles.offset_T.tolist()
+    wide = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
+    for t, (row, offset) in enumerate(zip(row_T, offset_T, strict=True)):
+        shared, own = place["prefix_len_N"][row], place["own_len_N"][row] + offset + 1
+
+        def keys(flat: torch.Tensor, base: int, row: int = row, shared: int = shared, own: int = own) -> torch.Tensor:
+            mine = _region(flat, base, place["own_start_N"][row], place["own_cap_N"][row], groups, dim)[:, :own]
+            return torch.cat([_region(flat, base, place["prefix_start_N"][row], shared, groups, dim), mine], 1).to(wide)
+
+        k_GKD, v_GKD = keys(cache.k, base_k), keys(cache.v, base_v)
+        q_GED = q_THD[t].view(groups, heads // groups, dim).to(wide)
+        p_GEK = torch.softmax(q_GED @ k_GKD.transpose(1, 2) * scale, -1)
+        out_THD[t] = (p_GEK @ v_GKD).view(heads, dim).to(q_THD.dtype)
+    return out_THD
+
+
+def append_kv(
+    qkv_TGED: torch.Tensor,
+    cache: CacheLayer,
+    rows: Rows,
+    table_PC: torch.Tensor,
+    *,
+    tiles: Tiles | None = None,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    """Normalise (where asked) and rotate queries and keys, store keys and values behind each sequence's own tokens; returns queries THD.
+
+    Without `tiles`, token t is the next one of sequence t. `own_len_N` is not changed.
+    """
+    if use_triton(qkv_TGED):
+        from .decode_attention_triton import triton_append
+
+        return triton_append(qkv_TGED, cache, rows, table_PC, tiles, norms, eps, interleaved)
+    return reference_append(qkv_TGED, cache, rows, table_PC, tiles, norms, eps, interleaved)
+
+
+def cached_attention(
+    q_THD: torch.Tensor,
+    cache: CacheLayer,
+    rows: Rows,
+    kv_heads: int,
+    *,
+    scale: float,
+    tiles: Tiles | None = None,
+    shared: Shared | None = None,
+    splits: int = 1,
+) -> torch.Tensor:
+    """Attention of tokens that `append_kv` has stored, each over its sequence up to itself.
+
+    `shared` reads common prefixes once a tile of sequences; `splits` spreads the keys of one sequence over several programs. Both only
+    change the speed and are for one token a sequence.
+    """
+    if use_triton(q_THD):
+        from .decode_attention_triton import triton_attention
+
+        return triton_attention(q_THD, cache, rows, kv_heads, scale, tiles, shared, splits)
+    return reference_attention(q_THD, cache, rows, kv_heads, scale, tiles)

@@ -1,0 +1,144 @@
+"""Decoding against a pool of keys and values, on the trainer's own weights: sequences of any length side by side, prefixes shared.
+
+Shape suffixes: T new tokens, B rows of one token each, H hidden, L layers, 2 keys and values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..kernels import rmsnorm, swiglu
+from ..kernels.decode_attention import CacheLayer, Rows, Shared, Tiles, append_kv, cached_attention
+from .config import ModelConfig
+from .decode import DecodeWeights
+from .rope import inverse_frequencies, rotation_table
+
+
+def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Keys and values of one position in all layers."""
+    return config.layers * 2 * config.kv_heads * config.head_dim * dtype.itemsize
+
+
+def same_tensors(one: DecodeWeights, other: DecodeWeights) -> bool:
+    """Whether two sets of weights are the same memory."""
+
+    def places(weights: DecodeWeights) -> list[Any]:
+        tensors = [weights.embedding, weights.final_norm, weights.head, *(x for layer in weights.layers for x in vars(layer).values())]
+        return [None if x is None else (x.data_ptr(), x.shape, x.dtype, x.device) for x in tensors]
+
+    return places(one) == places(other)
+
+
+class Pool:
+    """Room for `tokens` positions in every layer. Regions are handed out first fit; where they lie is the host's knowledge alone."""
+
+    def __init__(self, config: ModelConfig, tokens: int, like: torch.Tensor) -> None:
+        size = tokens * config.kv_heads * config.head_dim
+        # one tensor a layer: a hundred gigabytes in one piece rarely fit between a trainer's tensors
+        self.layers = [tuple(torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(2)) for _ in range(config.layers)]
+        self.unit = config.kv_heads * config.head_dim
+        self.tokens = tokens
+        self._free = [(0, tokens)]  # (start, length), ascending
+
+    def allocate(self, length: int) -> int | None:
+        """Start of a region of so many positions, in positions, or None when none is large enough."""
+        for i, (start, room) in enumerate(self._free):
+            if room >= length:
+                self._free[i : i + 1] = [(start + length, room - length)] if room > length else []
+                return start
+        return None
+
+    def free(self, start: int, length: int) -> None:
+        """Give a region back."""
+        if not length:
+            return
+        merged: list[tuple[int, int]] = []
+        for at, room in sorted([*self._free, (start, length)]):
+            if merged and sum(merged[-1]) == at:
+                merged[-1] = (merged[-1][0], merged[-1][1] + room)
+            else:
+                merged.append((at, room))
+        self._free = merged
+
+    def reset(self) -> None:
+        """Take every region back."""
+        self._free = [(0, self.tokens)]
+
+
+class PooledDecoder:
+    """The forward pass against a pool. Every tensor a captured graph refers to is held here, the pool is not."""
+
+    def __init__(self, weights: DecodeWeights, config: ModelConfig) -> None:
+        self.weights, self.config = weights, config
+        self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
+        inverse_R, factor = inverse_frequencies(config)
+        positions = torch.arange(config.max_positions, device=self.device)
+        self.table_PC = rotation_table(positions, inverse_R.to(self.device), factor)
+        self._anchor = torch.zeros(64, dtype=self.dtype, device=self.device)
+        self._base_L2 = torch.zeros(config.layers, 2, dtype=torch.int64, device=self.device)
+        self._caches: list[CacheLayer] = []
+
+    def attach(self, pool: Pool) -> None:
+        """Use this pool from now on. On CUDA its addresses go into a tensor, so that graphs follow without being captured anew."""
+        if self.device.type != "cuda":
+            self._caches = [CacheLayer(k, v, base) for (k, v), base in zip(pool.layers, self._base_L2, strict=True)]
+            return
+        size, origin = self._anchor.element_size(), self._anchor.data_ptr()
+        offsets = [[(x.data_ptr() - origin) // size for x in layer] for layer in pool.layers]
+        self._base_L2.copy_(torch.tensor(offsets, dtype=torch.int64))
+        self._caches = [CacheLayer(self._anchor, self._anchor, base) for base in self._base_L2]
+
+    @torch.no_grad()
+    def hidden(self, ids_B: torch.Tensor, rows: Rows, shared: Shared | None = None, splits: int = 1) -> torch.Tensor:
+        """Store one token a row and return its hidden state after the final norm."""
+        delta_TH, x_TH = self._layers(ids_B, rows, None, shared, splits, len(self.weights.layers))
+        return self._add_norm(delta_TH, x_TH, self.weights.final_norm)[0]
+
+    @torch.no_grad()
+    def extend(self, ids_T: torch.Tensor, rows: Rows, tiles: Tiles) -> None:
+        """Store several given tokens a row. The last layer only stores: nobody reads what it would compute."""
+        last = len(self.weights.layers) - 1
+        delta_TH, x_TH = self._layers(ids_T, rows, tiles, None, 1, last)
+        self._store(last, self._add_norm(delta_TH, x_TH, self.weights.layers[last].attention_norm)[0], rows, tiles)
+
+    def _add_norm(self, delta_TH: torch.Tensor | None, x_TH: torch.Tensor, weight_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(normalised x + delta, x + delta)."""
+        if delta_TH is None:
+            return rmsnorm(x_TH, weight_H, eps=self.config.norm_eps)
+        return rmsnorm(delta_TH, weight_H, x_TH, eps=self.config.norm_eps)
+
+    def _store(self, index: int, normed_TH: torch.Tensor, rows: Rows, tiles: Tiles | None) -> torch.Tensor:
+        c, layer = self.config, self.weights.layers[index]
+        qkv = F.linear(normed_TH, layer.qkv, layer.qkv_bias).view(len(normed_TH), c.kv_heads, c.heads // c.kv_heads + 2, c.head_dim)
+        norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
+        cache = self._caches[index]
+        return append_kv(qkv, cache, rows, self.table_PC, tiles=tiles, norms=norms, eps=c.norm_eps, interleaved=c.rotary_interleaved)
+
+    def _layers(
+        self, ids_T: torch.Tensor, rows: Rows, tiles: Tiles | None, shared: Shared | None, splits: int, count: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """(what the last of `count` layers adds, what it adds to)."""
+        c = self.config
+        x_TH = self.weights.embedding[ids_T]
+        delta_TH: torch.Tensor | None = None
+        for index, layer in enumerate(self.weights.layers[:count]):
+            normed_TH, x_TH = self._add_norm(delta_TH, x_TH, layer.attention_norm)
+            q_THD = self._store(index, normed_TH, rows, tiles)
+            o_THD = cached_attention(
+                q_THD,
+                self._caches[index],
+                rows,
+                c.kv_heads,
+                scale=1.0 / math.sqrt(c.head_dim),
+                tiles=tiles,
+                shared=shared,
+                splits=splits,
+            )
+            delta_TH = F.linear(o_THD.flatten(1), layer.projection)
+            normed_TH, x_TH = self._add_norm(delta_TH, x_TH, layer.mlp_norm)
+            delta_TH = F.linear(swiglu(F.linear(normed_TH, layer.fc1)), layer.fc2)
+        return delta_TH, x_TH

@@ -1,0 +1,131 @@
+"""One decode step of all rows, from the tokens fed to the tokens sampled, without the host: captured as a CUDA graph for each batch size.
+
+Everything the step reads or writes lives in tensors that stay where they are. Rows advance in place; what was sampled goes into a
+window of the last steps, which the host reads now and then.
+Shape suffixes: B rows, V vocabulary, W steps of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ...core.rng import uniform_tensor
+from ...kernels.decode_attention import Rows, Shared
+from ...kernels.sample import sample_tokens
+from ...models.pooled import PooledDecoder
+from .choice import choose_rows
+from .sampler import SamplingParams
+
+FIELDS = ("token", "own_len", "count", "key", "prefix_start", "prefix_len", "own_start", "own_cap", "low", "high", "done")
+WINDOW = 16
+PROGRAMS = 264  # two for each of a large GPU's multiprocessors: below that, attention splits the keys of a row
+
+
+def bucket_of(rows: int, most: int) -> int:
+    """The batch size a number of rows runs at."""
+    steps = (8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024)
+    size = next((s for s in steps if s >= rows), -(-rows // 256) * 256)
+    return min(size, max(most, 8))
+
+
+class DecodeStep:
+    """The rows' state and the step that advances it. `numbers` are int64, one line for each of FIELDS."""
+
+    def __init__(self, decoder: PooledDecoder, slots: int, together: int) -> None:
+        device = decoder.device
+        self.decoder, self.slots = decoder, max(slots, 8)
+        self.numbers = torch.zeros(len(FIELDS), self.slots, dtype=torch.int64, device=device)
+        self.temperature_B = torch.ones(self.slots, device=device)
+        self.tiles_BR = torch.full((self.slots, together), -1, dtype=torch.int32, device=device)
+        self.tick_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self.tokens_WB = torch.zeros(WINDOW, self.slots, dtype=torch.int64, device=device)
+        self.logprobs_WB = torch.zeros(WINDOW, self.slots, device=device)
+        self.seen_BV: torch.Tensor | None = None  # tokens a row holds already, where a penalty asks for it
+        self._graphs: dict[tuple[int, SamplingParams | None], Callable[[], None]] = {}
+        self._memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def line(self, name: str, rows: int | None = None) -> torch.Tensor:
+        """One field of the first rows."""
+        return self.numbers[FIELDS.index(name), :rows]
+
+    def rows(self, count: int) -> Rows:
+        names = ("prefix_start", "prefix_len", "own_start", "own_cap", "own_len")
+        return Rows(*(self.line(name, count) for name in names))
+
+    def splits(self, rows: int) -> int:
+        """Programs that share one row's keys; 1 where the batch alone fills the device, and prefixes are read together."""
+        return max(1, min(16, PROGRAMS // (rows * self.decoder.config.kv_heads)))
+
+    def idle(self, first: int = 0) -> None:
+        """Point rows from `first` on at the pool's first position, which belongs to nobody."""
+        blank = torch.zeros(len(FIELDS), 1, dtype=torch.int64)
+        blank[FIELDS.index("own_cap")] = 1
+        blank[FIELDS.index("high")] = self.decoder.config.vocab
+        self.numbers[:, first:] = blank.to(self.numbers.device)
+        self.temperature_B[first:] = 1.0
+        self.tiles_BR[first:] = -1
+
+    def replay(self, rows: int, params: SamplingParams | None) -> Callable[[], None]:
+        """The step for a batch size, as a graph on CUDA; `params` only where sampling needs the slow path."""
+        if self.numbers.device.type != "cuda":
+            return lambda: self._run(rows, params)
+        key = (rows, params)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(rows, params)
+        return self._graphs[key]
+
+    def forget(self, params: SamplingParams) -> None:
+        """Drop the graphs of one slow setting."""
+        self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] != params}
+
+    def _capture(self, rows: int, params: SamplingParams | None) -> Callable[[], None]:
+        state = [x for x in (self.numbers, self.temperature_B, self.tiles_BR, self.tick_1, self.seen_BV) if x is not None]
+        kept = [x.clone() for x in state]
+        self.idle()
+        self.tick_1.zero_()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._run(rows, params)  # compiles, and lets libraries set themselves up
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            self._run(rows, params)
+        for x, value in zip(state, kept, strict=True):
+            x.copy_(value)
+        return graph.replay
+
+    @torch.no_grad()
+    def _run(self, rows: int, params: SamplingParams | None) -> None:
+        d, splits = self.decoder, self.splits(rows)
+        shared = Shared(self.tiles_BR[: rows // 2], self.line("done", rows)) if splits == 1 else None
+        hidden_BH = d.hidden(self.line("token", rows), self.rows(rows), shared, splits)
+        logits_BV = F.linear(hidden_BH, d.weights.head)[:, : d.config.vocab]
+        count_B = self.line("count", rows)
+        u_B = uniform_tensor(self.line("key", rows), count_B)
+        if params is None:
+            limits = self.line("low", rows), self.line("high", rows)
+            token_B, logprob_B = sample_tokens(logits_BV, u_B, self.temperature_B[:rows], *limits)
+        else:
+            seen_BV = None if self.seen_BV is None else self.seen_BV[:rows]
+            token_B, logprob_B = choose_rows(logits_BV, u_B, params, seen_BV)
+            if seen_BV is not None:
+                seen_BV.scatter_(1, token_B[:, None], True)
+        self.tokens_WB[:, :rows].index_copy_(0, self.tick_1, token_B[None])
+        self.logprobs_WB[:, :rows].index_copy_(0, self.tick_1, logprob_B[None])
+        self.line("token", rows).copy_(token_B)
+        length_B = self.line("own_len", rows)
+        # a row that is over before the host looks stays inside its region
+        length_B.copy_(torch.minimum(length_B + 1, self.line("own_cap", rows) - 1))
+        count_B.add_(1)
+        self.tick_1.add_(1)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Upload without waiting for the device."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.clone()

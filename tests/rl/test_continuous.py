@@ -1,0 +1,151 @@
+"""The continuous batch: the same samples as waves, whatever enters when, within the memory given, and greedily what transformers says."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terrella.core.errors import ConfigError, NumericsError
+from terrella.models.config import ModelConfig
+from terrella.models.pooled import Pool, token_bytes
+from terrella.rl.rollout import continuous, step
+from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
+from terrella.tests.rl.test_embedded_sampler import CONFIG, weights
+
+NAMED = weights()
+WAVES = EmbeddedSampler(lambda: NAMED, CONFIG, version=lambda: 5, continuous=False)
+
+
+def stream(**options) -> EmbeddedSampler:
+    return EmbeddedSampler(lambda: NAMED, CONFIG, version=lambda: 5, continuous=True, **options)
+
+
+def gib(positions: int) -> float:
+    return (positions + 0.5) * token_bytes(CONFIG, torch.float32) / 2**30
+
+
+def same(one: list, other: list) -> None:
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        assert isinstance(a, Sample) and isinstance(b, Sample)
+        assert (a.ids, a.finish, a.weight_version, a.given) == (b.ids, b.finish, b.weight_version, b.given)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+
+
+def mixed(n: int, **options) -> list[SampleRequest]:
+    """Prompts of several lengths, groups of three, limits and temperatures that differ."""
+    made = []
+    for i in range(n):
+        prompt = tuple((7 * (i // 3) + j) % 19 for j in range(1 + i // 3 % 5))
+        params = SamplingParams(3 + i % 7, temperature=(0.0, 0.8, 1.0)[i % 3], allowed=(2, 11) if i % 4 == 0 else None, **options)
+        forced = ((1, (i % 19, 3)), (2, (5,))) if i % 2 else ()
+        made.append(SampleRequest(prompt, (4, i // 3, i % 3, 0), params, forced))
+    return made
+
+
+def test_equal_to_waves() -> None:
+    asked = mixed(24)
+    same(stream().generate(asked), WAVES.generate(asked))
+
+
+def test_admission_one_by_one_equals_all_at_once() -> None:
+    asked = mixed(17, stop_ids=(3, 8))
+    whole = stream().generate(asked)
+    assert {s.finish for s in whole} == {"stop", "length"}
+    same(stream(cache_gib=gib(1 + max(r.length for r in asked))).generate(asked), whole)  # room for one
+    same(stream(cache_gib=gib(60)).generate(asked), whole)
+    same([stream().generate([request])[0] for request in asked], whole)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"repetition_penalty": 1.7}, {"top_k": 5, "repetition_penalty": 0.5}])
+def test_slow_settings_equal_waves(options) -> None:
+    asked = mixed(10, **options) + mixed(4)
+    same(stream().generate(asked), WAVES.generate(asked))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_any_mixture_in_any_room(data) -> None:
+    asked = []
+    for i in range(data.draw(st.integers(1, 12))):
+        limit = data.draw(st.integers(1, 20))
+        prompt = tuple(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4)))
+        places = sorted(data.draw(st.sets(st.integers(1, limit - 1), max_size=2))) if limit > 1 else []
+        forced = tuple((at, tuple(data.draw(st.lists(st.integers(0, 18), min_size=1, max_size=3)))) for at in places)
+        stop = data.draw(st.sampled_from([(), (1,), (2, 3, 4)]))
+        asked.append(SampleRequest(prompt, (i,), SamplingParams(limit, stop_ids=stop), forced))
+    room = max(r.length for r in asked) + data.draw(st.integers(0, 60))
+    same(stream(cache_gib=gib(room)).generate(asked), WAVES.generate(asked))
+
+
+def test_long_prompts_go_in_by_pieces(monkeypatch) -> None:
+    prompt = tuple(i % 19 for i in range(40))
+    asked = [SampleRequest(prompt[: 20 + i], (i,), SamplingParams(4), ((2, tuple(range(9))),)) for i in range(6)]
+    expected = WAVES.generate(asked)
+    monkeypatch.setattr(continuous, "CHUNK_TOKENS", 7)
+    monkeypatch.setattr(continuous, "ENTRY_TOKENS", 25)
+    same(stream().generate(asked), expected)
+
+
+def test_a_cache_too_small_and_nan_are_named() -> None:
+    with pytest.raises(ConfigError, match="cache_gib"):
+        stream(cache_gib=gib(5)).generate([SampleRequest((1, 2, 3), (0,), SamplingParams(8))])
+    broken = dict(NAMED) | {"decoder.final_layernorm.weight": torch.full((CONFIG.hidden,), torch.nan)}
+    with pytest.raises(NumericsError, match="not finite"):
+        EmbeddedSampler(lambda: broken, CONFIG, continuous=True).generate([SampleRequest((1,), (0,), SamplingParams(2))])
+
+
+def test_new_weights_are_used_at_once() -> None:
+    named = {name: x.clone() for name, x in NAMED.items()}
+    sampler = EmbeddedSampler(lambda: named, CONFIG, version=lambda: 5, continuous=True)
+    asked = mixed(6)
+    same(sampler.generate(asked), WAVES.generate(asked))
+    named["output_layer.weight"] = named["output_layer.weight"].flip(0)
+    other = EmbeddedSampler(lambda: named, CONFIG, version=lambda: 5, continuous=False)
+    same(sampler.generate(asked), other.generate(asked))
+
+
+def test_pool_regions_never_overlap() -> None:
+    pool = Pool(ModelConfig(layers=1, kv_heads=1, heads=1, head_dim=2), 100, torch.zeros(1))
+    draw, held = np.random.default_rng(0), {}
+    for number in range(400):
+        if held and draw.random() < 0.5:
+            start = list(held)[draw.integers(len(held))]
+            pool.free(start, held.pop(start))
+        elif (start := pool.allocate(size := int(draw.integers(1, 20)))) is not None:
+            assert all(start + size <= a or a + n <= start for a, n in held.items()) and start + size <= 100, number
+            held[start] = size
+    for start, size in held.items():
+        pool.free(start, size)
+    assert pool.allocate(100) == 0 and pool.allocate(1) is None
+
+
+def test_batch_sizes() -> None:
+    assert [step.bucket_of(n, 2048) for n in (1, 8, 9, 200, 513, 1025, 2000, 2048)] == [8, 8, 16, 256, 640, 1280, 2048, 2048]
+    assert step.bucket_of(300, 300) == 300
+
+
+def test_greedy_equals_transformers(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from terrella.models.families import parameter_names, write_hf_config
+    from terrella.models.hf import weight_source
+
+    config = ModelConfig(
+        family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64, max_positions=64, qkv_bias=True, tied=True,
+        init_std=0.2,
+    )  # fmt: skip
+    named = write_hf_config(config, "float32") | {"initializer_range": 0.2}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(named.pop("model_type"), **named))
+    model.save_pretrained(tmp_path)
+    source, _ = weight_source(tmp_path, config)
+    tensors = {name: source(name) for name in parameter_names(config)}
+    prompts = [(5, 9, 2), (1,), (7, 7, 30, 41, 2, 8)]
+    asked = [SampleRequest(prompt, (0,), SamplingParams(12, temperature=0.0)) for prompt in prompts]
+    for request, sample in zip(asked, EmbeddedSampler(lambda: tensors, config, continuous=True).generate(asked), strict=True):
+        ids = torch.tensor([request.ids])
+        mask = torch.ones_like(ids)
+        theirs = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert isinstance(sample, Sample) and list(sample.ids) == theirs[0, len(request.ids) :].tolist()

@@ -1,0 +1,72 @@
+"""The continuous batch on a GPU: graphs and kernels give the CPU's samples in fp32, and the whole forward's log-probs in bf16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from terrella.models.config import ModelConfig
+from terrella.models.decode import Decoder, KVCache, decode_weights
+from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
+from terrella.tests.rl.test_embedded_sampler import weights
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CONFIG = ModelConfig(
+    layers=3, hidden=256, heads=6, kv_heads=2, head_dim=64, ffn=384, vocab=9008, max_positions=1024, qkv_bias=True, qk_norm=True
+)
+
+
+def named(config: ModelConfig, dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
+    return {name: (x * (0.3 if x.ndim == 2 else 1)).to(device, dtype) for name, x in weights(config).items()}
+
+
+def asked(n: int, **options) -> list[SampleRequest]:
+    made = []
+    for i in range(n):
+        prompt = tuple((11 * (i // 4) + 3 * j) % 9008 for j in range(1 + 37 * (i // 4) % 200))
+        forced = ((5, tuple(range(13))), (20, (7,))) if i % 8 < 4 else ()
+        params = SamplingParams(24 + i % 40, temperature=(1.0, 0.0, 0.7, 1.0)[i % 4], **options)
+        made.append(SampleRequest(prompt, (3, i // 4, i % 4, 0), params, forced))
+    return made
+
+
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, kv_heads=6, qk_norm=False, rotary_fraction=0.5, rotary_interleaved=True)])
+def test_fp32_samples_equal_the_cpus(config: ModelConfig) -> None:
+    here, there = named(config, torch.float32, "cpu"), named(config, torch.float32, "cuda")
+    sampler = EmbeddedSampler(lambda: there, config)
+    for requests in (asked(160), asked(40, stop_ids=tuple(range(0, 9008, 40))), asked(9, top_k=50), asked(6, repetition_penalty=1.3)):
+        mine, theirs = sampler.generate(requests), EmbeddedSampler(lambda: here, config).generate(requests)
+        equal = [a.ids == b.ids for a, b in zip(mine, theirs, strict=True) if isinstance(a, Sample) and isinstance(b, Sample)]
+        assert np.mean(equal) > 0.97, np.mean(equal)  # a random number may fall between two roundings
+        for a, b in zip(mine, theirs, strict=True):
+            assert isinstance(a, Sample) and isinstance(b, Sample)
+            if a.ids == b.ids:
+                assert a.finish == b.finish and a.given == b.given
+                np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-4)
+
+
+def test_bf16_logprobs_are_the_whole_forwards() -> None:
+    there = named(CONFIG, torch.bfloat16, "cuda")
+    sampler = EmbeddedSampler(lambda: there, CONFIG)
+    requests = asked(300)
+    samples = sampler.generate(requests)
+    again = EmbeddedSampler(lambda: there, CONFIG, cache_gib=0.01).generate(requests)  # fewer at a time
+    wide = {name: x.float() for name, x in there.items()}
+    decoder = Decoder(decode_weights(wide, CONFIG), CONFIG, 1024)
+    gaps = []
+    for request, sample in list(zip(requests, samples, strict=True))[::23]:
+        assert isinstance(sample, Sample)
+        ids = torch.tensor([request.ids + sample.ids], device="cuda")
+        hidden = decoder.forward(ids, KVCache(CONFIG, 1, 1024, decoder.weights.embedding), same_start=0)[0]
+        logp = torch.log_softmax((hidden @ decoder.weights.head.T)[:, :9008] / (request.params.temperature or 1.0), -1)
+        first = len(request.ids) - 1
+        for i, (token, logprob, given) in enumerate(zip(sample.ids, sample.logprobs, sample.given, strict=True)):
+            if not given:
+                gaps.append(abs(float(logp[first + i, token]) - logprob))
+    assert np.mean(gaps) < 0.03, np.mean(gaps)
+    assert np.mean([a.ids[0] == b.ids[0] for a, b in zip(samples, again, strict=True)]) > 0.95
