@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
+from ...core.errors import ConfigError
 from ...models.gpt import build_gpt
+from ...rl.rollout.config import Validation
 from ..job import Job, StopRequested
 
+T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")
 
 
@@ -33,6 +36,17 @@ def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
     reader = CheckpointReader(final_checkpoint(job, init), verify=False)
     engine.load_weights(lambda name: None if is_added(name) else reader.full(name))
     return engine
+
+
+def split_cut(items: Sequence[T], validation: Validation, stage: str) -> tuple[list[T], list[T]]:
+    """What a stage trains on, and the cut it validates on: the last so many items. Without validation everything is trained on."""
+    if not validation.every:
+        return list(items), []
+    if len(items) <= validation.prompts:
+        raise ConfigError(
+            f"stages: {stage}.rollouts.validation.prompts = {validation.prompts} leaves nothing of the {len(items)} to train on; lower it"
+        )
+    return list(items[: -validation.prompts]), list(items[-validation.prompts :])
 
 
 def final_checkpoint(job: Job, stage: str) -> Path:

@@ -19,12 +19,29 @@ from terrella.launch.slurm.settings import JobSettings, seconds
 from terrella.launch.slurm.submit import fields
 
 GOLDEN = Path(__file__).parent / "golden"
+VLLM = "stages.2.rollouts={sampler: {kind: vllm}}"
 CASES = {
     "two-nodes": ["--nodes", "2", "--partition", "h100", "--account", "lab", "--interface", "ib0", "--venv", "/shared/venv"],
     "chain-of-arrays": "--gpus 0 --split-after pretrain --sweep seed=[1,2] --sweep model.layers=[1,2] --at-once 2".split(),
     "pyxis": ["--container", "registry/terrella:1", "--mount", "/data:/data", "--setup", "module load slurm"],
     "apptainer": ["--container", "terrella.sif", "--runtime", "apptainer", "--mount", "/data", "--time", "1-00:00:00", "--cpus", "96"],
     "ray": ["--nodes", "2", "--ray", "--qos", "high", "--constraint", "h100"],
+    "samplers": ["--nodes", "2", "--rollout-nodes", "1", "--set", VLLM],
+    "heterogeneous": [
+        "--nodes",
+        "2",
+        "-p",
+        "h100",
+        "--rollout-nodes",
+        "4",
+        "--rollout-partition",
+        "l40s",
+        "--rollout-gpus",
+        "4",
+        "--set",
+        VLLM,
+    ],
+    "samplers-of-a-chain": ["--rollout-nodes", "1", "--split-after", "pretrain", "--split-after", "rlvr", "--set", VLLM],
 }
 
 
@@ -48,7 +65,20 @@ def test_ready_scripts_are_what_the_templates_give() -> None:
     made = dict(ready.files())
     found = {path.name: path.read_text() for path in ready.FOLDER.glob("*.sbatch")}
     assert found == made, "run python -m terrella.launch.slurm.ready"
-    assert {item.recipe for item in ready.RECIPES} <= set(recipes.shipped()) and set(ready.NODES) == {1, 2, 4, 8, 16, 32, 64}
+    sizes = {name: item.nodes for name in recipes.shipped() if (item := ready.declared(name))}
+    assert sizes["sokoban-tiny"] == [1, 2, 4, 8, 16, 32, 64] and len(made) == sum(map(len, sizes.values()))
+
+
+def test_a_recipe_that_declares_sizes_wrongly_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "RECIPES", tmp_path)
+    text = recipes.Path(recipes.__file__).parent.joinpath("recipes", "sokoban-tiny.yaml").read_text().replace("# cluster:", "#")
+    for line, message in (("", None), ("# cluster: {nods: [1]}", "'nods'; it may have each, nodes"), ("# cluster: {each: {}}", "no nodes")):
+        (tmp_path / "x.yaml").write_text(f"{line}\n{text}")
+        if message is None:
+            assert ready.declared("x") is None
+            continue
+        with pytest.raises(ConfigError, match=message):
+            ready.declared("x")
 
 
 def test_sweeps_are_all_combinations() -> None:
@@ -79,6 +109,9 @@ def test_stages_are_cut_where_asked() -> None:
         ({"time": "3"}, "leaves no room to save"),
         ({"container": "x", "venv": "y"}, "choose one"),
         ({"mounts": ("/a",)}, "needs --container"),
+        ({"rollout_nodes": -1}, "--rollout-nodes"),
+        ({"rollout_gpus": 4}, "need --rollout-nodes"),
+        ({"rollout_nodes": 1, "rollout_gpus": 4, "ray": True}, "--ray: a Ray cluster spans one kind of node"),
     ],
 )
 def test_bad_settings_name_the_option(settings: dict, message: str) -> None:
@@ -103,6 +136,16 @@ def test_times_are_read_as_slurm_does() -> None:
 def test_a_recipe_that_cannot_run_there_is_refused_before_submission(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         render(Plan("sokoban-tiny", "run", ".", JobSettings(), overrides))
+
+
+def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--rollout-nodes: no stage .* --set 'stages.2.rollouts="):
+        render(Plan("sokoban-tiny", "run", ".", JobSettings(rollout_nodes=1)))
+    mixed = JobSettings(rollout_nodes=1, rollout_partition="l40s")
+    with pytest.raises(ConfigError, match="no arrays of heterogeneous jobs"):
+        render(Plan("sokoban-tiny", "run", ".", mixed, (VLLM,), sweeps=("seed=[1,2]",)))
+    first, second, third = render(Plan("sokoban-tiny", "run", ".", JobSettings(rollout_nodes=1), (VLLM,), ("pretrain", "rlvr")))
+    assert ["terrella serve" in s.text for s in (first, second, third)] == [False, True, False]  # only where it is needed
 
 
 def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path) -> None:
