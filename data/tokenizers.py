@@ -1,4 +1,4 @@
-"""Tokenizers: characters, bytes or learnt pieces for tiny worlds, Hugging Face folders for everything else.
+"""Tokenizers: characters, given pieces, bytes or learnt pieces for tiny worlds, Hugging Face folders for everything else.
 
 The small ones refuse what they cannot spell (there is no unknown token) and never read a special token out of text.
 """
@@ -6,6 +6,7 @@ The small ones refuse what they cannot spell (there is no unknown token) and nev
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,6 +121,49 @@ class ByteTokenizer:
         _save_folder(folder, fast, {"kind": "byte"})
 
 
+class PieceTokenizer:
+    """Given pieces (tags, words) and single characters, the longest piece first, after the three special tokens: for agents from scratch."""
+
+    pad_id: int = 0
+    bos_id: int | None = 1
+    eos_id: int = 2
+
+    def __init__(self, pieces: list[str]) -> None:
+        if len(set(pieces)) != len(pieces) or not all(pieces):
+            raise ValueError(f"the pieces repeat, or one is empty: {pieces!r}")
+        self.pieces = pieces
+        self.vocab_size = len(SPECIALS) + len(pieces)
+        self._ids = {piece: i for i, piece in enumerate(pieces, len(SPECIALS))}
+        self._pattern = "|".join(re.escape(piece) for piece in sorted(pieces, key=lambda p: (-len(p), p)))
+        self._find = re.compile(self._pattern)
+
+    def encode(self, text: str) -> list[int]:
+        ids, at = [], 0
+        for found in self._find.finditer(text):
+            if found.start() != at:
+                break
+            ids.append(self._ids[found[0]])
+            at = found.end()
+        if at != len(text):
+            raise ValueError(f"character {text[at]!r} at position {at} is not among the tokenizer's pieces")
+        return ids
+
+    def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
+        known = [*SPECIALS, *self.pieces]
+        first = 0 if keep_special else len(SPECIALS)
+        return "".join(known[i] for i in _in_vocabulary(ids, self.vocab_size) if i >= first)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a Hugging Face tokenizer folder with the same ids."""
+        from tokenizers import Regex, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as Fast
+
+        fast = Fast(models.WordLevel({piece: i for i, piece in enumerate([*SPECIALS, *self.pieces])}, unk_token=SPECIALS[0]))
+        fast.pre_tokenizer = pre_tokenizers.Split(Regex(self._pattern), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+        fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+        _save_folder(folder, fast, {"kind": "pieces", "pieces": self.pieces})
+
+
 class BPETokenizer:
     """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits always alone."""
 
@@ -197,11 +241,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         return ByteTokenizer()
     if told["kind"] == "char":
         return CharTokenizer(told["alphabet"])
+    if told["kind"] == "pieces":
+        return PieceTokenizer(told["pieces"])
     if told["kind"] == "bpe":
         from tokenizers import Tokenizer as Fast
 
         return BPETokenizer(Fast.from_file(str(Path(folder) / "tokenizer.json")))
-    raise ValueError(f"{mark}: unknown kind {told['kind']!r}, expected 'char', 'byte' or 'bpe'")
+    raise ValueError(f"{mark}: unknown kind {told['kind']!r}, expected 'char', 'pieces', 'byte' or 'bpe'")
 
 
 def _in_vocabulary(ids: list[int] | tuple[int, ...] | np.ndarray, size: int) -> list[int]:
@@ -220,7 +266,7 @@ def _byte_level_alphabet() -> list[str]:
     return [stand_in[b] if b in stand_in else chr(next(spare)) for b in range(256)]
 
 
-def _save_folder(folder: str | Path, fast: Any, mark: dict[str, str]) -> None:
+def _save_folder(folder: str | Path, fast: Any, mark: dict[str, Any]) -> None:
     from tokenizers import AddedToken
 
     fast.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])

@@ -11,6 +11,7 @@ from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError
 from ..core.sinks import SinkName
 from ..models.config import ModelConfig
+from ..rl.agent_config import AgentSettings, Variant
 from ..rl.algorithms.config import Algorithm
 from ..rl.rollout.config import Rollouts
 
@@ -267,8 +268,165 @@ class LanguageEvaluate:
                 raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
 
 
+@dataclass(frozen=True)
+class AgentStart:
+    """Where the agents of a recipe begin: a Hugging Face folder, or a model from scratch with a tokenizer made for the tags."""
+
+    kind: Literal["agent-start"]
+    name: str
+    tags: list[str]  # of every world that an agent of the recipe meets
+    tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
+    folder: str | None = None  # a Hugging Face folder; its sizes must be those of `model`
+
+    def __post_init__(self) -> None:
+        if not self.tags:
+            raise ValueError("tags: at least one is needed")
+
+
+@dataclass(frozen=True)
+class AgentPlay:
+    """Self-play: a model, or the random policy, plays worlds; its turns become shards to imitate, their state tags filled as told."""
+
+    kind: Literal["agent-play"]
+    name: str
+    start: str
+    tags: dict[str, float]  # with their weights
+    agent: AgentSettings
+    groups: int  # seeds played
+    samples_per_group: int = 8
+    model: str | None = None  # the stage whose model plays; without one actions are random
+    states: Variant = "truth"  # the ablations are belief, masked, blanked (masked symbol by symbol) and random_coordinates
+    learn_blanks: bool = False  # blanked states carry a loss, so that the shape of an answer is learnt and nothing else
+    only_tagged: bool = True  # leave out turns whose tags are not all there
+    validation_share: float = 0.2  # of the trajectories
+    first_seed: int = 10_000
+    random_actions: int = 3  # a turn of the random policy
+    max_new_tokens: int = 400
+    temperature: float = 1.0
+    groups_at_once: int = 32
+    rollouts: Rollouts = field(default_factory=Rollouts)
+
+    def __post_init__(self) -> None:
+        _positive(
+            groups=self.groups,
+            samples_per_group=self.samples_per_group,
+            random_actions=self.random_actions,
+            max_new_tokens=self.max_new_tokens,
+            groups_at_once=self.groups_at_once,
+        )
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"validation_share: {self.validation_share} must be in [0, 1)")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: everything else is frozen."""
+
+    rank: int = 64
+    alpha: float = 64.0
+
+    def __post_init__(self) -> None:
+        _positive(rank=self.rank, alpha=self.alpha)
+
+
+@dataclass(frozen=True)
+class AgentSupervised:
+    """Imitation of self-play turns: cross-entropy over what was thought and answered, written states included."""
+
+    kind: Literal["agent-sft"]
+    name: str
+    data: str  # the agent-play stage
+    init: str
+    sequences_per_step: int
+    epochs: float
+    optimizer: OptimizerConfig
+    lora: Lora | None = None
+    microbatch_tokens: int = 8192
+    checkpoint_every: int = 100
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        _positive(
+            sequences_per_step=self.sequences_per_step,
+            epochs=self.epochs,
+            microbatch_tokens=self.microbatch_tokens,
+            checkpoint_every=self.checkpoint_every,
+            log_every=self.log_every,
+        )
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out seeds played during training, by tags of their own."""
+
+    tags: dict[str, float]
+    every: int = 10
+    groups: int = 128
+    samples_per_group: int = 8
+    first_seed: int = 123
+
+    def __post_init__(self) -> None:
+        _positive(every=self.every, groups=self.groups, samples_per_group=self.samples_per_group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentReinforce(OnPolicy):
+    """Multi-turn RL of an agent in worlds. prompts_per_step groups are dealt to the tags by weight; a group shares its seed."""
+
+    kind: Literal["agent-rl"]
+    name: str
+    tags: dict[str, float]
+    agent: AgentSettings
+    max_new_tokens: int  # of one turn
+    first_seed: int = 10_000
+    actions: int | None = None  # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
+    counting: list[str] = field(default_factory=list)  # agent-play stages whose actions count as this arm's
+    validation: Validation | None = None
+    lora: Lora | None = None
+    microbatch_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(max_new_tokens=self.max_new_tokens, microbatch_tokens=self.microbatch_tokens)
+        if self.actions is not None:
+            _positive(actions=self.actions)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A model as it is evaluated and compared."""
+
+    name: str
+    model: str
+    agent: AgentSettings
+    control: bool = False  # the report marks it as one
+
+
+@dataclass(frozen=True)
+class AgentEvaluate:
+    """Agents on held-out seeds beside the random policy and the ceiling: Pass@1, Pass@k, what turns did, perplexity of states."""
+
+    kind: Literal["agent-eval"]
+    name: str
+    arms: list[Arm]
+    tags: list[str]
+    max_new_tokens: int
+    groups: int = 128
+    samples_per_group: int = 8
+    first_seed: int = 123
+    temperature: float = 1.0
+    headline: str | None = None  # the arm that is compared with every other one, over the same seeds
+
+    def __post_init__(self) -> None:
+        _positive(groups=self.groups, samples_per_group=self.samples_per_group, max_new_tokens=self.max_new_tokens)
+        names = [arm.name for arm in self.arms]
+        if self.headline is not None and self.headline not in names:
+            raise ValueError(f"headline: '{self.headline}' is no arm ({', '.join(names)})")
+
+
 GridStage = SelfPlay | Supervised | Reinforce | Evaluate
-LanguageStage = TextGameData | WebPageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
+AgentStage = AgentStart | AgentPlay | AgentSupervised | AgentReinforce | AgentEvaluate
+LanguageStage = TextGameData | WebPageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate | AgentStage
 Stage = (
     SelfPlay
     | Supervised
@@ -280,6 +438,11 @@ Stage = (
     | LanguageSupervised
     | LanguageReinforce
     | LanguageEvaluate
+    | AgentStart
+    | AgentPlay
+    | AgentSupervised
+    | AgentReinforce
+    | AgentEvaluate
 )
 LANGUAGE = "language"  # the world of recipes that train on text alone
 
@@ -327,6 +490,14 @@ def _references(stage: Stage) -> list[str]:
         return [stage.init, stage.data]
     if isinstance(stage, LanguageEvaluate):
         return [*stage.models, stage.data]
+    if isinstance(stage, AgentPlay):
+        return [stage.start, *([stage.model] if stage.model else [])]
+    if isinstance(stage, AgentSupervised):
+        return [stage.data, stage.init]
+    if isinstance(stage, AgentReinforce):
+        return [stage.init, *stage.counting]
+    if isinstance(stage, AgentEvaluate):
+        return [arm.model for arm in stage.arms]
     return [stage.model] if isinstance(stage, Export) else []
 
 

@@ -36,6 +36,11 @@ STAGES = {
     "language-sft": "language_sft",
     "language-rlvr": "language_rlvr",
     "language-eval": "language_eval",
+    "agent-start": "agent_start",
+    "agent-play": "agent_play",
+    "agent-sft": "agent_sft",
+    "agent-rl": "agent_rl",
+    "agent-eval": "agent_eval",
 }
 
 

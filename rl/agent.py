@@ -11,26 +11,13 @@ from typing import Any
 
 from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid
-from .agent_format import OPENING, SYSTEM, Format, Parsed, parse, play, prefix, turn_text
+from .agent_config import AgentSettings
+from .agent_format import OPENING, SYSTEM, Parsed, parse, play, prefix, turn_text
+from .language import readable
+from .rewards.state_match import world_model_bonus
 from .rollout.sampler import Sample
 from .worlds.base import attempt
 from .worlds.tasks import Task
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """Shape of an episode. `window` > 0 shows that many last turns; `coordinates` shows and asks for the state-estimation text."""
-
-    fmt: Format = "think"
-    max_turns: int = 5
-    actions_per_turn: int = 5
-    window: int = 0
-    format_penalty: float = -0.1
-    coordinates: bool = False
-
-    def __post_init__(self) -> None:
-        if min(self.max_turns, self.actions_per_turn) < 1 or self.window < 0:
-            raise ValueError(f"max_turns: turns and actions per turn are at least 1, window at least 0, not {self}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,8 @@ def chat_of(tokenizer: Tokenizer) -> Chat:
 class _Turn:
     said: str  # by the world
     answer: tuple[int, ...] = ()
-    reward: float = 0.0
+    reward: float = 0.0  # the world's
+    bonus: float = 0.0  # for states that were written right
 
 
 @dataclass
@@ -88,7 +76,7 @@ class AgentEpisode:
     states: list[str] = field(default_factory=list)  # one before each turn and one at the end
     penalty: float = 0.0
     actions: int = 0
-    effective: int = 0
+    effective: int = 0  # turns whose last action had an effect
     success: bool = False
     done: bool = False
     fault: Invalid | None = None
@@ -105,6 +93,9 @@ class AgentEpisode:
 
     def _ask(self) -> None:
         left, number = self.task.max_actions - self.actions, len(self.turns) + 1
+        if self.settings.prompt == "bare":
+            self.turns.append(_Turn(f"{self.states[-1]}\n"))
+            return
         text = turn_text(number, self.states[-1], left, self.task, self.settings.fmt)
         if self.turns:
             text = f"Reward:\n{self.turns[-1].reward:g}\n{text}"
@@ -126,7 +117,9 @@ class AgentEpisode:
         ids: list[int] = []
         for number in range(first, last + 1):
             said = self.turns[number].said
-            if number == first:
+            if self.settings.prompt == "bare":
+                text, opening = said, OPENING[self.settings.fmt]
+            elif number == first:
                 rules = prefix(self.task, self.world, self.settings.fmt)
                 text = self.chat.start + SYSTEM + self.chat.first_user + rules + said[said.index("\nTurn ") :]
             else:
@@ -139,7 +132,7 @@ class AgentEpisode:
 
     def receive(self, sample: Sample) -> None:
         """Take the answer: parse it, execute its actions, note the state they led to."""
-        text = OPENING[self.settings.fmt] + self.tokenizer.decode(sample.ids)
+        text = OPENING[self.settings.fmt] + readable(self.tokenizer, sample.ids)
         parsed = parse(text, self.settings.fmt, self.settings.actions_per_turn)
         result = attempt(play, self.world, parsed.actions, self.task.max_actions - self.actions, self.settings.format_penalty)
         if isinstance(result, Invalid):
@@ -149,6 +142,8 @@ class AgentEpisode:
         turn.answer, turn.reward = sample.ids, result.reward
         self.parsed.append(parsed)
         self.states.append(self._state())
+        paid = (self.settings.observation_reward, self.settings.prediction_reward)
+        turn.bonus = world_model_bonus(parsed, self.states[-2], self.states[-1], *paid) if any(paid) else 0.0
         self.penalty += result.penalty
         self.actions += len(result.executed)
         self.effective += bool(result.info.get("action_is_effective", False))
@@ -158,7 +153,7 @@ class AgentEpisode:
         """Turn rewards, their sum with the format penalties, and the numbers of a report."""
         if self.fault is not None:
             return [], self.fault, {"seed": self.seed, "tag": self.task.name}
-        rewards = [turn.reward for turn in self.turns if turn.answer]
+        rewards = [turn.reward + turn.bonus for turn in self.turns if turn.answer]
         count = max(1, len(rewards))
         info = {
             "tag": self.task.name,
@@ -168,6 +163,7 @@ class AgentEpisode:
             "action_is_effective": self.effective / count,
             "format_ok": sum(p.ok for p in self.parsed) / count,
             "penalty": self.penalty,
+            "bonus": sum(turn.bonus for turn in self.turns),
             "response_tokens": sum(len(turn.answer) for turn in self.turns),
             "turns": len(rewards),
         }

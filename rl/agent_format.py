@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from .agent_config import Format
 from .worlds.base import World
 from .worlds.tasks import Task
 
-Format = Literal["answer", "think", "state"]
 SEPARATOR = "||"
 SYSTEM = "You are a helpful assistant that acts in small worlds. "
 FORMATS: dict[str, str] = {

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence
 from .agent import AgentEpisode
+from .agent_config import Format, Variant
 from .agent_format import OPENING, ground, has_states
 from .rollout.sampler import Sample, SampleRequest
-from .worlds.tasks import Task
+from .worlds.base import World
 
-Variant = Literal["truth", "belief", "masked", "random_coordinates"]
 HIDDEN = "..."
+UNREADABLE = "\ufffd"  # an id that the tokenizer does not know
+THOUGHT = "I try some moves."
+_SYMBOL = re.compile(r"[^\n]")
 _SPAN = re.compile(r"(?<=<observation>\n).*?(?=\n</observation>)|(?<=<prediction>\n).*?(?=\n</prediction>)", re.DOTALL)
 _CELL = re.compile(r"\((\d+),(\d+)\)")
 
@@ -32,6 +35,8 @@ class Lesson:
     sequence: TokenSequence
     text: str
     held_out: bool
+    turn: int
+    asked: int  # ids of the prompt
 
 
 def _scatter(state: str, rng: random.Random) -> str:
@@ -48,6 +53,8 @@ def written_response(episode: AgentEpisode, turn: int, variant: Variant) -> str:
         return response
     if variant == "masked":
         return ground(response, HIDDEN, HIDDEN)
+    if variant == "blanked":
+        return ground(response, _SYMBOL.sub(".", before), _SYMBOL.sub(".", after))
     if variant == "random_coordinates":
         rng = random.Random(f"{episode.seed}/{episode.sample_index}/{turn}")
         return ground(response, _scatter(before, rng), _scatter(after, rng))
@@ -77,8 +84,17 @@ def held_out(seed: int, sample: int, share: float) -> bool:
     return random.Random(f"{seed}/{sample}").random() < share
 
 
-def lessons(episode: AgentEpisode, variant: Variant = "truth", only_tagged: bool = True, validation_share: float = 0.2) -> list[Lesson]:
-    """Every turn of a finished episode as a sequence to imitate, earlier turns in its context corrected alike."""
+def lessons(
+    episode: AgentEpisode,
+    variant: Variant = "truth",
+    only_tagged: bool = True,
+    validation_share: float = 0.2,
+    learn_blanks: bool = False,
+) -> list[Lesson]:
+    """Every turn of a finished episode as a sequence to imitate, earlier turns in its context corrected alike.
+
+    Masked and blanked states carry no loss; `learn_blanks` gives blanked ones theirs, to teach the shape of an answer alone.
+    """
     if variant not in get_args(Variant):
         raise ValueError(f"variant: {variant!r} must be one of {', '.join(get_args(Variant))}")
     opening = OPENING[episode.settings.fmt]
@@ -87,15 +103,19 @@ def lessons(episode: AgentEpisode, variant: Variant = "truth", only_tagged: bool
     aside = held_out(episode.seed, episode.sample_index, validation_share)
     for turn, parsed in enumerate(episode.parsed):
         text = written_response(episode, turn, variant)
-        written = text.removeprefix(opening)
-        spans = [found.span() for found in _SPAN.finditer(written)]
-        ids, inside = encode_spans(episode.tokenizer, written, spans)
         context = episode.context_of(answers)
-        state_role = Role.PROMPT if variant == "masked" else Role.STATE
+        tagged = parsed.ok and UNREADABLE not in text and (episode.settings.fmt != "state" or has_states(parsed.response))
+        if parsed.ok and UNREADABLE not in text:
+            written = text.removeprefix(opening)
+            ids, inside = encode_spans(episode.tokenizer, written, [found.span() for found in _SPAN.finditer(written)])
+        else:  # nothing to fill in: what was sampled stays as it was
+            ids = [i for i in episode.turns[turn].answer if i != episode.tokenizer.eos_id]
+            inside = [False] * len(ids)
+        state_role = Role.PROMPT if variant == "masked" or (variant == "blanked" and not learn_blanks) else Role.STATE
         roles = [Role.PROMPT] * len(context) + [state_role if flag else Role.ACTION for flag in inside] + [Role.ACTION]
         answer = [*ids, episode.tokenizer.eos_id]
-        if not only_tagged or (parsed.ok and has_states(parsed.response)):
-            out.append(Lesson(TokenSequence((*context, *answer), tuple(roles)), text, aside))
+        if tagged or not only_tagged:
+            out.append(Lesson(TokenSequence((*context, *answer), tuple(roles)), text, aside, turn, len(context)))
         answers.append(answer)
     return out
 
@@ -107,21 +127,19 @@ def tagged_share(episodes: Iterable[AgentEpisode]) -> float:
 
 
 class RandomPlayer:
-    """A sampler of uniform action words in the state format, for random-policy data: it neither looks nor predicts."""
+    """A sampler of random actions in an agent's format: it neither looks nor predicts. `worlds` finds the world of a request's key."""
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, actions: int = 3) -> None:
-        world = task.make()
-        world.reset(0)
-        if not world.action_words:
-            raise ValueError(f"{task.name}: random play needs a world with action words")
-        self.words, self.tokenizer, self.actions = list(world.action_words.values()), tokenizer, actions
+    def __init__(self, world_of: Callable[[tuple[int, ...]], World], tokenizer: Tokenizer, actions: int = 3, fmt: Format = "state") -> None:
+        self.world_of, self.tokenizer, self.actions, self.fmt = world_of, tokenizer, actions, fmt
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
-        """One answer for each request; its key alone decides the words."""
+        """One answer for each request; its key and the world's state decide the words."""
         out: list[Sample | Invalid] = []
+        states = f"<observation>{HIDDEN}</observation> {THOUGHT} <prediction>{HIDDEN}</prediction>"
+        start = {"state": f" {states} </think> <answer> ", "think": f" {THOUGHT} </think> <answer> ", "answer": " "}[self.fmt]
         for request in requests:
-            words = random.Random(repr(request.key)).choices(self.words, k=self.actions)
-            text = f" <observation>{HIDDEN}</observation> I try some moves. <prediction>{HIDDEN}</prediction> </think> "
-            ids = (*self.tokenizer.encode(f"{text}<answer> {' || '.join(words)} </answer>"), self.tokenizer.eos_id)
+            rng, world = random.Random(repr(request.key)), self.world_of(request.key)
+            words = [world.random_action(rng) for _ in range(self.actions)]
+            ids = (*self.tokenizer.encode(f"{start}{' || '.join(words)} </answer>"), self.tokenizer.eos_id)
             out.append(Sample(ids, (0.0,) * len(ids), "stop", 0))
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,12 @@ class World(ABC):
     @abstractmethod
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of a world of the same configuration."""
+
+    def random_action(self, rng: random.Random) -> str:
+        """A word or text that the world takes as an action, without looking at what it does."""
+        if self.action_words is None:
+            raise WorldFault(f"{self.name}: no random policy over free text")
+        return rng.choice(list(self.action_words.values()))
 
     def parse_action(self, word: str) -> Action | None:
         """An action written by a policy, or None when it is not one (words are matched without case)."""

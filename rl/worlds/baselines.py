@@ -46,7 +46,7 @@ def _frozen_lake(world: FrozenLake, seeds: Sequence[int], rollouts: int, actions
 
 
 def random_successes(task: Task, seeds: Sequence[int], rollouts: int, seed: int = 0) -> np.ndarray:
-    """How many of `rollouts` episodes of uniform action words succeed, for each seed."""
+    """How many of `rollouts` episodes of random actions (uniform words, or the world's own random texts) succeed, for each seed."""
     world, rng = task.make(), np.random.default_rng(seed)
     if isinstance(world, Sokoban):
         return _sokoban(world, seeds, rollouts, task.max_actions, rng)
@@ -56,11 +56,11 @@ def random_successes(task: Task, seeds: Sequence[int], rollouts: int, seed: int 
     for row, instance in enumerate(seeds):
         for sample in range(rollouts):
             world.reset(instance, sample)
-            if not world.action_words:
-                raise ValueError(f"{task.name}: no random policy over free text")
-            choices, chooser = sorted(world.action_words), random.Random(f"{seed}/{instance}/{sample}")
+            chooser = random.Random(f"{seed}/{instance}/{sample}")
             for _ in range(task.max_actions):
-                result = world.step(chooser.choice(choices))
+                action = world.parse_action(world.random_action(chooser))
+                assert action is not None
+                result = world.step(action)
                 if result.done:
                     wins[row] += bool(result.info["success"])
                     break

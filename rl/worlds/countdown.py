@@ -135,6 +135,10 @@ class Countdown(World):
         check_started(self, self.nums)
         return f"Target: {self.target}, nums: [{', '.join(map(str, self.nums or ()))}]"
 
+    def random_action(self, rng: random.Random) -> str:
+        nums = rng.sample(self.nums or [], len(self.nums or []))
+        return "".join(f"{rng.choice('+-') if i else ''}{n}" for i, n in enumerate(nums))
+
     def snapshot(self) -> Snapshot:
         check_started(self, self.nums)
         return {"world": self.name, "nums": list(self.nums or ()), "target": self.target, "done": self.done}

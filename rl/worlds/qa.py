@@ -99,6 +99,9 @@ class QA(World):
         check_started(self, self.query)
         return self.feedback or str(self.query)
 
+    def random_action(self, rng: random.Random) -> str:
+        return str(rng.randint(0, 99))
+
     def snapshot(self) -> Snapshot:
         check_started(self, self.query)
         return {"world": self.name, "query": self.query, "gold": self.gold, "tries": self.tries, "feedback": self.feedback}

@@ -188,6 +188,9 @@ class Sudoku(World):
         board = tuple(map(tuple, self.board))
         return render_board(board) if mode == "text" else f"{render_board(board)}\n{coordinate_sentence(board)}"
 
+    def random_action(self, rng: random.Random) -> str:
+        return ",".join(str(rng.randint(1, self.config.size)) for _ in range(3))
+
     def snapshot(self) -> Snapshot:
         check_started(self, self.board)
         boards = {"given": self.given, "solution": self.solution, "board": self.board}

@@ -204,6 +204,13 @@ class WebShop(World):
         chosen = "".join(f"\nChosen {name}: {value}" for name, value in self.page.options.items())
         return f"{SEPARATOR.join(self._visible())}{chosen}\n{ADVICE}\nAllowed actions: {', '.join(allowed)}"
 
+    def random_action(self, rng: random.Random) -> str:
+        """Any click the page offers; on the search page a word of the instruction."""
+        assert self.goal is not None
+        clicks = self.clickables()
+        words = [word for word in self.goal.instruction.split() if word.isalpha()]
+        return f"click[{rng.choice(clicks)}]" if clicks else f"search[{rng.choice(words)}]"
+
     def snapshot(self) -> Snapshot:
         check_started(self, self.goal)
         page = {**vars(self.page), "options": dict(self.page.options)}

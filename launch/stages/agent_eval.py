@@ -1,0 +1,131 @@
+"""Agents on held-out seeds, beside the random policy and the ceiling; every arm with what it cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...core.files import write_json
+from ...core.progress import Progress
+from ...core.rng import fold
+from ...rl.agent_eval import AgentScores, baseline_rows, difference, state_perplexity, summarise
+from ...rl.agent_rollout import Player, deal, picture
+from ...rl.objective import logprob_score
+from ...rl.rollout.sampler import SamplingParams
+from ...rl.statistics import Estimate
+from ...rl.worlds.tasks import Task
+from ..job import Job
+from ..recipe import AgentEvaluate, Arm
+from .agent import agent_engine, budget, tasks_of, tokenizer_of
+from .evaluate import percent
+from .reinforce import SHOWN, embedded_sampler
+
+
+def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
+    """Play, score, write one table a tag and the summary in words."""
+    tasks, tokenizer = tasks_of(job, stage.tags), tokenizer_of(job)
+    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+    progress = Progress(stage.name, len(stage.arms) * len(stage.tags), speak=job.speaks)
+    scores: dict[tuple[str, str], AgentScores] = {}
+    perplexities: dict[tuple[str, str], list[float]] = {}
+    for arm in stage.arms:
+        engine = agent_engine(job, None, arm.model)
+        sampler, player = embedded_sampler(engine, job), Player(tokenizer, arm.agent)
+        for tag, task in tasks.items():
+            groups = -(-stage.groups // job.ranks) * job.ranks
+            seats = list(job.share(deal({tag: task}, {tag: 1.0}, groups, stage.samples_per_group, stage.first_seed)))
+            played = player.play(sampler, seats, params, fold(job.recipe.seed, 6))
+            scores[arm.name, tag] = summarise([t for part in job.gather(played) for t in part])
+            perplexities[arm.name, tag] = perplexity(stage, engine, arm, task, tokenizer)
+            if job.speaks:
+                job.run.write_rollouts(f"{stage.name}-{arm.model}-{tag}", 0, picture(0, seats, played, SHOWN))
+            progress.update(len(scores))
+    costs = {arm.name: budget(job, arm.model) for arm in stage.arms}
+    if job.speaks:
+        for tag, task in tasks.items():
+            for name, told in tables(stage, task, scores, perplexities, costs).items():
+                job.run.write_result(name, told)
+        if stage.headline:
+            write_json(job.run.path / "summary.json", summary(stage, tasks, scores, costs))
+    job.barrier()
+    found: dict[str, Any] = {}
+    for (name, tag), s in scores.items():
+        found |= {f"{name}/{tag}/pass@{k}": s.passes(k).to_cell() for k in ks(stage)}
+    return {**found, **{f"{name}/actions": c[0] for name, c in costs.items()}, **{f"{name}/tokens": c[1] for name, c in costs.items()}}
+
+
+def ks(stage: AgentEvaluate) -> list[int]:
+    """1 and all powers of two up to the samples of a seed."""
+    return [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if k in (1, stage.samples_per_group) or k < stage.samples_per_group]
+
+
+def perplexity(stage: AgentEvaluate, engine: Any, arm: Arm, task: Task, tokenizer: Any) -> list[float]:
+    """Of state texts without and with coordinates, each as shown in the prompt and alone."""
+
+    def score(batches: list) -> list:
+        return [r["logprob"] for r in engine.score(batches, logprob_score(1.0))]
+
+    seeds = range(stage.first_seed, stage.first_seed + min(stage.groups, 64))
+    return [
+        state_perplexity(score, task, seeds, tokenizer, arm.agent, coordinates=coordinates, alone=alone)
+        for coordinates in (False, True)
+        for alone in (False, True)
+    ]
+
+
+def tables(
+    stage: AgentEvaluate, task: Task, scores: dict, perplexities: dict, costs: dict[str, tuple[int, int]]
+) -> dict[str, dict[str, Any]]:
+    """The table of success, and the table of what the arms did, cost and know."""
+    k, tag = stage.samples_per_group, task.name
+    seeds = range(stage.first_seed, stage.first_seed + stage.groups)
+    rows, facts = [], []
+    ceiling_rows = []
+    for name, kind, first, last in baseline_rows(task, seeds, k):
+        (ceiling_rows if kind == "ceiling" else rows).append({"name": name, "kind": kind, "cells": [first.to_cell(), last.to_cell()]})
+    for arm in stage.arms:
+        s: AgentScores = scores[arm.name, tag]
+        kind = "control" if arm.control else "model"
+        rows.append({"name": arm.name, "kind": kind, "cells": [s.passes(1).to_cell(), s.passes(k).to_cell()]})
+        plain = [{"value": v} if math.isfinite(v) else "none" for v in perplexities[arm.name, tag]]
+        counted = [{"value": costs[arm.name][0]}, {"value": costs[arm.name][1]}]
+        seen = [e.to_cell() for e in (s.effective, s.format_ok, s.tokens, s.actions)]
+        facts.append({"name": arm.name, "kind": kind, "cells": [*seen, *plain, *counted]})
+    rows += ceiling_rows
+    invalid = sum(scores[arm.name, tag].invalid for arm in stage.arms)
+    note = (
+        f"{len(seeds)} seeds from {stage.first_seed}, {k} samples each at temperature {stage.temperature:g}; unbiased Pass@k; "
+        f"95 % intervals over seeds. {invalid} invalid samples left out."
+    )
+    names = ["state perplexity", "alone", "with coordinates", "alone"]
+    return {
+        f"{stage.name}-{tag}": {"title": f"{tag}: success", "columns": ["Pass@1", f"Pass@{k}"], "rows": rows, "note": note},
+        f"{stage.name}-{tag}-turns": {
+            "title": f"{tag}: what the arms did, know and cost",
+            "columns": ["turns with effect", "right format", "answer tokens", "actions", *names, "actions in training", "gradient tokens"],
+            "rows": facts,
+            "note": "Perplexity of the first state's tokens: as it stands in the first prompt, and alone after one token. Actions and "
+            "tokens of training count an arm's stage, all it started from and the play it learnt from.",
+        },
+    }
+
+
+def summary(stage: AgentEvaluate, tasks: dict[str, Task], scores: dict, costs: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """The headline's arm against every other one, in plain words."""
+    assert stage.headline is not None
+    tag = stage.tags[0]
+    best: AgentScores = scores[stage.headline, tag]
+    others = [arm.name for arm in stage.arms if arm.name != stage.headline]
+    gains = {name: difference(best, scores[name, tag]) for name in others}
+    first = best.passes(1)
+    ahead = [name for name, gain in gains.items() if gain.low > 0]
+    headline = f"{tag}: {stage.headline} solves {percent(first)} at the first try; ahead of {', '.join(ahead) or 'none'} beyond chance."
+    paragraphs = [f"{stage.headline} minus {name}: {points(gain)}, {gain.n} seeds." for name, gain in gains.items()]
+    for name, kind, one, _ in baseline_rows(tasks[tag], range(stage.first_seed, stage.first_seed + stage.groups), stage.samples_per_group):
+        paragraphs.append(f"{kind.capitalize()}: {name} {percent(one)}.")
+    paragraphs.append("Budgets (actions, gradient tokens): " + "; ".join(f"{name} {a:,}, {t:,}" for name, (a, t) in costs.items()) + ".")
+    return {"headline": headline, "paragraphs": paragraphs}
+
+
+def points(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:+.1f} points of Pass@1 (95 % interval {100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})"

@@ -1,0 +1,113 @@
+"""Imitation of self-play turns: SPA's first stage, its ablations, or a warm-up of the answer's format."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from ...core.progress import Progress
+from ...core.rng import permutation
+from ...data.packing import TrainSequence, pack
+from ...data.shards import ShardSet
+from ...data.trajectory import Role
+from ...kernels.policy_loss import PolicySettings
+from ...rl.loop import even_out, require_finite
+from ...rl.objective import logprob_score, make_loss
+from ..job import Job
+from ..recipe import AgentSupervised
+from .agent import HELD_OUT, TRAIN, agent_engine
+from .common import Checkpoints
+
+HELD_OUT_MOST = 512  # held-out turns that are scored at the end
+
+
+class Lessons:
+    """The turns of an agent-play stage, read once: they are small beside a model."""
+
+    def __init__(self, job: Job, data: str, part: str) -> None:
+        shards = ShardSet(job.stage_folder(data) / part, fields=["tokens.npy", "roles.npy"])
+        read = [shards[i] for i in range(len(shards))]
+        self.ids = [np.asarray(sample["tokens.npy"], np.int64) for sample in read]
+        self.learnt = [self._mask(np.asarray(sample["roles.npy"])) for sample in read]
+
+    @staticmethod
+    def _mask(roles: np.ndarray) -> np.ndarray:
+        mask = (roles == Role.ACTION) | (roles == Role.STATE)
+        mask[:1] = False
+        return mask
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tokens(self, chosen: list[int]) -> int:
+        return int(sum(self.learnt[i].sum() for i in chosen))
+
+    def sequences(self, chosen: list[int], total: int) -> list[TrainSequence]:
+        """Turns to imitate; the loss is the mean over `total` tokens of the whole step."""
+        return [TrainSequence(self.ids[i], ce=self.learnt[i].astype(np.float32) / np.float32(max(total, 1))) for i in chosen]
+
+
+def order(count: int, seed: int, position: int) -> int:
+    """Which turn stands at a place of the endless stream: every epoch a fresh permutation."""
+    return _epoch(count, seed, position // count)[position % count]
+
+
+_EPOCHS: dict[tuple[int, int, int], list[int]] = {}
+
+
+def _epoch(count: int, seed: int, number: int) -> list[int]:
+    key = (count, seed, number)
+    if key not in _EPOCHS:
+        _EPOCHS.clear()
+        _EPOCHS[key] = permutation(count, seed, number)
+    return _EPOCHS[key]
+
+
+def run(stage: AgentSupervised, job: Job) -> dict[str, Any]:
+    """Train for the given epochs and say what the held-out turns cost."""
+    lessons = Lessons(job, stage.data, TRAIN)
+    if not len(lessons):
+        raise RuntimeError(f"stage '{stage.data}' left no turn to imitate: its answers lack tags; set only_tagged: false or warm it up")
+    engine = agent_engine(job, stage.optimizer, stage.init, stage.lora)
+    steps = max(1, round(stage.epochs * len(lessons) / stage.sequences_per_step))
+    checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
+    start, extra = checkpoints.resume(engine)
+    tokens = extra.get("tokens", 0)
+    loss = make_loss(PolicySettings())
+    progress = Progress(stage.name, steps, start=start, speak=job.speaks)
+    for step in range(start, steps):
+        begun = time.monotonic()
+        places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
+        mine = [order(len(lessons), job.recipe.seed, place) for place in places[engine.data_rank :: engine.data_size]]
+        total = sum(job.gather(lessons.tokens(mine)))
+        batches = even_out(pack(lessons.sequences(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather)
+        result = engine.step(batches, loss)
+        tokens += total
+        values = {
+            "loss": result.metrics["loss"],
+            "entropy": result.metrics["entropy"] / max(1.0, result.metrics["tokens"]),
+            "grad_norm": result.grad_norm,
+            "lr": result.lr,
+            "tokens": tokens,
+        }
+        require_finite(values, step)
+        took = time.monotonic() - begun
+        if job.speaks and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
+            job.run.metrics.append(stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": total / took})
+        progress.update(step + 1, f"loss {values['loss']:.4f}")
+        checkpoints.save(engine, step + 1, {"tokens": tokens})
+    held = held_out_loss(stage, job, engine)
+    return {"steps": steps, "tokens": tokens, "turns": len(lessons), "held_out_loss": held, "checkpoint": checkpoints.final()}
+
+
+def held_out_loss(stage: AgentSupervised, job: Job, engine: Any) -> float | None:
+    """Mean cross-entropy of held-out trajectories' turns, None where none were held out."""
+    lessons = Lessons(job, stage.data, HELD_OUT)
+    chosen = list(range(min(len(lessons), HELD_OUT_MOST)))
+    if not chosen:
+        return None
+    batches = pack(lessons.sequences(chosen, lessons.tokens(chosen)), budget=stage.microbatch_tokens, pad=False)
+    scored = engine.score(batches, logprob_score(1.0))
+    return float(-sum((s["logprob"].cpu() * b.ce_weight_T).sum() for s, b in zip(scored, batches, strict=True)))

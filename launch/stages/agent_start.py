@@ -1,0 +1,89 @@
+"""Where agents begin: weights and tokenizer of a Hugging Face folder, or a fresh model with a tokenizer made for the tags."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+from ...core.engine import Engine
+from ...core.errors import ConfigError
+from ...data.tokenizers import HFTokenizer, PieceTokenizer, Tokenizer, load_tokenizer
+from ...models.gpt import build_gpt
+from ...models.hf import import_hf
+from ...rl.agent_format import FORMATS, SYSTEM, prefix, turn_text
+from ...rl.selfplay import HIDDEN, THOUGHT
+from ...rl.worlds.tasks import Task
+from ..job import Job
+from ..recipe import AgentStart
+from .agent import TOKENIZER, tasks_of
+from .common import step_folder
+
+# the turns of an answer as they are written, so that a small model spells no tag letter by letter
+TAGS = (
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    " <observation>\n",
+    "\n</observation> ",
+    " <prediction>\n",
+    "\n</prediction>",
+    " </think> <answer> ",
+    " </answer>",
+    " || ",
+    HIDDEN,
+    THOUGHT,
+)
+_WORD = re.compile(r"[A-Z]?[a-z]+")  # states hold no lower-case letters next to each other, so words and cells do not mix
+LOOKS = 32  # instances of every tag that the alphabet is taken from
+
+
+def run(stage: AgentStart, job: Job) -> dict[str, Any]:
+    """Write tokenizer and first checkpoint."""
+    tasks = tasks_of(job, stage.tags)
+    folder = job.stage_folder(stage.name) / TOKENIZER
+    if job.speaks:
+        job.run.guard()
+        chosen = folder_tokenizer(stage.folder) if stage.folder else pieces_of(list(tasks.values()))
+        if chosen.vocab_size > job.model.vocab:
+            raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
+        chosen.save(folder)
+    job.barrier()
+    engine = Engine(build_gpt(job.model), job.recipe.parallel, None, job.recipe.precision, job.recipe.seed)
+    if stage.folder:
+        import_hf(engine, stage.folder)
+    where = step_folder(job.checkpoints(stage.name), 0)
+    engine.save(where, {})
+    return {"checkpoint": str(where.relative_to(job.run.path)), "vocabulary": load_tokenizer(folder).vocab_size}
+
+
+def folder_tokenizer(folder: str) -> Tokenizer:
+    """The folder's own tokenizer."""
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError(f"folder: {folder} holds no config.json; name a Hugging Face folder, e.g. --set stages.0.folder=PATH")
+    return HFTokenizer(folder) if not (Path(folder) / "terrella_tokenizer.json").exists() else load_tokenizer(folder)
+
+
+def pieces_of(tasks: list[Task]) -> PieceTokenizer:
+    """Tags and words whole, everything else by character: all that prompts, states and random answers of these tasks hold."""
+    words: set[str] = set()
+    characters: set[str] = set("0123456789.,;:()[]+-*/= \n")
+    for task in tasks:
+        world = task.make()
+        for seed in range(LOOKS):
+            world.reset(seed)
+            texts = [world.render(mode) for mode in world.render_modes]
+            texts += [
+                SYSTEM,
+                prefix(task, world, "state"),
+                *FORMATS.values(),
+                turn_text(1, "", 1, task, "state"),
+                "Reward:\nUser:\nAgent:\n",
+            ]
+            texts += [world.random_action(random.Random(i)) for i in range(8)] + list((world.action_words or {}).values())
+            for text in texts:
+                words.update(word for word in _WORD.findall(text) if len(word) > 1)
+                characters.update(text)
+    return PieceTokenizer([*TAGS, *sorted(words - set(TAGS)), *sorted(characters)])

@@ -1,0 +1,125 @@
+"""Rollouts of agents: seats dealt to tags and seeds, played through rl/multiturn.py, and what a step's record says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..data.tokenizers import Tokenizer
+from ..data.trajectory import Invalid, Trajectory
+from .agent import AgentEpisode, AgentSettings, Chat, chat_of
+from .multiturn import DEFAULT_LIMITS, Limits, rollout_worlds
+from .rollout.sampler import Sampler, SamplingParams
+from .worlds.base import World
+from .worlds.tasks import Task, allocate, group_seeds
+
+
+@dataclass
+class Seat:
+    """A place in a rollout: task, seed and sample. `episode` is the last one begun there; a fault may have begun several."""
+
+    task: Task
+    seed: int
+    prompt_id: int
+    sample_index: int
+    episode: AgentEpisode | None = None
+
+    def context(self) -> tuple[int, ...] | None:
+        return self.episode.context() if self.episode else None
+
+    def receive(self, sample: Any) -> None:
+        assert self.episode is not None
+        self.episode.receive(sample)
+
+    def score(self) -> tuple[list[float], float | Invalid, dict]:
+        assert self.episode is not None
+        return self.episode.score()
+
+
+def deal(tasks: dict[str, Task], weights: dict[str, float], groups: int, samples: int, first_seed: int, step: int = 0) -> list[Seat]:
+    """The seats of one step: groups dealt to tags by weight, each with a seed of its own that its samples share."""
+    tags, seeds = allocate(weights, groups), group_seeds(first_seed, step, groups)
+    return [
+        Seat(tasks[tag], seed, step * groups + number, sample)
+        for number, (tag, seed) in enumerate(zip(tags, seeds, strict=True))
+        for sample in range(samples)
+    ]
+
+
+@dataclass(frozen=True)
+class Player:
+    """How seats are played: tokenizer with its chat template, shape of the episodes, limits."""
+
+    tokenizer: Tokenizer
+    settings: AgentSettings
+    limits: Limits = DEFAULT_LIMITS
+
+    def play(self, sampler: Sampler, seats: Sequence[Seat], params: SamplingParams, seed: int) -> list[Trajectory]:
+        """All seats to the end of their episodes."""
+        chat = chat_of(self.tokenizer)
+        return rollout_worlds(sampler, [self._maker(seat, chat) for seat in seats], params, seed, self.limits)
+
+    def _maker(self, seat: Seat, chat: Chat) -> Callable[[], AgentEpisode]:
+        def make() -> AgentEpisode:
+            seat.episode = AgentEpisode(seat.task, seat.seed, seat.prompt_id, seat.sample_index, self.tokenizer, chat, self.settings)
+            return seat.episode
+
+        return make
+
+
+def world_finder(seats: Sequence[Seat]) -> Callable[[tuple[int, ...]], World]:
+    """The world behind a request's key, for players that need no model."""
+    by_name = {(seat.prompt_id, seat.sample_index): seat for seat in seats}
+
+    def find(key: tuple[int, ...]) -> World:
+        episode = by_name[key[1], key[2]].episode
+        assert episode is not None
+        return episode.world
+
+    return find
+
+
+def actions_taken(trajectories: Sequence[Trajectory]) -> int:
+    """Environment steps: the actions that worlds executed."""
+    return sum(int(t.info.get("num_actions", 0)) for t in trajectories if not isinstance(t.reward, Invalid))
+
+
+def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[Any]]) -> dict[str, float]:
+    """Means over the valid trajectories of all ranks, and the success rate of each tag where there are several."""
+    names = ("success", "num_actions", "action_is_effective", "format_ok", "response_tokens", "bonus")
+    rows = [[float(t.info[n]) for n in names] + [t.info["tag"]] for t in trajectories if not isinstance(t.reward, Invalid)]
+    everywhere = [row for part in gather(rows) for row in part]
+    if not everywhere:
+        return {}
+    values = {f"agent/{name}": sum(row[i] for row in everywhere) / len(everywhere) for i, name in enumerate(names)}
+    tags = sorted({row[-1] for row in everywhere})
+    for tag in tags if len(tags) > 1 else ():
+        mine = [row[0] for row in everywhere if row[-1] == tag]
+        values[f"agent/success/{tag}"] = sum(mine) / len(mine)
+    return values
+
+
+def picture(step: int, seats: Sequence[Seat], trajectories: Sequence[Trajectory], limit: int) -> list[dict[str, Any]]:
+    """A few episodes as the report shows them: what was seen and written, and the true state after each turn."""
+    rows = []
+    for seat, t in list(zip(seats, trajectories, strict=True))[:limit]:
+        turns = []
+        for turn, parsed in enumerate(seat.episode.parsed if seat.episode else ()):
+            assert seat.episode is not None
+            truth = seat.episode.states[turn + 1]
+            turns.append(
+                {
+                    "prompt": seat.episode.states[turn],
+                    "action": " || ".join(parsed.actions),
+                    "prediction": parsed.prediction if parsed.prediction is not None else parsed.response,
+                    "truth": truth,
+                    "exact": parsed.prediction == truth,
+                }
+            )
+        invalid = t.reward.reason if isinstance(t.reward, Invalid) else None
+        reward = None if isinstance(t.reward, Invalid) else t.reward
+        rows.append(
+            {"step": step, "prompt_id": t.prompt_id, "sample": t.sample_index, "reward": reward, "invalid": invalid, "turns": turns}
+        )
+    return rows
