@@ -36,7 +36,7 @@ setup(
     package_data={
         "terrella": ["py.typed"],
         "terrella.launch": ["recipes/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
-        "terrella.rl.worlds": ["*.yaml"],
+        "terrella.rl.worlds": ["*.yaml", "*.xml"],
         "terrella.rl.web_pages": ["*.html", "*.jsonl.gz"],
         "terrella.benchmarks": ["*.csv"],
     },

@@ -12,16 +12,12 @@ from ..core.errors import ConfigError
 from ..core.sinks import SinkName
 from ..models.config import ModelConfig
 from ..rl.agent_config import AgentSettings, Variant
-from ..rl.algorithms.config import Algorithm
 from ..rl.rollout.config import Rollouts
+from .recipe_base import OnPolicy, positive
+from .recipe_video import VideoSettings, VideoStage
+from .recipe_video import references as video_references
 
 RECIPES = Path(__file__).parent / "recipes"
-
-
-def _positive(**values: int | float) -> None:
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name}: {value} must be above 0")
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class SelfPlay:
     samples_per_shard: int = 4096
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             rooms=self.rooms,
             heldout_rooms=self.heldout_rooms,
             actions_per_room=self.actions_per_room,
@@ -62,7 +58,7 @@ class Supervised:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             sequences_per_step=self.sequences_per_step,
             microbatch_sequences=self.microbatch_sequences,
             checkpoint_every=self.checkpoint_every,
@@ -81,31 +77,7 @@ class Imagination:
     walk: int = 8  # random actions before the start state, at most
 
     def __post_init__(self) -> None:
-        _positive(steps=self.steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnPolicy:
-    """What every RL stage has, whatever its tasks are."""
-
-    init: str  # the stage whose weights to start from
-    algorithm: Algorithm
-    prompts_per_step: int
-    samples_per_prompt: int
-    steps: int
-    optimizer: OptimizerConfig
-    temperature: float = 1.0
-    drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
-    checkpoint_every: int = 10
-    rollouts_every: int = 10  # keep a sample of trajectories for the report
-    rollouts: Rollouts = field(default_factory=Rollouts)
-    critic: OptimizerConfig | None = None  # of ppo and starpo-s
-
-    def __post_init__(self) -> None:
-        names = ("prompts_per_step", "steps", "temperature", "drift_gate", "checkpoint_every", "rollouts_every")
-        _positive(**{name: getattr(self, name) for name in names})
-        if self.samples_per_prompt < 2:
-            raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+        positive(steps=self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +91,7 @@ class Reinforce(OnPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(microbatch_sequences=self.microbatch_sequences)
+        positive(microbatch_sequences=self.microbatch_sequences)
 
 
 @dataclass(frozen=True)
@@ -137,7 +109,7 @@ class Evaluate:
     control: str | None = None
 
     def __post_init__(self) -> None:
-        _positive(n=self.n)
+        positive(n=self.n)
         for key in ("before", "after", "control"):
             if getattr(self, key) is not None and getattr(self, key) not in self.models:
                 raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
@@ -167,7 +139,7 @@ class TextGameData:
     samples_per_shard: int = 4096
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             seeds=self.seeds,
             heldout_per_verb=self.heldout_per_verb,
             pad_prompts_to=self.pad_prompts_to,
@@ -192,7 +164,7 @@ class WebPageData:
     pad_prompts_to: int = 32
 
     def __post_init__(self) -> None:
-        _positive(pad_prompts_to=self.pad_prompts_to)
+        positive(pad_prompts_to=self.pad_prompts_to)
         if self.heldout_every < 2:
             raise ValueError("heldout_every: at least 2, or nothing is left to train on")
 
@@ -215,7 +187,7 @@ class LanguageSupervised:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             sequences_per_step=self.sequences_per_step,
             microbatch_tokens=self.microbatch_tokens,
             checkpoint_every=self.checkpoint_every,
@@ -240,7 +212,7 @@ class LanguageReinforce(OnPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(max_new_tokens=self.max_new_tokens, microbatch_tokens=self.microbatch_tokens)
+        positive(max_new_tokens=self.max_new_tokens, microbatch_tokens=self.microbatch_tokens)
 
 
 @dataclass(frozen=True)
@@ -262,7 +234,7 @@ class LanguageEvaluate:
     control: str | None = None
 
     def __post_init__(self) -> None:
-        _positive(n=self.n, max_new_tokens=self.max_new_tokens, drift_episodes=self.drift_episodes)
+        positive(n=self.n, max_new_tokens=self.max_new_tokens, drift_episodes=self.drift_episodes)
         for key in ("before", "after", "control"):
             if getattr(self, key) is not None and getattr(self, key) not in self.models:
                 raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
@@ -307,7 +279,7 @@ class AgentPlay:
     rollouts: Rollouts = field(default_factory=Rollouts)
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             groups=self.groups,
             samples_per_group=self.samples_per_group,
             random_actions=self.random_actions,
@@ -326,7 +298,7 @@ class Lora:
     alpha: float = 64.0
 
     def __post_init__(self) -> None:
-        _positive(rank=self.rank, alpha=self.alpha)
+        positive(rank=self.rank, alpha=self.alpha)
 
 
 @dataclass(frozen=True)
@@ -346,7 +318,7 @@ class AgentSupervised:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             sequences_per_step=self.sequences_per_step,
             epochs=self.epochs,
             microbatch_tokens=self.microbatch_tokens,
@@ -366,7 +338,7 @@ class Validation:
     first_seed: int = 123
 
     def __post_init__(self) -> None:
-        _positive(every=self.every, groups=self.groups, samples_per_group=self.samples_per_group)
+        positive(every=self.every, groups=self.groups, samples_per_group=self.samples_per_group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,9 +359,9 @@ class AgentReinforce(OnPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(max_new_tokens=self.max_new_tokens, microbatch_tokens=self.microbatch_tokens)
+        positive(max_new_tokens=self.max_new_tokens, microbatch_tokens=self.microbatch_tokens)
         if self.actions is not None:
-            _positive(actions=self.actions)
+            positive(actions=self.actions)
 
 
 @dataclass(frozen=True)
@@ -418,7 +390,7 @@ class AgentEvaluate:
     headline: str | None = None  # the arm that is compared with every other one, over the same seeds
 
     def __post_init__(self) -> None:
-        _positive(groups=self.groups, samples_per_group=self.samples_per_group, max_new_tokens=self.max_new_tokens)
+        positive(groups=self.groups, samples_per_group=self.samples_per_group, max_new_tokens=self.max_new_tokens)
         names = [arm.name for arm in self.arms]
         if self.headline is not None and self.headline not in names:
             raise ValueError(f"headline: '{self.headline}' is no arm ({', '.join(names)})")
@@ -443,8 +415,10 @@ Stage = (
     | AgentSupervised
     | AgentReinforce
     | AgentEvaluate
+    | VideoStage
 )
 LANGUAGE = "language"  # the world of recipes that train on text alone
+VIDEO = "video"  # the world of recipes of video stages
 
 
 @dataclass(frozen=True)
@@ -452,7 +426,7 @@ class Recipe:
     """All settings of a run."""
 
     name: str
-    world: str  # a tag of rl/worlds/tags.yaml, or `language` for recipes of language stages
+    world: str  # a tag of rl/worlds/tags.yaml, or `language` or `video` for recipes of such stages
     model: ModelConfig
     stages: list[Stage]
     seed: int = 0
@@ -460,9 +434,14 @@ class Recipe:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     sinks: list[SinkName] = field(default_factory=list)  # copies of the metrics for TensorBoard or Weights & Biases
+    video: VideoSettings | None = None  # of the world `video`
 
     def __post_init__(self) -> None:
-        _positive(ranks=self.ranks)
+        positive(ranks=self.ranks)
+        if (self.world == VIDEO) != (self.video is not None):
+            raise ValueError("video: the world 'video' has this section, and no other world does")
+        if self.video is not None and self.video.layout.total > self.model.max_positions:
+            raise ValueError(f"video: a clip has {self.video.layout.total} tokens, model.max_positions is {self.model.max_positions}")
         names: list[str] = []
         for stage in self.stages:
             if stage.name in names:
@@ -471,7 +450,7 @@ class Recipe:
                 if used not in names:
                     raise ValueError(f"stages: '{stage.name}' refers to '{used}', which is no earlier stage ({', '.join(names) or 'none'})")
             names.append(stage.name)
-            if isinstance(stage, GridStage if self.world == LANGUAGE else LanguageStage):
+            if not isinstance(stage, Export | {LANGUAGE: LanguageStage, VIDEO: VideoStage}.get(self.world, GridStage)):
                 raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} does not fit the world '{self.world}'")
         if not names:
             raise ValueError("stages: a recipe needs at least one stage")
@@ -498,6 +477,8 @@ def _references(stage: Stage) -> list[str]:
         return [stage.init, *stage.counting]
     if isinstance(stage, AgentEvaluate):
         return [arm.model for arm in stage.arms]
+    if isinstance(stage, VideoStage):
+        return video_references(stage)
     return [stage.model] if isinstance(stage, Export) else []
 
 

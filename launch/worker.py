@@ -21,7 +21,7 @@ from ..core import run as runs
 from ..core.errors import TerrellaError, WorkerError
 from ..core.files import write_json
 from ..core.sinks import open_sinks
-from .recipe import LANGUAGE, Recipe, with_vocab
+from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
 from .supervise import STOPPED, error_file
 
 # kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`
@@ -36,6 +36,13 @@ STAGES = {
     "language-sft": "language_sft",
     "language-rlvr": "language_rlvr",
     "language-eval": "language_eval",
+    "video-data": "video_data",
+    "video-tokenizer": "video_tokenizer",
+    "video-tokens": "video_tokens",
+    "video-pretrain": "video_pretrain",
+    "video-rlvr": "video_rlvr",
+    "video-eval": "video_eval",
+    "video-real2sim": "video_real2sim",
     "agent-start": "agent_start",
     "agent-play": "agent_play",
     "agent-sft": "agent_sft",
@@ -87,12 +94,14 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     if not torch.cuda.is_available():
         shim.install()
     setup.start_process_group(recipe.parallel.timeout_minutes)
-    dynamics: Any = None  # language stages have neither: they ask their data stage
+    dynamics: Any = None  # language and video stages have neither: they ask their data stage
     tokenizer: Any = None
-    if recipe.world != LANGUAGE:
+    if recipe.world not in (LANGUAGE, VIDEO):
         dynamics = GridDynamics.of(recipe.world)
         tokenizer = dynamics.tokenizer()
     model = with_vocab(recipe, tokenizer.vocab_size) if tokenizer else recipe.model
+    if recipe.video is not None:
+        model = with_vocab(recipe, recipe.video.layout.vocab)
     job = Job(recipe, run, rank, ranks, dynamics, tokenizer, model)
     job.listen()
     health.Heartbeat(path / "logs" / f"rank-{rank}.alive.json", lambda: leases.holds(path, run.token)).start()

@@ -10,7 +10,10 @@ from .sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 
 class Episode(Protocol):
-    """One sample of one prompt. It hands out contexts and takes what was sampled, until it has no more to ask."""
+    """One sample of one prompt. It hands out contexts and takes what was sampled, until it has no more to ask.
+
+    An episode may have `forced`: tokens that the sampler puts between sampled spans, such as the actions of a video.
+    """
 
     prompt_id: int
     sample_index: int
@@ -30,7 +33,10 @@ class Episode(Protocol):
 
 def sampled_sequence(context: Sequence[int], sample: Sample) -> TokenSequence:
     """Context and continuation as one sequence: the mask covers exactly the sampled tokens."""
-    roles = (Role.PROMPT,) * len(context) + tuple(Role.OBSERVATION if given else Role.ACTION for given in sample.given)
+    sampled = (Role.ACTION,) * len(sample.ids)
+    if sample.forced is not None:
+        sampled = tuple(Role.OBSERVATION if given else Role.ACTION for given in sample.forced)
+    roles = (Role.PROMPT,) * len(context) + sampled
     return TokenSequence((*context, *sample.ids), roles, (0.0,) * len(context) + sample.logprobs, sample.weight_version)
 
 
@@ -44,7 +50,15 @@ def rollout(sampler: Sampler, episodes: Sequence[Episode], params: SamplingParam
         contexts = {i: context for i in live if (context := episodes[i].context()) is not None}
         pending = list(contexts)
         for attempt in range(retries + 1):
-            requests = [SampleRequest(contexts[i], (seed, episodes[i].prompt_id, episodes[i].sample_index, turn), params) for i in pending]
+            requests = [
+                SampleRequest(
+                    contexts[i],
+                    (seed, episodes[i].prompt_id, episodes[i].sample_index, turn),
+                    params,
+                    getattr(episodes[i], "forced", ()),
+                )
+                for i in pending
+            ]
             failed = []
             for i, answer in zip(pending, sampler.generate(requests), strict=True):
                 if isinstance(answer, Invalid):

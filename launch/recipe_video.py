@@ -1,0 +1,246 @@
+"""Settings of video world models: one section that all stages agree on, and the stages. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..core.config import OptimizerConfig
+from ..data.video_layout import VideoLayout
+from ..models.video.config import TokenizerConfig, TokenizerLoss
+from .recipe_base import OnPolicy, positive
+
+
+@dataclass(frozen=True)
+class VideoSettings:
+    """What all stages of a video world model agree on: the tokenizer, and how a clip becomes a sequence."""
+
+    tokenizer: TokenizerConfig
+    history: int = 1  # frames that are given
+    horizon: int = 7  # frames to predict
+    actions: Literal["rt1", "tabletop", "quantiles"] = "rt1"  # the ranges of the action bins; quantiles are measured on the data
+    action_dims: int = 13
+    action_bins: int = 256
+    context_reach: int = 15  # compressive: the context frame lies at most so many frames before the clip
+
+    def __post_init__(self) -> None:
+        positive(history=self.history, horizon=self.horizon, action_dims=self.action_dims, action_bins=self.action_bins)
+        wanted = {"rt1": 13, "tabletop": 3}.get(self.actions, self.action_dims)
+        if self.action_dims != wanted:
+            raise ValueError(f"action_dims: actions of {self.actions} have {wanted} numbers")
+
+    @property
+    def layout(self) -> VideoLayout:
+        """The token layout that follows from these settings."""
+        t = self.tokenizer
+        return VideoLayout(
+            codebook=t.codebook,
+            frame_tokens=t.frame_tokens,
+            context_tokens=t.context_tokens,
+            history=self.history,
+            horizon=self.horizon,
+            markers=not t.context_tokens,
+            action_dims=self.action_dims,
+            action_bins=self.action_bins,
+        )
+
+
+@dataclass(frozen=True)
+class VideoData:
+    """Video episodes: recorded in the table-top scene, or shards that exist already."""
+
+    kind: Literal["video-data"]
+    name: str
+    shards: str | None = None  # a folder of video_episode shards; then nothing is recorded
+    heldout_every: int = 100  # of existing shards, every so many-th episode is held out
+    episodes: int = 0
+    heldout_episodes: int = 0
+    frames: int = 24
+    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
+    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
+    first_seed: int = 100_000
+    workers: int = 0  # processes that record; 0 means the stage itself
+
+    def __post_init__(self) -> None:
+        if self.shards is None:
+            positive(episodes=self.episodes, heldout_episodes=self.heldout_episodes, frames=self.frames)
+        if self.heldout_every < 2:
+            raise ValueError("heldout_every: at least 2, or nothing is left to train on")
+
+
+@dataclass(frozen=True)
+class VideoTokenizerTraining:
+    """Trains the tokenizer of the recipe's `video` section on the frames of a data stage."""
+
+    kind: Literal["video-tokenizer"]
+    name: str
+    data: str
+    steps: int
+    clips_per_step: int
+    optimizer: OptimizerConfig
+    frames_per_clip: int = 8
+    window: int = 0  # compressive: frames are drawn from a window of this length behind the context frame; 0 means consecutive frames
+    augment: bool = True
+    loss: TokenizerLoss = field(default_factory=TokenizerLoss)
+    bf16: bool = False
+    released: str | None = None  # a folder of released weights to take instead of training
+    heldout_clips: int = 64
+    checkpoint_every: int = 500
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        names = ("steps", "clips_per_step", "frames_per_clip", "heldout_clips", "checkpoint_every", "log_every")
+        positive(**{name: getattr(self, name) for name in names})
+        if self.window and self.window <= self.frames_per_clip:
+            raise ValueError(f"window: {self.window} must exceed frames_per_clip ({self.frames_per_clip})")
+
+
+@dataclass(frozen=True)
+class VideoTokens:
+    """Clips of a data stage as shards of token sequences, by a frozen tokenizer."""
+
+    kind: Literal["video-tokens"]
+    name: str
+    data: str
+    tokenizer: str
+    clips_per_episode: int = 4
+    heldout_clips_per_episode: int = 1
+    batch: int = 16
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        positive(clips_per_episode=self.clips_per_episode, heldout_clips_per_episode=self.heldout_clips_per_episode, batch=self.batch)
+
+
+@dataclass(frozen=True)
+class VideoSupervised:
+    """Next-frame prediction by cross-entropy on token shards: pre-training, or the control arm of an RL stage."""
+
+    kind: Literal["video-pretrain"]
+    name: str
+    data: str
+    sequences_per_step: int
+    optimizer: OptimizerConfig
+    steps: int | None = None
+    match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
+    init: str | None = None
+    microbatch_sequences: int = 8
+    checkpoint_every: int = 500
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        names = ("sequences_per_step", "microbatch_sequences", "checkpoint_every", "log_every")
+        positive(**{name: getattr(self, name) for name in names})
+        if (self.steps is None) == (self.match_tokens_of is None):
+            raise ValueError("steps: give either steps or match_tokens_of")
+
+
+@dataclass(frozen=True)
+class VideoReward:
+    """Weights of the metrics between predicted and true frames; similarities count positively, errors negatively."""
+
+    mae: float = 1.0
+    mse: float = 0.0
+    psnr: float = 0.0
+    ssim: float = 0.0
+    lpips: float = 1.0  # VGG
+    lpips_alex: float = 0.0
+    aggregate: Literal["mean", "last", "discount"] = "mean"
+    repetition_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not any(self.weights.values()):
+            raise ValueError("mae: at least one metric needs a weight")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        names = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoReinforce(OnPolicy):
+    """RL on imagined clips: predicted frames are decoded and compared with the true ones."""
+
+    kind: Literal["video-rlvr"]
+    name: str
+    data: str  # the stage that made the token shards
+    reward: VideoReward = field(default_factory=VideoReward)
+    visual_ids_only: bool = False  # sample frame codes alone; the publication does not
+    microbatch_sequences: int = 8
+    bf16: bool = False  # of the decoder
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(microbatch_sequences=self.microbatch_sequences)
+
+
+@dataclass(frozen=True)
+class VideoEvaluate:
+    """Held-out clips for several stages' models: picture metrics, repetition, rejection of repeated clips, best of N."""
+
+    kind: Literal["video-eval"]
+    name: str
+    models: list[str]
+    data: str
+    n: int = 64  # held-out clips
+    runs: int = 3  # sampling runs
+    temperature: float = 1.0
+    top_k: int = 100
+    metrics: list[Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]] = field(
+        default_factory=lambda: ["mae", "mse", "psnr", "ssim", "lpips"]
+    )
+    best_of: list[int] = field(default_factory=list)  # sizes of the best-of-N curve
+    reject_repeats: int = 0  # so many new tries for a clip that repeats its last frame; a row of its own for `before`
+    shown: int = 4  # clips in the report
+    bf16: bool = False
+    before: str | None = None
+    after: str | None = None
+    control: str | None = None
+    headline: Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"] = "lpips"
+
+    def __post_init__(self) -> None:
+        positive(n=self.n, runs=self.runs)
+        if self.headline not in self.metrics:
+            raise ValueError(f"headline: '{self.headline}' is not in metrics")
+        for key in ("before", "after", "control"):
+            if getattr(self, key) is not None and getattr(self, key) not in self.models:
+                raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
+
+
+@dataclass(frozen=True)
+class VideoReal2Sim:
+    """Policies of graded skill, tried inside world models and in the true simulator: do the two agree on who is better?"""
+
+    kind: Literal["video-real2sim"]
+    name: str
+    models: list[str]
+    data: str
+    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
+    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
+    episodes: int = 30  # initial frames of each task
+    frames: int = 24  # of an episode
+    top_k: int = 100
+    repetition_penalty: float = 1.0  # the publication has 1.2 here
+    first_seed: int = 900_000
+    truth: str | None = None  # JSON of true success rates, for machines without the simulator
+    bf16: bool = False
+
+    def __post_init__(self) -> None:
+        positive(episodes=self.episodes, frames=self.frames)
+
+
+VideoStage = VideoData | VideoTokenizerTraining | VideoTokens | VideoSupervised | VideoReinforce | VideoEvaluate | VideoReal2Sim
+
+
+def references(stage: VideoStage) -> list[str]:
+    """The earlier stages that a stage uses."""
+    if isinstance(stage, VideoTokenizerTraining):
+        return [stage.data]
+    if isinstance(stage, VideoTokens):
+        return [stage.data, stage.tokenizer]
+    if isinstance(stage, VideoSupervised):
+        return [x for x in (stage.data, stage.init, stage.match_tokens_of) if x]
+    if isinstance(stage, VideoReinforce):
+        return [stage.init, stage.data]
+    return [*stage.models, stage.data] if isinstance(stage, VideoEvaluate | VideoReal2Sim) else []

@@ -1,0 +1,34 @@
+"""Video episodes: recorded in the table-top scene, or the shards that a recipe names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...core.progress import Progress
+from ...rl.video.clips import Episodes
+from ..job import Job
+from ..recipe_video import VideoData
+from .video import settings
+
+
+def run(stage: VideoData, job: Job) -> dict[str, Any]:
+    """Record both splits; seeds of the held-out one are never trained on."""
+    if stage.shards is not None:
+        held = {split: len(Episodes(stage.shards, every=stage.heldout_every, heldout=split == "heldout")) for split in ("train", "heldout")}
+        if not held["train"] or not held["heldout"]:
+            raise ConfigError(f"stages: {stage.name}.shards has {held['train']} + {held['heldout']} episodes; lower heldout_every")
+        return {"episodes": held["train"], "heldout_episodes": held["heldout"]}
+    if job.speaks:
+        from ...rl.video.record import plans, record
+
+        t = settings(job).tokenizer
+        made = (stage.tasks, stage.policies, stage.frames, t.height, t.width)
+        for split, count, seed in (
+            ("train", stage.episodes, stage.first_seed),
+            ("heldout", stage.heldout_episodes, stage.first_seed + stage.episodes),
+        ):
+            progress = Progress(f"recording, {split}", count)
+            record(job.stage_folder(stage.name) / split, list(plans(count, seed, *made)), stage.workers, progress.update)
+    job.barrier()
+    return {"episodes": stage.episodes, "heldout_episodes": stage.heldout_episodes}

@@ -1,0 +1,123 @@
+"""Training of the video tokenizer, data-parallel; it ends with held-out quality and the use of its codes."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core.files import make_folder
+from ...core.progress import Progress
+from ...core.rng import fold
+from ...models.video.augment import augment_clips
+from ...models.video.released import load_released
+from ...models.video.tokenizer import VideoTokenizer, utilisation
+from ...models.video.training import TokenizerTrainer, save_tokenizer
+from ...rl.rewards.video import frame_metrics
+from ...rl.video.clips import Episodes, training_clip
+from ...rl.video.imagine import to_pictures
+from ..job import Job, StopRequested
+from ..recipe_video import VideoTokenizerTraining
+from .video import WEIGHTS, device, episodes, settings
+
+STATE = re.compile(r"state-(\d{7})\.pt")
+
+
+def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
+    """Train to the last step, or take released weights; then measure."""
+    folder = make_folder(job.stage_folder(stage.name))
+    config = settings(job).tokenizer
+    if stage.released is not None:
+        model = load_released(Path(stage.released), config.height, config.width).to(device())
+    else:
+        model = train(stage, job, folder)
+    model.eval()
+    told = heldout(stage, job, model)
+    if job.speaks:
+        job.run.guard()
+        save_tokenizer(model, folder / WEIGHTS)
+    job.barrier()
+    return {"steps": 0 if stage.released else stage.steps, **told}
+
+
+def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokenizer:
+    """The tokenizer after its last step; a killed stage goes on from its last state."""
+    source = episodes(job, stage.data, "train")
+    trainer = TokenizerTrainer(settings(job).tokenizer, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed)
+    found = sorted(folder.glob("state-*.pt"))
+    start = job.gather(int(STATE.fullmatch(found[-1].name)[1]) if found else 0)[0]  # type: ignore[index]
+    if start:
+        trainer.load(torch.load(folder / f"state-{start:07d}.pt", map_location=device(), weights_only=True))
+    if job.speaks:
+        job.run.metrics.rewind(stage.name, start, job.later(stage.name))
+    progress = Progress(stage.name, stage.steps, start=start, speak=job.speaks)
+    mine = max(1, stage.clips_per_step // job.ranks)
+    for step in range(start, stage.steps):
+        begun = time.monotonic()
+        frames, context = batch(stage, job, source, step * stage.clips_per_step + job.rank * mine, mine)
+        values = trainer.step(frames, context)
+        done = step + 1
+        if job.speaks and (done % stage.log_every == 0 or done == stage.steps):
+            took = time.monotonic() - begun
+            pictures = frames.shape[0] * frames.shape[1] * job.ranks
+            job.run.metrics.append(stage.name, done, {**values, "time/step_s": took, "time/frames_per_s": pictures / took})
+        progress.update(done, f"l1 {values['l1']:.4f}  psnr {values['psnr']:.1f}")
+        stop = job.any_rank(job.stop_asked)
+        if stop or done % stage.checkpoint_every == 0:
+            keep(job, folder, trainer)
+        if stop and done < stage.steps:
+            raise StopRequested
+    return trainer.model
+
+
+def batch(
+    stage: VideoTokenizerTraining, job: Job, source: Episodes, first: int, count: int, augment: bool | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Clips number `first` and on: pixels depend on the seed and the number alone."""
+    compressive = settings(job).tokenizer.kind == "compressive"
+    taken = [
+        training_clip(source, fold(job.recipe.seed, 11), first + i, stage.frames_per_clip, compressive, stage.window) for i in range(count)
+    ]
+    stacked = [np.concatenate([context[None], frames]) if context is not None else frames for frames, context in taken]
+    clips = to_pictures(np.stack(stacked), device())
+    if stage.augment if augment is None else augment:
+        clips = augment_clips(clips, torch.Generator().manual_seed(fold(job.recipe.seed, 12, first) >> 1))
+    return (clips[:, 1:], clips[:, 0]) if compressive else (clips, None)
+
+
+def keep(job: Job, folder: Path, trainer: TokenizerTrainer) -> None:
+    """The state to resume from; older ones go."""
+    if not job.speaks:
+        return
+    job.run.guard()
+    path = folder / f"state-{trainer.step_number:07d}.pt"
+    torch.save(trainer.state(), path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").rename(path)
+    for old in sorted(folder.glob("state-*.pt"))[:-1]:
+        old.unlink()
+
+
+@torch.no_grad()
+def heldout(stage: VideoTokenizerTraining, job: Job, model: VideoTokenizer) -> dict[str, float]:
+    """Reconstruction of frames that were not trained on, beside the copy of the context or of the mean picture, and code use."""
+    source = episodes(job, stage.data, "heldout")
+    names: tuple[Any, ...] = ("mae", "psnr", "ssim")
+    scores: dict[str, list[torch.Tensor]] = {name: [] for name in (*names, "baseline_psnr")}
+    codes = []
+    for first in range(0, stage.heldout_clips, stage.clips_per_step):
+        frames, context = batch(stage, job, source, first, min(stage.clips_per_step, stage.heldout_clips - first), augment=False)
+        with torch.autocast(device().type, torch.bfloat16, enabled=stage.bf16):
+            found = model.tokenize(frames, context)
+            made = model.detokenize(found).float()
+        codes.append(found.frames_BTN.cpu())
+        for name, value in frame_metrics(made, frames, names).items():
+            scores[name].append(value.flatten().cpu())
+        trivial = context[:, None].expand_as(frames) if context is not None else frames.mean((-1, -2), keepdim=True).expand_as(frames)
+        scores["baseline_psnr"].append(frame_metrics(trivial, frames, ("psnr",))["psnr"].flatten().cpu())
+    used, perplexity = utilisation(torch.cat([c.flatten() for c in codes]), model.config.codebook)
+    told = {f"heldout/{name}": float(torch.cat(parts).mean()) for name, parts in scores.items()}
+    return told | {"heldout/codes_used": used, "heldout/perplexity": perplexity}

@@ -1,0 +1,80 @@
+"""Episodes of the table-top scene as video shards: policies of graded skill, an instruction and a label of success each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...data.convert.npz import episode_sample
+from ...data.schema import VIDEO
+from ...data.shards import ShardWriter
+from ...data.shards.writer import encode_sample, ordered_map
+from ..worlds.tabletop import TASKS, Tabletop
+from .policies import make_policy
+
+
+@dataclass(frozen=True)
+class EpisodePlan:
+    """What decides an episode."""
+
+    seed: int
+    task: str
+    policy: str
+    frames: int
+    height: int
+    width: int
+
+
+@lru_cache(maxsize=1)
+def world(height: int, width: int) -> Tabletop:
+    """This process's scene; a renderer is made once."""
+    return Tabletop(height, width)
+
+
+def play(plan: EpisodePlan) -> tuple[np.ndarray, np.ndarray, bool]:
+    """(frames, actions, success): action t is taken in frame t; after the policy says done it stands still."""
+    scene, policy = world(plan.height, plan.width), make_policy(plan.policy)
+    scene.reset(plan.seed, plan.task)
+    policy.reset(plan.seed)
+    frames, actions = [], []
+    done = False
+    for _ in range(plan.frames):
+        frames.append(scene.frame())
+        action = policy.act(frames[-1], TASKS[plan.task])
+        done = done or action[2] >= 0.5
+        actions.append(np.array([0.0, 0.0, 1.0]) if done else action)
+        scene.step(actions[-1])
+    return np.stack(frames), np.stack(actions).astype(np.float32), scene.scene().success(plan.task)
+
+
+def encoded_episode(plan: EpisodePlan) -> list[tuple[str, bytes]]:
+    """An episode as the members of a sample."""
+    frames, actions, success = play(plan)
+    told = {"source": "tabletop", "task": plan.task, "policy": plan.policy, "seed": plan.seed, "success": success}
+    return encode_sample(episode_sample({"image": frames}, actions, TASKS[plan.task], **told))
+
+
+def plans(
+    count: int, first_seed: int, tasks: Sequence[str], policies: Sequence[str], frames: int, height: int, width: int
+) -> Iterator[EpisodePlan]:
+    """Tasks and policies in turn, a seed each."""
+    for i in range(count):
+        yield EpisodePlan(first_seed + i, tasks[i % len(tasks)], policies[i // len(tasks) % len(policies)], frames, height, width)
+
+
+def record(folder: Path, wanted: Sequence[EpisodePlan], workers: int = 0, tick: Any = None) -> int:
+    """Write the episodes; a killed recording goes on after its last whole shard. The bytes do not depend on `workers`."""
+    with ShardWriter(folder, kind=VIDEO, max_bytes=64 << 20, max_samples=500, resume=folder.exists()) as writer:
+        for plan, members in zip(
+            islice(wanted, writer.samples, None), ordered_map(encoded_episode, wanted[writer.samples :], workers, chunk=4), strict=True
+        ):
+            writer.write_encoded(members, key=f"{plan.task}-{plan.policy}-{plan.seed:07d}")
+            if tick is not None:
+                tick(writer.samples)
+    return writer.samples
