@@ -18,7 +18,8 @@ from xml.sax.saxutils import escape
 
 RESULTS = Path(__file__).with_name("results.csv")
 BASELINE = "baseline:"
-LOWER_IS_BETTER = {"us", "ms", "s", "GB", "MB", "error"}
+LOWER_IS_BETTER = {"us", "ms", "s", "GiB", "GB", "MB"}
+NO_JUDGEMENT = {"error", "nat"}  # accuracies have promises of their own
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def compare(rows: list[Row], new: list[Row], tolerance: float = 0.10) -> list[st
     worse = []
     for row in new:
         key = (row.bench, row.case, row.impl, row.metric, row.gpu)
-        if not row.impl.startswith("terrella") or key not in base or base[key] == 0 or row.unit == "error":
+        if not row.impl.startswith("terrella") or key not in base or base[key] == 0 or row.unit in NO_JUDGEMENT:
             continue
         change = row.value / base[key] - 1
         if (change if row.unit in LOWER_IS_BETTER else -change) > tolerance:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..core.errors import ConfigError, TerrellaError
+from ..core.files import make_folder, write_atomic
 
 if TYPE_CHECKING:
     from ..benchmarks.record import Row
@@ -25,8 +26,27 @@ BENCHES = {
     "worlds": "steps of the worlds",
     "e2e": "a whole RL recipe: tokens/s, and where the time goes",
 }
+# file -> what is drawn from the newest run of a benchmark: bench, metric, title, and (case, caption) where not every case is wanted
+CHARTS = {
+    "kernels.svg": (
+        "kernels",
+        "ms",
+        "Terrella kernels beside the public ones",
+        (
+            (
+                "linear_policy_loss f+b N=16384 V=151936 H=4096",
+                "Hidden states to loss and gradients, 16,384 tokens, vocabulary 151,936, hidden 4,096 (H200)",
+            ),
+            ("token_logprob f+b N=16384 V=151936", "Logits to log-probs and gradients, 16,384 x 151,936"),
+        ),
+    ),
+    "train.svg": ("train", "tokens_per_s", "Training throughput: longer is better", ()),
+    "rollout.svg": ("rollout", "speed", "Sampling throughput: longer is better", ()),
+    "sync.svg": ("sync", "seconds", "Weights from trainer to sampler: shorter is better", ()),
+    "e2e.svg": ("e2e", "tokens_per_s", "A whole RL step: longer is better", ()),
+}
 SLOWER, LARGER = 0.10, 0.01  # what `--compare` lets pass: time, and memory
-MEMORY_UNITS = ("GB", "MB")
+MEMORY_UNITS = ("GiB", "GB", "MB")
 
 
 def available() -> list[str]:
@@ -39,11 +59,16 @@ def available() -> list[str]:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--out", type=click.Path(path_type=Path), help="CSV file to append to; default benchmarks/results.csv of the repository.")
 @click.option("--compare", is_flag=True, help="Fail when a figure of ours is over 10 % slower or 1 % larger than its baseline row.")
+@click.option("--charts", type=click.Path(path_type=Path), metavar="FOLDER", help="Draw the record's newest figures there and stop.")
 @click.option("--baseline", is_flag=True, help="Keep our new figures as the baseline rows of this GPU.")
-def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare: bool, baseline: bool) -> None:
+def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare: bool, charts: Path | None, baseline: bool) -> None:
     """Run benchmark NAME; further OPTIONS are its own (try `terrella bench train -- --help`). Without NAME: list them."""
     from ..benchmarks import record
 
+    if charts:
+        for drawn in draw(record.read(out or record.RESULTS), charts):
+            click.echo(drawn)
+        return
     if name is None:
         for known in available():
             click.echo(f"{known:8} {BENCHES[known]}")
@@ -66,6 +91,23 @@ def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare:
         ours = [row for row in new if row.impl.startswith("terrella")]
         record.append([as_baseline(row) for row in ours], path)
         click.echo(f"{len(ours)} rows kept as baseline")
+
+
+def draw(rows: list[Row], folder: Path) -> list[Path]:
+    """Every chart that the record has figures for. Each shows one run on one machine, a GPU where there is one."""
+    from ..benchmarks import record
+
+    written = []
+    for file, (bench, metric, title, wanted) in CHARTS.items():
+        found = [r for r in rows if r.bench == bench and r.metric == metric and not r.run_id.startswith(record.BASELINE)]
+        on_gpu = [r for r in found if "NVIDIA" in r.gpu]
+        cases = wanted or tuple((case, f"{case} ({r.gpu})") for case, r in {r.case: r for r in on_gpu or found}.items())
+        shown = [r for r in on_gpu or found if r.case in {case for case, _ in cases}]
+        if shown:
+            path = make_folder(folder) / file
+            write_atomic(path, record.chart(shown, bench, list(cases), metric, title))
+            written.append(path)
+    return written
 
 
 def judge(old: list[Row], new: list[Row]) -> None:

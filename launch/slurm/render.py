@@ -122,7 +122,7 @@ def check(config: Recipe, settings: JobSettings) -> None:
 
 def served(stage: Stage) -> bool:
     """Whether a stage samples from vLLM servers that the job must start."""
-    return isinstance(stage, OnPolicy) and isinstance(stage.rollouts.sampler, Vllm) and not stage.rollouts.sampler.urls
+    return isinstance(stage, OnPolicy) and isinstance(s := stage.rollouts.sampler, Vllm) and not (s.urls or s.colocated)
 
 
 def load(plan: Plan, extra: Sequence[str] = ()) -> Recipe:

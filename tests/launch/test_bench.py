@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from terrella.benchmarks import record
 from terrella.core.errors import ConfigError, TerrellaError
-from terrella.launch.bench import as_baseline, available, bench, judge
+from terrella.launch.bench import CHARTS, as_baseline, available, bench, draw, judge
 
 
 def row(metric: str, value: float, unit: str, impl: str = "terrella") -> record.Row:
@@ -17,7 +17,7 @@ def row(metric: str, value: float, unit: str, impl: str = "terrella") -> record.
 
 
 def test_names_are_listed_and_others_refused() -> None:
-    assert {"kernels", "train", "data", "worlds", "e2e"} <= set(available())
+    assert {"kernels", "train", "rollout", "sync", "data", "worlds", "e2e"} <= set(available())
     listed = CliRunner().invoke(bench, [])
     assert all(name in listed.output for name in available())
     refused = CliRunner().invoke(bench, ["speed"])
@@ -35,12 +35,35 @@ def test_rows_are_appended_compared_and_kept_as_baseline(tmp_path: Path) -> None
 
 
 def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
-    new = [row("step", 100.0, "ms"), row("tokens", 50.0, "1/s"), row("peak", 10.0, "GB"), row("step", 90.0, "ms", "rival")]
+    new = [
+        row("step", 100.0, "ms"),
+        row("tokens", 50.0, "1/s"),
+        row("peak", 10.0, "GiB"),
+        row("loss", 2.0, "nat"),
+        row("step", 90.0, "ms", "rival"),
+    ]
     old = [as_baseline(r) for r in new]
     judge(old, new)
+    judge(old, [replace(new[3], value=1.0)])  # a loss is no speed
     judge(old, [replace(new[0], value=109.0), replace(new[1], value=46.0), replace(new[2], value=10.05)])
     for index, worse in ((0, 111.0), (1, 44.0), (2, 10.2)):
         with pytest.raises(TerrellaError, match="1 of 1 figures are worse"):
             judge(old, [replace(new[index], value=worse)])
     with pytest.raises(ConfigError, match="no baseline row"):
         judge([], new)
+
+
+def test_charts_show_the_newest_run_of_the_record(tmp_path: Path) -> None:
+    drawn = {path.name: path.read_text() for path in draw(record.read(), tmp_path)}
+    assert "kernels.svg" in drawn and set(drawn) <= set(CHARTS)
+    kernels = [r for r in record.read() if r.bench == "kernels" and "NVIDIA" in r.gpu]
+    run = record.latest_run(kernels, "kernels")
+    for case, _ in CHARTS["kernels.svg"][3]:
+        ours = [r for r in kernels if r.run_id == run and r.case == case and r.metric == "ms" and r.impl == "terrella"]
+        assert all(f"{r.value:.3g} ms" in drawn["kernels.svg"] for r in ours)
+    new = [
+        replace(row("tokens_per_s", 5000.0, "tokens/s"), date="2027-01-01T00:00:00Z", run_id="r2"),
+        row("tokens_per_s", 4000.0, "tokens/s"),
+    ]
+    (path,) = draw(new, tmp_path)
+    assert path.name == "train.svg" and "5e+03 tokens/s" in path.read_text() and "4e+03" not in path.read_text()
