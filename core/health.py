@@ -20,6 +20,7 @@ from .errors import TerrellaError
 from .files import write_json
 
 BEAT_S = 20.0
+PLAIN_NETWORK = 12.5e9  # bytes/s of 100 Gb Ethernet, far below any GPU interconnect
 SLOW_LINK = 0.5  # of the median rank's speed: below it a rank is called slow
 
 
@@ -191,6 +192,9 @@ def links(size_mib: int | None = None) -> Check:
     text = f"all-reduce over {ranks} ranks: {typical / 1e9:.2f} GB/s bus bandwidth"
     if slow:
         return Check("warn", "links", f"{text}; ranks {slow} below half of it", "check the network of those ranks' nodes")
+    if cuda and typical < PLAIN_NETWORK:
+        fix = "NCCL seems to use TCP: name the fast network with --interface, look for InfiniBand with NCCL_DEBUG=INFO"
+        return Check("warn", "links", f"{text}, as slow as a plain network", fix)
     return Check("ok", "links", text)
 
 

@@ -17,6 +17,7 @@ from ..core.files import read_json, storage_errors
 from ..core.run import LEASE_VARIABLE, Run
 
 GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the end of the others
+STALL_S, LOOK_S = 300.0, 20.0  # when ranks that do not move are worth a message, and how often that is looked at
 STOPPED = 75  # a worker that saved and stopped on request; the run can be started again
 
 
@@ -88,8 +89,21 @@ def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | Non
             log.close()
 
 
+def standing(run: Path, ranks: range, now: float) -> str | None:
+    """Where each rank stands when none of them has moved for `STALL_S`, else None. The rank that stands alone holds up the others."""
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        beat = read_json(run / "logs" / f"rank-{rank}.alive.json")
+        if not beat or now - beat["since"] < STALL_S:
+            return None
+        places.setdefault(beat["at"], []).append(rank)
+    told = "; ".join(f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} at {place}" for place, who in places.items())
+    return f"no rank here has moved for {STALL_S / 60:.0f} minutes: {told}"
+
+
 def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
     asked: list[int] = []
+    said, looked = "", time.monotonic()
 
     def ask(number: int, _frame: object) -> None:
         asked.append(number)
@@ -110,6 +124,12 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
                     for worker in workers:
                         if worker.poll() is None:
                             worker.kill()
+            if time.monotonic() - looked > LOOK_S:
+                looked = time.monotonic()
+                text = standing(run, range(first, first + len(workers)), time.time()) or ""
+                if text and text != said:
+                    print(f"watchdog: {text}", file=sys.stderr, flush=True)
+                said = text
             if len(asked) >= 3:  # asked again and again: do not wait for a save
                 for worker in workers:
                     worker.kill()

@@ -11,6 +11,7 @@ from terrella.core.metrics import MetricsFile
 from terrella.core.sinks import open_sinks
 from terrella.launch import pace
 from terrella.launch.pace import PROBE_EVERY, WINDOW, Lap, Pace
+from terrella.launch.supervise import standing
 from terrella.launch.watch import queue_depths, slow_ranks
 from terrella.rl.journal import Journal
 
@@ -69,6 +70,16 @@ def test_watch_reads_slow_ranks_and_queues(tmp_path: Path) -> None:
     journal.note("issued", 0, [0, 1, 2])
     journal.note("trained", 0, [0])
     assert queue_depths(tmp_path / "journal") == {"prompts open": 2, "continuations done": 0}
+
+
+def test_the_watchdog_says_where_ranks_stand_only_when_none_moves(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    assert standing(tmp_path, range(2), 1000.0) is None  # no sign of life yet
+    for rank, (at, since) in enumerate([("loop.py:gather:9", 100.0), ("loop.py:gather:9", 100.0), ("episodes.py:play:40", 650.0)]):
+        write_json(tmp_path / "logs" / f"rank-{rank}.alive.json", {"at": at, "since": since, "time": 990.0, "host": "n", "pid": 1})
+    assert standing(tmp_path, range(3), 700.0) is None
+    told = standing(tmp_path, range(3), 1000.0)
+    assert told == "no rank here has moved for 5 minutes: ranks 0, 1 at loop.py:gather:9; rank 2 at episodes.py:play:40"
 
 
 def test_prometheus_serves_the_newest_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
