@@ -5,6 +5,7 @@ Shape suffixes: T tokens of this context rank, H hidden, V rows of this tensor r
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ class _Item:
     batch: PackedBatch
     layout: DocumentLayout
     tokens: int  # before padding
+
+
+def _check(names: list[str]) -> float:
+    """A check sum that travels with the sums: ranks that measured different things must not be added up."""
+    return float(zlib.crc32("\n".join(names).encode()) % 65521)
 
 
 class Engine:
@@ -127,6 +133,9 @@ class Engine:
 
     def accumulate(self, microbatches: list[PackedBatch], loss: LossFn) -> dict[str, float]:
         """Forward and backward of a whole step: gradients summed over microbatches and ranks, and the summed metrics."""
+        return self._read_metrics(*self._accumulate(microbatches, loss))
+
+    def _accumulate(self, microbatches: list[PackedBatch], loss: LossFn) -> tuple[list[str], torch.Tensor | None]:
         from .mcore import schedule
 
         if self.optimizer is None:
@@ -148,25 +157,31 @@ class Engine:
         """One optimizer step over this data rank's microbatches (equally many on every data rank)."""
         from .mcore import optimizer as adam
 
-        metrics = self.accumulate(microbatches, loss)
+        names, sums = self._accumulate(microbatches, loss)
         assert self.optimizer_config is not None
         lr = learning_rate(self.optimizer_config, self.steps)
-        norm, applied = adam.update(self.optimizer, self.optimizer_config, lr)
+        norm = adam.update(self.optimizer, self.optimizer_config, lr)
         self.steps += 1
-        return StepResult(metrics, norm, lr, not applied)
+        metrics = self._read_metrics(names, sums)  # the step's one wait for the device, after all its work was given out
+        grad_norm = float(norm)
+        return StepResult(metrics, grad_norm, lr, not math.isfinite(grad_norm))
 
-    def _sum_metrics(self, records: list[dict[str, torch.Tensor]]) -> dict[str, float]:
-        """Sum over microbatches, data and context ranks on the last stage, then tell the other stages."""
+    def _sum_metrics(self, records: list[dict[str, torch.Tensor]]) -> tuple[list[str], torch.Tensor | None]:
+        """Names, and on the last stage the sums over microbatches, data and context ranks, still on the device."""
+        if not records:
+            return [], None
+        names = sorted(records[0])
+        rows = [torch.stack([r[n].to(torch.float64).reshape(()) for r in records]).sum() for n in names]
+        sums = torch.stack([torch.full((), _check(names), dtype=torch.float64, device=self.device), *rows])
+        dist.all_reduce(sums, group=self.groups.reduce)
+        return names, sums
+
+    def _read_metrics(self, names: list[str], sums: torch.Tensor | None) -> dict[str, float]:
+        """Bring the sums to the host, and tell the other stages."""
         metrics: dict[str, float] = {}
-        if records:
-            names = sorted(records[0])
-            # The check sum of the names travels along: ranks that measured different things must not be added up.
-            check = float(zlib.crc32("\n".join(names).encode()) % 65521)
-            rows = [torch.stack([r[n].to(torch.float64).reshape(()) for r in records]).sum() for n in names]
-            sums = torch.stack([torch.tensor(check, dtype=torch.float64, device=self.device), *rows])
-            dist.all_reduce(sums, group=self.groups.reduce)
+        if sums is not None:
             values = sums.tolist()
-            if values[0] != check * dist.get_world_size(self.groups.reduce):
+            if values[0] != _check(names) * dist.get_world_size(self.groups.reduce):
                 raise ConfigError(f"loss: data ranks returned different metric names; this one returned {names}")
             metrics = dict(zip(names, values[1:], strict=True))
         if self.parallel.pipeline > 1:

@@ -7,7 +7,7 @@ from .logprob import token_logprob
 from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, linear_policy_loss, policy_terms
 from .rmsnorm import rmsnorm
 from .rope import rope, rope_table
-from .swiglu import swiglu
+from .swiglu import swiglu, swiglu_backward
 
 __all__ = [
     "PolicyOutput",
@@ -25,6 +25,7 @@ __all__ = [
     "rope",
     "rope_table",
     "swiglu",
+    "swiglu_backward",
     "token_logprob",
     "variance_filter",
 ]

@@ -23,3 +23,21 @@ def swiglu(x_N2F: torch.Tensor) -> torch.Tensor:
 
         return triton_swiglu(x_N2F)
     return reference_swiglu(x_N2F)
+
+
+def reference_swiglu_backward(x_N2F: torch.Tensor, dy_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plain torch, products in fp32 (fp64 stays)."""
+    wide = torch.float64 if x_N2F.dtype == torch.float64 else torch.float32
+    gate, up = x_N2F.to(wide).chunk(2, dim=-1)
+    sigmoid, dy = torch.sigmoid(gate), dy_NF.to(wide)
+    dx_N2F = torch.cat([dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), dy * gate * sigmoid], dim=-1)
+    return dx_N2F.to(x_N2F.dtype), (gate * sigmoid * up).to(x_N2F.dtype)
+
+
+def swiglu_backward(x_N2F: torch.Tensor, dy_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gradient of the input, the output made again), for callers that do not keep the output; not differentiable."""
+    if use_triton(x_N2F):
+        from .swiglu_triton import triton_swiglu_backward
+
+        return triton_swiglu_backward(x_N2F, dy_NF)
+    return reference_swiglu_backward(x_N2F, dy_NF)

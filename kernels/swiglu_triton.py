@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, F, BLOCK: tl.constexpr, BACKWARD: tl.constexpr):
+def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, y_ptr, F, BLOCK: tl.constexpr, BACKWARD: tl.constexpr, AGAIN: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = o < F
@@ -22,15 +22,19 @@ def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, F, BLOCK: tl.constexpr, BACKWARD: tl.
         dy = tl.load(dy_ptr + row * F + o, mask=ok, other=0.0).to(tl.float32)
         tl.store(out_ptr + row * 2 * F + o, (dy * up * s * (1.0 + gate * (1.0 - s))).to(out_ptr.dtype.element_ty), mask=ok)
         tl.store(out_ptr + row * 2 * F + F + o, (dy * gate * s).to(out_ptr.dtype.element_ty), mask=ok)
+        if AGAIN:
+            tl.store(y_ptr + row * F + o, (gate * s * up).to(y_ptr.dtype.element_ty), mask=ok)
     else:
         tl.store(out_ptr + row * F + o, (gate * s * up).to(out_ptr.dtype.element_ty), mask=ok)
 
 
-def _launch(x_N2F: torch.Tensor, dy_NF: torch.Tensor, out: torch.Tensor, backward: bool) -> None:
+def _launch(x_N2F: torch.Tensor, dy_NF: torch.Tensor, out: torch.Tensor, backward: bool, y_NF: torch.Tensor | None = None) -> None:
     rows, width = x_N2F.shape[0], x_N2F.shape[1] // 2
     if rows:
         block = min(2048, triton.next_power_of_2(width))
-        _swiglu_kernel[(triton.cdiv(width, block), rows)](x_N2F, dy_NF, out, width, BLOCK=block, BACKWARD=backward, num_warps=4)
+        _swiglu_kernel[(triton.cdiv(width, block), rows)](
+            x_N2F, dy_NF, out, out if y_NF is None else y_NF, width, BLOCK=block, BACKWARD=backward, AGAIN=y_NF is not None, num_warps=4
+        )
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -52,3 +56,11 @@ class _SwiGLU(torch.autograd.Function):
 def triton_swiglu(x: torch.Tensor) -> torch.Tensor:
     """See `swiglu`; leading dimensions are flattened."""
     return _SwiGLU.apply(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], x.shape[-1] // 2)
+
+
+def triton_swiglu_backward(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `swiglu_backward`; leading dimensions are flattened."""
+    flat, grad = x.reshape(-1, x.shape[-1]).contiguous(), dy.reshape(-1, dy.shape[-1]).contiguous()
+    out, again = torch.empty_like(flat), torch.empty_like(grad)
+    _launch(flat, grad, out, True, again)
+    return out.view(x.shape), again.view(dy.shape)

@@ -1,4 +1,7 @@
-"""Our layer specification for megatron-core: RMSNorm that knows sequence parallelism, rotary attention over packed documents."""
+"""Our layer specification for megatron-core: RMSNorm that knows sequence parallelism, rotary attention over packed documents.
+
+Shape suffixes: T local tokens, H hidden, F feed-forward width, D head dimension, R half of the rotated dimensions.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,20 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import (
+    RowParallelLinear,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from .. import kernels
 from ..core.layout import DocumentLayout
+from ..core.mcore.wgrad import add_weight_grad
 from .attention import packed_attention
 from .rope import rotate
 
@@ -48,9 +58,34 @@ class RMSNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.with_residual(x)[0]
+
+    def with_residual(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of the sum, the sum). Going on from the returned sum lets one kernel join the two gradients on the way back."""
         if x.is_cuda:
-            return kernels.rmsnorm(x, self.weight, eps=self.eps)[0]
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            return kernels.rmsnorm(x, self.weight, residual, eps=self.eps)
+        total = x if residual is None else x + residual
+        return F.rms_norm(total, self.weight.shape, self.weight, self.eps), total
+
+
+class _GatedOutput(torch.autograd.Function):
+    """silu(gate) * up, then the output projection. The product is not kept: the backward kernel of the gate makes it again."""
+
+    @staticmethod
+    def forward(ctx, x_T2F: torch.Tensor, weight_HF: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x_T2F, weight_HF)
+        return kernels.swiglu(x_T2F) @ weight_HF.T
+
+    @staticmethod
+    def backward(ctx, grad_TH: torch.Tensor):
+        x_T2F, weight_HF = ctx.saved_tensors
+        dx_T2F, y_TF = kernels.swiglu_backward(x_T2F, grad_TH @ weight_HF)
+        total = getattr(weight_HF, "main_grad", None)
+        if total is None:
+            return dx_T2F, grad_TH.T @ y_TF
+        add_weight_grad(y_TF, grad_TH, total)
+        weight_HF.grad_added_to_main_grad = True  # Megatron's hook then only counts this gradient
+        return dx_T2F, torch.empty_like(weight_HF)
 
 
 class GatedMLP(MLP):
@@ -58,12 +93,12 @@ class GatedMLP(MLP):
 
     def forward(self, hidden_states, per_token_scale=None, **_: object):
         x, _ = self.linear_fc1(hidden_states)
-        if x.is_cuda:
-            x = kernels.swiglu(x)
-        else:
-            gate, up = x.chunk(2, -1)
-            x = F.silu(gate) * up
-        return self.linear_fc2(x)
+        fc2: Any = self.linear_fc2
+        if not isinstance(fc2, RowParallelLinear) or not fc2.weight.requires_grad:
+            return fc2(kernels.swiglu(x))
+        out = _GatedOutput.apply(x.view(-1, x.shape[-1]), fc2.weight).view(*x.shape[:-1], -1)
+        gather = reduce_scatter_to_sequence_parallel_region if fc2.sequence_parallel else reduce_from_tensor_model_parallel_region
+        return gather(out, group=fc2.tp_group), None
 
 
 class PackedAttention(MegatronModule):
@@ -81,11 +116,23 @@ class PackedAttention(MegatronModule):
         return out_THD.reshape(out_THD.shape[0], 1, -1)
 
 
+class Layer(TransformerLayer):
+    """Megatron's layer with each residual addition inside the norm that follows it."""
+
+    def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
+        normed, residual = self.input_layernorm.with_residual(hidden_states)
+        attended, _ = self.self_attention(normed, attention_mask=None, packed_seq_params=packed_seq_params)
+        normed, residual = self.pre_mlp_layernorm.with_residual(attended, residual)
+        out, _ = self.mlp(normed)
+        return residual + out, None
+
+
 def layer_spec(config) -> ModuleSpec:
     """One layer of ours: dense or with experts, with or without query and key norms."""
     spec: Any = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
+    spec.module = Layer
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = PackedAttention

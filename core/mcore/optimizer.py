@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..config import OptimizerConfig, PrecisionConfig
+from .setup import device
 from .transformer import DTYPES
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -73,22 +74,36 @@ def parts(optimizer) -> list:
     return [part for part in chained if not getattr(part, "is_stub_optimizer", False)]
 
 
-def update(optimizer, config: OptimizerConfig, lr: float) -> tuple[float, bool]:
-    """One update. Returns the gradient norm before clipping and whether it was applied: a norm that is not finite is not."""
-    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+def grad_norm(optimizer) -> torch.Tensor:
+    """Norm of the whole gradient, each parameter counted once; stays on the device. Collective."""
+    grads = [grad for part in parts(optimizer) for grad in part.get_main_grads_for_grad_norm()]
+    squares = torch.zeros((), device=device())
+    if grads:
+        squares = torch.stack(torch._foreach_norm(grads)).square().sum()
+    dist.all_reduce(squares, group=optimizer.get_grad_stats_parallel_group())
+    return squares.sqrt()
 
+
+def update(optimizer, config: OptimizerConfig, lr: float) -> torch.Tensor:
+    """One update. Returns the gradient norm before clipping; where it is not finite, nothing was changed.
+
+    With torch's fused Adam the host never waits: clipping and the decision to skip happen inside its kernel.
+    """
     optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())
-    if not math.isfinite(norm):
-        return norm, False
+    norm = grad_norm(optimizer)
+    fused = all(isinstance(part.optimizer, torch.optim.AdamW) for part in parts(optimizer))
+    if not fused and not math.isfinite(float(norm)):
+        return norm
+    shrink = ((norm + 1e-6) / config.clip_grad).clamp(min=1.0) if config.clip_grad > 0 else torch.ones_like(norm)
     for part in parts(optimizer):
-        parameters = part.get_parameters()
-        if config.clip_grad > 0 and parameters:
-            clip_grad_by_total_norm_fp32(parameters, max_norm=config.clip_grad, total_norm=norm)
+        if fused:
+            part.optimizer.grad_scale, part.optimizer.found_inf = shrink, (~norm.isfinite()).float()
+        elif config.clip_grad > 0 and (grads := [p.grad for p in part.get_parameters() if p.grad is not None]):
+            torch._foreach_div_(grads, shrink)
         for group in part.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_mult", 1.0)
     optimizer.step_with_ready_grads()
-    return norm, True
+    return norm
 
 
 @dataclass(frozen=True)

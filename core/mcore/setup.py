@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ..config import ParallelConfig
 from ..errors import ConfigError
+from . import wgrad
 
 _active: ParallelConfig | None = None
 
@@ -142,3 +143,4 @@ def _complete_megatron() -> None:
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+    wgrad.complete_megatron()

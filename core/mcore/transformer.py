@@ -108,7 +108,7 @@ def transformer_config(
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=True,
         persist_layer_norm=False,
         attention_softmax_in_fp32=True,
     )

@@ -14,11 +14,11 @@ def _states(engine: Any) -> dict[str, torch.Tensor]:
     """Bits of this rank's weights and optimizer state."""
     from terrella.core.mcore import optimizer as adam
 
-    out = {p.name: p.param.detach().clone() for p in engine.local_parameters()}
+    out = {p.name: p.param.detach().cpu().clone() for p in engine.local_parameters()}
     names = {id(p.param): p.name for p in engine.local_parameters()}
     for part in adam.state_parts(engine.optimizer):
         for kind in adam.MOMENTS:
-            out[f"{names[id(part.param)]}/{kind}/{part.start}"] = part.state[kind].clone()
+            out[f"{names[id(part.param)]}/{kind}/{part.start}"] = part.state[kind].cpu().clone()
     return out
 
 
@@ -46,7 +46,7 @@ def resume(folder: str, parallel: dict, total: int, precision: str = "fp32") -> 
     engine = jobs.make_engine(parallel, precision=precision)
     _steps(engine, 50, 1)
     extra = engine.load(Path(folder))
-    loaded = {name: value.clone() for name, value in engine.parameters()}
+    loaded = {name: value.cpu().clone() for name, value in engine.parameters()}
     trace = _steps(engine, extra["position"], total - extra["position"])
     return {"trace": trace, "states": _states(engine), "loaded": loaded, "step": engine.steps}
 

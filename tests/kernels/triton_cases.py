@@ -23,6 +23,7 @@ from terrella.kernels import (
     rope,
     rope_table,
     swiglu,
+    swiglu_backward,
     token_logprob,
 )
 from terrella.kernels.advantage import reference_gae
@@ -32,7 +33,7 @@ from terrella.kernels.logprob import reference_token_logprob
 from terrella.kernels.policy_loss import reference_policy_loss, reference_policy_terms
 from terrella.kernels.rmsnorm import reference_rmsnorm
 from terrella.kernels.rope import reference_rope
-from terrella.kernels.swiglu import reference_swiglu
+from terrella.kernels.swiglu import reference_swiglu, reference_swiglu_backward
 
 CUDA = torch.cuda.is_available() and not interpreting()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -192,6 +193,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(linear_triton, "GRAD_BYTES", 1)
     monkeypatch.setattr(linear_triton, "SCORE_BYTES", 1)
     monkeypatch.setattr(linear_triton, "ROW_TILE", 8)
+    monkeypatch.setattr(linear_triton, "COLUMN_TILE", 256)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "softcap": 6.0}], ids=str)
@@ -208,6 +210,21 @@ def test_linear_logprob(options, monkeypatch):
     torch.testing.assert_close(got[1].double(), want[1], atol=1e-5, rtol=1e-5)
     assert norm_error(h.grad, h2.grad) <= 3e-6 and norm_error(w.grad, w2.grad) <= 3e-6
     assert (w.grad[399:] == 0).all()
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["one range", "ranges of columns"])
+def test_linear_logprob_second_backward_and_scoring(small, monkeypatch):
+    if small:
+        small_chunks(monkeypatch)
+    h, w, targets = head_case(ROWS, 24, 401)
+    logp, _ = linear_logprob(h, w, targets)
+    first = torch.autograd.grad(logp.sum(), (h, w), retain_graph=True)  # uses up the logits that the forward kept
+    second = torch.autograd.grad(logp.sum(), (h, w))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+    with torch.no_grad():
+        scored, _ = linear_logprob(h, w, targets)
+    torch.testing.assert_close(scored, logp.detach(), atol=1e-6, rtol=1e-6)
 
 
 def test_linear_logprob_batch_invariance():
@@ -287,6 +304,34 @@ def test_policy_loss_sequence_objectives(name, documents, monkeypatch):
     h, w, targets = head_case(ROWS, 16, 203)
     doc = torch.arange(ROWS, device=DEVICE) * documents // ROWS
     compare_policy(h, w, targets, policy_terms_case(h, w, targets), SEQUENCE_SETTINGS[name], doc, 201)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_clipped_rows_leave_the_backward(name, monkeypatch):
+    from terrella.kernels import linear_triton
+
+    small_chunks(monkeypatch)
+    monkeypatch.setattr(linear_triton, "GRAD_BYTES", 203 * 4 * ROWS)  # one chunk of several tiles of rows
+    h, w, targets = head_case(ROWS, 16, 203)
+    doc = torch.arange(ROWS, device=DEVICE) * 8 // ROWS
+    with torch.no_grad():
+        logp = reference_token_logprob(h.double() @ w.double().T, targets, vocab_size=201)[0].float()
+    far = (doc % 2 == 1).float()  # whole documents past the clip, so that the sequence's ratio is too
+    terms = PolicyTerms(
+        pg_weight=torch.rand(ROWS, device=DEVICE) / ROWS,
+        advantage=torch.rand(ROWS, device=DEVICE) + 0.1,
+        old_logprob=logp - far + 0.01 * torch.randn(ROWS, device=DEVICE),
+    )
+    multiplied, plain = [], linear_triton.add_matmul
+
+    def counting(total, left, right, fresh):
+        multiplied.append(len(right))
+        plain(total, left, right, fresh)
+
+    monkeypatch.setattr(linear_triton, "add_matmul", counting)
+    settings = PolicySettings(ratio="sequence") if name == "gspo" else PolicySettings()
+    compare_policy(h, w, targets, terms, settings, doc, 201)
+    assert sum(multiplied) < 0.6 * ROWS
 
 
 def test_policy_loss_without_gradient_and_without_rows():
@@ -409,6 +454,8 @@ def test_swiglu(width):
     (y * grad).sum().backward()
     (y2 * grad).sum().backward()
     assert norm_error(y, y2) <= 1e-6 and norm_error(x.grad, x2.grad) <= 1e-6
+    for dx, again in (swiglu_backward(base, grad), reference_swiglu_backward(base, grad)):
+        assert norm_error(dx, x2.grad) <= 1e-6 and norm_error(again, y2) <= 1e-6
 
 
 @pytest.mark.parametrize("levels", [[7, 5, 5, 5, 5], [8, 6, 5], [8, 8, 8, 6, 5]], ids=str)

@@ -129,11 +129,11 @@ def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) 
     mine = share(engine, batches(4, packed=packed))
     scores = engine.score(mine, score)
     metrics = engine.accumulate(mine, loss)
-    gradients = {name: value.clone() for name, value in engine.gradients()}
+    gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
     result = engine.step(mine, loss)
-    weights = {name: value.clone() for name, value in engine.parameters()}
+    weights = {name: value.cpu().clone() for name, value in engine.parameters()}
     everything: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everything, (engine.data_rank, [s["logprob"] for s in scores]))
+    dist.all_gather_object(everything, (engine.data_rank, [s["logprob"].cpu() for s in scores]))
     if dist.get_rank():
         return {}
     by_rank = dict(everything)
@@ -145,3 +145,36 @@ def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) 
         "weights": weights,
         "scores": torch.cat(ordered),
     }
+
+
+WIDE = ModelConfig(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1000, qkv_bias=True, tied=True)
+
+
+def fused_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Cross-entropy through the kernel, the head's gradient added straight to its fp32 buffer, as the trainer does it."""
+    from terrella.kernels import PolicySettings, PolicyTerms, linear_policy_loss
+
+    out = linear_policy_loss(
+        hidden_TH,
+        head.weight_VH,
+        batch.targets_T,
+        PolicyTerms(ce_weight=batch.ce_weight_T),
+        PolicySettings(),
+        group=head.group,
+        vocab_size=head.vocab_size,
+        weight_grad_VH=head.weight_grad_VH,
+    )
+    return out.loss, {"loss": out.loss, "tokens": out.sums["tokens"]}
+
+
+def measure_wide(layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1) -> dict[str, Any]:
+    """Loss, gradients and the losses of a few steps of a model wide enough for every GPU kernel."""
+    from terrella.models.gpt import build_gpt
+
+    build = build_gpt(WIDE, layers=layers)  # type: ignore[arg-type]
+    engine = Engine(build, ParallelConfig(), OptimizerConfig(lr=1e-3), PrecisionConfig(precision, fp8=fp8), seed=3)  # type: ignore[arg-type]
+    items = batches(4, vocab=WIDE.vocab, packed=packed)
+    metrics = engine.accumulate(items, fused_loss)
+    gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
+    results = [engine.step(items, fused_loss) for _ in range(steps)]
+    return {"loss": metrics["loss"], "gradients": gradients, "norm": results[0].grad_norm, "losses": [r.metrics["loss"] for r in results]}

@@ -22,6 +22,12 @@ _pool: Pool | None = None
 
 def run_ranks(target: str, world: int, deadline_s: float = 280.0, **kwargs: Any) -> list[Any]:
     """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() < world:
+        import pytest
+
+        pytest.skip(f"{world} ranks need as many GPUs")
     global _pool
     if _pool is None or _pool.broken:
         _pool = Pool()

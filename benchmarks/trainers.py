@@ -1,0 +1,273 @@
+"""One training step of each implementation that `train.py` times. Weights are drawn on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from ..models.config import ModelConfig
+
+
+def make_tokens(model: ModelConfig, lengths: list[int]):
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(0, model.vocab, (sum(lengths),), generator=draw), torch.randint(0, model.vocab, (sum(lengths),), generator=draw)
+
+
+def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, cudnn: bool, regime: str) -> Callable[[], float]:
+    """One step of the engine; in the regime `pure` of its model with torch's Adam on the bf16 weights, which the engine never does."""
+    import torch
+
+    from ..core.batch import PackedBatch
+    from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+    from ..core.engine import Engine, _Item
+    from ..core.layout import document_layout
+    from ..core.mcore import setup, shim
+    from ..kernels import PolicySettings, PolicyTerms, linear_policy_loss
+    from ..models import gpt
+
+    if not torch.cuda.is_available():
+        shim.install()
+    setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
+    precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32", fp8=fp8)
+    gpt.initial_weight = lambda name, shape, seed, std: torch.zeros(()).expand(shape)  # drawn below; on the host it takes minutes
+    build = gpt.build_gpt(model, layers=layers)  # type: ignore[arg-type]
+    engine = Engine(build, ParallelConfig(), OptimizerConfig(lr=1e-5, clip_grad=1.0) if regime == "master" else None, precision)
+    shapes = {p.name: p.param.shape for p in engine.local_parameters()}
+    engine.load_weights(lambda name: _draw(name, shapes[name], model.init_std, engine.device))
+    tokens, targets = make_tokens(model, lengths)
+    total = len(tokens)
+    batch = PackedBatch(
+        tokens_T=tokens,
+        targets_T=targets,
+        positions_T=torch.cat([torch.arange(n) for n in lengths]),
+        cu_seqlens_D1=torch.tensor([0, *lengths]).cumsum(0).int(),
+        max_seqlen=max(lengths),
+        ce_weight_T=torch.full((total,), 1.0 / total),
+    ).to(engine.device)
+
+    def loss(hidden_TH, head, local):
+        out = linear_policy_loss(
+            hidden_TH,
+            head.weight_VH,
+            local.targets_T,
+            PolicyTerms(ce_weight=local.ce_weight_T),
+            PolicySettings(entropy=False),
+            group=head.group,
+            vocab_size=head.vocab_size,
+            weight_grad_VH=head.weight_grad_VH,
+        )
+        return out.loss, {"loss": out.loss.detach()}
+
+    def attention():
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        return sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if cudnn else contextlib.nullcontext()
+
+    def step() -> float:
+        with attention():
+            return engine.step([batch], loss).metrics["loss"]
+
+    if regime == "master":
+        return step
+    chunk: Any = engine.chunks[0]
+    for module in chunk.modules():
+        for name in ("gradient_accumulation_fusion", "fuse_wgrad_accumulation"):
+            if hasattr(module, name):
+                setattr(module, name, False)
+    layout = document_layout(batch.cu_seqlens_D1.tolist()).to(engine.device)
+    update = pure_update(list(chunk.parameters()))
+
+    def pure_step() -> float:
+        with attention():
+            value, _ = loss(*engine._read(chunk, chunk(batch.tokens_T, batch.positions_T, layout), _Item(batch, layout, total)), batch)
+            value.backward()
+        update()
+        return float(value.detach())
+
+    return pure_step
+
+
+def _draw(name: str, shape: Any, std: float, device: Any) -> Any:
+    import torch
+
+    if name.endswith("bias"):
+        return torch.zeros(shape, device=device)
+    return torch.ones(shape, device=device) if "norm" in name else torch.randn(shape, device=device) * std
+
+
+def pure_update(parameters: list[Any]) -> Callable[[], None]:
+    """Clipping and Adam on bf16 weights, gradients and moments."""
+    import torch
+
+    adam = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+
+    return update
+
+
+def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Callable[[], float]:
+    """GPTModel with TransformerEngine's stock layers and its own cross-entropy, as Megatron users run it."""
+    import torch
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from ..core.config import ParallelConfig
+    from ..core.mcore import setup
+
+    if len(set(lengths)) > 1:
+        raise ValueError("the stock model is timed on even sequences only")
+    setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
+    setup.start_parallel(ParallelConfig(), 0)
+    config = TransformerConfig(
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        num_attention_heads=model.heads,
+        num_query_groups=model.kv_heads,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.ffn,
+        normalization="RMSNorm",
+        layernorm_epsilon=model.norm_eps,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=model.qkv_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        bias_activation_fusion=True,
+        apply_rope_fusion=True,
+        cross_entropy_loss_fusion=True,
+        gradient_accumulation_fusion=regime == "master",
+    )
+    gpt = GPTModel(
+        config,
+        get_gpt_layer_with_transformer_engine_spec(),
+        vocab_size=model.padded_vocab,
+        max_sequence_length=max(lengths),
+        position_embedding_type="rope",
+        rotary_base=int(model.rope_theta),
+        share_embeddings_and_output_weights=model.tied,
+    ).cuda()
+    tokens, targets = (x.view(len(lengths), -1).cuda() for x in make_tokens(model, lengths))
+    positions = torch.arange(lengths[0], device="cuda").expand(len(lengths), -1)
+    if regime == "pure":
+        update = pure_update(list(gpt.parameters()))
+
+        def pure_step() -> float:
+            loss = gpt(tokens, positions, None, labels=targets).float().mean()
+            loss.backward()
+            update()
+            return float(loss.detach())
+
+        return pure_step
+    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True), gpt)
+    settings = OptimizerConfig(
+        optimizer="adam", lr=1e-5, use_distributed_optimizer=True, clip_grad=1.0, bf16=True, params_dtype=torch.bfloat16
+    )
+    optimizer = get_megatron_optimizer(settings, [ddp])
+    config.finalize_model_grads_func = finalize_model_grads
+
+    def forward(_, chunk):
+        return chunk(tokens, positions, None, labels=targets), lambda out: (out.float().mean(), {"loss": out.detach().float().mean()})
+
+    def step() -> float:
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        records = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=None,
+            model=ddp,
+            num_microbatches=1,
+            seq_length=lengths[0],
+            micro_batch_size=len(lengths),
+            forward_only=False,
+        )
+        optimizer.step()
+        return float(records[0]["loss"])
+
+    return step
+
+
+class MasterAdam:
+    """fp32 master weights and gradients for any module of bf16 parameters: each gradient is added to its fp32 buffer and freed."""
+
+    def __init__(self, parameters: list[Any], lr: float) -> None:
+        import torch
+
+        self.pairs = [(p, p.detach().float().clone()) for p in parameters]
+        for p, master in self.pairs:
+            master.grad = torch.zeros_like(master)
+            p.register_post_accumulate_grad_hook(lambda q, buffer=master.grad: (buffer.add_(q.grad), setattr(q, "grad", None))[1])
+        self.adam = torch.optim.AdamW([m for _, m in self.pairs], lr=lr, fused=True)
+
+    def step(self) -> None:
+        import torch
+
+        masters = [m for _, m in self.pairs]
+        torch.nn.utils.clip_grad_norm_(masters, 1.0, foreach=True)
+        self.adam.step()
+        torch._foreach_copy_([p.data for p, _ in self.pairs], masters)
+        torch._foreach_zero_([m.grad for m in masters])
+
+
+def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime: str) -> Callable[[], float]:
+    """One step of transformers: eager, compiled, or with Liger's kernels. Ragged documents lie end to end, told apart by position."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ..models.families import write_hf_config
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = write_hf_config(model, "bfloat16")
+    config = AutoConfig.for_model(settings.pop("model_type"), **{k: v for k, v in settings.items() if k != "torch_dtype"})
+    if kind.startswith("liger"):
+        from liger_kernel.transformers import apply_liger_kernel_to_llama, apply_liger_kernel_to_qwen2  # type: ignore[import-not-found]
+
+        (apply_liger_kernel_to_qwen2 if model.family == "qwen2" else apply_liger_kernel_to_llama)()
+    autocast = kind.endswith("autocast")  # fp32 weights, cast where they are used: the other way to train with master weights
+    dtype = torch.bfloat16 if device == "cuda" and not autocast else torch.float32
+    with torch.device(device):  # initialising 1.5B parameters on the host takes minutes
+        net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    net.config.use_cache = False
+    net.train()
+    run = torch.compile(net) if kind == "compile" else net
+    parameters = list(net.parameters())
+    rows = len(lengths) if len(set(lengths)) == 1 else 1
+    tokens, targets = (x.view(rows, -1).to(device) for x in make_tokens(model, lengths))
+    positions = torch.cat([torch.arange(n) for n in lengths]).view(rows, -1).to(device)
+    # transformers shifts labels itself: give them one place later, so that every token has its target
+    labels = torch.cat([tokens[:, :1], targets[:, :-1]], 1)
+    inputs = {"input_ids": tokens, "labels": labels} | ({"position_ids": positions} if rows == 1 else {})
+    update = pure_update(parameters) if regime == "pure" or autocast else MasterAdam(parameters, 1e-5).step
+
+    def step() -> float:
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = run(**inputs).loss
+        loss.backward()
+        update()
+        return float(loss.detach())
+
+    return step
+
+
+def make_step(impl: str, regime: str, model: ModelConfig, lengths: list[int]) -> Callable[[], float]:
+    """The step function of an implementation."""
+    if impl.startswith("terrella"):
+        return ours(model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), "cudnn" in impl, regime)
+    if impl == "megatron-core TE":
+        return stock_megatron(model, lengths, regime)
+    return transformers_model(model, lengths, impl.removeprefix("transformers "), regime)
