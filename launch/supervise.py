@@ -44,6 +44,11 @@ class Span:
     port: int
 
 
+def heartbeat_file(run: Path, rank: int) -> Path:
+    """Where a rank writes that it is alive, and at what."""
+    return run / "logs" / f"rank-{rank}.alive.json"
+
+
 def _environment(run: Run, span: Span, local: int) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // span.count)
     return {
@@ -72,6 +77,7 @@ def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | Non
         for local in range(span.count):
             rank = span.first + local
             error_file(run.path, rank).unlink(missing_ok=True)
+            heartbeat_file(run.path, rank).unlink(missing_ok=True)  # of an earlier start: an old beat is not a stall
             log_path = run.path / "logs" / f"rank-{rank}.log"
             with storage_errors(log_path):
                 log = open(log_path, "ab")
@@ -93,7 +99,7 @@ def standing(run: Path, ranks: range, now: float) -> str | None:
     """Where each rank stands when none of them has moved for `STALL_S`, else None. The rank that stands alone holds up the others."""
     places: dict[str, list[int]] = {}
     for rank in ranks:
-        beat = read_json(run / "logs" / f"rank-{rank}.alive.json")
+        beat = read_json(heartbeat_file(run, rank))
         if not beat or now - beat["since"] < STALL_S:
             return None
         places.setdefault(beat["at"], []).append(rank)
