@@ -25,7 +25,7 @@ from . import record
 from .children import Child
 from .rollout import CASES as ROLLOUTS
 from .rollout import TINY as TINY_MODEL
-from .rollout import Case, embedded_sampler, random_engine, recorder, requests_of, synchronize
+from .rollout import Case, random_engine, recorder, requests_of, synchronize
 from .sync import ColocatedVllm
 from .train import PEAK_TFLOPS, QWEN, flops_per_token
 
@@ -39,6 +39,7 @@ CASES = {
 IMPLEMENTATIONS = {"grpo": ("terrella vllm", "trl vllm", "terrella embedded"), "rollout": ("terrella embedded", "vllm")}
 MICROBATCH = 16  # sequences in a microbatch, for all
 VLLM_SHARE = 0.38  # of the GPU's memory: the cache then holds all samples of a step at once
+CACHE_GIB = 48.0  # of the embedded sampler, as much as vLLM gets
 PARTS = ("generate", "prepare", "train", "sync")
 
 
@@ -50,8 +51,19 @@ def reward_of(ids: Any) -> float:
 
 
 def warm_up(case: Case) -> Case:
-    """A small part of the same work: every shape of kernel, few of them."""
-    return replace(case, prompts=min(case.prompts, 2 * MICROBATCH // case.samples), sampled=min(case.sampled, 64))
+    """The beginning of the same work: as many samples, few tokens of each."""
+    return replace(case, sampled=min(case.sampled, 20), spans=min(case.spans, 2))
+
+
+def embedded_sampler(engine: Any, case: Case, cache_gib: float) -> Any:
+    """On the engine's own weights, with a bound on its cache: the trainer needs the rest."""
+    from ..rl.rollout.embedded import EmbeddedSampler
+
+    def weights() -> dict[str, Any]:
+        return {p.name: p.param.detach() for p in engine.local_parameters()}
+
+    rows = case.prompts * case.samples
+    return EmbeddedSampler(weights, case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib)
 
 
 def peak_gib() -> float:
@@ -73,12 +85,12 @@ class Ours:
         self.served, self.case = served, case
         self.engine = random_engine(case.model)
         self.colocated = ColocatedVllm(case, self.engine, VLLM_SHARE) if served else None
-        self.sampler = self.colocated.sampler if self.colocated else embedded_sampler(self.engine, case)
+        self.sampler = self.colocated.sampler if self.colocated else embedded_sampler(self.engine, case, CACHE_GIB)
         if self.colocated:
             self.colocated.sync(0)
 
-    def step(self, case: Case, turn: int) -> dict[str, float]:
-        """One step; seconds of its parts, and the drift between sampler and trainer."""
+    def step(self, case: Case, turn: int, microbatches: int | None = None) -> dict[str, float]:
+        """One step, or its first microbatches alone; seconds of its parts, and the drift between sampler and trainer."""
         from ..data.packing import pack
         from ..data.trajectory import Trajectory
         from ..rl import algorithms
@@ -97,7 +109,7 @@ class Ours:
         rows = algorithms.prepare(self.algorithm, trajectories, Scores(), lambda value: [value])
         batches = pack(rows, budget=MICROBATCH * self.case.length, pad=False)
         marks.append(time.perf_counter())
-        result = self.engine.step(batches, self.loss)
+        result = self.engine.step(batches[:microbatches], self.loss)
         synchronize()
         marks.append(time.perf_counter())
         if self.colocated:
@@ -111,7 +123,7 @@ class Ours:
 def ours(case: Case, impl: str, steps: int) -> dict[str, Any]:
     """Warm up, then time whole steps."""
     work = Ours(case, impl.endswith("vllm"))
-    work.step(warm_up(case), 10**6)
+    work.step(warm_up(case), 10**6, microbatches=2)
     say("warm")
     found = [work.step(case, turn) for turn in range(steps)]
     figures = {"times": {part: [f[part] for f in found] for part in (*PARTS, "step")}, "drift": found[-1]["drift"]}
@@ -121,8 +133,11 @@ def ours(case: Case, impl: str, steps: int) -> dict[str, Any]:
     return figures
 
 
-def word_model(case: Case) -> Path:
-    """A Hugging Face folder of the case's geometry with random weights and a tokenizer of one word per id, as TRL wants text."""
+def word_model(case: Case) -> tuple[Path, Any]:
+    """A Hugging Face folder of the case's geometry with random weights, and a tokenizer of one word per id, as TRL wants text.
+
+    The tokenizer is handed over as it is: read from a folder of this family it would become the family's own kind.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -136,12 +151,14 @@ def word_model(case: Case) -> Path:
     config = AutoConfig.for_model(settings.pop("model_type"), **{k: v for k, v in settings.items() if k not in ("torch_dtype", "dtype")})
     with torch.device("cuda" if cuda else "cpu"):
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(case.model.vocab)}, unk_token="w0"))
+    vocab = {"<unk>": 0, "<eos>": 1, "<pad>": 2} | {f"w{i}": i for i in range(3, case.model.vocab)}
+    words = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2", unk_token="w0").save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+    tokenizer.save_pretrained(folder)
     if cuda:
         torch.cuda.empty_cache()
-    return folder
+    return folder, tokenizer
 
 
 def trl_options(case: Case, steps: int, cuda: bool) -> dict[str, Any]:
@@ -210,9 +227,9 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
     def reward(completions: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
         return [reward_of(ids) for ids in completion_ids]
 
-    trainer = GRPOTrainer(
-        model=str(word_model(case)), reward_funcs=reward, args=GRPOConfig(**options), train_dataset=data, callbacks=[Clock()]
-    )
+    folder, tokenizer = word_model(case)
+    arguments = {"reward_funcs": reward, "args": GRPOConfig(**options), "train_dataset": data, "processing_class": tokenizer}
+    trainer = GRPOTrainer(model=str(folder), callbacks=[Clock()], **arguments)
     say("vllm is up")
     times: dict[str, list[float]] = {"generate": [], "sync": []}
 
@@ -234,8 +251,9 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
     trainer.train()
     step = [later - earlier for earlier, later in itertools.pairwise(marks)]
     lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
-    if not lengths or any(n != case.sampled for n in lengths):
-        raise SystemExit(f"trl: answers of {lengths} tokens on average instead of {case.sampled}: not the same work")
+    seen = trainer.state.num_input_tokens_seen  # prompts and answers
+    if not lengths or any(n != case.sampled for n in lengths) or seen != steps * case.prompts * case.samples * case.length:
+        raise SystemExit(f"trl: answers of {lengths} tokens on average, {seen} tokens in all: not the same work")
     rest = [s - g - y for s, g, y in zip(step, times["generate"], times["sync"], strict=True)]
     return {"times": {**times, "prepare and train": rest, "step": step}, "peak_gib": peak_gib()}
 
@@ -245,7 +263,12 @@ def _warm_up_trl(trainer: Any, case: Case, ids: list[list[int]]) -> None:
     import torch
 
     small = warm_up(case)
-    trainer.vllm_generation.generate(prompts=ids[: small.prompts], images=None, num_generations=1)
+    few = trainer.vllm_generation.max_completion_length
+    trainer.vllm_generation.max_completion_length = small.sampled
+    trainer.vllm_generation.generate(
+        prompts=[row for row in ids[: case.prompts] for _ in range(case.samples)], images=None, num_generations=1
+    )
+    trainer.vllm_generation.max_completion_length = few
     device = trainer.accelerator.device
     tokens = torch.randint(3, case.model.vocab, (min(MICROBATCH, case.prompts * case.samples), case.length), device=device)
     labels = tokens.clone()
@@ -260,18 +283,19 @@ def rollouts(case: Case, impl: str, rounds: int) -> dict[str, Any]:
     """Seconds of whole rollouts."""
     engine = random_engine(case.model, lr=0)
     colocated = ColocatedVllm(case, engine, 0.6) if impl == "vllm" else None
-    sampler = colocated.sampler if colocated else embedded_sampler(engine, case)
+    sampler = colocated.sampler if colocated else embedded_sampler(engine, case, CACHE_GIB)
     if colocated:
         colocated.sync(0)
     seconds = []
     for turn in range(rounds + 1):
-        asked = requests_of(case, turn)
+        work = case if turn else warm_up(case)
+        asked = requests_of(work, turn)
         synchronize()
         begun = time.perf_counter()
         samples = sampler.generate(asked)
         synchronize()
         seconds.append(time.perf_counter() - begun)
-        assert sum(sum(not given for given in s.given) for s in samples) == case.tokens
+        assert sum(sum(not given for given in s.given) for s in samples) == work.tokens
     return {"times": {"step": seconds[1:]}, "peak_gib": peak_gib()}
 
 

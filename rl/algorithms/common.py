@@ -60,7 +60,7 @@ def action_mask(sequence: TokenSequence) -> np.ndarray:
 
 def action_tokens(trajectories: Sequence[Trajectory]) -> int:
     """How many sampled tokens will be trained on."""
-    return sum(sum(r == Role.ACTION for r in s.roles) for _, s in rows(trajectories))
+    return sum(s.roles.count(Role.ACTION) for _, s in rows(trajectories))
 
 
 def rewards_of(trajectories: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:

@@ -6,14 +6,15 @@ again, brought back to its version and asked again. Its weights come through mem
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from ...core.errors import ConfigError, DeadlineError, NumericsError, WorkerError
 from ...data.trajectory import Invalid
@@ -22,6 +23,11 @@ from .spans import Piece, Plain, generate_in_spans
 from .vllm_config import VllmSettings, request_arguments, use_newest_runner
 
 log = logging.getLogger("terrella")
+T = TypeVar("T")
+
+
+class EngineDied(Exception):
+    """The process of the engine is gone."""
 
 
 class LocalVllm:
@@ -65,38 +71,43 @@ class LocalVllm:
             if self.version is None:
                 raise ConfigError("vllm: there are no whole weights to sample from; publish a version first")
             try:
-                with self._deadline():
-                    return generate_in_spans(requests, self._generate, self.version)
-            except Exception as error:
-                if type(error).__name__ != "EngineDeadError":
-                    raise
+                return generate_in_spans(requests, self._generate, self.version)
+            except EngineDied as error:
                 if attempt == self.attempts:
                     raise WorkerError(f"vllm: the engine died {attempt} times in one rollout; the last reason: {error}") from error
                 self._restart()
         raise AssertionError("attempts is at least 1")
 
-    @contextmanager
-    def _deadline(self) -> Iterator[None]:
-        """End a child that does not answer in time; what waits for it then sees that it died."""
-        late = threading.Event()
+    def _watched(self, call: Callable[[], T]) -> T:
+        """The call's result. A child that dies meanwhile is EngineDied, one that takes too long is ended: vLLM would wait for ever."""
+        if not self.children:
+            return call()
+        box: dict[str, Any] = {}
 
-        def end() -> None:
-            late.set()
-            for child in self.children:
-                child.kill()
+        def work() -> None:
+            try:
+                box["value"] = call()
+            except BaseException as error:
+                box["error"] = error
 
-        timer = threading.Timer(self.request_s, end)
-        timer.daemon = True
-        if self.children:
-            timer.start()
-        try:
-            yield
-        except Exception as error:
-            if late.is_set():
-                raise DeadlineError(f"vllm: the engine did not finish a rollout within {self.request_s:.0f} s (request_s)") from error
-            raise
-        finally:
-            timer.cancel()
+        thread = threading.Thread(target=work, daemon=True, name="vllm")
+        thread.start()
+        end = time.monotonic() + self.request_s
+        while thread.is_alive():
+            thread.join(0.2)
+            if time.monotonic() > end:
+                for child in self.children:
+                    child.kill()
+                raise DeadlineError(f"vllm: the engine did not finish a rollout within {self.request_s:.0f} s (request_s); it was ended")
+            if not all(child.is_alive() for child in self.children):
+                thread.join(2.0)
+                break
+        error = box.get("error")
+        if error is not None and type(error).__name__ != "EngineDeadError":
+            raise error
+        if "value" not in box:
+            raise EngineDied(f"exit codes {[child.exitcode for child in self.children]}: {error or 'no word from it'}")
+        return box["value"]
 
     def _restart(self) -> None:
         version = self.version
@@ -117,8 +128,14 @@ class LocalVllm:
         extra = {"detokenize": False, "flat_logprobs": True}
         params = [SamplingParams(**request_arguments(p.request, p.ids, p.limit, p.seed), **extra) for p in plain]
         prompts = [{"prompt_token_ids": list(p.ids)} for p in plain]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False, **self._adapter())
-        return [self._piece(output.outputs[0]) for output in outputs]
+        collecting = gc.isenabled()
+        gc.disable()  # a million small objects come and none of them is garbage
+        try:
+            outputs = self._watched(lambda: self.llm.generate(prompts, params, use_tqdm=False, **self._adapter()))
+            return [self._piece(output.outputs[0]) for output in outputs]
+        finally:
+            if collecting:
+                gc.enable()
 
     def _adapter(self) -> dict[str, Any]:
         """The adapter to sample with, where adapters alone are synchronised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from terrella.models.lora import LoraConfig
 from terrella.rl.objective import logprob_score, make_loss
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 from terrella.tests.integration.vllm_jobs import MODELS, trained
+
+
+def prepare(environment: dict[str, str]) -> None:
+    """The pool's ranks are daemons, which may have no children; a run's workers are not."""
+    os.environ |= environment
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
 
 
 def questions(n: int, tokens: int) -> list[SampleRequest]:
@@ -49,7 +56,7 @@ def colocated(folder: str, environment: dict[str, str]) -> dict[str, Any]:
     from terrella.rl.rollout.config import Vllm
     from terrella.rl.rollout.open import open_sampler
 
-    os.environ |= environment
+    prepare(environment)
     engine = trained("llama", 1)
     settings = Vllm(colocated=True, eager=True, max_length=96, max_sequences=32, request_s=300)
     opened = open_sampler(settings, engine, MODELS["llama"], Path(folder))
@@ -92,7 +99,7 @@ def adapters(folder: str, environment: dict[str, str], colocated: bool) -> dict[
     from terrella.rl.rollout.config import Vllm
     from terrella.rl.rollout.open import open_sampler
 
-    os.environ |= environment
+    prepare(environment)
     lora = LoraConfig(rank=8, alpha=16.0)
     engine = Engine(build_gpt(MODELS["llama"], lora=lora), ParallelConfig(), OptimizerConfig(lr=5e-2), PrecisionConfig(), 0)
     settings = Vllm(colocated=colocated, adapters_only=True, eager=True, max_length=96, max_sequences=32, request_s=300)
