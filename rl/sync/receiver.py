@@ -145,6 +145,16 @@ class WeightReceiver:
             self.model_runner.reload_weights(weights_iterator=checked())
         else:
             self.model_runner.reload_weights(weights_iterator=joined(checked(), plan), is_checkpoint_format=False)
+        self._terrella_tie()
         if not damaged:
             self.terrella_version = version
         return {"version": self.terrella_version, "damaged": damaged, "tensors": tensors, "rank": self.rank}
+
+    def _terrella_tie(self) -> None:
+        """A head that is the embedding anew: on a CPU vLLM keeps a packed copy of it, which a reload leaves as it was."""
+        model = self.model_runner.get_model()
+        head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+        if head is None or embedding is None or not getattr(model.config, "tie_word_embeddings", False):
+            return
+        head.tie_weights(embedding)
+        head.quant_method.process_weights_after_loading(head)
