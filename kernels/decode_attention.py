@@ -9,13 +9,11 @@ dimension, P positions of the rotary table, C numbers of a row of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from .dispatch import use_triton
-
-BLOCK = 64  # keys a step of the loop; blocks begin at multiples of it, whatever the regions
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,10 @@ class Rows:
     own_cap_N: torch.Tensor
     own_len_N: torch.Tensor
 
+    def take(self, index: torch.Tensor) -> Rows:
+        """These sequences, in this order."""
+        return Rows(*(getattr(self, f.name)[index] for f in fields(self)))
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -53,7 +55,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Shared:
-    """Sequences that read the first `done_N` positions of one prefix together; -1 fills a tile. `done_N` are multiples of BLOCK."""
+    """Sequences that read the first `done_N` positions of one prefix together; -1 fills a tile."""
 
     rows_XR: torch.Tensor  # int32
     done_N: torch.Tensor  # int64; 0 for a sequence in no tile
@@ -64,8 +66,9 @@ def tile_tokens(per_group: int) -> int:
     return max(1, min(16, 64 // per_group))
 
 
-def _region(flat: torch.Tensor, base: int, start: int, capacity: int, heads: int, dim: int) -> torch.Tensor:
-    return flat.view(-1)[base + start : base + start + heads * capacity * dim].view(heads, capacity, dim)
+def _region(flat: torch.Tensor, start: int, capacity: int, heads: int, length: int, dim: int) -> torch.Tensor:
+    """The first `length` positions of a region, as a view."""
+    return flat.as_strided((heads, length, dim), (capacity * dim, dim, 1), flat.storage_offset() + start)
 
 
 def reference_append(
@@ -102,8 +105,8 @@ def reference_append(
     base_k, base_v = cache.base_2.tolist()
     starts, caps = rows.own_start_N.tolist(), rows.own_cap_N.tolist()
     for t, (row, place) in enumerate(zip(row_T.tolist(), place_T.tolist(), strict=True)):
-        _region(cache.k, base_k, starts[row], caps[row], groups, dim)[:, place] = turned[t, :, slots - 2]
-        _region(cache.v, base_v, starts[row], caps[row], groups, dim)[:, place] = qkv_TGED[t, :, slots - 1]
+        _region(cache.k, base_k + starts[row], caps[row], groups, caps[row], dim)[:, place] = turned[t, :, slots - 2]
+        _region(cache.v, base_v + starts[row], caps[row], groups, caps[row], dim)[:, place] = qkv_TGED[t, :, slots - 1]
     return turned[:, :, : slots - 2].reshape(tokens, groups * (slots - 2), dim)
 
 
@@ -122,8 +125,8 @@ def reference_attention(
         shared, own = place["prefix_len_N"][row], place["own_len_N"][row] + offset + 1
 
         def keys(flat: torch.Tensor, base: int, row: int = row, shared: int = shared, own: int = own) -> torch.Tensor:
-            mine = _region(flat, base, place["own_start_N"][row], place["own_cap_N"][row], groups, dim)[:, :own]
-            return torch.cat([_region(flat, base, place["prefix_start_N"][row], shared, groups, dim), mine], 1).to(wide)
+            mine = _region(flat, base + place["own_start_N"][row], place["own_cap_N"][row], groups, own, dim)
+            return torch.cat([_region(flat, base + place["prefix_start_N"][row], shared, groups, shared, dim), mine], 1).to(wide)
 
         k_GKD, v_GKD = keys(cache.k, base_k), keys(cache.v, base_v)
         q_GED = q_THD[t].view(groups, heads // groups, dim).to(wide)

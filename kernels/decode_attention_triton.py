@@ -9,12 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from .decode_attention import BLOCK, CacheLayer, Rows, Shared, Tiles
+from .decode_attention import CacheLayer, Rows, Shared, Tiles
 
 LOG2E = 1.4426950408889634
 LOWEST = tl.constexpr(-1.0e30)
-ROW_SHAPE = {"BN": BLOCK, "num_warps": 4, "num_stages": 2}  # of the kernels below
-SHARED_SHAPE = {"num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
@@ -154,10 +152,11 @@ def _prefix_kernel(
         m = tl.full([BM], LOWEST, tl.float32)
         l = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, DP], tl.float32)
-        for low in range(0, tl.load(done_ptr + first).to(tl.int32), BN):
+        done = tl.load(done_ptr + first).to(tl.int32)
+        for low in range(0, done, BN):
             n = low + tl.arange(0, BN)
-            ok = (n >= 0)[:, None] & (d < D)
-            m, l, acc = _fold(q, k_ptr, v_ptr, prefix + n.to(tl.int64) * D, d, ok, (n >= 0)[None, :], m, l, acc, scale, PRECISION)
+            at = prefix + n.to(tl.int64) * D
+            m, l, acc = _fold(q, k_ptr, v_ptr, at, d, (n < done)[:, None] & (d < D), (n < done)[None, :], m, l, acc, scale, PRECISION)
         tl.store(ml_ptr + at_q * 2, m, mask=live)
         tl.store(ml_ptr + at_q * 2 + 1, l, mask=live)
         tl.store(acc_ptr + at_q[:, None] * D + d, acc, mask=live[:, None] & (d < D))
@@ -175,6 +174,13 @@ def _merge_kernel(acc_ptr, ml_ptr, o_ptr, rows, D: tl.constexpr, DP: tl.constexp
     acc = tl.load(acc_ptr + part[:, None] * D + d[None, :], mask=(s < SPLITS)[:, None] & (d < D)[None, :], other=0.0)
     o = tl.sum(acc * w[:, None], axis=0) / tl.sum(l * w, axis=0)
     tl.store(o_ptr + at * D + d, o.to(o_ptr.dtype.element_ty), mask=d < D)
+
+
+def row_shape(rows: int, dim: int) -> dict[str, int]:
+    """Keys a step of the loop, warps and stages: measured on an H200, see docs/kernels.md. Tiles of 16 rows are bound by memory alone."""
+    if rows > 16:
+        return {"BN": 64, "num_warps": 4, "num_stages": 2}
+    return {"BN": 32, "num_warps": 1 if dim <= 64 else 2, "num_stages": 3}
 
 
 def _padded(dim: int) -> int:
@@ -228,14 +234,14 @@ def triton_attention(
         wide = max(16, triton.next_power_of_2(together * per))
         _prefix_kernel[(tiles_x, groups)](
             q_THD, cache.k, cache.v, cache.base_2, rows.prefix_start_N, rows.prefix_len_N, shared.rows_XR, shared.done_N, acc, ml,
-            scale * LOG2E, BM=wide, R=together, BN=BLOCK, **SHARED_SHAPE, **common,
+            scale * LOG2E, BM=wide, R=together, BN=64, num_warps=4, num_stages=2, **common,
         )  # fmt: skip
     programs, most = (len(tiles.tile_X4), tiles.most) if ragged else (tokens, 1)
     wide = max(16, triton.next_power_of_2(most * per))
     _attention_kernel[(programs, groups, splits)](
         q_THD, o_THD, cache.k, cache.v, cache.base_2, rows.prefix_start_N, rows.prefix_len_N, rows.own_start_N, rows.own_cap_N,
         rows.own_len_N, tiles.tile_X4 if ragged else rows.own_len_N, shared.done_N if shared is not None else rows.own_len_N, acc, ml,
-        scale * LOG2E, BM=wide, RAGGED=ragged, SHARED=shared is not None, SPLITS=splits, **ROW_SHAPE, **common,
+        scale * LOG2E, BM=wide, RAGGED=ragged, SHARED=shared is not None, SPLITS=splits, **row_shape(wide, dim), **common,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(tokens * heads,)](

@@ -5,13 +5,17 @@ Shape suffixes: T local queries, S keys of all context ranks, H query heads, G k
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
+from ..kernels.batch_invariant import is_batch_invariant
+from ..kernels.decode_attention import CacheLayer, Rows, cached_attention
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -45,6 +49,8 @@ def packed_attention(
     if layout.k_order_S is not None:
         k_SGD = _GatherKeys.apply(k_TGD, context_group)[layout.k_order_S]
         v_SGD = _GatherKeys.apply(v_TGD, context_group)[layout.k_order_S]
+    if is_batch_invariant():
+        return _row_by_row(q_THD, k_SGD, v_SGD, layout, scale)
     uniform = layout.restore_T is None
     if q_THD.is_cuda and q_THD.dtype != torch.float32 and not uniform:
         return _varlen(q_THD, k_SGD, v_SGD, layout, scale)
@@ -64,6 +70,19 @@ def packed_attention(
 def _batched(x: torch.Tensor, rows: torch.Tensor | None, count: int, length: int) -> torch.Tensor:
     """Rows as (segments, heads, length, D)."""
     return (x if rows is None else x[rows]).view(count, length, *x.shape[1:]).transpose(1, 2)
+
+
+def _row_by_row(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
+    """The sampler's own kernel with every token as a row of its own: the same bits as when the token was sampled."""
+    if layout.k_order_S is not None:
+        raise ConfigError("batch_invariant: does not go with parallel.context > 1")
+    tokens, dim = q_THD.shape[0], q_THD.shape[2]
+    k_GSD, v_GSD = (x.transpose(0, 1).contiguous() for x in (k_SGD, v_SGD))
+    first_T = layout.cu_q.long()[layout.document_T]
+    zero_T = torch.zeros_like(first_T)
+    rows = Rows(zero_T, zero_T, first_T * dim, torch.full_like(first_T, tokens), torch.arange(tokens, device=q_THD.device) - first_T)
+    cache = CacheLayer(k_GSD.view(-1), v_GSD.view(-1), zero_T[:1].repeat(2))
+    return cached_attention(q_THD.contiguous(), cache, rows, k_SGD.shape[1], scale=scale or 1.0 / math.sqrt(dim))
 
 
 def _varlen(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) -> torch.Tensor:

@@ -6,16 +6,20 @@ Shape suffixes: T new tokens, B rows of one token each, H hidden, L layers, 2 ke
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ..kernels import rmsnorm, swiglu
+from ..kernels import rmsnorm, rope, swiglu
+from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.decode_attention import CacheLayer, Rows, Shared, Tiles, append_kv, cached_attention
 from .config import ModelConfig
 from .decode import DecodeWeights
-from .rope import inverse_frequencies, rotation_table
+from .rope import inverse_frequencies, rotate, rotation_table
+
+Norms = tuple[torch.Tensor, torch.Tensor] | None
 
 
 def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -101,9 +105,11 @@ class PooledDecoder:
     @torch.no_grad()
     def extend(self, ids_T: torch.Tensor, rows: Rows, tiles: Tiles) -> None:
         """Store several given tokens a row. The last layer only stores: nobody reads what it would compute."""
-        last = len(self.weights.layers) - 1
-        delta_TH, x_TH = self._layers(ids_T, rows, tiles, None, 1, last)
-        self._store(last, self._add_norm(delta_TH, x_TH, self.weights.layers[last].attention_norm)[0], rows, tiles)
+        last, each = len(self.weights.layers) - 1, tiles
+        if is_batch_invariant():  # every token a row of its own
+            rows, each = replace(rows.take(tiles.row_T), own_len_N=rows.own_len_N[tiles.row_T] + tiles.offset_T), None
+        delta_TH, x_TH = self._layers(ids_T, rows, each, None, 1, last)
+        self._store(last, self._add_norm(delta_TH, x_TH, self.weights.layers[last].attention_norm)[0], rows, each)
 
     def _add_norm(self, delta_TH: torch.Tensor | None, x_TH: torch.Tensor, weight_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(normalised x + delta, x + delta)."""
@@ -112,11 +118,30 @@ class PooledDecoder:
         return rmsnorm(delta_TH, weight_H, x_TH, eps=self.config.norm_eps)
 
     def _store(self, index: int, normed_TH: torch.Tensor, rows: Rows, tiles: Tiles | None) -> torch.Tensor:
-        c, layer = self.config, self.weights.layers[index]
-        qkv = F.linear(normed_TH, layer.qkv, layer.qkv_bias).view(len(normed_TH), c.kv_heads, c.heads // c.kv_heads + 2, c.head_dim)
+        """Project, rotate and store keys and values; returns the queries."""
+        c, layer, cache = self.config, self.weights.layers[index], self._caches[index]
+        shape = (len(normed_TH), c.kv_heads, c.heads // c.kv_heads + 2, c.head_dim)
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
-        cache = self._caches[index]
+        if is_batch_invariant():
+            qkv = self._as_trained(F.linear(normed_TH, layer.qkv), layer.qkv_bias, norms, rows, shape)
+            return append_kv(qkv, cache, rows, self.table_PC[:, :0])
+        qkv = F.linear(normed_TH, layer.qkv, layer.qkv_bias).view(shape)
         return append_kv(qkv, cache, rows, self.table_PC, tiles=tiles, norms=norms, eps=c.norm_eps, interleaved=c.rotary_interleaved)
+
+    def _as_trained(self, qkv: torch.Tensor, bias: torch.Tensor | None, norms: Norms, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
+        """Queries and keys made by the training forward's own operations, in its order."""
+        c = self.config
+        qkv = (qkv if bias is None else qkv + bias).view(shape)
+        q, k = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2]
+        if norms is not None:
+            q, k = (rmsnorm(x.contiguous(), weight, eps=c.norm_eps)[0] for x, weight in zip((q, k), norms, strict=True))
+        positions = rows.prefix_len_N + rows.own_len_N
+        if q.is_cuda and not c.rotary_interleaved:
+            q, k = (rope(x, self.table_PC, positions) for x in (q, k))
+        else:
+            cos, sin = self.table_PC[positions].to(q.dtype)[:, None, :].chunk(2, -1)
+            q, k = (rotate(x, cos, sin, c.rotary_interleaved) for x in (q, k))
+        return torch.cat([q.view(shape[0], shape[1], -1, shape[3]), k[:, :, None], qkv[:, :, -1:]], 2)
 
     def _layers(
         self, ids_T: torch.Tensor, rows: Rows, tiles: Tiles | None, shared: Shared | None, splits: int, count: int

@@ -16,6 +16,7 @@ from ..core.engine import Engine, StepResult
 from ..core.errors import ConfigError, NumericsError
 from ..data.packing import pack
 from ..data.trajectory import Invalid, Trajectory
+from ..kernels.batch_invariant import batch_invariant
 from . import algorithms
 from .algorithms import common, ppo
 from .algorithms.config import PPO, Algorithm
@@ -73,9 +74,14 @@ def reinforce(
     if ahead and refill is not None:
         raise ConfigError("ahead: does not go with refills, which must be sampled by the weights of their own step")
     loss = make_loss(algorithms.settings(algorithm, params.temperature))
+
+    def policy(batches: list[PackedBatch]) -> list[torch.Tensor]:
+        with batch_invariant(getattr(getattr(sampler, "inner", sampler), "batch_invariant", False)):  # as it sampled
+            return [r["logprob"] for r in engine.score(batches, logprob_score(params.temperature))]
+
     scorers = {
         "reference": reference,
-        "policy": lambda batches: [r["logprob"] for r in engine.score(batches, logprob_score(params.temperature))],
+        "policy": policy,
         "values": lambda batches: [r["value"] for r in critic.score(batches, ppo.value_score)] if critic else [],
     }
 

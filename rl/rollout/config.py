@@ -13,6 +13,15 @@ class Embedded:
     """On the trainer's own weights."""
 
     kind: Literal["embedded"] = "embedded"
+    max_batch: int | None = None  # requests in flight; default 4096 on a GPU, 256 on a CPU
+    cache_gib: float | None = None  # keys and values on a GPU; default: most of the memory that is free when sampling begins
+    batch_invariant: bool = False  # log-probs equal, bit for bit, to those the trainer scores; slower
+
+    def __post_init__(self) -> None:
+        if self.max_batch is not None and self.max_batch < 1:
+            raise ValueError(f"max_batch: {self.max_batch} must be at least 1")
+        if self.cache_gib is not None and self.cache_gib <= 0:
+            raise ValueError(f"cache_gib: {self.cache_gib} must be above 0")
 
 
 @dataclass(frozen=True)

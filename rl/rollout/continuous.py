@@ -16,13 +16,14 @@ import torch
 
 from ...core.errors import ConfigError, NumericsError
 from ...core.rng import fold, signed
-from ...kernels.decode_attention import BLOCK, Rows, Tiles
+from ...kernels.decode_attention import Rows, Tiles
 from ...models.pooled import Pool, PooledDecoder, token_bytes
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 from .step import FIELDS, WINDOW, DecodeStep, bucket_of, to_device
 
 CHUNK_TOKENS = 8192  # tokens of one pass over given tokens
 ENTRY_TOKENS = 32768  # given tokens read between two windows while others decode
+SHARED_LEAST = 256  # shorter prefixes come out of the GPU's cache as fast as by a kernel of their own
 NEVER = np.iinfo(np.int64).max
 
 
@@ -211,8 +212,8 @@ class ContinuousBatch:
             together.setdefault(id(row.prefix), []).append(i)
         tiles, size = [], step.tiles_BR.shape[1]
         for members in together.values():
-            length = len(self.active[members[0]].prefix.ids) // BLOCK * BLOCK
-            for at in range(0, len(members), size) if length else ():
+            length = len(self.active[members[0]].prefix.ids)
+            for at in range(0, len(members), size) if length >= SHARED_LEAST else ():
                 part = members[at : at + size]
                 if len(part) > 1:
                     tiles.append(part + [-1] * (size - len(part)))
@@ -227,6 +228,7 @@ class ContinuousBatch:
         step.line("token", len(old)).copy_(token_B[: len(old)])
         step.temperature_B[:rows] = to_device(warm, device)
         step.tiles_BR.fill_(-1)
+        step.shares = bool(tiles)
         if tiles:
             step.tiles_BR[: len(tiles)] = to_device(np.array(tiles, np.int32), device)
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from ...core.errors import ConfigError, NumericsError
 from ...core.rng import key_tensor
 from ...data.trajectory import Invalid
+from ...kernels.batch_invariant import batch_invariant
 from ...kernels.decode_attention import tile_tokens
 from ...models.config import ModelConfig
 from ...models.decode import Decoder, KVCache, decode_weights
@@ -34,7 +35,8 @@ class EmbeddedSampler:
     """Batched sampling from `weights()`, called anew for each batch so that the newest weights are used.
 
     `max_batch` bounds the requests in flight, `cache_gib` the keys and values of the continuous batch (default: most of the free device
-    memory); what does not fit waits. `continuous` chooses the way of working, by default by device.
+    memory); what does not fit waits. `continuous` chooses the way of working, by default by device. `batch_invariant` makes log-probs
+    equal, bit for bit, to those of a trainer that scores under the mode of that name; it is slower.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class EmbeddedSampler:
         max_batch: int | None = None,
         cache_gib: float | None = None,
         continuous: bool | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         self.weights, self.config, self.version = weights, config, version
         self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous
+        self.batch_invariant = batch_invariant
         self._step: DecodeStep | None = None
 
     @torch.no_grad()
@@ -57,17 +61,20 @@ class EmbeddedSampler:
         self._check(requests)
         named = self.weights()
         device = named["embedding.word_embeddings.weight"].device
-        continuous = device.type == "cuda" if self.continuous is None else self.continuous
+        continuous = (device.type == "cuda" or self.batch_invariant) if self.continuous is None else self.continuous
         work: dict[Any, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             spans = tuple((at, len(ids)) for at, ids in request.forced)
-            shape = (None if plain(request.params) else request.params) if continuous else (len(request.ids), request.params, spans)
+            shape = (len(request.ids), request.params, spans)
+            if continuous:
+                shape = (None if plain(request.params) else request.params, request.params.temperature if self.batch_invariant else None)
             work[shape].append(index)
         results: list[Sample | Invalid | None] = [None] * len(requests)
         decoder = None if continuous or not requests else self._decoder(named, requests)
         for shape, members in work.items():
             if decoder is None:
-                self._place(results, members, self._stream(named, [requests[i] for i in members], shape))
+                with batch_invariant(self.batch_invariant):
+                    self._place(results, members, self._stream(named, [requests[i] for i in members], *shape))
                 continue
             for start in range(0, len(members), self.max_batch or WAVE):
                 wave = members[start : start + (self.max_batch or WAVE)]
@@ -92,7 +99,13 @@ class EmbeddedSampler:
     def _decoder(self, named: Mapping[str, torch.Tensor], requests: list[SampleRequest]) -> Decoder:
         return Decoder(decode_weights(named, self.config), self.config, max(r.length for r in requests))
 
-    def _stream(self, named: Mapping[str, torch.Tensor], requests: list[SampleRequest], params: SamplingParams | None) -> list[Sample]:
+    def _stream(
+        self,
+        named: Mapping[str, torch.Tensor],
+        requests: list[SampleRequest],
+        params: SamplingParams | None,
+        temperature: float | None,
+    ) -> list[Sample]:
         """All requests as one continuous batch. Graphs of earlier calls are used again while the weights stay where they are."""
         weights = decode_weights(named, self.config)
         slots = min(self.max_batch or SLOTS, SLOTS)
@@ -100,6 +113,7 @@ class EmbeddedSampler:
             together = tile_tokens(self.config.heads // self.config.kv_heads)
             self._step = DecodeStep(PooledDecoder(weights, self.config), min(slots, len(requests)), together)
         step = self._step
+        step.temperature = temperature or 1.0
         batch = ContinuousBatch(step, requests, params, position_limit(self.cache_gib, step.decoder, step.slots))
         samples = batch.run(self.version())
         if params is not None:

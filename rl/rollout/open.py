@@ -57,7 +57,8 @@ def open_sampler(
         def weights() -> dict[str, Any]:
             return {p.name: p.param.detach() for p in engine.local_parameters()}
 
-        return OpenSampler(EmbeddedSampler(weights, model, version=lambda: engine.steps), None, lambda: None)
+        options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "batch_invariant": config.batch_invariant}
+        return OpenSampler(EmbeddedSampler(weights, model, version=lambda: engine.steps, **options), None, lambda: None)
     return _open_vllm(config, engine, model, make_folder(Path(folder)), rank, gather, ahead)
 
 

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from ...core.rng import uniform_tensor
+from ...kernels.batch_invariant import is_batch_invariant
 from ...kernels.decode_attention import Rows, Shared
+from ...kernels.linear_logprob import linear_logprob
 from ...kernels.sample import sample_tokens
 from ...models.pooled import PooledDecoder
 from .choice import choose_rows
@@ -44,8 +46,10 @@ class DecodeStep:
         self.tick_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self.tokens_WB = torch.zeros(WINDOW, self.slots, dtype=torch.int64, device=device)
         self.logprobs_WB = torch.zeros(WINDOW, self.slots, device=device)
+        self.shares = False  # whether some rows read a prefix together
+        self.temperature = 1.0  # of all rows, in batch-invariant mode
         self.seen_BV: torch.Tensor | None = None  # tokens a row holds already, where a penalty asks for it
-        self._graphs: dict[tuple[int, SamplingParams | None], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, SamplingParams | None, bool, float | None], Callable[[], None]] = {}
         self._memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def line(self, name: str, rows: int | None = None) -> torch.Tensor:
@@ -58,7 +62,7 @@ class DecodeStep:
 
     def splits(self, rows: int) -> int:
         """Programs that share one row's keys; 1 where the batch alone fills the device, and prefixes are read together."""
-        return max(1, min(16, PROGRAMS // (rows * self.decoder.config.kv_heads)))
+        return 1 if is_batch_invariant() else max(1, min(16, PROGRAMS // (rows * self.decoder.config.kv_heads)))
 
     def idle(self, first: int = 0) -> None:
         """Point rows from `first` on at the pool's first position, which belongs to nobody."""
@@ -73,7 +77,7 @@ class DecodeStep:
         """The step for a batch size, as a graph on CUDA; `params` only where sampling needs the slow path."""
         if self.numbers.device.type != "cuda":
             return lambda: self._run(rows, params)
-        key = (rows, params)
+        key = (rows, params, self.shares, self.temperature if is_batch_invariant() else None)
         if key not in self._graphs:
             self._graphs[key] = self._capture(rows, params)
         return self._graphs[key]
@@ -102,7 +106,8 @@ class DecodeStep:
     @torch.no_grad()
     def _run(self, rows: int, params: SamplingParams | None) -> None:
         d, splits = self.decoder, self.splits(rows)
-        shared = Shared(self.tiles_BR[: rows // 2], self.line("done", rows)) if splits == 1 else None
+        together = self.shares and splits == 1 and not is_batch_invariant()
+        shared = Shared(self.tiles_BR[: rows // 2], self.line("done", rows)) if together else None
         hidden_BH = d.hidden(self.line("token", rows), self.rows(rows), shared, splits)
         logits_BV = F.linear(hidden_BH, d.weights.head)[:, : d.config.vocab]
         count_B = self.line("count", rows)
@@ -115,6 +120,8 @@ class DecodeStep:
             token_B, logprob_B = choose_rows(logits_BV, u_B, params, seen_BV)
             if seen_BV is not None:
                 seen_BV.scatter_(1, token_B[:, None], True)
+        if is_batch_invariant():  # by the function the trainer scores with
+            logprob_B, _ = linear_logprob(hidden_BH, d.weights.head, token_B, temperature=self.temperature, vocab_size=d.config.vocab)
         self.tokens_WB[:, :rows].index_copy_(0, self.tick_1, token_B[None])
         self.logprobs_WB[:, :rows].index_copy_(0, self.tick_1, logprob_B[None])
         self.line("token", rows).copy_(token_B)

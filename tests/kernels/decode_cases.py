@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from terrella.kernels.batch_invariant import batch_invariant, matmul
 from terrella.kernels.decode_attention import (
-    BLOCK,
     CacheLayer,
     Rows,
     Shared,
@@ -89,9 +89,8 @@ def test_append_and_attention_of_one_token(heads, groups, dim, options) -> None:
     want = reference_attention(want_q, cache, rows, groups, dim**-0.5)
     shared = Shared(
         torch.tensor([[0, 1, 5], [3, 6, -1], [-1, -1, -1]], dtype=torch.int32, device=DEVICE),
-        torch.tensor([128, 128, 0, 64, 0, 128, 64], device=DEVICE),
+        torch.tensor([130, 130, 0, 50, 0, 130, 50], device=DEVICE),
     )
-    assert BLOCK == 64
     for how in ({}, {"splits": 3}, {"shared": shared}):
         close(cached_attention(q, mine, my_rows, groups, scale=dim**-0.5, **how), want)
 
@@ -135,16 +134,16 @@ def test_a_row_does_not_depend_on_its_neighbours_nor_on_its_regions() -> None:
     assert torch.equal(cached_attention(q[1:2].contiguous(), flat, Rows(*numbers), 2, scale=0.125), together[1:2])
 
 
-@pytest.mark.parametrize("vocab", [5, 77, 1024, 9008] + ([151936] if CUDA else []))
+@pytest.mark.parametrize("vocab", [5, 1024, 9008] + ([151936] if CUDA else []))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sampling(vocab, dtype) -> None:
-    draw, rows = torch.Generator().manual_seed(vocab), 40 if CUDA else 24
+    draw, rows = torch.Generator().manual_seed(vocab), 40 if CUDA else 16
     logits = (torch.randn(rows, vocab, generator=draw) * 4).to(dtype).to(DEVICE)
     u = torch.rand(rows, generator=draw, dtype=torch.float64).to(DEVICE)
     temperature = torch.tensor([0.0, 0.7, 1.0, 1.9]).repeat(rows // 4).to(DEVICE)
     low = torch.randint(0, vocab, (rows,), generator=draw).to(DEVICE)
     high = torch.minimum(low + 1 + torch.randint(0, vocab, (rows,), generator=draw).to(DEVICE), torch.tensor(vocab, device=DEVICE))
-    low[:12], high[:12] = 0, vocab
+    low[:8], high[:8] = 0, vocab
     token, logprob = sample_tokens(logits, u, temperature, low, high)
     want, _ = reference_sample(logits.double(), u, temperature, low, high)
     assert (token >= low).all() and (token < high).all()
@@ -156,7 +155,7 @@ def test_sampling(vocab, dtype) -> None:
 
 
 def test_sampling_follows_the_distribution_and_tells_nan() -> None:
-    rows = 4000 if not interpreting() else 500
+    rows = 4000 if not interpreting() else 40
     logits = torch.tensor([[2.0, 1.0, -torch.inf, 0.0, -1.0]]).repeat(rows, 1).to(DEVICE)
     u = (torch.arange(rows, dtype=torch.float64, device=DEVICE) + 0.5) / rows
     ones = torch.ones(rows, device=DEVICE)
@@ -165,3 +164,23 @@ def test_sampling_follows_the_distribution_and_tells_nan() -> None:
     assert (torch.bincount(token, minlength=5) / rows - torch.softmax(logits[0], -1)).abs().max() < 2 / rows
     _, logprob = sample_tokens(torch.full((1, 9), torch.nan, device=DEVICE), u[:1], ones[:1], zero[:1], five[:1])
     assert torch.isnan(logprob).all()
+
+
+@pytest.mark.parametrize("inner,columns", [(64, 128), (80, 50)] + ([(1536, 2048), (8960, 1536)] if CUDA else []))
+def test_rows_of_a_product_do_not_depend_on_the_others(inner, columns) -> None:
+    draw = torch.Generator().manual_seed(0)
+    a = torch.randn(200 if CUDA else 70, inner, generator=draw).to(DEVICE, DTYPE)
+    weight = torch.randn(columns, inner, generator=draw).to(DEVICE, DTYPE)
+    whole = matmul(a, weight.T)
+    close(whole, a.double() @ weight.T.double())
+    for low, high in ((0, 1), (3, 68), (65, 70)):
+        assert torch.equal(matmul(a[low:high], weight.T), whole[low:high])
+    out = torch.empty_like(whole)
+    with batch_invariant():
+        bias = torch.ones(columns, device=DEVICE, dtype=DTYPE)
+        assert torch.equal(torch.nn.functional.linear(a, weight), whole)
+        assert torch.equal(torch.mm(a, weight.T, out=out), whole)
+        assert torch.equal(torch.nn.functional.linear(a, weight, bias), whole + bias)
+        if CUDA:
+            with pytest.raises(RuntimeError, match="no invariant form"):
+                torch.bmm(a[None], weight.T[None])

@@ -89,6 +89,14 @@ def test_long_prompts_go_in_by_pieces(monkeypatch) -> None:
     same(stream().generate(asked), expected)
 
 
+def test_batch_invariant_samples_are_the_same_bits_in_any_batch() -> None:
+    asked = mixed(12, stop_ids=(3,))
+    whole = stream(batch_invariant=True).generate(asked)
+    same(whole, WAVES.generate(asked))
+    assert whole == stream(batch_invariant=True, cache_gib=gib(40)).generate(asked)
+    assert whole[5:7] == stream(batch_invariant=True).generate(asked[5:7])
+
+
 def test_a_cache_too_small_and_nan_are_named() -> None:
     with pytest.raises(ConfigError, match="cache_gib"):
         stream(cache_gib=gib(5)).generate([SampleRequest((1, 2, 3), (0,), SamplingParams(8))])
