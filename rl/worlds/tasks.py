@@ -17,9 +17,10 @@ from .frozen_lake import FrozenLake
 from .qa import QA
 from .sokoban import Sokoban
 from .sudoku import Sudoku
+from .web.world import WebWorld
 from .webshop import WebShop
 
-WORLDS: dict[str, type[World]] = {w.name: w for w in (Sokoban, FrozenLake, Sudoku, Countdown, QA, Bandit, WebShop)}
+WORLDS: dict[str, type[World]] = {w.name: w for w in (Sokoban, FrozenLake, Sudoku, Countdown, QA, Bandit, WebShop, WebWorld)}
 
 
 @dataclass(frozen=True)

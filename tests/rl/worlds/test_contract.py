@@ -9,6 +9,7 @@ import pytest
 from terrella.data.trajectory import Invalid
 from terrella.rl.worlds.base import StepResult, World, WorldFault, attempt, next_seed
 from terrella.rl.worlds.tasks import WORLDS, load_tasks
+from terrella.rl.worlds.web.world import WebWorld
 from terrella.rl.worlds.webshop import WebShop
 
 TASKS = load_tasks()
@@ -21,6 +22,9 @@ def propose(world: World, rng: random.Random) -> int | str:
     if isinstance(world, WebShop):
         clicks = world.clickables()
         return f"click[{rng.choice(clicks)}]" if clicks else "search[noise cancelling headphones]"
+    if isinstance(world, WebWorld):
+        element = rng.choice(sorted(world.elements))
+        return f'do(action="Click", element="{element}")' if world.config.observation == "html" else f"click [{element}]"
     if world.name == "sudoku":
         return ",".join(str(rng.randint(0, 5)) for _ in range(3))
     return str(rng.randint(1, 30))

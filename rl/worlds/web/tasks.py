@@ -1,0 +1,151 @@
+"""Web tasks in WebArena's file format: reading, checking, and putting addresses in the place of placeholders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....core.errors import ConfigError
+
+EVAL_TYPES = ("string_match", "url_match", "program_html")
+MATCHES = {"exact_match", "must_include", "fuzzy_match", "must_exclude", "one_of", "required_values"}
+URL_NOTES = ("EXACT", "GOLD in PRED")
+SEVERAL = " |AND| "
+REAL_PLACEHOLDERS = ("__SHOPPING__", "__SHOPPING_ADMIN__", "__REDDIT__", "__GITLAB__", "__MAP__", "__WIKIPEDIA__", "__HOMEPAGE__")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing program_html looks at."""
+
+    url: str
+    locator: str
+    required: Mapping[str, Any]
+    prepare: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What makes a task solved."""
+
+    types: tuple[str, ...]
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    url: str = ""
+    url_note: str = ""
+    targets: tuple[Target, ...] = ()
+    string_note: str = ""
+
+    @property
+    def needs_judge(self) -> bool:
+        """Whether some part can only be judged by a language model."""
+        fuzzy = "fuzzy_match" in self.answers or any("fuzzy_match" in t.required for t in self.targets)
+        return fuzzy and ("string_match" in self.types or "program_html" in self.types)
+
+
+@dataclass(frozen=True)
+class WebTask:
+    """One task. `raw` is the record as it was read, for files that other tools read."""
+
+    task_id: str
+    sites: tuple[str, ...]
+    intent: str
+    start_urls: tuple[str, ...]
+    evaluation: Evaluation
+    require_login: bool = False
+    storage_state: str = ""
+    geolocation: tuple[float, float] | None = None
+    template: str = ""
+    template_id: int = -1
+    viewport: tuple[int, int] | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+def expand(value: Any, addresses: Mapping[str, str]) -> Any:
+    """A record with every placeholder replaced by its address."""
+    if isinstance(value, str):
+        for name, address in addresses.items():
+            value = value.replace(name, address.rstrip("/"))
+        return value
+    if isinstance(value, dict):
+        return {key: expand(inner, addresses) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [expand(inner, addresses) for inner in value]
+    return value
+
+
+def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
+    """A task of a record; a fault names the place and the key."""
+
+    def need(key: str, kind: type | tuple[type, ...], held: Mapping[str, Any] = record, prefix: str = "") -> Any:
+        if key not in held or not isinstance(held[key], kind):
+            raise ConfigError(f"{where}: {prefix}{key} must be {getattr(kind, '__name__', 'of another type')}, not {held.get(key)!r:.60}")
+        return held[key]
+
+    told = need("eval", dict)
+    types = tuple(need("eval_types", list, told, "eval."))
+    unknown = [t for t in types if t not in EVAL_TYPES]
+    if unknown or not types:
+        raise ConfigError(f"{where}: eval.eval_types = {list(types)} must be some of {', '.join(EVAL_TYPES)}")
+    answers = told.get("reference_answers") or {}
+    if not isinstance(answers, dict) or set(answers) - MATCHES:
+        raise ConfigError(f"{where}: eval.reference_answers has the keys {sorted(answers)}; known are {', '.join(sorted(MATCHES))}")
+    if "string_match" in types and not answers:
+        raise ConfigError(f"{where}: eval.reference_answers is empty, but string_match is asked for")
+    if "url_match" in types and not told.get("reference_url"):
+        raise ConfigError(f"{where}: eval.reference_url is empty, but url_match is asked for")
+    note = told.get("url_note") or ""
+    if note and note not in URL_NOTES:
+        raise ConfigError(f"{where}: eval.url_note = {note!r} must be one of {', '.join(URL_NOTES)}")
+    targets = tuple(_target(t, f"{where}: eval.program_html[{i}]") for i, t in enumerate(told.get("program_html") or []) if "locator" in t)
+    if "program_html" in types and not targets:
+        raise ConfigError(f"{where}: eval.program_html is empty, but program_html is asked for")
+    place = record.get("geolocation")
+    size = record.get("viewport_size")
+    return WebTask(
+        task_id=str(need("task_id", (int, str))),
+        sites=tuple(need("sites", list)),
+        intent=need("intent", str),
+        start_urls=tuple(need("start_url", str).split(SEVERAL)),
+        evaluation=Evaluation(types, answers, told.get("reference_url") or "", note, targets, told.get("string_note") or ""),
+        require_login=bool(record.get("require_login")),
+        storage_state=record.get("storage_state") or "",
+        geolocation=(float(place["latitude"]), float(place["longitude"])) if place else None,
+        template=str(record.get("intent_template") or ""),
+        template_id=int(record.get("intent_template_id", -1)),
+        viewport=(int(size["width"]), int(size["height"])) if size else None,
+        raw=record,
+    )
+
+
+def _target(told: Mapping[str, Any], where: str) -> Target:
+    required = told.get("required_contents")
+    if not isinstance(required, dict) or set(required) - MATCHES or not required:
+        raise ConfigError(f"{where}.required_contents must have some of the keys {', '.join(sorted(MATCHES))}")
+    if not isinstance(told.get("url"), str) or not isinstance(told["locator"], str):
+        raise ConfigError(f"{where}: url and locator must be texts")
+    return Target(told["url"], told["locator"], required, tuple(told.get("prep_actions") or ()))
+
+
+def load_web_tasks(path: str | Path, addresses: Mapping[str, str] | None = None) -> list[WebTask]:
+    """The tasks of a list file, or of a folder with one file a task; placeholders without an address are refused."""
+    place = Path(path)
+    try:
+        files = sorted(place.glob("*.json"), key=lambda p: (len(p.stem), p.stem)) if place.is_dir() else [place]
+        held = [json.loads(f.read_text(encoding="utf-8")) for f in files]
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the tasks: {error}") from error
+    records = [r for item in held for r in (item if isinstance(item, list) else [item])]
+    tasks = []
+    for index, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path}[{index}]: a task is a record")
+        task = parse_task(expand(record, addresses or {}), f"{path}[{index}]")
+        if addresses is not None:
+            missing = next((p for p in REAL_PLACEHOLDERS if p in json.dumps(task.raw)), None)
+            if missing:
+                raise ConfigError(f"{path}[{index}]: there is no address for {missing}; set it in `addresses`")
+        tasks.append(task)
+    return tasks
