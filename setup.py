@@ -35,7 +35,7 @@ setup(
     packages=packages(),
     package_data={
         "terrella": ["py.typed"],
-        "terrella.launch": ["recipes/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
+        "terrella.launch": ["recipes/*.yaml", "recipes/parts/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
         "terrella.rl.worlds": ["*.yaml", "*.xml"],
         "terrella.rl.worlds.web": ["*.js"],
         "terrella.rl.web_pages": ["*.html", "*.jsonl.gz"],

@@ -80,6 +80,39 @@ def apply_override(tree: Located, setting: str) -> None:
         node.value[last] = _relabel(parse_yaml(raw, where), where)
 
 
+def merge(base: Located, over: Located) -> Located:
+    """The base with the other's keys laid over it, every value keeping the place it came from. Sections merge key by key. Over a list
+    of named sections a section may be laid whose keys are their names: a null takes one out, and `*` stands for all that have the key."""
+    if isinstance(base.value, list) and isinstance(over.value, dict):
+        return _merge_named(base, over)
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _kind(over) not in (None, _kind(base)):
+        return over
+    merged = dict(base.value)
+    for key, item in over.value.items():
+        merged[key] = merge(merged[key], item) if key in merged else item
+    return Located(merged, over.where)
+
+
+def _kind(item: Located) -> Any:
+    return item.value["kind"].value if "kind" in item.value else None
+
+
+def _merge_named(base: Located, over: Located) -> Located:
+    named = {c.value["name"].value: c for c in base.value if isinstance(c.value, dict) and "name" in c.value}
+    for name, change in over.value.items():
+        if name == "*":
+            for key, item in change.value.items():
+                named = {n: merge(c, Located({key: item}, c.where)) if key in c.value else c for n, c in named.items()}
+        elif name not in named:
+            near = difflib.get_close_matches(name, named, 1)
+            raise ConfigError(f"{change.where}: '{name}' is none of those in the base; " + (f"did you mean '{near[0]}'?" if near else ""))
+        elif change.value is None:
+            del named[name]
+        else:
+            named[name] = merge(named[name], change)
+    return Located(list(named.values()), over.where)
+
+
 def _child(node: Located, part: str, where: str) -> Located:
     if isinstance(node.value, list):
         return node.value[_index(node, part, where)]
@@ -208,15 +241,20 @@ def _plain(item: Located) -> Any:
     return [_plain(child) for child in item.value] if isinstance(item.value, list) else item.value
 
 
-def load(kind: type[T], path: Path, overrides: typing.Sequence[str] = (), source: str | None = None) -> T:
-    """Read a YAML file as `kind`, with `a.b.c=value` overrides applied."""
+def read_yaml(path: Path, source: str | None = None) -> Located:
+    """The tree of a YAML file; a file that cannot be read is an error of the settings."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a text file: {error}") from error
-    tree = parse_yaml(text, source or str(path))
+    return parse_yaml(text, source or str(path))
+
+
+def load(kind: type[T], path: Path, overrides: typing.Sequence[str] = (), source: str | None = None) -> T:
+    """Read a YAML file as `kind`, with `a.b.c=value` overrides applied."""
+    tree = read_yaml(path, source)
     for setting in overrides:
         apply_override(tree, setting)
     return build(kind, tree)

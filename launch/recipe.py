@@ -262,9 +262,9 @@ class AgentPlay:
     kind: Literal["agent-play"]
     name: str
     start: str
-    tags: dict[str, float]  # with their weights
     agent: AgentSettings
     groups: int  # seeds played
+    tags: dict[str, float] = field(default_factory=dict)  # with their weights; without any those of the start, equally
     samples_per_group: int = 8
     model: str | None = None  # the stage whose model plays; without one actions are random
     states: Variant = "truth"  # the ablations are belief, masked, blanked (masked symbol by symbol) and random_coordinates
@@ -331,7 +331,7 @@ class AgentSupervised:
 class Validation:
     """Held-out seeds played during training, by tags of their own."""
 
-    tags: dict[str, float]
+    tags: dict[str, float] = field(default_factory=dict)  # without any those of the start, equally
     every: int = 10
     groups: int = 128
     samples_per_group: int = 8
@@ -347,9 +347,9 @@ class AgentReinforce(OnPolicy):
 
     kind: Literal["agent-rl"]
     name: str
-    tags: dict[str, float]
     agent: AgentSettings
     max_new_tokens: int  # of one turn
+    tags: dict[str, float] = field(default_factory=dict)  # with their weights; without any those of the start, equally
     first_seed: int = 10_000
     actions: int | None = None  # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
     counting: list[str] = field(default_factory=list)  # agent-play stages whose actions count as this arm's
@@ -370,7 +370,7 @@ class Arm:
 
     name: str
     model: str
-    agent: AgentSettings
+    agent: AgentSettings | None = None  # that of the stage which made the model, unless told
     control: bool = False  # the report marks it as one
 
 
@@ -381,8 +381,8 @@ class AgentEvaluate:
     kind: Literal["agent-eval"]
     name: str
     arms: list[Arm]
-    tags: list[str]
     max_new_tokens: int
+    tags: list[str] = field(default_factory=list)  # one table each; without any those of the start
     groups: int = 128
     samples_per_group: int = 8
     first_seed: int = 123
@@ -502,8 +502,31 @@ def shipped() -> list[str]:
 
 def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
     """Read a recipe and apply `a.b=value` overrides."""
+    tree = _tree(name, ())
+    for setting in overrides:
+        schema.apply_override(tree, setting)
+    return schema.build(Recipe, tree)
+
+
+def _tree(name: str, inside: tuple[Path, ...]) -> schema.Located:
+    """A recipe file laid over those its key `base` names: recipes, or parts of one under recipes/parts."""
     path = find(name)
-    return schema.load(Recipe, path, overrides, source=str(path) if path.parent != RECIPES else f"recipe {path.name}")
+    if path in inside:
+        raise ConfigError(f"{path}: is its own base, through {' and '.join(p.name for p in inside)}")
+    tree = schema.read_yaml(path, str(path) if RECIPES not in path.parents else f"recipe {path.relative_to(RECIPES)}")
+    if not isinstance(tree.value, dict) or "base" not in tree.value:
+        return tree
+    named = tree.value.pop("base")
+    bases = [item.value for item in named.value] if isinstance(named.value, list) else [named.value]
+    if not bases or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{named.where}: base must be the name of a recipe, or a list of names")
+    whole: schema.Located | None = None
+    for base in bases:
+        beside = path.parent / str(base)
+        below = _tree(str(beside) if beside.suffix in (".yaml", ".yml") and beside.is_file() else str(base), (*inside, path))
+        whole = below if whole is None else schema.merge(whole, below)
+    assert whole is not None
+    return schema.merge(whole, tree)
 
 
 def with_vocab(recipe: Recipe, vocab: int) -> ModelConfig:

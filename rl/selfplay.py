@@ -23,7 +23,6 @@ from .worlds.base import World
 HIDDEN = "..."
 UNREADABLE = "\ufffd"  # an id that the tokenizer does not know
 THOUGHT = "I try some moves."
-_SYMBOL = re.compile(r"[^\n]")
 _SPAN = re.compile(r"(?<=<observation>\n).*?(?=\n</observation>)|(?<=<prediction>\n).*?(?=\n</prediction>)", re.DOTALL)
 _CELL = re.compile(r"\((\d+),(\d+)\)")
 
@@ -54,7 +53,7 @@ def written_response(episode: AgentEpisode, turn: int, variant: Variant) -> str:
     if variant == "masked":
         return ground(response, HIDDEN, HIDDEN)
     if variant == "blanked":
-        return ground(response, _SYMBOL.sub(".", before), _SYMBOL.sub(".", after))
+        return ground(response, *("." * len(episode.tokenizer.encode(state)) for state in (before, after)))
     if variant == "random_coordinates":
         rng = random.Random(f"{episode.seed}/{episode.sample_index}/{turn}")
         return ground(response, _scatter(before, rng), _scatter(after, rng))

@@ -12,9 +12,10 @@ from ...core.errors import ConfigError
 from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
 from ...models.lora import LoraConfig
+from ...rl.agent_config import AgentSettings
 from ...rl.worlds.tasks import Task, load_tasks
 from ..job import Job
-from ..recipe import AgentReinforce, AgentStart, AgentSupervised, Lora
+from ..recipe import AgentReinforce, AgentStart, AgentSupervised, Arm, Lora
 from .common import final_checkpoint
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
@@ -45,6 +46,22 @@ def tasks_of(job: Job, tags: Any) -> dict[str, Task]:
         if tag not in known:
             raise ConfigError(f"tags: '{tag}' is neither shipped nor in tag_files; there are {', '.join(known)}")
     return {tag: known[tag] for tag in tags}
+
+
+def weights_of(job: Job, tags: dict[str, float]) -> dict[str, float]:
+    """The stage's tags with their weights, or the start's, equally."""
+    return tags or dict.fromkeys(start_of(job).tags, 1.0)
+
+
+def agent_of(job: Job, arm: Arm) -> AgentSettings:
+    """How an arm's model meets its world: as it was trained, unless the arm says otherwise."""
+    stage = next(s for s in job.recipe.stages if s.name == arm.model)
+    if isinstance(stage, AgentSupervised):
+        stage = next(s for s in job.recipe.stages if s.name == stage.data)
+    found = arm.agent or getattr(stage, "agent", None)
+    if found is None:
+        raise ConfigError(f"arms: '{arm.name}' evaluates stage '{arm.model}', which has no agent settings; give the arm `agent`")
+    return found
 
 
 def agent_engine(job: Job, optimizer: OptimizerConfig | None, init: str, lora: Lora | None = None) -> Engine:

@@ -8,6 +8,7 @@ from typing import Any
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
+from ...rl.agent_config import AgentSettings
 from ...rl.agent_eval import AgentScores, baseline_rows, difference, state_perplexity, summarise
 from ...rl.agent_rollout import Player, deal, picture
 from ...rl.objective import logprob_score
@@ -15,28 +16,28 @@ from ...rl.rollout.sampler import SamplingParams
 from ...rl.statistics import Estimate
 from ...rl.worlds.tasks import Task
 from ..job import Job
-from ..recipe import AgentEvaluate, Arm
-from .agent import agent_engine, budget, tasks_of, tokenizer_of
+from ..recipe import AgentEvaluate
+from .agent import agent_engine, agent_of, budget, start_of, tasks_of, tokenizer_of
 from .evaluate import percent
 from .reinforce import SHOWN, embedded_sampler
 
 
 def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
     """Play, score, write one table a tag and the summary in words."""
-    tasks, tokenizer = tasks_of(job, stage.tags), tokenizer_of(job)
+    tasks, tokenizer = tasks_of(job, stage.tags or start_of(job).tags), tokenizer_of(job)
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
-    progress = Progress(stage.name, len(stage.arms) * len(stage.tags), speak=job.speaks)
+    progress = Progress(stage.name, len(stage.arms) * len(tasks), speak=job.speaks)
     scores: dict[tuple[str, str], AgentScores] = {}
     perplexities: dict[tuple[str, str], list[float]] = {}
     for arm in stage.arms:
         engine = agent_engine(job, None, arm.model)
-        sampler, player = embedded_sampler(engine, job), Player(tokenizer, arm.agent)
+        sampler, player = embedded_sampler(engine, job), Player(tokenizer, agent_of(job, arm))
         for tag, task in tasks.items():
             groups = -(-stage.groups // job.ranks) * job.ranks
             seats = list(job.share(deal({tag: task}, {tag: 1.0}, groups, stage.samples_per_group, stage.first_seed)))
             played = player.play(sampler, seats, params, fold(job.recipe.seed, 6))
             scores[arm.name, tag] = summarise([t for part in job.gather(played) for t in part])
-            perplexities[arm.name, tag] = perplexity(stage, engine, arm, task, tokenizer)
+            perplexities[arm.name, tag] = perplexity(stage, engine, agent_of(job, arm), task, tokenizer)
             if job.speaks:
                 job.run.write_rollouts(f"{stage.name}-{arm.model}-{tag}", 0, picture(0, seats, played, SHOWN))
             progress.update(len(scores))
@@ -59,7 +60,7 @@ def ks(stage: AgentEvaluate) -> list[int]:
     return [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if k in (1, stage.samples_per_group) or k < stage.samples_per_group]
 
 
-def perplexity(stage: AgentEvaluate, engine: Any, arm: Arm, task: Task, tokenizer: Any) -> list[float]:
+def perplexity(stage: AgentEvaluate, engine: Any, agent: AgentSettings, task: Task, tokenizer: Any) -> list[float]:
     """Of state texts without and with coordinates, each as shown in the prompt and alone."""
 
     def score(batches: list) -> list:
@@ -67,7 +68,7 @@ def perplexity(stage: AgentEvaluate, engine: Any, arm: Arm, task: Task, tokenize
 
     seeds = range(stage.first_seed, stage.first_seed + min(stage.groups, 64))
     return [
-        state_perplexity(score, task, seeds, tokenizer, arm.agent, coordinates=coordinates, alone=alone)
+        state_perplexity(score, task, seeds, tokenizer, agent, coordinates=coordinates, alone=alone)
         for coordinates in (False, True)
         for alone in (False, True)
     ]
@@ -113,7 +114,7 @@ def tables(
 def summary(stage: AgentEvaluate, tasks: dict[str, Task], scores: dict, costs: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """The headline's arm against every other one, in plain words."""
     assert stage.headline is not None
-    tag = stage.tags[0]
+    tag = next(iter(tasks))
     best: AgentScores = scores[stage.headline, tag]
     others = [arm.name for arm in stage.arms if arm.name != stage.headline]
     gains = {name: difference(best, scores[name, tag]) for name in others}

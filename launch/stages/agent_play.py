@@ -19,7 +19,7 @@ from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.selfplay import Lesson, RandomPlayer, lessons, tagged_share
 from ..job import Job
 from ..recipe import AgentPlay
-from .agent import HELD_OUT, TRAIN, agent_engine, tasks_of, tokenizer_of
+from .agent import HELD_OUT, TRAIN, agent_engine, tasks_of, tokenizer_of, weights_of
 from .reinforce import SHOWN
 from .session import open_session
 
@@ -29,9 +29,8 @@ def run(stage: AgentPlay, job: Job) -> dict[str, Any]:
     if job.ranks > 1 and stage.groups % job.ranks:
         raise ConfigError(f"stages: {stage.name}.groups = {stage.groups} must be a multiple of the {job.ranks} ranks")
     tokenizer = tokenizer_of(job)
-    seats: list[Seat] = list(
-        job.share(deal(tasks_of(job, stage.tags), stage.tags, stage.groups, stage.samples_per_group, stage.first_seed))
-    )
+    tags = weights_of(job, stage.tags)
+    seats: list[Seat] = list(job.share(deal(tasks_of(job, tags), tags, stage.groups, stage.samples_per_group, stage.first_seed)))
     player = Player(tokenizer, stage.agent)
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
     progress = Progress(stage.name, len(seats), speak=job.speaks)

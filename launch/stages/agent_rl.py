@@ -19,7 +19,7 @@ from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ..job import Job
 from ..recipe import AgentReinforce
-from .agent import agent_engine, tasks_of, tokenizer_of
+from .agent import agent_engine, tasks_of, tokenizer_of, weights_of
 from .common import Checkpoints
 from .reinforce import SHOWN
 from .session import open_session
@@ -33,7 +33,8 @@ def run(stage: AgentReinforce, job: Job) -> dict[str, Any]:
     """Train to the last step or until the actions are spent; say how many actions and gradient tokens it took."""
     if stage.prompts_per_step % job.ranks:
         raise ConfigError(f"stages: {stage.name}.prompts_per_step = {stage.prompts_per_step} must be a multiple of the {job.ranks} ranks")
-    tasks, tokenizer = tasks_of(job, [*stage.tags, *(stage.validation.tags if stage.validation else ())]), tokenizer_of(job)
+    tags, validation_tags = weights_of(job, stage.tags), weights_of(job, stage.validation.tags if stage.validation else {})
+    tasks, tokenizer = tasks_of(job, [*tags, *validation_tags]), tokenizer_of(job)
     player = Player(tokenizer, stage.agent)
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
     engine = agent_engine(job, stage.optimizer, stage.init, stage.lora)
@@ -46,7 +47,7 @@ def run(stage: AgentReinforce, job: Job) -> dict[str, Any]:
     progress = Progress(stage.name, stage.steps, start=start, speak=job.speaks)
 
     def seats_of(step: int) -> list[Any]:
-        dealt = deal(tasks, stage.tags, stage.prompts_per_step, stage.samples_per_prompt, stage.first_seed, step)
+        dealt = deal(tasks, tags, stage.prompts_per_step, stage.samples_per_prompt, stage.first_seed, step)
         return list(job.share(dealt))
 
     def play(sampler: Sampler, seats: list[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
@@ -59,7 +60,7 @@ def run(stage: AgentReinforce, job: Job) -> dict[str, Any]:
         asked = stage.validation
         if asked is None or not (step % asked.every == 0 or step == stage.steps):
             return {}
-        seats = list(job.share(deal(tasks, asked.tags, asked.groups, asked.samples_per_group, asked.first_seed)))
+        seats = list(job.share(deal(tasks, validation_tags, asked.groups, asked.samples_per_group, asked.first_seed)))
         played = player.play(session.sampler, seats, params, fold(job.recipe.seed, 5, step))
         scores = summarise([t for part in job.gather(played) for t in part])
         k = asked.samples_per_group

@@ -27,7 +27,8 @@ class Lessons:
     """The turns of an agent-play stage, read once: they are small beside a model."""
 
     def __init__(self, job: Job, data: str, part: str) -> None:
-        shards = ShardSet(job.stage_folder(data) / part, fields=["tokens.npy", "roles.npy"])
+        folder = job.stage_folder(data) / part
+        shards = ShardSet(folder, fields=["tokens.npy", "roles.npy"]) if any(folder.glob("*.tar")) else ()
         read = [shards[i] for i in range(len(shards))]
         self.ids = [np.asarray(sample["tokens.npy"], np.int64) for sample in read]
         self.learnt = [self._mask(np.asarray(sample["roles.npy"])) for sample in read]

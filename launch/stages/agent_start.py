@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ...models.gpt import build_gpt
 from ...models.hf import import_hf
 from ...rl.agent_format import FORMATS, SYSTEM, prefix, turn_text
 from ...rl.selfplay import HIDDEN, THOUGHT
+from ...rl.worlds.base import World
 from ...rl.worlds.tasks import Task
 from ..job import Job
 from ..recipe import AgentStart
@@ -36,8 +39,11 @@ TAGS = (
     HIDDEN,
     THOUGHT,
 )
+_CELL = re.compile(r"\([0-9],[0-9]\)")  # one piece each: where a cell lies is then for the model to learn
+_TEMPLATE = re.compile(r"[^0-9\n]*[0-9][^\n]*")  # a line with numbers: what stands between them, or between cells, is a template
+_BETWEEN = re.compile(f"{_CELL.pattern}|[0-9]")
 _WORD = re.compile(r"[A-Z]?[a-z]+")  # states hold no lower-case letters next to each other, so words and cells do not mix
-LOOKS = 32  # instances of every tag that the alphabet is taken from
+LOOKS, COMMON = 64, 3  # instances of every tag that the alphabet is taken from; a template's piece stands in so many of them
 
 
 def run(stage: AgentStart, job: Job) -> dict[str, Any]:
@@ -66,15 +72,31 @@ def folder_tokenizer(folder: str) -> Tokenizer:
     return HFTokenizer(folder) if not (Path(folder) / "terrella_tokenizer.json").exists() else load_tokenizer(folder)
 
 
+def walk(task: Task, world: World, seed: int) -> Iterator[None]:
+    """Let random actions lead the world through states, the last one included."""
+    chooser = random.Random(seed)
+    yield
+    for _ in range(task.max_actions):
+        action = world.parse_action(world.random_action(chooser))
+        done = action is None or world.step(action).done
+        yield
+        if done:
+            return
+
+
 def pieces_of(tasks: list[Task]) -> PieceTokenizer:
     """Tags and words whole, everything else by character: all that prompts, states and random answers of these tasks hold."""
     words: set[str] = set()
+    between: Counter[str] = Counter()
     characters: set[str] = set("0123456789.,;:()[]+-*/= \n")
     for task in tasks:
         world = task.make()
         for seed in range(LOOKS):
             world.reset(seed)
-            texts = [world.render(mode) for mode in world.render_modes]
+            texts = [world.render(mode) for _ in walk(task, world, seed) for mode in world.render_modes]
+            words.update(cell for text in texts for cell in _CELL.findall(text))
+            lines = [line for text in texts for line in _TEMPLATE.findall(text)]
+            between.update({piece for line in lines for piece in _BETWEEN.split(line) if len(piece) > 1})
             texts += [
                 SYSTEM,
                 prefix(task, world, "state"),
@@ -82,8 +104,10 @@ def pieces_of(tasks: list[Task]) -> PieceTokenizer:
                 turn_text(1, "", 1, task, "state"),
                 "Reward:\nUser:\nAgent:\n",
             ]
+            world.reset(seed)
             texts += [world.random_action(random.Random(i)) for i in range(8)] + list((world.action_words or {}).values())
             for text in texts:
                 words.update(word for word in _WORD.findall(text) if len(word) > 1)
                 characters.update(text)
-    return PieceTokenizer([*TAGS, *sorted(words - set(TAGS)), *sorted(characters)])
+    templates = {piece for piece, count in between.items() if count >= COMMON}
+    return PieceTokenizer([*TAGS, *sorted((words | templates) - set(TAGS)), *sorted(characters)])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
 from .sokoban_rooms import BOX, BOX_ON_TARGET, FLOOR, PLAYER, PLAYER_ON_TARGET, TARGET, RoomConfig, make_room, make_rooms
-from .sokoban_text import MEANINGS, SYMBOLS, with_coordinates
+from .sokoban_text import MEANINGS, SYMBOLS, coordinate_sentence, with_coordinates
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 3, 4
 ACTIONS = {UP: "Up", DOWN: "Down", LEFT: "Left", RIGHT: "Right"}
@@ -204,6 +204,7 @@ class SokobanConfig(RoomConfig):
     """Rooms, the limit of steps, and the words of the prompt: seven symbols by visible code, four words for up, down, left and right."""
 
     max_steps: int = 100
+    observation: Literal["grid", "grid_coord", "coord"] = "grid"  # what the text is: the picture, the places with it, or the places alone
     grid: str = SYMBOLS
     actions: tuple[str, ...] = tuple(ACTIONS.values())
 
@@ -213,6 +214,8 @@ class SokobanConfig(RoomConfig):
             raise ValueError(f"grid: must be seven different symbols, none a space, bracket or semicolon, not {self.grid!r}")
         if len({word.lower() for word in self.actions}) != 4 or len(self.actions) != 4:
             raise ValueError(f"actions: must be four different words (for up, down, left, right), not {self.actions}")
+        if self.observation == "coord" and not self.open:
+            raise ValueError("observation: coord does not tell where inner walls are; it needs open: true")
 
 
 class Sokoban(World):
@@ -253,7 +256,12 @@ class Sokoban(World):
         check_started(self, self.codes)
         assert self.codes is not None
         text = encode(self.codes, self.config.width).translate(str.maketrans(SYMBOLS, self.config.grid))
-        return text if mode == "text" else with_coordinates(text, self.config.grid)
+        if mode == "text_with_coordinates":
+            return with_coordinates(text, self.config.grid)
+        if self.config.observation == "grid":
+            return text
+        places = coordinate_sentence(text, self.config.grid)
+        return places if self.config.observation == "coord" else f"{places}\n{text}"
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.codes)

@@ -36,6 +36,7 @@ class RoomConfig:
     width: int = 6
     boxes: int = 1
     search_depth: int = 300
+    open: bool = False  # floor everywhere inside the border, so that things' places are the whole state
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 4 or self.height * self.width > 256:
@@ -151,6 +152,10 @@ def _room(config: RoomConfig, seed: int) -> bytes:
     width = config.width
     for _ in range(TRIES):
         level = _topology(rng, config.height, width, int(1.7 * (config.height + width)))
+        if config.open:
+            level = bytearray(
+                FLOOR if 0 < i // width < config.height - 1 and 0 < i % width < width - 1 else WALL for i in range(len(level))
+            )
         player, targets = _place(level, np_rng, config.boxes)
         player, boxes, displacement = _reverse_play(level, width, player, targets, config.search_depth)
         if displacement > 0:

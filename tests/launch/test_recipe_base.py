@@ -1,0 +1,70 @@
+"""Recipes laid over others: sections merge, stages are changed by name, and every error still names its own file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.core.schema import merge, parse_yaml
+from terrella.launch import recipe as recipes
+
+OVER = """base: spa-sokoban
+name: mine
+model: {layers: 2}
+stages:
+  start: {tags: [FrozenLake]}
+  "*": {steps: 7, agent: {window: 1}}
+  estimation: null
+  evaluate:
+    arms: {state-estimation RL: null}
+    groups: 3
+"""
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_a_recipe_over_another(tmp_path: Path) -> None:
+    below, above = recipes.load("spa-sokoban"), recipes.load(write(tmp_path, "mine.yaml", OVER), ("seed=5",))
+    assert (above.name, above.seed, above.model.layers, above.model.hidden) == ("mine", 5, 2, below.model.hidden)
+    stages = {stage.name: stage for stage in above.stages}
+    assert list(stages) == [s.name for s in below.stages if s.name != "estimation"]
+    assert stages["start"].tags == ["FrozenLake"] and stages["spa"].steps == stages["vanilla"].steps == 7
+    assert stages["selfplay"].agent.window == 1 and stages["selfplay"].agent.coordinates and not hasattr(stages["sft"], "steps")
+    assert [arm.name for arm in stages["evaluate"].arms] == ["base model", "after self-play imitation", "vanilla RL", "SPA"]
+
+
+def test_bases_of_bases_and_several_at_once(tmp_path: Path) -> None:
+    one = write(tmp_path, "one.yaml", "base: spa-sokoban\nname: one\nseed: 1\n")
+    write(tmp_path, "part.yaml", "seed: 2\nstages: {spa: {steps: 3}}\n")
+    two = recipes.load(write(tmp_path, "two.yaml", f"base: [{one}, part.yaml]\nname: two\n"))
+    assert two.seed == 2 and next(s for s in two.stages if s.name == "spa").steps == 3
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (OVER.replace("steps: 7", "stepz: 7").replace('"*"', "spa"), r"mine.yaml:6: unknown key 'stages\[4\].stepz'; did you mean 'steps'"),
+        (OVER.replace("  start:", "  stort:"), "mine.yaml:5: 'stort' is none of those in the base; did you mean 'start'"),
+        (OVER.replace("layers: 2", "layers: two"), "mine.yaml:3: model.layers = 'two' must be int"),
+        ("base: [1]\nname: x\n", "mine.yaml:1: base must be"),
+        ("base: mine.yaml\nname: x\n", "is its own base"),
+    ],
+)
+def test_errors_name_the_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipes.load(write(tmp_path, "mine.yaml", text))
+
+
+def test_an_error_in_the_base_names_the_base(tmp_path: Path) -> None:
+    write(tmp_path, "below.yaml", "name: below\nworld: language\nmodel: {layerz: 2}\nstages: []\n")
+    with pytest.raises(ConfigError, match="below.yaml:3: unknown key 'model.layerz'"):
+        recipes.load(write(tmp_path, "mine.yaml", "base: below.yaml\nname: mine\n"))
+
+
+def test_another_kind_replaces_a_section_whole() -> None:
+    below, above = parse_yaml("a: {kind: x, p: 1}", "below"), parse_yaml("a: {kind: y, q: 2}", "above")
+    assert set(merge(below, above).value["a"].value) == {"kind", "q"}
+    assert set(merge(below, parse_yaml("a: {q: 2}", "above")).value["a"].value) == {"kind", "p", "q"}
