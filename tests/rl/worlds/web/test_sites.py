@@ -1,0 +1,125 @@
+"""The local sites and their tasks: the oracle solves all of them, doing nothing solves none, and nothing depends on order or process."""
+
+import json
+import re
+
+import pytest
+
+from terrella.rl.worlds.base import WorldFault
+from terrella.rl.worlds.web.generate import make_site_tasks, task_records
+from terrella.rl.worlds.web.http import make_request
+from terrella.rl.worlds.web.markup import parse_markup, write_markup
+from terrella.rl.worlds.web.sites import SITES, SiteSet
+from terrella.rl.worlds.web.tasks import parse_task
+from terrella.rl.worlds.web.world import WebWorld
+
+
+def solve(world: WebWorld, seed: int) -> float:
+    world.reset(seed)
+    while not world.done:
+        result = world.step(world.demonstrate())
+        assert write_markup(parse_markup(world.html)) == world.html
+        assert result.info["action_is_valid"] and not world.error
+    return result.reward
+
+
+def test_the_oracle_solves_every_task() -> None:
+    world = WebWorld(split="all")
+    assert len(world.tasks) == 996
+    assert [s for s in range(len(world.tasks)) if solve(world, s) != 1.0] == []
+
+
+def test_doing_nothing_solves_no_task() -> None:
+    world = WebWorld(split="all")
+    for seed in range(0, len(world.tasks), 3):
+        world.reset(seed)
+        assert world.step('exit(message="")').reward == 0.0, world.task
+
+
+def test_tasks_of_other_content_and_one_site_are_solved_too() -> None:
+    for settings in ({"content": 5, "instances": 2}, {"sites": ("gitlab",), "instances": 3, "split": "test"}):
+        world = WebWorld(**{"split": "all", **settings})
+        assert len(world.tasks) > 5 and all(solve(world, s) == 1.0 for s in range(len(world.tasks)))
+
+
+def test_tasks_are_in_the_public_format_and_split_by_instance() -> None:
+    tasks = make_site_tasks(0)
+    assert {k for t in tasks for k in t.task.evaluation.types} == {"string_match", "url_match", "program_html"}
+    assert {s for t in tasks for s in t.task.sites} == set(SITES)
+    assert len({t.task.task_id for t in tasks}) == len({t.task.intent for t in tasks}) == len(tasks)
+    train, test = ({t.task.intent for t in tasks if t.split == s} for s in ("train", "test"))
+    assert not train & test and 0.15 < len(test) / len(tasks) < 0.25
+    assert len({t.task.template_id for t in tasks if t.split == "test"}) > 45
+    for record in json.loads(json.dumps(task_records(tasks))):
+        parse_task(record)
+        assert "{{" not in record["intent"]
+        assert set(record) >= {
+            "sites",
+            "task_id",
+            "require_login",
+            "storage_state",
+            "start_url",
+            "intent_template",
+            "instantiation_dict",
+            "eval",
+        }
+    make_site_tasks.cache_clear()
+    assert make_site_tasks(0) == tasks
+
+
+def test_reset_brings_the_content_back_and_worlds_do_not_share_it() -> None:
+    one, two = SiteSet(0), SiteSet(0)
+    cookie = {"session": one.sites["shopping"].session["value"]}
+
+    def cart(sites: SiteSet) -> str:
+        return sites.fetch(make_request("GET", "http://shopping.test/cart", "", cookie)).body
+
+    empty = cart(one)
+    one.fetch(make_request("POST", "http://shopping.test/product/3/cart", "quantity=2", cookie))
+    assert cart(one) != empty and cart(two) == empty
+    one.reset()
+    assert cart(one) == empty
+
+
+def test_pages_hold_no_script_and_need_a_login() -> None:
+    sites = SiteSet(0)
+    for site in sites.sites.values():
+        page = sites.fetch(make_request("GET", f"{site.base}/", "", {"session": site.session["value"]}))
+        assert page.status == 200 and not re.search(r"<script|onclick|javascript:", page.body)
+        closed = sites.fetch(make_request("GET", f"{site.base}/", "", {}))
+        assert closed.location == ("/login" if site.needs_login else "")
+    wrong = sites.fetch(make_request("POST", "http://reddit.test/login", "username=sam&password=x"))
+    assert wrong.status == 401 and not wrong.cookies
+    assert sites.fetch(make_request("GET", "http://else.test/")).status == 404
+
+
+@pytest.mark.parametrize(
+    "text", ["'; DROP TABLE posts; --", "<script>alert(1)</script>", '"><img src=x>', "a" * 5000, "%00\r\nSet-Cookie: x=1"]
+)
+def test_hostile_input_stays_text(text: str) -> None:
+    world = WebWorld(split="all", sites=("reddit",))
+    seed = next(s for s, t in enumerate(world.tasks) if t.task.template_id == 205)
+    world.reset(seed)
+    for _ in range(3):
+        world.step(world.demonstrate())
+    field = next(n for n, e in world.page.labels.items() if e.attributes.get("placeholder") == "Your comment")
+    world.step(f'do(action="Type", argument={text!r}, element="{field}")')
+    send = next(n for n, e in world.page.labels.items() if e.text == "Send comment")
+    result = world.step(f'do(action="Click", element="{send}")')
+    assert result.info["action_is_valid"]
+    assert not any(m.tag in ("script", "img") for m in parse_markup(world.html).walk())
+    assert world.own_sites and world.own_sites.sites["reddit"].one("SELECT COUNT(*) FROM posts")[0] == 24
+
+
+def test_faults_are_named() -> None:
+    with pytest.raises(ValueError, match="tasks_file"):
+        WebWorld(source="file", backend="chromium")
+    with pytest.raises(ValueError, match="backend: dom"):
+        WebWorld(source="miniwob")
+    with pytest.raises(ValueError, match="none of"):
+        WebWorld(sites=("wikipedia",))
+    world = WebWorld()
+    world.reset(0)
+    world.steps = []
+    with pytest.raises(WorldFault, match="no script"):
+        world.demonstrate()

@@ -1,0 +1,130 @@
+"""The web World: how episodes end, what is counted, logins, traces in the release's format and as shards, credentials nowhere."""
+
+import json
+
+import pytest
+
+from terrella.data.convert.base import CONVERTERS
+from terrella.data.shards.dataset import ShardSet
+from terrella.rl.worlds.base import WorldFault
+from terrella.rl.worlds.web.login import LoginForm, credentials, read_state, redact
+from terrella.rl.worlds.web.sites.base import PASSWORD
+from terrella.rl.worlds.web.traces import Trace, TraceStep, write_shards, write_trace
+from terrella.rl.worlds.web.world import WebWorld
+
+
+def finished(seed: int, **settings) -> WebWorld:
+    world = WebWorld(**settings)
+    world.reset(seed)
+    while not world.done:
+        world.step(world.demonstrate())
+    return world
+
+
+def test_an_episode_ends_by_exit_or_by_a_limit() -> None:
+    world = WebWorld()
+    world.reset(0)
+    for n in range(5):
+        result = world.step(f"no action {n}")
+        assert result.info["parse_failed"] and not result.info["action_is_valid"]
+    assert result.done and result.info["early_stop"] and world.answer.startswith("Early stop") and result.reward == 0
+    with pytest.raises(WorldFault, match="over"):
+        world.step("exit()")
+    world.reset(0)
+    results = [world.step('do(action="Scroll Down")') for _ in range(5)]
+    assert [r.done for r in results] == [False] * 4 + [True] and not results[0].info["action_is_effective"]
+    world = WebWorld(max_steps=3)
+    world.reset(0)
+    assert [world.step(f'do(action="Hover", element="{n}")').done for n in range(3)] == [False, False, True]
+
+
+def test_an_element_that_is_not_there_is_a_failed_action_and_no_fault() -> None:
+    world = WebWorld()
+    world.reset(1)
+    result = world.step('do(action="Click", element="900")')
+    assert not result.info["action_is_valid"] and not result.info["parse_failed"] and "no element 900" in world.error and not result.done
+
+
+def test_the_accessibility_observation_is_acted_on_by_its_own_ids() -> None:
+    world = WebWorld(observation="accessibility", sites=("map",), split="all")
+    world.reset(next(s for s, t in enumerate(world.tasks) if t.task.template_id == 507))
+    name = world.task.intent.removeprefix("Open the page of ").rstrip(".")
+    field = next(n for n, e in world.elements.items() if e.tag == "input")
+    assert f"[{field}] textbox 'Find a place'" in world.observation
+    world.step(f"```type [{field}] [{name}] [1]```")
+    link = next(n for n, e in world.elements.items() if e.tag == "a" and e.text == name)
+    world.step(f"I click. ```click [{link}]```")
+    assert world.step("```stop []```").reward == 1.0
+
+
+def test_a_task_of_the_callers_is_opened_and_restored() -> None:
+    world, twin = WebWorld(), WebWorld()
+    record = dict(world.tasks[3].task.raw)
+    text = world.open_task(record)
+    assert text.startswith(record["intent"])
+    world.step('do(action="Click", element="1")')
+    saved = json.loads(json.dumps(world.snapshot()))
+    twin.restore(saved)
+    assert twin.render() == world.render() and twin.snapshot() == saved
+
+
+def test_login_by_form_leaves_no_password_anywhere(tmp_path) -> None:
+    world = finished(2, login="form", sites=("shopping", "map"), split="all")
+    assert world.score == 1.0 and world.backend.cookies["shopping.test"]["session"]  # type: ignore[union-attr]
+    two = WebWorld(login="form", split="all")
+    two.reset(next(s for s, t in enumerate(two.tasks) if t.task.template_id == 601))
+    assert len(two.backend.tabs) == 2 and two.backend.front == 0  # type: ignore[union-attr]
+    world.reset(0)
+    field = next((n for n, e in world.page.labels.items() if e.tag == "input"), None)
+    world.step(f'do(action="Type", argument="{PASSWORD}", element="{field}")')
+    world.step(f'exit(message="{PASSWORD}")')
+    write_trace(tmp_path, world.trace)
+    held = "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    assert PASSWORD not in held and "********" in held and "session" not in held
+
+
+def test_states_and_credentials_come_from_files_and_the_environment(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "reddit_state.json"
+    file.write_text(json.dumps({"cookies": [{"name": "a", "value": "b", "domain": "x.test", "path": "/"}], "origins": []}))
+    assert read_state(file)[0][0]["name"] == "a"
+    with pytest.raises(WorldFault, match="auth_folder"):
+        read_state(tmp_path / "none.json")
+    form = LoginForm("http://x.test/login", user_variable="SITE_USER", password_variable="SITE_PASSWORD")
+    with pytest.raises(WorldFault, match="SITE_USER"):
+        credentials(form)
+    monkeypatch.setenv("SITE_USER", "sam")
+    monkeypatch.setenv("SITE_PASSWORD", "long-secret")
+    assert credentials(form) == ("sam", "long-secret")
+    assert redact("my long-secret word", ("long-secret",)) == "my ******** word"
+
+
+def test_traces_are_read_by_the_converter_and_equal_the_shards(tmp_path) -> None:
+    worlds = [finished(seed) for seed in range(6)]
+    traces = [w.trace for w in worlds]
+    for trace in traces:
+        write_trace(tmp_path / "run", trace)
+    rows = [json.loads(line) for line in (tmp_path / "run/traces" / f"{traces[0].task_id}.jsonl").read_text().splitlines()]
+    assert set(rows[0]) == {"trace_id", "index", "prompt", "html", "response", "target"}
+    assert rows[0]["prompt"] == traces[0].intent and all(r["prompt"] == "** Simplified html **" for r in rows[1:])
+    told = json.loads((tmp_path / "run/actions" / f"{traces[0].task_id}.json").read_text())
+    assert told == {"task_id": traces[0].task_id, "score": 1.0, "actions": [s.response for s in traces[0].steps]}
+    assert (tmp_path / "run" / f"render_{traces[0].task_id}.html").is_file()
+    items = [i for i in CONVERTERS["webrl"].read()(tmp_path / "run", None) if i.sample]
+    count = write_shards(tmp_path / "shards", traces)
+    assert count == len(items) == sum(len(t.steps) for t in traces)
+    held = ShardSet(str(tmp_path / "shards"))
+    mine = {held[n]["__key__"]: held[n] for n in range(len(held))} if hasattr(held, "__getitem__") else {}
+    for item in items if mine else []:
+        assert mine[item.key]["messages.json"] == item.sample["messages.json"]
+
+
+def test_unfinished_and_hostile_traces(tmp_path) -> None:
+    step = TraceStep("<html> </html>", '<script>alert("x")</script>', "boom")
+    write_trace(tmp_path, Trace("7", "intent <b>", (step,)))
+    assert json.loads((tmp_path / "actions/7.json").read_text())["score"] == -0.1 and not (tmp_path / "render_7.html").exists()
+    write_trace(tmp_path, Trace("7", "intent <b>", (step,), 0.0))
+    shown = (tmp_path / "render_7.html").read_text()
+    assert "<script>alert" not in shown and "intent <b>" not in shown and "default-src 'none'" in shown
+    assert write_shards(tmp_path / "s", [Trace("7", "i", (step,))]) == 0
+    with pytest.raises(ValueError, match="cannot name a file"):
+        write_trace(tmp_path, Trace("../evil", "i", (step,)))
