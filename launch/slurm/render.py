@@ -181,10 +181,10 @@ def render(plan: Plan) -> list[Script]:
 def _trainer_where(s: JobSettings) -> str:
     """srun's choice of nodes for the trainer; with Ray one driver on the first, which has Ray start the rest."""
     if s.ray:
-        return "--nodes=1"
+        return "--nodes=1 --ntasks=1"
     if s.mixed:
-        return f"--het-group=0 --nodes={s.nodes}"
-    return f"--relative=0 --nodes={s.nodes}" if s.rollout_nodes else '--nodes="$SLURM_JOB_NUM_NODES"'
+        return f"--het-group=0 --nodes={s.nodes} --ntasks={s.nodes}"
+    return f"--relative=0 --nodes={s.nodes} --ntasks={s.nodes}" if s.rollout_nodes else '--nodes="$SLURM_JOB_NUM_NODES"'
 
 
 def _title(config: Recipe, s: JobSettings, stages: tuple[str, ...], number: int, total: int) -> str:

@@ -103,6 +103,37 @@ def test_two_nodes_requeued_by_signal_at_three_points_equal_one_machine(slurm: C
     assert (run / "logs" / "rank-1.log").is_file() and slurm.log(known).count("asking for a checkpoint") == 3
 
 
+@pytest.mark.parametrize("mixed", [[], ["--rollout-partition", "debug"]], ids=["steps", "heterogeneous"])
+def test_sampler_nodes_are_found_and_requeued_with_the_trainer(slurm: Cluster, tmp_path: Path, monkeypatch, mixed: list[str]) -> None:
+    """The job's shape on a real SLURM with a stand-in for the work; tests/integration/test_served.py does the work itself."""
+    stand_in = tmp_path / "bin" / "terrella"
+    stand_in.parent.mkdir()
+    stand_in.write_text(
+        """#!/bin/bash
+if [ "$1" = serve ]; then
+  mkdir -p "$2"; echo "$SLURMD_NODENAME" > "$2/$SLURMD_NODENAME.json"; exec sleep 600
+fi
+[ "${SLURM_RESTART_COUNT:-0}" = 1 ] && { echo "again on $SLURMD_NODENAME of $TERRELLA_NODES"; exit 0; }
+trap 'exit 75' USR1
+folder=${TERRELLA_SAMPLER_HOSTS%:*}
+for i in $(seq 600); do
+  [ -f "$folder"/*.json ] && echo "trainer $SLURMD_NODENAME, sampler $(cat "$folder"/*.json)" > RUN/met
+  sleep 0.2
+done
+""".replace("RUN", str(tmp_path))
+    )
+    stand_in.chmod(0o755)
+    run = tmp_path / "run"
+    options = ["--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", *mixed, "--setup", f"export PATH={stand_in.parent}:$PATH"]
+    (job,) = job_ids(launch(slurm, run, *options, sets=["stages.2.rollouts={sampler: {kind: vllm}}"]))
+    until("address of the sampler", (tmp_path / "met").exists, 120)
+    assert sorted((tmp_path / "met").read_text().replace(",", "").split()[1::2]) == ["n1", "n2"]
+    slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    until("second start", lambda: slurm.job(job)["Restarts"] == "1", 120)
+    until("end of the job", lambda: slurm.job(job)["JobState"] == "COMPLETED", 120)
+    assert "again on n" in slurm.log(slurm.job(job))
+
+
 def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # far too long to finish, so that the orphan is still training when the job starts anew on the other node
