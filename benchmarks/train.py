@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,6 @@ CASES: dict[str, tuple[ModelConfig, list[int]]] = {
 BOTH = ("master", "pure")
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "terrella": {"regimes": BOTH},
-    "terrella cudnn attention": {"regimes": ("master",), "needs": "cuda"},
     "transformers liger": {"regimes": BOTH, "needs": "liger_kernel"},
     "transformers liger autocast": {"regimes": ("master",), "needs": "liger_kernel"},
     "transformers sdpa": {"regimes": BOTH},
@@ -79,7 +79,7 @@ def child(impl: str, regime: str, case: str, steps: int, kernels: Path | None) -
     sys.stdin.readline()
     cuda = torch.cuda.is_available()
     step = trainers.make_step(impl, regime, *CASES[case])
-    losses = [step() for _ in range(4)]
+    losses = [step() for _ in range(3)]
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -93,11 +93,29 @@ def child(impl: str, regime: str, case: str, steps: int, kernels: Path | None) -
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
     print("RESULT " + json.dumps({"times": times, "losses": losses, "peak_gib": peak}), flush=True)
     if kernels is not None:
-        activities = [torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities) as profile:
-            step()
-        table = profile.key_averages().table(sort_by="self_device_time_total" if cuda else "self_cpu_time_total", row_limit=40)
-        (kernels / f"{impl}-{regime}-{case}.txt".replace(" ", "_")).write_text(table)
+        (kernels / f"{impl}-{regime}-{case}.txt".replace(" ", "_")).write_text(kernel_table(step, cuda))
+
+
+def kernel_table(step: Callable[[], float], cuda: bool) -> str:
+    """Time of one step by kernel, and the longest pauses between two of them."""
+    import torch
+
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
+        step()
+    table = profile.key_averages().table(sort_by="self_device_time_total" if cuda else "self_cpu_time_total", row_limit=45)
+    kind = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
+    spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in profile.events() if e.device_type == kind)
+    pauses, last, before = [], spans[0][0], "start"
+    for begin, end, name in spans:
+        if begin > last:
+            pauses.append((begin - last, before, name))
+        if end > last:
+            last, before = end, name
+    lines = [f"pauses {sum(p[0] for p in pauses) / 1e3:.2f} ms of {(last - spans[0][0]) / 1e3:.2f} ms, {len(spans)} kernels"]
+    lines += [f"{length / 1e3:8.3f} ms after {a[:70]} before {b[:70]}" for length, a, b in sorted(pauses, reverse=True)[:25]]
+    return table + "\n" + "\n".join(lines) + "\n"
 
 
 class Child:

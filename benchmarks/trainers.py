@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ def make_tokens(model: ModelConfig, lengths: list[int]):
     return torch.randint(0, model.vocab, (sum(lengths),), generator=draw), torch.randint(0, model.vocab, (sum(lengths),), generator=draw)
 
 
-def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, cudnn: bool, regime: str) -> Callable[[], float]:
+def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime: str) -> Callable[[], float]:
     """One step of the engine; in the regime `pure` of its model with torch's Adam on the bf16 weights, which the engine never does."""
     import torch
 
@@ -62,14 +61,8 @@ def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, cudnn: 
         )
         return out.loss, {"loss": out.loss.detach()}
 
-    def attention():
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        return sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if cudnn else contextlib.nullcontext()
-
     def step() -> float:
-        with attention():
-            return engine.step([batch], loss).metrics["loss"]
+        return engine.step([batch], loss).metrics["loss"]
 
     if regime == "master":
         return step
@@ -82,9 +75,8 @@ def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, cudnn: 
     update = pure_update(list(chunk.parameters()))
 
     def pure_step() -> float:
-        with attention():
-            value, _ = loss(*engine._read(chunk, chunk(batch.tokens_T, batch.positions_T, layout), _Item(batch, layout, total)), batch)
-            value.backward()
+        value, _ = loss(*engine._read(chunk, chunk(batch.tokens_T, batch.positions_T, layout), _Item(batch, layout, total)), batch)
+        value.backward()
         update()
         return float(value.detach())
 
@@ -267,7 +259,7 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
 def make_step(impl: str, regime: str, model: ModelConfig, lengths: list[int]) -> Callable[[], float]:
     """The step function of an implementation."""
     if impl.startswith("terrella"):
-        return ours(model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), "cudnn" in impl, regime)
+        return ours(model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), regime)
     if impl == "megatron-core TE":
         return stock_megatron(model, lengths, regime)
     return transformers_model(model, lengths, impl.removeprefix("transformers "), regime)

@@ -19,6 +19,8 @@ class ParallelConfig:
     expert: int = 1
     sequence_parallel: bool = False
     recompute: Literal["none", "full"] = "none"  # activations of whole layers are made again in the backward pass
+    overlap_grad_reduce: bool = False  # gradients are summed over data ranks while the backward pass still runs
+    overlap_param_gather: bool = False  # updated weights are gathered in the background, until something reads them
     timeout_minutes: float = 10.0  # of every collective
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ Shape suffixes: T tokens of this context rank, H hidden, V rows of this tensor r
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from . import profile
 from .batch import PackedBatch
 from .config import OptimizerConfig, ParallelConfig, PrecisionConfig, learning_rate
 from .errors import ConfigError
@@ -42,6 +44,9 @@ class Builder(Protocol):
     """Makes this rank's model chunks, and says what a checkpoint must remember of them."""
 
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]: ...
+
+    def adam(self, *args: Any, **options: Any) -> None:
+        """One tensor's AdamW update on a GPU: (master, gradient, both moments, rounded copy, step, divisor of the gradient, settings)."""
 
     def describe(self) -> dict[str, Any]: ...
 
@@ -89,8 +94,18 @@ class Engine:
         self.optimizer: Any = None
         self._wrapped: list[Any] = list(self.chunks)
         if optimizer is not None:
-            self._wrapped = adam.wrap_ddp(self.chunks)
+            self._wrapped = adam.wrap_ddp(self.chunks, parallel)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
+        self._gathering = False  # updated weights are still on their way
+        self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
+
+    def _settle(self) -> None:
+        """Wait for updated weights; everything that reads parameters begins with this, or it would see old ones."""
+        from .mcore import optimizer as adam
+
+        if self._gathering:
+            adam.finish_gather(self._wrapped)
+            self._gathering = False
 
     def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], int]:
         """Pad, slice over context ranks and move to the device. With a pipeline all microbatches get one length."""
@@ -125,9 +140,8 @@ class Engine:
 
     def _read(self, chunk: Any, output: torch.Tensor, item: _Item) -> tuple[torch.Tensor, Head]:
         hidden_TH, weight_VH, values_T = chunk.readout(output)
-        buffer = (
-            getattr(weight_VH, "main_grad", None) if weight_VH.is_cuda and weight_VH.requires_grad and torch.is_grad_enabled() else None
-        )
+        direct = weight_VH.is_cuda and weight_VH.requires_grad and torch.is_grad_enabled() and not self.parallel.overlap_grad_reduce
+        buffer = getattr(weight_VH, "main_grad", None) if direct else None
         head = Head(weight_VH, self.groups.tensor, chunk.vocab, values_T, item.layout.document_T, self.groups.context, buffer)
         return hidden_TH, head
 
@@ -140,8 +154,10 @@ class Engine:
 
         if self.optimizer is None:
             raise ConfigError("optimizer: this engine was built without one and can only score")
+        self._settle()
         for chunk in self._wrapped:
-            chunk.train()
+            if not chunk.training:
+                chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         items, length = self._items(microbatches)
@@ -155,12 +171,19 @@ class Engine:
 
     def step(self, microbatches: list[PackedBatch], loss: LossFn) -> StepResult:
         """One optimizer step over this data rank's microbatches (equally many on every data rank)."""
+        with self._profiler.step() if self._profiler else contextlib.nullcontext():
+            return self._step(microbatches, loss)
+
+    def _step(self, microbatches: list[PackedBatch], loss: LossFn) -> StepResult:
         from .mcore import optimizer as adam
 
-        names, sums = self._accumulate(microbatches, loss)
+        with profile.marked("forward and backward"):
+            names, sums = self._accumulate(microbatches, loss)
         assert self.optimizer_config is not None
         lr = learning_rate(self.optimizer_config, self.steps)
-        norm = adam.update(self.optimizer, self.optimizer_config, lr)
+        with profile.marked("update"):
+            norm = adam.update(self.optimizer, self._wrapped, self.optimizer_config, lr, self.build.adam)
+        self._gathering = self.parallel.overlap_param_gather
         self.steps += 1
         metrics = self._read_metrics(names, sums)  # the step's one wait for the device, after all its work was given out
         grad_norm = float(norm)
@@ -195,6 +218,7 @@ class Engine:
         """Forward only: per-token results of each microbatch, whole and unpadded, on every rank that shares these microbatches."""
         from .mcore import schedule
 
+        self._settle()
         for chunk in self._wrapped:
             chunk.eval()
         items, length = self._items(microbatches)
@@ -225,6 +249,7 @@ class Engine:
         """Move weights, gradients and optimizer state to host memory, so that a sampler can use the device. Undone by `reload`."""
         from .mcore import offload
 
+        self._settle()
         self._parked = offload.park(self.chunks, self._wrapped, self.optimizer)
 
     def reload(self) -> None:
@@ -238,13 +263,14 @@ class Engine:
         """Full parameters under their global names, one at a time, on every rank, in one order. Collective."""
         from .mcore import params
 
-        mine = params.named_parameters(self.chunks)
+        mine = self.local_parameters()
         yield from params.gather(mine, [p.param.detach() for p in mine])
 
     def local_parameters(self) -> list[Any]:
         """This rank's parts with their global names and shards."""
         from .mcore import params
 
+        self._settle()
         return params.named_parameters(self.chunks)
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -258,10 +284,9 @@ class Engine:
     def load_weights(self, source: Callable[[str], torch.Tensor | None]) -> None:
         """Overwrite parameters by their part of `source(global name)`, or keep those it gives None for. The optimizer starts anew."""
         from .mcore import optimizer as adam
-        from .mcore import params
 
         with torch.no_grad():
-            for p in params.named_parameters(self.chunks):
+            for p in self.local_parameters():
                 full = source(p.name)
                 if full is None:
                     continue

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from .files import make_folder
+
+PROFILE_VARIABLE = "TERRELLA_PROFILE"  # the folder for the traces; `terrella train --profile` sets it for its ranks
+_claimed = False
+
+
+def claim(rank: int) -> Profiler | None:
+    """The profiler that `--profile` asked for. The first engine of a process that trains gets it: torch records one thing at a time."""
+    global _claimed
+    folder = os.environ.get(PROFILE_VARIABLE)
+    if not folder or _claimed:
+        return None
+    _claimed = True
+    return Profiler(Path(folder), rank)
+
+
+@contextlib.contextmanager
+def marked(name: str) -> Iterator[None]:
+    """A named range in traces of torch's profiler and, where CUDA is, of Nsight."""
+    import torch
+
+    nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
+    with nvtx, torch.profiler.record_function(name):
+        yield
 
 
 class Profiler:
     """Records the steps [first, first + count) of a rank and writes `rank-R.json` (Chrome trace) into a folder."""
 
     def __init__(self, folder: Path, rank: int, first: int = 3, count: int = 2) -> None:
+        import torch
+
         self.path = make_folder(folder) / f"rank-{rank}.json"
         self.first, self.count, self.seen = first, count, 0
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -27,9 +51,7 @@ class Profiler:
         """Wrap each step in this."""
         if self.seen == self.first:
             self._profile.start()
-        inside = self.first <= self.seen < self.first + self.count
-        nvtx = torch.cuda.nvtx.range(name) if inside and torch.cuda.is_available() else contextlib.nullcontext()
-        with nvtx, torch.profiler.record_function(name) if inside else contextlib.nullcontext():
+        with marked(name) if self.first <= self.seen < self.first + self.count else contextlib.nullcontext():
             yield
         self.seen += 1
         if self.seen == self.first + self.count:

@@ -1,10 +1,12 @@
 """Triton kernels beside their plain-torch references; every op picks by device. Imports torch and triton only."""
 
+from .adam import adam_update
 from .advantage import bilevel_gae, gae, group_advantage, variance_filter
 from .fsq import fsq_dequantize, fsq_quantize
 from .linear_logprob import linear_logprob
 from .logprob import token_logprob
 from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, linear_policy_loss, policy_terms
+from .qkv import cut_heads, qkv_rope
 from .rmsnorm import rmsnorm
 from .rope import rope, rope_table
 from .swiglu import swiglu, swiglu_backward
@@ -13,7 +15,9 @@ __all__ = [
     "PolicyOutput",
     "PolicySettings",
     "PolicyTerms",
+    "adam_update",
     "bilevel_gae",
+    "cut_heads",
     "fsq_dequantize",
     "fsq_quantize",
     "gae",
@@ -21,6 +25,7 @@ __all__ = [
     "linear_logprob",
     "linear_policy_loss",
     "policy_terms",
+    "qkv_rope",
     "rmsnorm",
     "rope",
     "rope_table",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ..core import run as runs
 from ..core import schema
 from ..core.errors import ConfigError, TerrellaError
 from ..core.files import read_json
+from ..core.profile import PROFILE_VARIABLE
 from . import recipe as recipes
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
 from .supervise import STOPPED, Span, free_port, run_workers
@@ -28,6 +30,7 @@ from .supervise import STOPPED, Span, free_port, run_workers
 @click.option("--ray", is_flag=True, help="Let the Ray cluster of this machine, or of RAY_ADDRESS, place --nodes machines.")
 @click.option("--sampler-hosts", type=int, default=0, help="With --ray: further machines for the run's vLLM servers.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="RUN", help="Train on the rollouts of this finished run again.")
+@click.option("--profile", is_flag=True, help="Trace two steps of every rank into RUN/profile (chrome://tracing; NVTX ranges for nsys).")
 @click.option("--dry-run", is_flag=True, help="Print the resolved settings and stages, and stop.")
 def train(
     recipe: str,
@@ -41,6 +44,7 @@ def train(
     ray: bool,
     sampler_hosts: int,
     replay: Path | None,
+    profile: bool,
     dry_run: bool,
 ) -> None:
     """Run RECIPE: the name of one that ships with terrella, or a YAML file."""
@@ -56,8 +60,10 @@ def train(
     if dry_run:
         click.echo(f"# run directory: {folder}\n# digest: {schema.digest(config)}\n{schema.dump(config)}", nl=False)
         return
+    if profile:
+        os.environ[PROFILE_VARIABLE] = str(folder.absolute() / "profile")  # the ranks inherit it
     if ray:
-        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay))
+        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay, profile))
         return
     me = introduce(place, schema.digest(config)) if nodes > 1 else {}
     if not place.leads:
@@ -106,7 +112,14 @@ def replaying(config: recipes.Recipe, run: Path) -> recipes.Recipe:
 
 
 def _on_ray(
-    recipe: str, folder: Path, overrides: tuple[str, ...], until: str | None, nodes: int, sampler_hosts: int, replay: Path | None
+    recipe: str,
+    folder: Path,
+    overrides: tuple[str, ...],
+    until: str | None,
+    nodes: int,
+    sampler_hosts: int,
+    replay: Path | None,
+    profile: bool,
 ) -> int:
     from .on_ray import RayJob, run_on_ray
 
@@ -114,6 +127,7 @@ def _on_ray(
     words = ["train", recipe, "--run", str(folder.absolute()), "--wait", "120", *(["--until", until] if until else [])]
     words += [word for override in overrides for word in ("--set", override)]
     words += ["--replay", str(replay.absolute())] if replay else []
+    words += ["--profile"] if profile else []
     return run_on_ray(RayJob(tuple(words), folder, nodes, sampler_hosts), click.echo)
 
 

@@ -1,7 +1,7 @@
 """Conversion between checkpoints, Hugging Face folders and the formats of public releases; nothing is finished unless proven.
 
-Tensors are read, mapped and written one at a time. The proof then loads the source into this project's model and the written folder
-into transformers, and compares their logits on fixed prompts.
+Tensors are read, mapped and written one at a time, and held only until their shard is full. The proof then takes fixed prompts through
+the source's layers as this project computes them and through the written ones as transformers does, a layer at a time, and compares logits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,8 @@ from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.engine import Engine
 from ..core.errors import ConfigError
 from ..core.files import make_folder, write_json
-from ..core.mcore.params import Shard
+from ..core.layout import document_layout
+from ..core.mcore.params import EMBEDDING, Shard
 from . import formats, hf
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, parameter_names
@@ -229,13 +230,31 @@ def _prove_checkpoint(source: Source, written: Source) -> dict[str, Any]:
 
 
 def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
-    """Logits of the proof prompts by this project's model in fp32, its weights rounded to `dtype` as an export of it has them."""
-    with one_rank():
+    """Logits of the proof prompts by this project's layers in fp32, weights rounded to `dtype` as an export of them has them.
+
+    One layer is in memory at a time: a model of one layer is given the weights of each in turn.
+    """
+    config, batch = source.config, hf.proof_batch(source.config)
+    head = EMBEDDING if config.tied else "output_layer.weight"
+    with one_rank(), torch.no_grad():
         from .gpt import build_gpt
 
-        engine = Engine(build_gpt(source.config, layers="ours"), ParallelConfig(), None, PrecisionConfig("fp32"))
-        engine.load_weights(lambda name: weight(source, name).to(dtype).float())
-        return hf.engine_logits(engine, hf.proof_batch(source.config))
+        engine = Engine(build_gpt(replace(config, layers=1, vocab=8), layers="ours"), ParallelConfig(), None, PrecisionConfig("fp32"))
+        chunk: Any = engine.chunks[0]
+        layout = document_layout(batch.cu_seqlens_D1.tolist()).to(engine.device)
+        packed = chunk.packed_input(batch.positions_T.to(engine.device), layout)
+        hidden = weight(source, EMBEDDING)[batch.tokens_T].to(dtype).float()[:, None].to(engine.device)
+        for index in range(config.layers):
+            engine.load_weights(lambda name, i=index: _rounded(source, name, i, dtype))
+            hidden, _ = chunk.decoder.layers[0](hidden_states=hidden, packed_seq_params=packed)
+        return hf.head_logits(chunk.decoder.final_layernorm(hidden).squeeze(1), weight(source, head)[: config.vocab], dtype)
+
+
+def _rounded(source: Source, name: str, layer: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """Layer `layer` of the source in the place of the only one; embedding and head are not asked for."""
+    if name in (EMBEDDING, "output_layer.weight"):
+        return None
+    return weight(source, name.replace("layers.0.", f"layers.{layer}.", 1)).to(dtype).float()
 
 
 class one_rank:

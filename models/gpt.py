@@ -20,6 +20,7 @@ from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..core.mcore.params import mark_halves, named_parameters
 from ..core.mcore.transformer import transformer_config
+from ..kernels import adam_update
 from . import te
 from .config import ModelConfig
 from .heads import ValueHead, make_head
@@ -60,9 +61,12 @@ class GPT(GPTModel):
     def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:  # type: ignore[override]
         """Hidden states (T, 1, H); T is further divided by the tensor ranks under sequence parallelism."""
         hidden = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
+        return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=self.packed_input(positions_T, layout))
+
+    def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
+        """What every layer is told of the batch."""
         table_T2R = rotation_table(positions_T, self.inverse_R, self.rotary_factor)
-        packed = PackedInput(layout, table_T2R, torch.arange(len(positions_T), device=positions_T.device), self.model.rotary_interleaved)
-        return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
+        return PackedInput(layout, table_T2R, torch.arange(len(positions_T), device=positions_T.device), self.model.rotary_interleaved)
 
     def readout(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Hidden states (T, H) of all tensor ranks, this rank's rows (V, H) of the head, and values (T) where there is a value head.
@@ -92,6 +96,10 @@ class GPTBuilder:
         if precision.fp8 and not wanted:
             raise ConfigError("precision.fp8: needs TransformerEngine's layers (layers: te)")
         return wanted
+
+    def adam(self, *args: Any, **options: Any) -> None:
+        """The kernel of the optimizer's update; see `adam_update`."""
+        adam_update(*args, **options)
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must remember to build the same model again."""

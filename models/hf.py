@@ -7,6 +7,7 @@ model and by transformers from the written folder. Without agreement there is no
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -132,7 +133,7 @@ def hf_tensors(config: ModelConfig, parameters: Tensors, dtype: str) -> Iterator
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """xxh3-128 of a tensor's bytes."""
-    return xxhash.xxh3_128(tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"").hexdigest()
+    return xxhash.xxh3_128(tensor.contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b"").hexdigest()
 
 
 def write_folder(
@@ -216,14 +217,45 @@ def engine_logits(engine: Engine, batch: PackedBatch) -> torch.Tensor:
 
 
 def transformers_logits(folder: Path, batch: PackedBatch) -> torch.Tensor:
-    """The same logits by transformers, in fp32, document by document."""
+    """The same logits by transformers, in fp32, document by document. One layer at a time is in memory: each is a model of its own."""
+    files, settings = HFFolder(folder), read_json(folder / "config.json")
+    embedding_VH = files.get("model.embed_tokens.weight")
+    documents = [embedding_VH[batch.tokens_T[a:b]].float()[None] for a, b in pairwise(batch.cu_seqlens_D1.tolist())]
+    for index in range(settings["num_hidden_layers"]):
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".layer-") as scratch, torch.no_grad():
+            model = _one_layer(files, settings, index, Path(scratch))
+            documents = [model(inputs_embeds=x, use_cache=False).last_hidden_state for x in documents]
+            del model
+    head_VH = embedding_VH if settings["tie_word_embeddings"] else files.get("lm_head.weight")
+    return head_logits(torch.cat([x[0] for x in documents]), head_VH, torch.float32)
+
+
+def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: Path) -> Any:
+    """One layer of a folder as transformers itself loads it; the final norm only behind the last."""
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True).eval()
-    bounds = batch.cu_seqlens_D1.tolist()
-    with torch.no_grad():
-        rows = [model(input_ids=batch.tokens_T[None, a:b]).logits[0] for a, b in pairwise(bounds)]
-    return torch.cat(rows).float()
+    prefix = f"model.layers.{index}."
+    tensors = {name.replace(prefix, "model.layers.0.", 1): files.get(name) for name in files.names() if name.startswith(prefix)}
+    tensors["model.norm.weight"] = files.get("model.norm.weight")
+    tensors["model.embed_tokens.weight"] = torch.zeros(8, settings["hidden_size"])
+    if not settings["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = torch.zeros(8, settings["hidden_size"])
+    save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
+    small: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 8, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    if settings.get("layer_types"):
+        small["layer_types"] = [settings["layer_types"][index]]
+    write_json(scratch / "config.json", {**settings, **small})
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa", "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained(scratch, **options).eval().model
+    if index < settings["num_hidden_layers"] - 1:
+        model.norm = torch.nn.Identity()
+    return model
+
+
+def head_logits(hidden_TH: torch.Tensor, head_VH: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """fp32 logits of a head whose weights are rounded to `dtype`, a part of the vocabulary at a time."""
+    return torch.cat([hidden_TH @ part.to(dtype).float().to(hidden_TH.device).T for part in head_VH.split(8192)], 1).cpu()
 
 
 def prove(folder: Path, config: ModelConfig, stated: dict[str, dict[str, Any]], logits_TV: torch.Tensor, precision: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from megatron.core.tensor_parallel import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -116,6 +118,29 @@ class PackedAttention(MegatronModule):
         return out_THD.reshape(out_THD.shape[0], 1, -1)
 
 
+class PackedSelfAttention(SelfAttention):
+    """Megatron's self-attention with all that lies between its two projections in our hands."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.linear_qkv.skip_bias_add = True  # the kernel that cuts the heads adds it
+
+    def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
+        packed: PackedInput = packed_seq_params
+        x, bias = self.linear_qkv(hidden_states)
+        x_TC, heads, groups = x.squeeze(1), self.num_attention_heads_per_partition, self.num_query_groups_per_partition
+        if x.is_cuda and self.q_layernorm is None and not packed.interleaved:
+            query, key, value = kernels.qkv_rope(x_TC, bias, packed.table_T2R, heads, groups)
+        else:
+            query, key, value = kernels.cut_heads(x_TC, bias, heads, groups)
+            if self.q_layernorm is not None:
+                query, key = self.q_layernorm(query), self.k_layernorm(key)
+            query, key = packed.rotate(query), packed.rotate(key)
+        context_group: Any = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
+        out_THD = packed_attention(query, key, value, packed.layout, None, context_group)
+        return self.linear_proj(out_THD.reshape(out_THD.shape[0], 1, -1))
+
+
 class Layer(TransformerLayer):
     """Megatron's layer with each residual addition inside the norm that follows it."""
 
@@ -134,8 +159,9 @@ def layer_spec(config) -> ModuleSpec:
     )
     spec.module = Layer
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
+    spec.submodules.self_attention.module = PackedSelfAttention
     attention = spec.submodules.self_attention.submodules
-    attention.core_attention = PackedAttention
+    attention.core_attention = IdentityOp
     if not config.num_moe_experts:
         spec.submodules.mlp.module = GatedMLP
     if config.qk_layernorm:

@@ -8,27 +8,52 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..config import OptimizerConfig, PrecisionConfig
+from ..config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from .setup import device
 from .transformer import DTYPES
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def wrap_ddp(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+def wrap_ddp(chunks: list[torch.nn.Module], parallel: ParallelConfig) -> list[torch.nn.Module]:
     """Megatron's data-parallel wrapper with fp32 gradient buffers."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
-    settings = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
-    chunks[0].config.finalize_model_grads_func = _finalize
-    return [DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=parallel.overlap_grad_reduce,
+        overlap_param_gather=parallel.overlap_param_gather,
+    )
+    config = chunks[0].config
+    config.finalize_model_grads_func = _finalize
+    wrapped = [DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+    if parallel.overlap_grad_reduce:
+        config.no_sync_func = [chunk.no_sync for chunk in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
+    if parallel.overlap_param_gather:
+        # Megatron waits in hooks on each module's forward, which a layer that uses a weight directly would pass by: we wait ourselves.
+        for chunk in wrapped:
+            chunk.disable_forward_pre_hook(param_sync=False)
+    return wrapped
+
+
+def start_gather(wrapped: list[Any]) -> None:
+    """Gather the updated parameters of all data ranks; in the background, until `finish_gather`, where the layout says so. Collective."""
+    for chunk in wrapped:
+        chunk.start_param_sync()
+
+
+def finish_gather(wrapped: list[Any]) -> None:
+    """Wait for the gathers that `start_gather` began."""
+    for chunk in wrapped:
+        chunk.start_param_sync(force_sync=True)
 
 
 def _finalize(chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: Any) -> None:
@@ -84,26 +109,56 @@ def grad_norm(optimizer) -> torch.Tensor:
     return squares.sqrt()
 
 
-def update(optimizer, config: OptimizerConfig, lr: float) -> torch.Tensor:
+def update(optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float, kernel: Callable[..., None]) -> torch.Tensor:
     """One update. Returns the gradient norm before clipping; where it is not finite, nothing was changed.
 
-    With torch's fused Adam the host never waits: clipping and the decision to skip happen inside its kernel.
+    Gradients are divided and a step is skipped inside the update's kernel, so that the host never waits for the norm: ours on CUDA, torch's
+    fused one on CPU. Another Adam (TransformerEngine's or apex's, where Megatron found it) is asked only once the norm is known.
     """
     optimizer.prepare_grads()
     norm = grad_norm(optimizer)
-    fused = all(isinstance(part.optimizer, torch.optim.AdamW) for part in parts(optimizer))
-    if not fused and not math.isfinite(float(norm)):
-        return norm
-    shrink = ((norm + 1e-6) / config.clip_grad).clamp(min=1.0) if config.clip_grad > 0 else torch.ones_like(norm)
+    divisor = ((norm + 1e-6) / config.clip_grad).clamp(min=1.0) if config.clip_grad > 0 else torch.where(norm.isfinite(), 1.0, norm)
     for part in parts(optimizer):
-        if fused:
-            part.optimizer.grad_scale, part.optimizer.found_inf = shrink, (~norm.isfinite()).float()
-        elif config.clip_grad > 0 and (grads := [p.grad for p in part.get_parameters() if p.grad is not None]):
-            torch._foreach_div_(grads, shrink)
         for group in part.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_mult", 1.0)
+    torchs = all(isinstance(part.optimizer, torch.optim.AdamW) for part in parts(optimizer))
+    if torchs and norm.is_cuda:
+        _update_by_kernel(optimizer, kernel, norm, divisor)
+        start_gather(wrapped)
+        return norm
+    if torchs:
+        for part in parts(optimizer):
+            part.optimizer.grad_scale, part.optimizer.found_inf = divisor, (~norm.isfinite()).float()
+    elif math.isfinite(float(norm)):
+        for part in parts(optimizer):
+            if config.clip_grad > 0 and (grads := [p.grad for p in part.get_parameters() if p.grad is not None]):
+                torch._foreach_div_(grads, divisor)
+    else:
+        return norm
     optimizer.step_with_ready_grads()
+    if wrapped[0].ddp_config.overlap_param_gather:  # else Megatron has just gathered them
+        start_gather(wrapped)
     return norm
+
+
+def _update_by_kernel(optimizer, kernel: Callable[..., None], norm: torch.Tensor, divisor: torch.Tensor) -> None:
+    found = list(state_parts(optimizer))
+    for part in found:
+        if not part.state:
+            part.state["step"] = torch.zeros((), device=part.master.device)
+            part.state.update({name: torch.zeros_like(part.master) for name in MOMENTS})
+    torch._foreach_add_([part.state["step"] for part in found], norm.isfinite().float())
+    for part in found:
+        run_N = part.param.data.view(-1)[part.start : part.end]
+        kernel(
+            part.master.data,
+            part.master.grad,
+            *(part.state[name] for name in MOMENTS),
+            None if run_N.data_ptr() == part.master.data_ptr() else run_N,  # fp32 weights are their own masters
+            part.state["step"],
+            divisor,
+            **{key: part.group[key] for key in ("lr", "betas", "eps", "weight_decay")},
+        )
 
 
 @dataclass(frozen=True)
@@ -115,6 +170,7 @@ class StatePart:
     end: int
     master: torch.Tensor
     state: dict[str, torch.Tensor]
+    group: dict[str, Any]  # its settings: learning rate, decay
 
 
 def state_parts(optimizer) -> Iterator[StatePart]:
@@ -125,8 +181,9 @@ def state_parts(optimizer) -> Iterator[StatePart]:
                 for bucket in buckets:
                     for param, ranges in bucket["param_map"].items():
                         group, order = part.model_param_group_index_map[param]
-                        master = part.optimizer.param_groups[group]["params"][order]
-                        yield StatePart(param, ranges["param"].start, ranges["param"].end, master, part.optimizer.state[master])
+                        settings = part.optimizer.param_groups[group]
+                        master = settings["params"][order]
+                        yield StatePart(param, ranges["param"].start, ranges["param"].end, master, part.optimizer.state[master], settings)
 
 
 def update_count(optimizer) -> int:

@@ -115,3 +115,35 @@ def schedule() -> list[float]:
     config = OptimizerConfig(lr=1.0, schedule="cosine", warmup_steps=2, total_steps=4)
     engine = Engine(build_gpt(jobs.DENSE), ParallelConfig(), config, PrecisionConfig())
     return [engine.step(jobs.batches(1), jobs.cross_entropy).lr for _ in range(3)]
+
+
+def kernel_update(precision: str) -> float:
+    """Two updates by the kernel that CUDA uses (here its plain form) against torch's own: the largest difference of any weight."""
+    from terrella.core.mcore import optimizer as adam
+
+    plain, other = jobs.make_engine({}, precision=precision), jobs.make_engine({}, precision=precision)
+    for seed in (1, 2):
+        items = jobs.share(plain, jobs.batches(4, seed=seed))
+        expected = plain.step(items, jobs.cross_entropy)
+        other.accumulate(items, jobs.cross_entropy)
+        other.optimizer.prepare_grads()
+        norm = adam.grad_norm(other.optimizer)
+        assert abs(float(norm) - expected.grad_norm) <= 1e-4 * expected.grad_norm
+        adam._update_by_kernel(other.optimizer, other.build.adam, norm, norm.clamp(min=1.0))
+        adam.start_gather(other._wrapped)
+    assert adam.update_count(other.optimizer) == 2
+    pairs = zip(plain.local_parameters(), other.local_parameters(), strict=True)
+    return max(float((a.param.float() - b.param.float()).abs().max()) for a, b in pairs)
+
+
+def profiled_by_environment(folder: str) -> None:
+    """What `terrella train --profile` does in each rank."""
+    import os
+
+    from terrella.core import profile
+
+    os.environ[profile.PROFILE_VARIABLE] = folder
+    engine = jobs.make_engine({})
+    del os.environ[profile.PROFILE_VARIABLE]
+    for _ in range(6):
+        engine.step(jobs.batches(1), jobs.cross_entropy)

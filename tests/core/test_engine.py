@@ -89,3 +89,14 @@ def test_profile_writes_a_trace(tmp_path: Path) -> None:
     run_ranks(f"{JOBS}:profiled", 1, folder=str(tmp_path))
     events = json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]
     assert any(event.get("name") == "step" for event in events)
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", 1e-6), ("bf16", 2e-3)])
+def test_the_kernel_updates_as_torch_does(precision: str, allowed: float) -> None:
+    assert max(run_ranks(f"{JOBS}:kernel_update", 2, precision=precision)) <= allowed
+
+
+def test_profile_is_asked_for_by_the_environment(tmp_path: Path) -> None:
+    run_ranks(f"{JOBS}:profiled_by_environment", 1, folder=str(tmp_path))
+    events = json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]
+    assert {"step", "forward and backward", "update"} <= {event.get("name") for event in events}

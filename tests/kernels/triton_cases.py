@@ -12,6 +12,7 @@ import torch
 from terrella.kernels import (
     PolicySettings,
     PolicyTerms,
+    adam_update,
     bilevel_gae,
     fsq_dequantize,
     fsq_quantize,
@@ -19,6 +20,7 @@ from terrella.kernels import (
     linear_logprob,
     linear_policy_loss,
     policy_terms,
+    qkv_rope,
     rmsnorm,
     rope,
     rope_table,
@@ -26,11 +28,13 @@ from terrella.kernels import (
     swiglu_backward,
     token_logprob,
 )
+from terrella.kernels.adam import reference_adam_update
 from terrella.kernels.advantage import reference_gae
 from terrella.kernels.dispatch import interpreting
 from terrella.kernels.fsq import reference_fsq_dequantize, reference_fsq_quantize
 from terrella.kernels.logprob import reference_token_logprob
 from terrella.kernels.policy_loss import reference_policy_loss, reference_policy_terms
+from terrella.kernels.qkv import reference_qkv_rope
 from terrella.kernels.rmsnorm import reference_rmsnorm
 from terrella.kernels.rope import reference_rope
 from terrella.kernels.swiglu import reference_swiglu, reference_swiglu_backward
@@ -476,3 +480,39 @@ def test_fsq(levels):
     poisoned = z.detach().clone()
     poisoned[0, 0, 0] = math.nan
     assert fsq_quantize(poisoned, levels)[1][0, 0] == -1
+
+
+@pytest.mark.parametrize(("heads", "groups", "dim", "rotated"), [(12, 2, 16, 16), (4, 4, 8, 4), (6, 1, 24, 16)], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+def test_qkv_rope(heads, groups, dim, rotated, biased):
+    tokens, columns = 5, (heads + 2 * groups) * dim
+    base, table = torch.randn(tokens, columns, device=DEVICE), rope_table(tokens, rotated).to(DEVICE)
+    shift = torch.randn(columns, device=DEVICE) if biased else None
+    x, x2 = base.clone().requires_grad_(), base.double().requires_grad_()
+    b, b2 = (None, None) if shift is None else (shift.clone().requires_grad_(), shift.double().requires_grad_())
+    got, want = qkv_rope(x, b, table, heads, groups), reference_qkv_rope(x2, b2, table.double(), heads, groups)
+    grads = [torch.randn(y.shape, device=DEVICE) for y in got]
+    sum((y * g).sum() for y, g in zip(got, grads, strict=True)).backward()
+    sum((y * g).sum() for y, g in zip(want, grads, strict=True)).backward()
+    assert all(norm_error(y, y2) <= 1e-6 for y, y2 in zip(got, want, strict=True))
+    assert norm_error(x.grad, x2.grad) <= 1e-6
+    assert b is None or norm_error(b.grad, b2.grad) <= 1e-6
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_adam_update(size):
+    start, grads = torch.randn(size, device=DEVICE), [torch.randn(size, device=DEVICE) for _ in range(4)]
+    options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+    theirs = start.double().requires_grad_()
+    adam = torch.optim.AdamW([theirs], **options)
+    runs = [(update, [start.clone(), torch.zeros_like(start), torch.zeros_like(start)]) for update in (adam_update, reference_adam_update)]
+    rounded, step = start.bfloat16(), torch.zeros((), device=DEVICE)
+    for divisor, grad in zip((1.0, 2.5, float("nan"), 1.0), grads, strict=True):
+        if divisor == divisor:
+            step += 1
+            theirs.grad = grad.double() / divisor
+            adam.step()
+        for update, (master, exp_avg, exp_avg_sq) in runs:
+            update(master, grad, exp_avg, exp_avg_sq, rounded, step, torch.tensor(divisor, device=DEVICE), **options)
+            assert norm_error(master, theirs) <= 1e-6
+            torch.testing.assert_close(rounded.float(), master, rtol=2**-7, atol=0)  # Triton's interpreter cuts, a GPU rounds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -212,3 +214,15 @@ def test_nemo_folder_round_trip(tmp_path: Path) -> None:
     tensors, config = hf.weight_source(folder, hf.read_config(folder))[0], hf.read_config(folder)
     for name in parameter_names(config):
         assert torch.equal(reader.full(name), tensors(name)), name
+
+
+def test_conversion_and_proof_stream(tmp_path: Path) -> None:
+    """Memory stays below 1.3 x the largest shard plus one layer, though the model is four shards."""
+    command = [sys.executable, "-m", "terrella.tests.models.convert_memory", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    allowed = 1.3 * found["shard"] + found["layer"]
+    assert found["model"] > 2 * allowed
+    assert found["from_hf"] <= allowed and found["to_hf"] <= allowed, found

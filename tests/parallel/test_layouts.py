@@ -15,6 +15,7 @@ ROWS = {
     "tp2_pp2": (4, {"tensor": 2, "pipeline": 2}),
     "dp2": (2, {}),
     "dp4": (4, {}),
+    "dp2_overlap": (2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
     "vpp2": (2, {"pipeline": 2, "virtual_pipeline": 2}),
     "sp": (2, {"tensor": 2, "sequence_parallel": True}),
     "cp2": (2, {"context": 2}),
@@ -77,3 +78,11 @@ def test_kind_of_model(row: str) -> None:
 
 def test_kernel_agrees_with_plain_softmax() -> None:
     compare(measure(1, True), measure(1, True, kind="kernel"))
+
+
+def test_a_gather_in_the_background_is_never_seen_half_done() -> None:
+    """Weights read after an update, as exports and weight sync read them, are those of the update."""
+    overlap = tuple(ROWS["dp2_overlap"][1].items())
+    plain, overlapped = measure(2, True), measure(2, True, overlap)
+    for name, weight in plain["weights"].items():
+        torch.testing.assert_close(overlapped["weights"][name], weight, atol=1e-6, rtol=0)
