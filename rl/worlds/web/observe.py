@@ -12,6 +12,7 @@ LONGEST = 500  # characters of one text or attribute value
 HIDDEN_VALUE = "********"  # a password never leaves the page
 _PLAIN = ("title", "value", "type", "placeholder", "selected")
 _AFTER = ("data-testid", "data-label")
+_TAG_SIGNS = re.compile(r"[^\w:.-]")
 _SPECIAL = re.compile(r'[<>"]')
 
 
@@ -85,6 +86,8 @@ def _parts(page: Page, element: Element, done: dict[int, list[str]], boxes: bool
         return inner
     if label is not None:
         attributes.insert(0, ("id", str(label)))
+    if not tag.isalnum():  # a tag may hold almost any sign
+        tag = _TAG_SIGNS.sub("-", tag)
     return [opening(tag, attributes), *([text] if text else []), *inner, f"</{tag}>"]
 
 

@@ -5,6 +5,7 @@ import os
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -49,7 +50,6 @@ URLS = [  # reference, note, address, WebArena, Lite
     ("http://a.test/p?x=1", "GOLD in PRED", "http://a.test/p?y=3&x=1", 1, 0),
     ("http://a.test/p?x=1", "GOLD in PRED", "http://a.test/p?x=2", 0, 0),
     ("http://a.test/p?x=1 |OR| http://a.test/p?x=2", "GOLD in PRED", "http://a.test/p?x=2", 1, 1),
-    ("http://a.test/p/", "", "http://a.test/p/1", 0, 0),
     ("http://a.test/p", "", "http://a.test/p/1", 1, 0),
     ("http://a.test/p/1", "", "http://a.test/p/1/", 1, 1),
     ("http://a.test/p/1", "EXACT", "http://a.test/p/1?x=1", 0, 0),
@@ -63,7 +63,7 @@ def test_string_match(answers, answer, webarena, lite) -> None:
     assert (string_match(evaluation, answer, "webarena"), string_match(evaluation, answer, "lite")) == (webarena, lite)
 
 
-@pytest.mark.parametrize(("reference", "note", "url", "webarena", "lite"), [u for u in URLS if u[0] != "http://a.test/p/"])
+@pytest.mark.parametrize(("reference", "note", "url", "webarena", "lite"), URLS)
 def test_url_match(reference, note, url, webarena, lite) -> None:
     evaluation = Evaluation(("url_match",), url=reference, url_note=note)
     assert (url_match(evaluation, url, "webarena"), url_match(evaluation, url, "lite")) == (webarena, lite)
@@ -120,7 +120,7 @@ def test_helpers_are_a_registry_and_no_code() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    asked: list[dict] = []
+    asked: ClassVar[list[dict]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -170,7 +170,8 @@ def test_a_judge_by_address(monkeypatch) -> None:
 
 def test_records_with_faults_name_the_key() -> None:
     good = {
-        "task_id": 1, "sites": ["map"], "intent": "i", "start_url": "http://a.test |AND| http://b.test", "geolocation": {"latitude": 1, "longitude": 2},
+        "task_id": 1, "sites": ["map"], "intent": "i", "start_url": "http://a.test |AND| http://b.test",
+        "geolocation": {"latitude": 1, "longitude": 2},
         "eval": {"eval_types": ["url_match"], "reference_url": "http://a.test", "reference_answers": None, "program_html": []},
     }  # fmt: skip
     task = parse_task(good)

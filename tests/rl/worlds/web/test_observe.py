@@ -24,14 +24,14 @@ abc</textarea><input type="hidden" name="h" value="1"><input type="password" val
 <div style="display: none"><a href="/secret">Secret</a></div><p aria-hidden="true">ghost</p>
 <table><tr><td>1<td>2</tr><tr><td>3<td>4</table></main></body></html>"""
 EXPECTED = (
-    '<html> <body> <nav> <a id="0" data-text="Home"> Home </a> <a data-text="(2)"> <b id="1" data-text="Cart"> Cart </b> </a> </nav> <main> '
-    '<h1 data-text="Hi &quot;you&quot;,tail"> Hi &quot;you&quot; <i data-text="x"> x </i> </h1> <form> <label id="2" data-text="Query"> Query </label> '
-    '<input id="3" title="Search"> </input> <select id="4" data-value="2" data-text="Two"> <option value="1" data-text="One"> One </option> '
-    '<option value="2" data-text="Two" data-status="selected"> Two </option> </select> <label data-text="Tick"> '
-    '<input id="5" type="checkbox" data-status="checked"> </input> </label> <textarea id="6" data-value="abc"> </textarea> '
-    '<input id="7" type="password" data-value="********"> </input> <button id="8" data-text="Go"> Go </button> </form> <tbody> <tr> '
-    '<td data-text="1"> 1 </td> <td data-text="2"> 2 </td> </tr> <tr> <td data-text="3"> 3 </td> <td data-text="4"> 4 </td> </tr> </tbody> </main> '
-    "</body> </html>"
+    '<html> <body> <nav> <a id="0" data-text="Home"> Home </a> <a data-text="(2)"> <b id="1" data-text="Cart"> Cart </b> </a> '
+    '</nav> <main> <h1 data-text="Hi &quot;you&quot;,tail"> Hi &quot;you&quot; <i data-text="x"> x </i> </h1> <form> <label '
+    'id="2" data-text="Query"> Query </label> <input id="3" title="Search"> </input> <select id="4" data-value="2" '
+    'data-text="Two"> <option value="1" data-text="One"> One </option> <option value="2" data-text="Two" data-status="selected"> '
+    'Two </option> </select> <label data-text="Tick"> <input id="5" type="checkbox" data-status="checked"> </input> </label> '
+    '<textarea id="6" data-value="abc"> </textarea> <input id="7" type="password" data-value="********"> </input> <button id="8" '
+    'data-text="Go"> Go </button> </form> <tbody> <tr> <td data-text="1"> 1 </td> <td data-text="2"> 2 </td> </tr> <tr> <td '
+    'data-text="3"> 3 </td> <td data-text="4"> 4 </td> </tr> </tbody> </main> </body> </html>'
 )
 
 

@@ -112,10 +112,11 @@ def test_traces_are_read_by_the_converter_and_equal_the_shards(tmp_path) -> None
     items = [i for i in CONVERTERS["webrl"].read()(tmp_path / "run", None) if i.sample]
     count = write_shards(tmp_path / "shards", traces)
     assert count == len(items) == sum(len(t.steps) for t in traces)
-    held = ShardSet(str(tmp_path / "shards"))
-    mine = {held[n]["__key__"]: held[n] for n in range(len(held))} if hasattr(held, "__getitem__") else {}
-    for item in items if mine else []:
-        assert mine[item.key]["messages.json"] == item.sample["messages.json"]
+    held = ShardSet(tmp_path / "shards")
+    made = {(s["meta.json"]["task_id"], s["meta.json"]["step"]): s for s in (held[n] for n in range(len(held)))}
+    for item in items:
+        same = made[item.sample["meta.json"]["task_id"], item.sample["meta.json"]["step"]]
+        assert all(same[name] == value for name, value in item.sample.items())
 
 
 def test_unfinished_and_hostile_traces(tmp_path) -> None:
