@@ -69,6 +69,24 @@ class Bench:
         with self.excused(case, impl):
             self.add(case, impl, self.timer(call, most, before), useful_bytes, peak_less_gb)
 
+    def together(
+        self,
+        case: str,
+        calls: dict[str, Callable[[], object]],
+        rounds: int,
+        load: Callable[[], object],
+        less_gb: dict[str, float] | None = None,
+    ) -> None:
+        """Time several long calls in turns, after one try each."""
+        able = {}
+        for impl, call in calls.items():
+            with self.excused(case, impl):
+                call()
+                torch.cuda.synchronize()
+                able[impl] = call
+        for impl, timing in self.timer.side_by_side(able, rounds, load).items():
+            self.add(case, impl, timing, peak_less_gb=(less_gb or {}).get(impl, 0.0))
+
     @contextmanager
     def excused(self, case: str, impl: str) -> Iterator[None]:
         try:
@@ -92,7 +110,7 @@ def ceilings(b: Bench) -> None:
     print(f"copy {b.copy_gbs:.0f} GB/s, bf16 matmul {rate:.0f} TFLOP/s", flush=True)
 
 
-def _logits(rows: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+def random_logits(rows: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(rows, vocab, device="cuda", dtype=torch.bfloat16) * 3
     return x, torch.randint(vocab, (rows,), device="cuda")
 
@@ -102,7 +120,7 @@ def _ours(entropy: bool) -> Callable:
 
 
 def _logits_case(b: Bench, rows: int, vocab: int) -> None:
-    x, y = _logits(rows, vocab)
+    x, y = random_logits(rows, vocab)
     size, grad, kept = x.numel() * 2, torch.randn(rows, device="cuda"), x.clone()
     restore = partial(x.copy_, kept)  # an in-place gradient overwrites the logits
     others = rivals.logits_rivals(b.missing)
@@ -141,7 +159,7 @@ def logits_path(b: Bench) -> None:
 
 def one_rank_of_eight(b: Bench) -> None:
     rows, columns = 32768 // b.scale, VOCAB // 8
-    x, y = _logits(rows, columns)
+    x, y = random_logits(rows, columns)
     stats, saved = torch.empty(rows, 4, device="cuda"), torch.empty(4, rows, device="cuda")
     grad, shard = torch.randn(rows, device="cuda"), Shard(0, columns, VOCAB)
 
@@ -158,17 +176,17 @@ def one_rank_of_eight(b: Bench) -> None:
     restore = partial(x.copy_, x.clone())
     b.measure(case, "terrella (with entropy)", step, 3 * x.numel() * 2, before=restore)
     for impl, (call, has_grad) in rivals.logits_rivals(b.missing).items():
-        if has_grad and impl.startswith("flash"):
+        if has_grad and impl.startswith(("flash", "megatron", "unsloth")):
             b.measure(case, impl, partial(rival, call), 3 * x.numel() * 2, before=restore)
 
 
-def _head(rows: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def head(rows: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     h = (torch.randn(rows, hidden, device="cuda") / hidden**0.5 * 3).bfloat16()
     w = torch.randn(VOCAB, hidden, device="cuda", dtype=torch.bfloat16)
     return h, w, torch.randint(VOCAB, (rows,), device="cuda")
 
 
-def _grpo_terms(rows: int, logprob: torch.Tensor) -> PolicyTerms:
+def grpo_terms(rows: int, logprob: torch.Tensor) -> PolicyTerms:
     weight = torch.full((rows,), 1.0 / rows, device="cuda")
     noise = torch.randn(2, rows, device="cuda") * 0.05
     return PolicyTerms(
@@ -181,67 +199,101 @@ def _grpo_terms(rows: int, logprob: torch.Tensor) -> PolicyTerms:
     )
 
 
-def _matmuls(b: Bench, h: torch.Tensor, w: torch.Tensor, name: str) -> None:
-    logits = torch.empty(len(h), len(w), device="cuda", dtype=torch.bfloat16)
-    dh, dw = torch.empty_like(h), torch.empty_like(w)
+class _Head:
+    """One shape of head: its inputs, and the calls to time on it."""
 
-    def three() -> None:
-        torch.mm(h, w.T, out=logits)
-        torch.mm(logits, w, out=dh)
-        torch.mm(logits.T, h, out=dw)
+    def __init__(self, rows: int, hidden: int):
+        self.h, self.w, self.y = head(rows, hidden)
+        self.name = f"N={rows} V={VOCAB} H={hidden}"
+        self.grad = torch.randn(rows, device="cuda") / rows
+        with torch.no_grad():
+            self.logprob = linear_logprob(self.h, self.w, self.y)[0]
+        self.terms = grpo_terms(rows, self.logprob)
+        self.logits = torch.empty(rows, VOCAB, device="cuda", dtype=torch.bfloat16)
+        self.dh, self.dw = torch.empty_like(self.h), torch.empty_like(self.w)
+        self.buffer = torch.zeros(self.w.shape, device="cuda")
+        self.leaves = self.h.detach().requires_grad_(), self.w.detach().requires_grad_()
 
-    b.timer.warm(three)
-    b.measure(f"linear_logprob fwd +entropy {name}", "matmul x1", lambda: torch.mm(h, w.T, out=logits))
-    b.measure(f"linear_policy_loss f+b {name}", "matmul x3", three)
+    def one(self) -> None:
+        torch.mm(self.h, self.w.T, out=self.logits)
+
+    def three(self) -> None:
+        torch.mm(self.h, self.w.T, out=self.logits)
+        torch.mm(self.logits, self.w, out=self.dh)
+        torch.mm(self.logits.T, self.h, out=self.dw)
+
+    def load(self) -> None:
+        """About 30 ms of matmuls, as the layers before the head would be."""
+        for _ in range(round(4096 / self.h.shape[1])):
+            self.one()
+
+    def score(self, call: Callable) -> None:
+        with torch.no_grad():
+            call(self.h, self.w, self.y)
+
+    def loss(self, terms: PolicyTerms) -> None:
+        h, w = self.leaves
+        torch.autograd.grad(linear_policy_loss(h, w, self.y, terms, GRPO_SETTINGS, weight_grad_VH=self.buffer).loss, h)
+
+    def through(self, call: Callable) -> None:
+        logp, ent = call(*self.leaves, self.y)
+        if logp.dim() == 0:
+            torch.autograd.grad(logp, self.leaves)
+        elif ent is None:
+            torch.autograd.grad(logp, self.leaves, self.grad.to(logp.dtype))
+        else:
+            torch.autograd.grad((logp, ent), self.leaves, (self.grad.to(logp.dtype), (self.grad * 1e-3).to(ent.dtype)))
+
+    def clipped(self) -> PolicyTerms:
+        """No KL and no bonus, and half of the tokens past the clip: rows without a gradient leave the backward's matmuls."""
+        far = (torch.arange(len(self.y), device="cuda") % 2).float()
+        return PolicyTerms(pg_weight=self.terms.pg_weight, advantage=self.grad.abs() + 0.1, old_logprob=self.logprob - far)
 
 
 def _linear_case(b: Bench, rows: int, hidden: int) -> None:
-    h, w, y = _head(rows, hidden)
-    name = f"N={rows} V={VOCAB} H={hidden}"
+    x = _Head(rows, hidden)
     others = rivals.linear_rivals(b.missing)
-    _matmuls(b, h, w, name)
-    case = f"linear_logprob fwd +entropy {name}"
-    with torch.no_grad():
-        b.measure(case, "terrella", lambda: linear_logprob(h, w, y, entropy=True))
-        terms = _grpo_terms(rows, linear_logprob(h, w, y)[0])
-        for impl, call in others.items():
-            if not impl.endswith(("unfiltered", "(sum)")):
-                b.measure(case, impl, partial(call, h, w, y))
-    case, grad = f"linear_policy_loss f+b {name}", torch.randn(rows, device="cuda") / rows
-    h.requires_grad_()
-    w.requires_grad_()
-    made = (h.numel() + w.numel()) * 2 / 1e9
-
-    def ours(buffer: torch.Tensor) -> None:
-        torch.autograd.grad(linear_policy_loss(h, w, y, terms, GRPO_SETTINGS, weight_grad_VH=buffer).loss, h)
-
-    def through(call: Callable) -> None:
-        logp, ent = call(h, w, y)
-        if logp.dim() == 0:
-            torch.autograd.grad(logp, (h, w))
-        elif ent is None:
-            torch.autograd.grad(logp, (h, w), grad.to(logp.dtype))
-        else:
-            torch.autograd.grad((logp, ent), (h, w), (grad.to(logp.dtype), (grad * 1e-3).to(ent.dtype)))
-
-    b.measure(case, "terrella", partial(ours, torch.zeros(w.shape, device="cuda")), peak_less_gb=h.numel() * 2 / 1e9)
-    # its fp32 sum of dW is made inside, so it counts as the gradient buffer
-    recompute = partial(linear_logprob, entropy=True)
-    b.measure(case, "terrella-recompute", partial(through, recompute), peak_less_gb=made + w.numel() * 4 / 1e9)
-    for impl, call in others.items():
-        if hidden < 4096 or not impl.endswith("unfiltered"):  # the smaller head shows what the filter does
-            b.measure(case, impl, partial(through, call), peak_less_gb=made)
+    b.timer.warm(x.three)
+    case = f"linear_logprob fwd +entropy {x.name}"
+    calls = {"matmul x1": x.one, "terrella": partial(x.score, partial(linear_logprob, entropy=True))}
+    calls |= {impl: partial(x.score, call) for impl, call in others.items() if not impl.endswith(("unfiltered", "(sum)"))}
+    b.together(case, calls, 9, x.load)
+    made = (x.h.numel() + x.w.numel()) * 2 / 1e9
+    case = f"linear_policy_loss f+b {x.name}"
+    calls = {
+        "matmul x3": x.three,
+        "terrella": partial(x.loss, x.terms),
+        "terrella-recompute": partial(x.through, partial(linear_logprob, entropy=True)),
+    }
+    # the larger head leaves out the slowest: the smaller shows what the filter does
+    calls |= {impl: partial(x.through, call) for impl, call in others.items() if hidden < 4096 or not impl.endswith("unfiltered")}
+    b.together(case, calls, 7, x.load, dict.fromkeys(calls, made) | {"terrella": x.h.numel() * 2 / 1e9, "matmul x3": 0.0})
+    case = f"linear_policy_loss f+b, half clipped, no KL {x.name}"
+    b.together(case, {"matmul x3": x.three, "terrella": partial(x.loss, x.clipped())}, 5, x.load, {"terrella": x.h.numel() * 2 / 1e9})
 
 
 def linear_path(b: Bench) -> None:
     for hidden in (4096, 1536):
         _linear_case(b, 16384 // b.scale, hidden)
+        torch.cuda.empty_cache()
+
+
+def cute_path(b: Bench) -> None:
+    """Liger's CuTe kernels, under the cases of `linear`."""
+    others = rivals.cute_rival(b.missing)
+    for hidden in (4096, 1536) if others else ():
+        x = _Head(16384 // b.scale, hidden)
+        b.timer.warm(x.three)
+        made = (x.h.numel() + x.w.numel()) * 2 / 1e9
+        for impl, call in others.items():
+            b.together(f"linear_logprob fwd +entropy {x.name}", {impl: partial(x.score, call)}, 9, x.load)
+            b.together(f"linear_policy_loss f+b {x.name}", {impl: partial(x.through, call)}, 5, x.load, {impl: made})
 
 
 def linear_errors(b: Bench) -> None:
     """Log-prob, dH and dW against fp64 on the same bf16 inputs; upstream gradients of both signs."""
     rows = 2048 // b.scale
-    h, w, y = _head(rows, 1536)
+    h, w, y = head(rows, 1536)
     name = f"linear errors N={rows} V={VOCAB} H=1536"
     grad = torch.randn(rows, device="cuda") / rows
     h64, w64 = h.double().requires_grad_(), w.double().requires_grad_()
@@ -270,7 +322,7 @@ def linear_errors(b: Bench) -> None:
 
 def logits_errors(b: Bench) -> None:
     """Relative error of log-probs and entropies against fp64, on ordinary rows and on confident ones (|logp| >= 1e-7)."""
-    x, y = _logits(512, VOCAB)
+    x, y = random_logits(512, VOCAB)
     x[256:, :] *= 0.3
     x[torch.arange(256, 512, device="cuda"), y[256:]] = (torch.arange(256, device="cuda") % 12 + 14.0).to(x.dtype)
     want, want_entropy = reference_token_logprob(x.double(), y, entropy=True)
@@ -293,7 +345,7 @@ def logits_errors(b: Bench) -> None:
 
 def _elementwise_case(b: Bench, rows: int, tokens: int) -> None:
     logp = -torch.rand(rows * tokens, device="cuda")
-    full = _grpo_terms(rows * tokens, logp)
+    full = grpo_terms(rows * tokens, logp)
     terms = PolicyTerms(**{k: getattr(full, k) for k in ("pg_weight", "kl_weight", "advantage", "old_logprob", "ref_logprob")})
     out, leaf = torch.empty_like(logp), logp.clone().requires_grad_()
     case, size = f"GRPO loss + dlogp [{rows},{tokens}]", len(logp) * 28
@@ -393,6 +445,7 @@ def layers(b: Bench) -> None:
 SECTIONS = {
     "errors": lambda b: (logits_errors(b), linear_errors(b)),
     "linear": linear_path,
+    "cute": cute_path,
     "logits": logits_path,
     "shard": one_rank_of_eight,
     "elementwise": elementwise,

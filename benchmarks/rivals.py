@@ -1,17 +1,20 @@
 """Other projects' kernels behind one shape of call, each at its best setting for the job. Absent ones are left out, with the reason.
 
-They are looked for in the folder that `terrella bench kernels --rivals` names (unpacked pure-Python wheels; only the kernel folders of
-trl and verl, as `trl_rival/kernels` and `verl_kernel`, and flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`), then on the path.
+They are looked for in the folder that `terrella bench kernels --rivals` names (unpacked wheels; only the kernel folders of trl and verl, as
+`trl_rival/kernels` and `verl_kernel`; flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`, Unsloth's `cross_entropy_loss.py` as
+`unsloth_rival/`; for Liger's CuTe path nvidia-cutlass-dsl), then on the path.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 Missing = dict[str, str]
 WITH_ENTROPY = ("trl 1.16.0", "torch fp32", "torch.compile fp32")
@@ -19,7 +22,7 @@ WITH_ENTROPY = ("trl 1.16.0", "torch fp32", "torch.compile fp32")
 
 def add_path(folder: Path | None) -> None:
     if folder is not None and folder.is_dir():
-        sys.path.insert(0, str(folder.resolve()))
+        sys.path[:0] = [str(folder.resolve()), str(folder.resolve() / "nvidia_cutlass_dsl" / "dsl_packages")]
 
 
 def _load(name: str, module: str, missing: Missing):
@@ -50,8 +53,24 @@ def logits_rivals(missing: Missing) -> dict[str, tuple[Callable, bool]]:
             return -liger.LigerCrossEntropyFunction.apply(x, y, None, -100, 0.0, 0.0, "none", None, False)[0], None
 
         found["liger 0.8.5 CE"] = (cross_entropy, True)
+    if unsloth := _load("unsloth 2026.10.9 CE", "unsloth_rival.cross_entropy_loss", missing):
+        found["unsloth 2026.10.9 CE"] = (lambda x, y: (-unsloth.Fast_CrossEntropyLoss.apply(x, y, 0, 0), None), True)
+    if megatron := _load("megatron-core 0.16.1 fused CE", "megatron.core.fusions.fused_cross_entropy", missing):
+
+        def vocab_parallel(x, y):
+            return -megatron.fused_vocab_parallel_cross_entropy(x[:, None], y[:, None], one_rank())[:, 0], None
+
+        found["megatron-core 0.16.1 fused CE"] = (vocab_parallel, True)
     found["torch fp32"] = (torch_logprob, True)
     return found
+
+
+def one_rank() -> dist.ProcessGroup:
+    """A process group of this process alone, for what insists on one."""
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", init_method=f"file://{tempfile.mkdtemp()}/rendezvous", rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def torch_logprob(x: torch.Tensor, y: torch.Tensor):
@@ -81,6 +100,19 @@ def linear_rivals(missing: Missing) -> dict[str, Callable]:
         )
     if verl := _load("verl 0.9.1", "verl_kernel.linear_cross_entropy", missing):
         found["verl 0.9.1"] = lambda h, w, y: verl.linear_cross_entropy(h, w, y, 1.0, "none", None)
+    return found
+
+
+def cute_rival(missing: Missing) -> dict[str, Callable]:
+    """Liger's fused matmul in CuTe, as `linear_rivals`; apart from them, as it compiles for long and may leave the device unusable."""
+    name, found = "liger 0.8.5 CuTe", {}
+    if cute := _load(name, "liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90", missing):
+
+        def scaled(h, w, y):
+            loss, entropy = cute.LigerFusedScaledCrossEntropySM90Function.apply(h, w, y, 1.0, -100, 1, True)
+            return -loss, entropy
+
+        found[name] = scaled
     return found
 
 

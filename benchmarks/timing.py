@@ -17,11 +17,17 @@ class Timing:
     peak_gb: float  # memory the call took beyond what was allocated before it
 
 
+def _timing(times: list[float], peak: int) -> Timing:
+    points = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    low, middle, high = torch.quantile(torch.tensor(times, dtype=torch.float64), points).tolist()
+    return Timing(middle, low, high, peak / 1e9)
+
+
 class Timer:
     """Holds the buffer that flushes L2; `budget_s` bounds the time spent on one figure."""
 
     def __init__(self, budget_s: float = 0.3):
-        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        self.flush = torch.zeros(64 << 20, dtype=torch.int32, device="cuda")
         self.budget_s = budget_s
         self.before: Callable[[], object] = lambda: None
 
@@ -36,9 +42,24 @@ class Timer:
         first = self._once(call)
         peak = torch.cuda.max_memory_allocated() - base
         count = max(3, min(most, int(self.budget_s * 1e3 / max(first, 1e-3))))
-        times = torch.tensor([self._once(call) for _ in range(count)], dtype=torch.float64)
-        low, middle, high = torch.quantile(times, torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
-        return Timing(middle, low, high, peak / 1e9)
+        return _timing([self._once(call) for _ in range(count)], peak)
+
+    def side_by_side(self, calls: dict[str, Callable[[], object]], rounds: int, load: Callable[[], object]) -> dict[str, Timing]:
+        """Time several long calls in turns, each right after the same `load`: at the power limit the clock depends on what ran before."""
+        peaks = {}
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            base = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            call()
+            torch.cuda.synchronize()
+            peaks[name] = torch.cuda.max_memory_allocated() - base
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        self.before = load
+        for _ in range(rounds):
+            for name, call in calls.items():
+                times[name].append(self._once(call))
+        return {name: _timing(times[name], peaks[name]) for name in calls}
 
     def warm(self, call: Callable[[], object], seconds: float = 0.7) -> None:
         """Bring the GPU to the clocks it can hold under this load, so that what is timed first has no advantage."""
@@ -49,7 +70,7 @@ class Timer:
 
     def _once(self, call: Callable[[], object]) -> float:
         self.before()
-        self.flush.zero_()
+        torch.amax(self.flush)  # by reading: lines that a write left dirty would be written back in the call's time
         torch.cuda._sleep(3_000_000)  # over a millisecond in which the launches get ahead of the GPU
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()

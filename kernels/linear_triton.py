@@ -1,48 +1,63 @@
 """Head matmul and log-prob kernels together, in row chunks: cuBLAS makes the logits, one kernel makes statistics or gradients of them.
 
-Shape suffixes: N rows (tokens), R rows of a chunk, H hidden, V vocabulary (this rank's shard).
+Shape suffixes: N rows (tokens), R rows of a chunk, C columns of a range or chosen rows, H hidden, V vocabulary (this rank's shard).
 
 Scoring costs one matmul. `triton_policy_loss` makes the gradients in the forward: the chunk of logits becomes its own gradient in
-place, then two more matmuls use it, so nothing is recomputed. `triton_linear_logprob` recomputes the logits in its backward.
+place, then two more matmuls use it, so nothing is recomputed. `triton_linear_logprob` recomputes logits in its backward.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.distributed as dist
 import triton
 
 from .logprob import Shard, gather_stats, vocab_shard
-from .logprob_triton import finish_rows, launch_backward, launch_stats, score_logits
+from .logprob_triton import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
 from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
 from .policy_triton import launch_terms, named_sums
 
 SCORE_BYTES = 640 << 20  # logits held at a time when scoring
-GRAD_BYTES = 1280 << 20  # logits held at a time when making gradients: fewer, larger chunks re-read the fp32 weight gradient less often
+GRAD_BYTES = 1280 << 20  # logits held at a time when making gradients: fewer, larger chunks re-read the fp32 sums less often
 
 ROW_TILE = 128  # chunks are whole matmul tiles
+COLUMN_TILE = 256
 
 
-def chunk_rows(rows: int, columns: int, itemsize: int, limit: int) -> int:
-    """Rows of a chunk: within `limit` bytes of logits, and even, so that no last chunk is a sliver."""
-    most = max(ROW_TILE, limit // (columns * itemsize) // ROW_TILE * ROW_TILE)
-    even = triton.cdiv(max(rows, 1), max(1, triton.cdiv(rows, most)))
-    return min(max(rows, 1), triton.cdiv(even, ROW_TILE) * ROW_TILE)
+def even_parts(total: int, most: int, tile: int) -> list[slice]:
+    """Slices of whole tiles, at most `most` long (one tile at least), and even, so that the last is no sliver."""
+    most = max(tile, most // tile * tile)
+    size = triton.cdiv(triton.cdiv(total, max(1, triton.cdiv(total, most))), tile) * tile
+    return [slice(start, min(start + size, total)) for start in range(0, total, max(size, 1))]
 
 
-def add_matmul(total_VH: torch.Tensor, grad_RV: torch.Tensor, hidden_RH: torch.Tensor, fresh: bool) -> None:
-    """total (+)= grad.T @ hidden in fp32, never rounding a chunk's product to bf16 (`fresh` overwrites)."""
-    if grad_RV.is_cuda and grad_RV.dtype in (torch.bfloat16, torch.float16):
+def row_parts(rows: int, columns: int, itemsize: int, limit: int) -> list[slice]:
+    return even_parts(rows, limit // (columns * itemsize), ROW_TILE)
+
+
+def column_parts(rows: int, columns: int, itemsize: int, limit: int) -> list[slice]:
+    return even_parts(columns, limit // (max(rows, 1) * itemsize), COLUMN_TILE)
+
+
+def longest(parts: list[slice]) -> int:
+    return max((p.stop - p.start for p in parts), default=1)
+
+
+def add_matmul(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fresh: bool) -> None:
+    """total (+)= left @ right in fp32, never rounding a chunk's product to bf16 (`fresh` overwrites)."""
+    if left.is_cuda and left.dtype in (torch.bfloat16, torch.float16):
         if fresh:
-            torch.mm(grad_RV.T, hidden_RH, out_dtype=torch.float32, out=total_VH)
+            torch.mm(left, right, out_dtype=torch.float32, out=total)
         else:
-            torch.addmm(total_VH, grad_RV.T, hidden_RH, out_dtype=torch.float32, out=total_VH)
+            torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     elif fresh:
-        torch.mm(grad_RV.float().T, hidden_RH.float(), out=total_VH)
+        torch.mm(left.float(), right.float(), out=total)
     else:
-        total_VH.addmm_(grad_RV.float().T, hidden_RH.float())
+        total.addmm_(left.float(), right.float())
 
 
 def check_dtypes(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> None:
@@ -51,12 +66,24 @@ def check_dtypes(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> None:
 
 
 class _LinearLogprob(torch.autograd.Function):
+    """Works in ranges of columns: each one's weight gradient is then a single product, and the small hidden gradient what is summed.
+
+    The forward leaves the logits of its last range to the backward, which needs that much memory anyway and recomputes the others.
+    """
+
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant):
-        saved_4N = score_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant)
+    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant, gradient):
+        score = (hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard)
+        ctx.kept = None
+        if batch_invariant:
+            saved_4N = score_fixed_rows(*score)
+        elif gradient:
+            saved_4N, ctx.kept = score_columns(*score, GRAD_BYTES, keep=True)
+        else:
+            saved_4N, _ = score_columns(*score, SCORE_BYTES)
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, saved_4N)
         ctx.options = (temperature, softcap, group, shard)
-        return saved_4N[0].clone(), saved_4N[1].clone() if entropy else None
+        return saved_4N[0], saved_4N[1] if entropy else None
 
     @staticmethod
     def backward(ctx, grad_N, grad_entropy_N):
@@ -65,40 +92,93 @@ class _LinearLogprob(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_N = grad_N.contiguous()
         grad_entropy_N = None if grad_entropy_N is None else grad_entropy_N.contiguous()
-        dhidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
-        make = torch.empty if len(targets_N) else torch.zeros
-        dweight_VH = make(weight_VH.shape, dtype=torch.float32, device=weight_VH.device) if need_weight else None
-        rows = chunk_rows(len(targets_N), len(weight_VH), hidden_NH.element_size(), GRAD_BYTES)
-        buffer_RV = hidden_NH.new_empty((rows, len(weight_VH)))
-        for start in range(0, len(targets_N), rows):
-            part = slice(start, min(start + rows, len(targets_N)))
-            logits_RV = torch.mm(hidden_NH[part], weight_VH.T, out=buffer_RV[: part.stop - start])
-            ge = None if grad_entropy_N is None else grad_entropy_N[part]
-            launch_backward(logits_RV, logits_RV, targets_N[part], saved_4N[:, part], grad_N[part], ge, shard, temperature, softcap)
-            if dhidden_NH is not None:
-                torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])
+        parts = column_parts(len(targets_N), len(weight_VH), hidden_NH.element_size(), GRAD_BYTES)
+        buffer, ctx.kept = ctx.kept, None  # overwritten here: a second backward recomputes them all
+        kept = buffer is not None
+        if buffer is None:
+            buffer = hidden_NH.new_empty(len(targets_N) * longest(parts))
+        one = len(parts) == 1
+        dhidden_NH = torch.empty_like(hidden_NH, dtype=None if one else torch.float32) if need_hidden else None
+        dweight_VH = torch.empty_like(weight_VH) if need_weight else None
+        for i, part in enumerate(reversed(parts)):
+            logits_NC = part_logits(hidden_NH, weight_VH, part, buffer, made=kept and i == 0)
+            where = part_shard(shard, part)
+            launch_backward(logits_NC, logits_NC, targets_N, saved_4N, grad_N, grad_entropy_N, where, temperature, softcap)
+            if dhidden_NH is not None and one:
+                torch.mm(logits_NC, weight_VH, out=dhidden_NH)
+            elif dhidden_NH is not None:
+                add_matmul(dhidden_NH, logits_NC, weight_VH[part], fresh=i == 0)
             if dweight_VH is not None:
-                add_matmul(dweight_VH, logits_RV, hidden_NH[part], fresh=start == 0)
-        if dhidden_NH is not None and group is not None:
-            dist.all_reduce(dhidden_NH, group=group)
-        dweight_VH = None if dweight_VH is None else dweight_VH.to(weight_VH.dtype)
-        return dhidden_NH, dweight_VH, None, None, None, None, None, None, None
+                torch.mm(logits_NC.T, hidden_NH, out=dweight_VH[part])
+        if dhidden_NH is not None:
+            dhidden_NH = dhidden_NH.to(hidden_NH.dtype)
+            if group is not None:
+                dist.all_reduce(dhidden_NH, group=group)
+        return dhidden_NH, dweight_VH, None, None, None, None, None, None, None, None
 
 
-def score_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant=False) -> torch.Tensor:
-    """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row, one matmul in row chunks."""
-    N, columns = len(targets_N), len(weight_VH)
+@cache
+def second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def part_shard(shard: Shard, part: slice) -> Shard:
+    """A range of this rank's columns as a shard of its own."""
+    return Shard(shard.start + part.start, max(0, min(part.stop, shard.valid) - part.start), shard.vocab)
+
+
+def part_logits(hidden_NH: torch.Tensor, weight_VH: torch.Tensor, part: slice, buffer: torch.Tensor, made: bool = False) -> torch.Tensor:
+    """The logits of a range of columns, packed in the flat `buffer` (where they are when `made`)."""
+    rows, columns = len(hidden_NH), part.stop - part.start
+    out_NC = buffer[: rows * columns].view(rows, columns)
+    return out_NC if made else torch.mm(hidden_NH, weight_VH[part].T, out=out_NC)
+
+
+def score_columns(
+    hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, limit, keep=False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row; and, to `keep`, the last range's logits.
+
+    One matmul, in ranges of columns, so that the weight, which is larger than the hidden states, is read once. There are two buffers: the
+    statistics of one range are made on a second stream while the next range is multiplied, which fills the gaps between kernels.
+    """
+    N = len(targets_N)
+    two = hidden_NH.is_cuda and not keep
+    parts = column_parts(N, len(weight_VH), hidden_NH.element_size(), limit // 2 if two else limit)
+    buffers = [hidden_NH.new_empty(N * longest(parts)) for _ in range(2 if two and len(parts) > 1 else 1)]
+    stats_PN4 = torch.empty((len(parts), N, 4), dtype=torch.float32, device=hidden_NH.device)
+    streams = (torch.cuda.current_stream(hidden_NH.device), second_stream(hidden_NH.device)) if len(buffers) > 1 else None
+    read: list[torch.cuda.Event] = []  # the statistics of each range are done, its buffer free
+    for i, (part, stats_N4) in enumerate(zip(parts, stats_PN4, strict=True)):
+        if streams and i >= 2:
+            streams[0].wait_event(read[i - 2])
+        logits_NC = part_logits(hidden_NH, weight_VH, part, buffers[i % len(buffers)])
+        if streams:
+            streams[1].wait_stream(streams[0])
+        with torch.cuda.stream(streams[1]) if streams else nullcontext():
+            launch_stats(logits_NC, targets_N, part_shard(shard, part), temperature, softcap, None, entropy, stats_N4)
+        if streams:
+            read.append(streams[1].record_event())
+    if streams:
+        streams[0].wait_stream(streams[1])
+    stats_WN4 = stats_PN4 if group is None else gather_stats(merge_shards(stats_PN4, temperature), group)
+    saved_4N = torch.empty((4, N), dtype=torch.float32, device=hidden_NH.device)
+    finish_rows(stats_WN4, targets_N, shard.vocab, temperature, None, saved_4N)
+    return saved_4N, buffers[0]
+
+
+def score_fixed_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, rows=1024) -> torch.Tensor:
+    """`score_columns` with one fixed matmul shape, whatever N: then a row's bits do not depend on how many rows came with it."""
+    N = len(targets_N)
     saved_4N = torch.empty((4, N), dtype=torch.float32, device=hidden_NH.device)
     stats_N4 = torch.empty((N, 4), dtype=torch.float32, device=hidden_NH.device)
-    # One fixed matmul shape, whatever N: then a row's bits do not depend on how many rows came with it.
-    rows = 1024 if batch_invariant else chunk_rows(N, columns, hidden_NH.element_size(), SCORE_BYTES)
-    buffer_RV = hidden_NH.new_empty((rows, columns))
+    buffer_RV = hidden_NH.new_empty((rows, len(weight_VH)))
     for start in range(0, N, rows):
         part = slice(start, min(start + rows, N))
         hidden_RH = hidden_NH[part]
-        if batch_invariant and len(hidden_RH) < rows:
+        if len(hidden_RH) < rows:
             hidden_RH = torch.cat([hidden_RH, hidden_RH.new_zeros((rows - len(hidden_RH), hidden_RH.shape[1]))])
-        logits_RV = torch.mm(hidden_RH, weight_VH.T, out=buffer_RV[: len(hidden_RH)])[: part.stop - start]
+        logits_RV = torch.mm(hidden_RH, weight_VH.T, out=buffer_RV)[: part.stop - start]
         launch_stats(logits_RV, targets_N[part], shard, temperature, softcap, None, entropy, stats_N4[part])
     stats_WN4 = stats_N4[None] if group is None else gather_stats(stats_N4, group)
     finish_rows(stats_WN4, targets_N, shard.vocab, temperature, None, saved_4N)
@@ -111,8 +191,9 @@ def triton_linear_logprob(
     """See `linear_logprob`."""
     check_dtypes(hidden_NH, weight_VH)
     shard = vocab_shard(len(weight_VH), group, vocab_size)
+    gradient = torch.is_grad_enabled() and (hidden_NH.requires_grad or weight_VH.requires_grad)
     return _LinearLogprob.apply(
-        hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, softcap, entropy, group, shard, batch_invariant
+        hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, softcap, entropy, group, shard, batch_invariant, gradient
     )
 
 
@@ -128,6 +209,7 @@ class _Job:
     doc_N: torch.Tensor | None
     weight_grad_VH: torch.Tensor | None
     backward_rows: int  # rows past this one can have no gradient: forward only
+    gradient: bool  # under no_grad the inputs still say that they need one
     saved_4N: torch.Tensor | None = None
     values: torch.Tensor | None = None
     sums: dict[str, torch.Tensor] | None = None
@@ -162,12 +244,33 @@ def _coefficients(logprob_R, entropy_R, terms, settings, doc_R):
     return grad_R.float().contiguous(), loss.detach(), sums
 
 
+def _can_clip(terms: PolicyTerms, sequence: bool) -> bool:
+    """Whether a row with a weight may turn out to have no gradient: only the clipped term, and not on-policy."""
+    only_clipped = terms.kl_weight is None and terms.entropy_weight is None and terms.ce_weight is None
+    return only_clipped and terms.pg_weight is not None and (terms.old_logprob is not None or sequence)
+
+
+def _live_rows(grad_R: torch.Tensor) -> torch.Tensor | None:
+    """Sources of the rows that have a gradient, moved to the front, or None when too few are without one to save a matmul tile.
+
+    The places of rows without a gradient among the first are taken by rows from behind, so that in place nothing is overwritten
+    that is still to be read. Costs a wait for the GPU.
+    """
+    live_R = grad_R != 0
+    count = int(live_R.sum())
+    if count > len(grad_R) - ROW_TILE:
+        return None
+    source_C = torch.arange(count, device=grad_R.device)
+    source_C[~live_R[:count]] = torch.nonzero(live_R[count:])[:, 0] + count
+    return source_C
+
+
 class _PolicyLoss(torch.autograd.Function):
     """The whole loss; `backward` only scales gradients that the forward made."""
 
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, job: _Job):
-        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        need_hidden, need_weight = (job.gradient and needed for needed in ctx.needs_input_grad[:2])
         N, columns = len(job.targets_N), len(weight_VH)
         settings, device = job.settings, hidden_NH.device
         dhidden_NH = torch.zeros_like(hidden_NH) if need_hidden else None
@@ -175,21 +278,21 @@ class _PolicyLoss(torch.autograd.Function):
         fresh = need_weight and dweight_VH is None
         if fresh:
             dweight_VH = torch.empty(weight_VH.shape, dtype=torch.float32, device=device)
-        rows = chunk_rows(N, columns, hidden_NH.element_size(), GRAD_BYTES if need_hidden or need_weight else SCORE_BYTES)
         sequence = settings.by_sequence and job.terms.pg_weight is not None
-        parts = [slice(start, min(start + rows, N)) for start in range(0, N, rows)]
+        parts = row_parts(N, columns, hidden_NH.element_size(), GRAD_BYTES if need_hidden or need_weight else SCORE_BYTES)
         grad_N = torch.zeros(N, dtype=torch.float32, device=device)
-        by_document = _sequence_parts(job.doc_N, rows) if sequence else parts
+        by_document = _sequence_parts(job.doc_N, longest(parts)) if sequence else parts
         scored = by_document is None
         if scored:
             # A document longer than a chunk: score everything first, at the price of a fourth matmul.
-            score = (settings.temperature, settings.softcap, True, job.group, job.shard)
-            job.saved_4N = score_rows(hidden_NH, weight_VH, job.targets_N, *score)
+            score = (settings.temperature, settings.softcap, True, job.group, job.shard, GRAD_BYTES)
+            job.saved_4N, _ = score_columns(hidden_NH, weight_VH, job.targets_N, *score)
             grad_N, job.values, job.sums = _coefficients(*job.saved_4N[:2], job.terms, settings, job.doc_N)
         else:
             parts = by_document
             job.saved_4N = torch.zeros((4, N), dtype=torch.float32, device=device)
-        buffer_RV = hidden_NH.new_empty((max((p.stop - p.start for p in parts), default=1), columns))
+        buffer_RV = hidden_NH.new_empty((longest(parts), columns))
+        clipping = _can_clip(job.terms, sequence)
         options = (job.shard, settings.temperature, settings.softcap)
         totals: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
         for part in parts:
@@ -207,11 +310,22 @@ class _PolicyLoss(torch.autograd.Function):
                     launch_terms(saved_4R[0], None, terms_R, settings, grad_N[part])
             if backward:
                 ge_R = None if terms_R.entropy_weight is None else -terms_R.entropy_weight.float()
-                launch_backward(logits_RV, logits_RV, targets_R, saved_4R, grad_N[part], ge_R, *options)
-                if dhidden_NH is not None:
+                hidden_RH, grad_R = hidden_NH[part], grad_N[part]
+                moved_C = _live_rows(grad_R) if clipping else None
+                if moved_C is not None and len(moved_C) == 0:
+                    continue
+                if moved_C is None:
+                    launch_backward(logits_RV, logits_RV, targets_R, saved_4R, grad_R, ge_R, *options)
+                else:
+                    few = (targets_R[moved_C], saved_4R[:, moved_C], grad_R[moved_C], None)
+                    launch_backward(logits_RV, logits_RV[: len(moved_C)], *few, *options, source_N=moved_C)
+                    logits_RV, hidden_RH = logits_RV[: len(moved_C)], hidden_RH.index_select(0, moved_C)
+                if dhidden_NH is not None and moved_C is None:
                     torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])
+                elif dhidden_NH is not None:
+                    dhidden_NH[part].index_copy_(0, moved_C, torch.mm(logits_RV, weight_VH))
                 if need_weight:
-                    add_matmul(dweight_VH, logits_RV, hidden_NH[part], fresh)
+                    add_matmul(dweight_VH, logits_RV.T, hidden_RH, fresh)
                     fresh = False
         if fresh:
             dweight_VH.zero_()
@@ -266,9 +380,8 @@ def triton_policy_loss(
     if rows is not None:
         hidden_NH, targets_N, terms = hidden_NH.index_select(0, rows), targets_N.index_select(0, rows), terms.select(rows)
         doc_N = None if doc_N is None else doc_N.index_select(0, rows)
-    job = _Job(
-        targets_N.contiguous(), terms, settings, group, vocab_shard(len(weight_VH), group, vocab_size), doc_N, weight_grad_VH, moving
-    )
+    shard, gradient = vocab_shard(len(weight_VH), group, vocab_size), torch.is_grad_enabled()
+    job = _Job(targets_N.contiguous(), terms, settings, group, shard, doc_N, weight_grad_VH, moving, gradient)
     loss = _PolicyLoss.apply(hidden_NH.contiguous(), weight_VH, job)
     logprob_N, entropy_N = job.saved_4N[:2].unbind()
     if rows is not None:

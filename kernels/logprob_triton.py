@@ -38,61 +38,94 @@ def _capped(x, softcap, CAP: tl.constexpr):
 
 
 @triton.jit
-def _fold(m, l, s, x, scale, ENT: tl.constexpr, SAFE: tl.constexpr):
+def _fold(m, l, s, x, scale, ENT: tl.constexpr):
     """Per-thread online softmax over one tile [RB, K]; s is the sum of 2^g g over the gaps g (in bits) to the running maximum.
 
-    Without SAFE a logit of -inf makes s NaN (0 * -inf), which the caller repairs: one instruction less per logit.
+    A logit of -inf makes s NaN (0 * -inf), which `_row_again` mends: cheaper than an instruction more for every logit.
     """
     mn = tl.maximum(m, tl.max(x, axis=1))
     drop = (m - mn) * scale
     a = tl.exp2(drop)
     g = (x - mn[:, None]) * scale
+    e = tl.exp2(g)
     if ENT:
-        if SAFE:
-            g = tl.maximum(g, -200.0, propagate_nan=tl.PropagateNan.ALL)
-        e = tl.exp2(g)
         s = a * (s + l * drop) + tl.sum(e * g, axis=1)
-    else:
-        e = tl.exp2(g)
     l = l * a + tl.sum(e, axis=1)
     return mn, l, s
 
 
 @triton.jit
-def _masked_tile(p, o, V, y, softcap, CAP: tl.constexpr):
-    keep = (o < V) & (o != y)
-    return tl.where(keep, _capped(tl.load(p + o, mask=keep, other=0.0), softcap, CAP), -float("inf"))
+def _without(x, keep, softcap, CAP: tl.constexpr):
+    # a finite number below LOWEST: its weight is 0 and so is weight times gap
+    return tl.where(keep, _capped(x, softcap, CAP), 2.0 * LOWEST)
+
+
+@triton.jit
+def _add_both(a1, b1, a2, b2):
+    return a1 + a2, b1 + b2
+
+
+@triton.jit
+def _row_again(p, y, V, M, scale, softcap, RB: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr):
+    """R and S (in bits) of a rare row summed again, for its entropy: where one token that is not the target holds most of the mass, R is
+    summed without it, else no digits are left; and logits of -inf add nothing."""
+    offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
+    rest = tl.zeros([RB], tl.float32)
+    ties = tl.zeros([RB], tl.float32)
+    s = tl.zeros([RB], tl.float32)
+    for i in range(tl.cdiv(V, RB * K)):
+        o = i * (RB * K) + offs
+        x = _without(tl.load(p + o, mask=o < V, other=0.0), (o < V) & (o != y), softcap, CAP)
+        g = tl.maximum((x - M) * scale, -200.0, propagate_nan=tl.PropagateNan.ALL)
+        e = tl.exp2(g)
+        rest += tl.sum(tl.where(x == M, 0.0, e), axis=1)
+        ties += tl.sum((x == M).to(tl.float32), axis=1)
+        s += tl.sum(e * g, axis=1)
+    rest, ties = tl.reduce((rest, ties), 0, _add_both)
+    return rest + (ties - 1.0), tl.sum(s, axis=0)
 
 
 @triton.jit
 def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr):
-    """(M, R, S, x_t) of the row at p, as in the reference; y is the target's column or -1 when another rank owns it."""
+    """(M, R, S, x_t) of the row at p, as in the reference; y is the target's column or -1 when another rank owns it.
+
+    The target is left out after loading, not by the load's mask, which would break the 16-byte loads up.
+    """
     BLOCK: tl.constexpr = RB * K
     offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
     m = tl.full([RB], LOWEST, tl.float32)
     l = tl.zeros([RB], tl.float32)
     s = tl.zeros([RB], tl.float32)
     full = V // BLOCK
+    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
+    if full * BLOCK < V:  # the ragged end first: its address waits for nothing
+        o = full * BLOCK + offs
+        x = tl.load(p + o, mask=o < V, other=0.0)
+        m, l, s = _fold(m, l, s, _without(x, (o < V) & (o != y), softcap, CAP), scale, ENT)
     special = tl.where(y < 0, full, y // BLOCK)
-    # every full tile but the target's, without masks
+    # every full tile but the target's
     for i in range(tl.where(special < full, full - 1, full)):
         start = (i + (i >= special).to(tl.int32)) * BLOCK
         x = _capped(tl.load(p + start + offs), softcap, CAP)
-        m, l, s = _fold(m, l, s, x, scale, ENT, False)
-    # the target's tile, and the ragged end when that is another
-    if y >= 0:
-        m, l, s = _fold(m, l, s, _masked_tile(p, special * BLOCK + offs, V, y, softcap, CAP), scale, ENT, True)
-    if (full * BLOCK < V) & ((y < 0) | (special != full)):
-        m, l, s = _fold(m, l, s, _masked_tile(p, full * BLOCK + offs, V, y, softcap, CAP), scale, ENT, True)
+        m, l, s = _fold(m, l, s, x, scale, ENT)
+    if special < full:
+        o = special * BLOCK + offs
+        m, l, s = _fold(m, l, s, _without(tl.load(p + o), o != y, softcap, CAP), scale, ENT)
     M = tl.max(m, axis=0)
     drop = (m - M) * scale
     w = tl.exp2(drop)
-    R = tl.sum(l * w, axis=0) - 1.0
-    S = 0.0
+    xt = tl.where(y < 0, -float("inf"), xt)
     if ENT:
-        S = tl.sum(w * (s + l * drop), axis=0) * LN2
-    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
-    return M, R, S, tl.where(y < 0, -float("inf"), xt)
+        R, S = tl.reduce((l * w, w * (s + l * drop)), 0, _add_both)
+        R -= 1.0
+        # Above a tenth the entropy is large enough for R's absolute error of 1e-7; a NaN means logits of -inf, or really a NaN.
+        if ((R < 0.1) & (R > -0.5) & (xt < M)) | (S != S):
+            R, S = _row_again(p, y, V, M, scale, softcap, RB, K, CAP)
+        S = S * LN2
+    else:
+        R = tl.sum(l * w, axis=0) - 1.0
+        S = 0.0
+    return M, R, S, xt
 
 
 @triton.jit
@@ -178,64 +211,17 @@ def _stats_kernel(
 
 
 @triton.jit
-def _repair_kernel(
-    x_ptr, y_ptr, mask_ptr, out_ptr, N, stride, V, start, scale, softcap,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
-    """Sum rare rows again, for the entropy. Those where one token that is not the target holds most of the mass: without it, else R
-    has no digits left. And those with logits of -inf, whose S is NaN so far (as it stays when the row really holds a NaN)."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    ok = rows < N
-    if MASK:
-        ok = ok & (tl.load(mask_ptr + rows, mask=ok, other=0) != 0)
-    M = tl.load(out_ptr + rows * 4, mask=ok, other=0.0)
-    R = tl.load(out_ptr + rows * 4 + 1, mask=ok, other=2.0)
-    S = tl.load(out_ptr + rows * 4 + 2, mask=ok, other=0.0)
-    xt = tl.load(out_ptr + rows * 4 + 3, mask=ok, other=0.0)
-    # above a tenth the entropy is large enough for R's absolute error of 1e-7
-    wanted = ((R < 0.1) & (R > -0.5) & (xt < M)) | (S != S)
-    if tl.sum(wanted.to(tl.int32), axis=0) > 0:
-        for j in range(ROWS):
-            picked = wanted & (tl.arange(0, ROWS) == j)
-            if tl.sum(picked.to(tl.int32), axis=0) > 0:
-                row = tl.program_id(0).to(tl.int64) * ROWS + j
-                top = tl.sum(tl.where(picked, M, 0.0), axis=0)
-                y = tl.load(y_ptr + row) - start
-                rest = tl.zeros([BLOCK], tl.float32)
-                ties = tl.zeros([BLOCK], tl.float32)
-                s = tl.zeros([BLOCK], tl.float32)
-                for i in range(tl.cdiv(V, BLOCK)):
-                    x = _masked_tile(x_ptr + row * stride, i * BLOCK + tl.arange(0, BLOCK), V, y, softcap, CAP)
-                    g = tl.maximum((x - top) * scale, -200.0, propagate_nan=tl.PropagateNan.ALL)
-                    e = tl.exp2(g)
-                    rest += tl.where(x == top, 0.0, e)
-                    ties += (x == top).to(tl.float32)
-                    s += e * g
-                tl.store(out_ptr + row * 4 + 1, tl.sum(rest, axis=0) + (tl.sum(ties, axis=0) - 1.0))
-                tl.store(out_ptr + row * 4 + 2, tl.sum(s, axis=0) * LN2)
-
-
-@triton.jit
-def _finish_kernel(
-    stats_ptr, y_ptr, mask_ptr, out_ptr, N, W, plane, vocab, scale, inv_t_hi, inv_t_lo, BLOCK: tl.constexpr, MASK: tl.constexpr
-):
-    """Statistics of W shards to the four outputs, summed in rank order; masked rows give 0, a target outside the vocabulary NaN."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = row < N
-    live = ok
-    if MASK:
-        live = ok & (tl.load(mask_ptr + row, mask=ok, other=0) != 0)
-    M = tl.full([BLOCK], LOWEST, tl.float32)
-    xt = tl.full([BLOCK], -float("inf"), tl.float32)
+def _merged(stats_ptr, row, live, N, W, scale, ROWS: tl.constexpr):
+    """The statistics of W shards as one, summed in rank order."""
+    M = tl.full([ROWS], LOWEST, tl.float32)
+    xt = tl.full([ROWS], -float("inf"), tl.float32)
     for w in range(W):
         p = stats_ptr + (w * N + row) * 4
         M = tl.maximum(M, tl.load(p, mask=live, other=LOWEST), propagate_nan=tl.PropagateNan.ALL)
         xt = tl.maximum(xt, tl.load(p + 3, mask=live, other=0.0), propagate_nan=tl.PropagateNan.ALL)
-    y = tl.load(y_ptr + row, mask=live, other=0)
-    xt = tl.where((y >= 0) & (y < vocab), xt, float("nan"))
-    R = tl.zeros([BLOCK], tl.float32)
-    S = tl.zeros([BLOCK], tl.float32)
-    taken = tl.zeros([BLOCK], tl.int1)
+    R = tl.zeros([ROWS], tl.float32)
+    S = tl.zeros([ROWS], tl.float32)
+    taken = tl.zeros([ROWS], tl.int1)
     for w in range(W):
         p = stats_ptr + (w * N + row) * 4
         m, r, s = tl.load(p, mask=live, other=LOWEST), tl.load(p + 1, mask=live, other=0.0), tl.load(p + 2, mask=live, other=0.0)
@@ -245,6 +231,34 @@ def _finish_kernel(
         R += tl.where(own, r, (1.0 + r) * a)
         S += tl.where(own, s, a * (s + (1.0 + r) * drop * LN2))
         taken = taken | own
+    return M, R, S, xt
+
+
+@triton.jit
+def _merge_kernel(stats_ptr, out_ptr, N, W, scale, ROWS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = row < N
+    M, R, S, xt = _merged(stats_ptr, row, live, N, W, scale, ROWS)
+    p = out_ptr + row * 4
+    tl.store(p, M, mask=live)
+    tl.store(p + 1, R, mask=live)
+    tl.store(p + 2, S, mask=live)
+    tl.store(p + 3, xt, mask=live)
+
+
+@triton.jit
+def _finish_kernel(
+    stats_ptr, y_ptr, mask_ptr, out_ptr, N, W, plane, vocab, scale, inv_t_hi, inv_t_lo, ROWS: tl.constexpr, MASK: tl.constexpr
+):
+    """Statistics of W shards to the four outputs; masked rows give 0, a target outside the vocabulary NaN."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    ok = row < N
+    live = ok
+    if MASK:
+        live = ok & (tl.load(mask_ptr + row, mask=ok, other=0) != 0)
+    M, R, S, xt = _merged(stats_ptr, row, live, N, W, scale, ROWS)
+    y = tl.load(y_ptr + row, mask=live, other=0)
+    xt = tl.where((y >= 0) & (y < vocab), xt, float("nan"))
     logprob, entropy, reference, log2z = _finish(M, R, S, xt, inv_t_hi, inv_t_lo)
     tl.store(out_ptr + row, tl.where(live, logprob, 0.0), mask=ok)
     tl.store(out_ptr + plane + row, tl.where(live, entropy, 0.0), mask=ok)
@@ -276,11 +290,12 @@ def _tile_gradient(
 
 @triton.jit
 def _backward_kernel(
-    x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, plane, stride, dstride, V, columns, start, scale, inv_t, softcap,
-    BLOCK: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr,
+    x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, source_ptr, tiles, plane, stride, dstride, V, columns, start,
+    scale, inv_t, softcap,
+    BLOCK: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, MOVE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
     o = tile * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(g_ptr + row)
     live = g != 0.0
@@ -291,13 +306,16 @@ def _backward_kernel(
     if MASK:
         live = live & (tl.load(mask_ptr + row) != 0)
     out = dx_ptr + row * dstride + o
+    source = row
+    if MOVE:
+        source = tl.load(source_ptr + row)
     if live:
         y = (tl.load(y_ptr + row) - start).to(tl.int32)
         logprob = tl.load(saved_ptr + row)
         entropy = tl.load(saved_ptr + plane + row)
         reference = tl.load(saved_ptr + 2 * plane + row)
         log2z = tl.load(saved_ptr + 3 * plane + row)
-        x = tl.load(x_ptr + row * stride + o, mask=o < V, other=0.0)
+        x = tl.load(x_ptr + source * stride + o, mask=o < V, other=0.0)
         constant, slope = g * inv_t, 0.0
         if ENT:
             constant, slope = (g + ge * entropy) * inv_t, ge * inv_t * LN2
@@ -323,16 +341,13 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def stats_config(vocab: int, entropy: bool) -> tuple[int, int, int]:
-    """(threads' rows RB, vector K, warps): measured on an H200, see docs/kernels.md."""
+def stats_config(vocab: int, entropy: bool) -> tuple[int, int, int | None]:
+    """(vectors RB of eight logits a tile, warps, register limit): from benchmarks/tune_kernels.py on an H200, see docs/kernels.md."""
     if vocab >= 65536:
-        return 512, 8, 8
-    return (64, 8, 2) if entropy else (128, 8, 2)
-
-
-def backward_config(vocab: int) -> tuple[int, int]:
-    """(columns a program, warps)."""
-    return (2048, 4) if vocab >= 4096 else (1024, 4)
+        return (512, 8, 48) if entropy else (1024, 8, None)
+    if entropy:
+        return (128, 2, 48) if vocab >= 16384 else (128, 1, 64)
+    return 128, 2, 32
 
 
 def launch_stats(
@@ -344,26 +359,27 @@ def launch_stats(
     mask_N: torch.Tensor | None,
     entropy: bool,
     out_N4: torch.Tensor,
-    config: tuple[int, int, int] | None = None,
+    config: tuple[int, int, int | None] | None = None,
 ) -> None:
     """Fill `out_N4` with this shard's statistics of every row."""
     N = len(targets_N)
     if N == 0:
         return
-    rows, vector, warps = config or stats_config(shard.valid, entropy)
-    mask = targets_N if mask_N is None else mask_N
-    scale, cap = 1.4426950408889634 / temperature, softcap or 1.0
-    flags = {"CAP": softcap is not None, "MASK": mask_N is not None}
-    stride = logits_NV.stride(0)
+    rows, warps, registers = config or stats_config(shard.valid, entropy)
     _stats_kernel[(N,)](
-        logits_NV, targets_N, mask, out_N4, stride, shard.valid, shard.start, scale, cap,
-        RB=rows, K=vector, ENT=entropy, num_warps=warps, **flags,
+        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out_N4, logits_NV.stride(0), shard.valid, shard.start,
+        1.4426950408889634 / temperature, softcap or 1.0,
+        RB=rows, K=8, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None, num_warps=warps, maxnreg=registers,
     )  # fmt: skip
-    if entropy:
-        _repair_kernel[(triton.cdiv(N, 32),)](
-            logits_NV, targets_N, mask, out_N4, N, stride, shard.valid, shard.start, scale, cap,
-            ROWS=32, BLOCK=4096, num_warps=8, **flags,
-        )  # fmt: skip
+
+
+def merge_shards(stats_WN4: torch.Tensor, temperature: float) -> torch.Tensor:
+    """[N, 4]: the statistics of several column ranges as those of one."""
+    W, N, _ = stats_WN4.shape
+    out_N4 = torch.empty_like(stats_WN4[0])
+    if N:
+        _merge_kernel[(triton.cdiv(N, 64),)](stats_WN4, out_N4, N, W, 1.4426950408889634 / temperature, ROWS=64, num_warps=2)
+    return out_N4
 
 
 def finish_rows(
@@ -376,7 +392,7 @@ def finish_rows(
     high, low = split_float(1.0 / temperature)
     _finish_kernel[(triton.cdiv(N, 64),)](
         stats_WN4, targets_N, targets_N if mask_N is None else mask_N, out_4N, N, W, out_4N.stride(0), vocab,
-        1.4426950408889634 / temperature, high, low, BLOCK=64, MASK=mask_N is not None, num_warps=2,
+        1.4426950408889634 / temperature, high, low, ROWS=64, MASK=mask_N is not None, num_warps=2,
     )  # fmt: skip
 
 
@@ -411,19 +427,26 @@ def launch_backward(
     temperature: float,
     softcap: float | None,
     mask_N: torch.Tensor | None = None,
-    config: tuple[int, int] | None = None,
+    source_N: torch.Tensor | None = None,
+    config: tuple[int, int] = (1024, 2),
 ) -> None:
-    """Write d logits into `out_NV`, which may be `logits_NV`; rows without a gradient are not read."""
-    N, columns = logits_NV.shape
+    """Write d logits into `out_NV`, which may be `logits_NV`; rows without a gradient are not read.
+
+    Row i of `out_NV` comes from row `source_N[i]` of the logits; in place, no row may be both a source and another's place.
+    """
+    N, columns = out_NV.shape
     if N == 0:
         return
-    block, warps = config or backward_config(columns)
-    _backward_kernel[(triton.cdiv(columns, block), N)](
+    block, warps = config
+    tiles = triton.cdiv(columns, block)
+    _backward_kernel[(tiles * N,)](
         logits_NV, out_NV, targets_N, saved_4N, grad_N, grad_N if grad_entropy_N is None else grad_entropy_N,
-        targets_N if mask_N is None else mask_N, saved_4N.stride(0), logits_NV.stride(0), out_NV.stride(0),
+        targets_N if mask_N is None else mask_N, targets_N if source_N is None else source_N,
+        tiles, saved_4N.stride(0), logits_NV.stride(0), out_NV.stride(0),
         shard.valid, columns, shard.start,
         1.4426950408889634 / temperature, 1.0 / temperature, softcap or 1.0,
-        BLOCK=block, ENT=grad_entropy_N is not None, CAP=softcap is not None, MASK=mask_N is not None, num_warps=warps,
+        BLOCK=block, ENT=grad_entropy_N is not None, CAP=softcap is not None, MASK=mask_N is not None, MOVE=source_N is not None,
+        num_warps=warps,
     )  # fmt: skip
 
 
@@ -434,7 +457,7 @@ class _TokenLogprob(torch.autograd.Function):
         score_logits(logits_NV, targets_N, shard, temperature, softcap, mask_N, entropy, group, saved_4N)
         ctx.save_for_backward(logits_NV, targets_N, mask_N, saved_4N)
         ctx.options = (shard, temperature, softcap, inplace)
-        return saved_4N[0].clone(), saved_4N[1].clone() if entropy else None
+        return saved_4N[0], saved_4N[1] if entropy else None
 
     @staticmethod
     def backward(ctx, grad_N, grad_entropy_N):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from terrella.tests.kernels.vocab_parallel_cases import SETTINGS, rank_main, whole
+from terrella.tests.kernels.vocab_parallel_cases import SETTINGS, on_one_gpu, rank_main, whole
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +33,18 @@ def test_two_ranks_equal_one(ranks, name):
 def test_ranks_agree_to_the_bit(ranks, name):
     for key in ("logprob", "entropy", "loss", "dh", "policy_dh"):
         assert torch.equal(ranks[0][name][key], ranks[1][name][key]), key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SETTINGS)
+def test_nccl_with_one_rank(name, tmp_path):
+    """The Triton side with a group: its merge and its collectives, on the one GPU there is."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        results = [on_one_gpu(name, group) for group in (dist.group.WORLD, None)]
+    finally:
+        dist.destroy_process_group()
+    for key, want in results[1].items():
+        torch.testing.assert_close(results[0][key], want, atol=1e-6, rtol=1e-5, msg=key)

@@ -87,3 +87,21 @@ def rank_main(rank, world, rendezvous, folder):
         results[name] = out
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def on_one_gpu(name, group):
+    """`whole` in fp32 on CUDA, through `group` when there is one."""
+    h, w, targets, terms, doc, vocab = make_case()
+    h, w = (v.float().cuda().requires_grad_() for v in (h, w))
+    targets, doc = targets.cuda(), doc.cuda()
+    terms = PolicyTerms(**{k: v.float().cuda() for k, v in vars(terms).items() if v is not None})
+    out = {}
+    out["logprob"], out["entropy"] = linear_logprob(h, w, targets, entropy=True, temperature=0.7, vocab_size=vocab, group=group)
+    out["dh"], out["dw"] = torch.autograd.grad((out["logprob"] * terms.advantage + out["entropy"]).sum(), (h, w))
+    loss = linear_policy_loss(h, w, targets, terms, SETTINGS[name], doc_N=doc, vocab_size=vocab, group=group)
+    out["loss"], out["policy_logprob"] = loss.loss, loss.logprob_N
+    out["policy_dh"], out["policy_dw"] = torch.autograd.grad(loss.loss, (h, w))
+    logits = (h @ w.T).detach().requires_grad_()
+    logp, entropy = token_logprob(logits, targets, entropy=True, vocab_size=vocab, group=group)
+    out["dlogits"] = torch.autograd.grad((logp * terms.advantage + entropy).sum(), logits)[0]
+    return {k: v.detach() for k, v in out.items()}
