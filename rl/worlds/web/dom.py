@@ -14,7 +14,7 @@ from .html_parser import Parsed, choose, control_of, parse_html
 from .http import Fetch, make_request
 from .locators import evaluate_locator, outer_html
 
-_parse = functools.lru_cache(maxsize=512)(parse_html)
+parse_cached = functools.lru_cache(maxsize=512)(parse_html)
 MOST_REDIRECTS = 10
 
 
@@ -70,13 +70,13 @@ class DomBackend:
         for _ in range(MOST_REDIRECTS):
             check_allowed(self.limits, url)
             if url == "about:blank":
-                tab.parsed, tab.source, tab.fields, tab.focus = _parse("<html><body></body></html>"), "", {}, None
+                tab.parsed, tab.source, tab.fields, tab.focus = parse_cached("<html><body></body></html>"), "", {}, None
                 return url
             host = urlsplit(url).hostname or ""
             response = self.fetch(make_request(method, _without_fragment(url), body or "", dict(self.cookies.get(host, {}))))
             self.cookies.setdefault(host, {}).update(response.cookies)
             if not response.location:
-                tab.parsed, tab.source = _parse(response.body), response.body
+                tab.parsed, tab.source = parse_cached(response.body), response.body
                 tab.fields, tab.focus = dict(tab.parsed.start), None
                 return url if not fragment or urlsplit(url).fragment else f"{url}#{fragment}"
             method, body, url = "GET", None, urljoin(url, response.location)
