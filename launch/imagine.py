@@ -61,6 +61,12 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
 @click.option("--mode", type=click.Choice(["strict", "faithful"]), default="strict", show_default=True, help="Language: the judge.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Language.")
 @click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="Language: as the model was trained.")
+@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Agents: episodes of each seed.")
+@click.option("--format", "fmt", type=click.Choice(["answer", "think", "state"]), default="think", show_default=True, help="Agents.")
+@click.option("--coordinates", is_flag=True, help="Agents: show and ask for states with their coordinates.")
+@click.option("--turns", type=click.IntRange(1), default=5, show_default=True, help="Agents.")
+@click.option("--actions", type=click.IntRange(1), default=5, show_default=True, help="Agents: in a turn.")
+@click.option("--tags", "tags_file", type=click.Path(path_type=Path), help="Agents: a YAML file with tags of yours.")
 def evaluate(
     world: str,
     model: Path,
@@ -77,10 +83,17 @@ def evaluate(
     mode: str,
     max_new_tokens: int,
     pad_prompts_to: int,
+    samples: int,
+    fmt: str,
+    coordinates: bool,
+    turns: int,
+    actions: int,
+    tags_file: Path | None,
 ) -> None:
     """Score a world model of WORLD beside copying the state and the true world, with 95 % intervals.
 
-    WORLD is a Sokoban tag, or text-game or web-page for language world models.
+    WORLD is a Sokoban tag, or text-game or web-page for language world models. With --url any tag plays: the served model is then
+    an agent in that world, on --n seeds from 123.
     """
     from ..rl.evaluate import copy_baseline, imagine, score_predictions, summarise
     from .language import DOMAINS, evaluate_language
@@ -99,6 +112,24 @@ def evaluate(
             max_new_tokens=max_new_tokens,
             multiple=pad_prompts_to,
             seed=seed,
+            out=out,
+        )
+        return
+    if url:
+        from ..rl.agent_config import AgentSettings
+        from .agent_api import evaluate_agent
+
+        evaluate_agent(
+            world,
+            str(model),
+            url=url,
+            key=os.environ.get("TERRELLA_API_KEY", ""),
+            seeds=n,
+            samples=samples,
+            settings=AgentSettings(fmt=fmt, coordinates=coordinates, max_turns=turns, actions_per_turn=actions),  # type: ignore[arg-type]
+            temperature=temperatures[-1],
+            max_new_tokens=max_new_tokens,
+            tags_file=tags_file,
             out=out,
         )
         return

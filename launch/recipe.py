@@ -267,6 +267,7 @@ class AgentPlay:
     tags: dict[str, float] = field(default_factory=dict)  # with their weights; without any those of the start, equally
     samples_per_group: int = 8
     model: str | None = None  # the stage whose model plays; without one actions are random
+    again: str | None = None  # an agent-play stage with a model: its very turns are taken again, for other states in their tags
     states: Variant = "truth"  # the ablations are belief, masked, blanked (masked symbol by symbol) and random_coordinates
     learn_blanks: bool = False  # blanked states carry a loss, so that the shape of an answer is learnt and nothing else
     only_tagged: bool = True  # leave out turns whose tags are not all there
@@ -286,6 +287,8 @@ class AgentPlay:
             max_new_tokens=self.max_new_tokens,
             groups_at_once=self.groups_at_once,
         )
+        if self.again is not None and self.model is not None:
+            raise ValueError("again: the turns are those of another stage; leave model out")
         if not 0 <= self.validation_share < 1:
             raise ValueError(f"validation_share: {self.validation_share} must be in [0, 1)")
 
@@ -328,7 +331,7 @@ class AgentSupervised:
 
 
 @dataclass(frozen=True)
-class Validation:
+class AgentValidation:
     """Held-out seeds played during training, by tags of their own."""
 
     tags: dict[str, float] = field(default_factory=dict)  # without any those of the start, equally
@@ -353,7 +356,7 @@ class AgentReinforce(OnPolicy):
     first_seed: int = 10_000
     actions: int | None = None  # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
     counting: list[str] = field(default_factory=list)  # agent-play stages whose actions count as this arm's
-    validation: Validation | None = None
+    validation: AgentValidation | None = None
     lora: Lora | None = None
     microbatch_tokens: int = 8192
 
@@ -470,7 +473,7 @@ def _references(stage: Stage) -> list[str]:
     if isinstance(stage, LanguageEvaluate):
         return [*stage.models, stage.data]
     if isinstance(stage, AgentPlay):
-        return [stage.start, *([stage.model] if stage.model else [])]
+        return [stage.start, *(x for x in (stage.model, stage.again) if x)]
     if isinstance(stage, AgentSupervised):
         return [stage.data, stage.init]
     if isinstance(stage, AgentReinforce):

@@ -70,7 +70,7 @@ class AgentEpisode:
     sample_index: int
     tokenizer: Tokenizer
     chat: Chat
-    settings: AgentSettings = AgentSettings()
+    settings: AgentSettings = field(default_factory=AgentSettings)
     turns: list[_Turn] = field(default_factory=list)
     parsed: list[Parsed] = field(default_factory=list)
     states: list[str] = field(default_factory=list)  # one before each turn and one at the end

@@ -1,4 +1,4 @@
-"""What the agent stages share: the recipe's start with its tokenizer and tags, engines with or without adapters, an arm's budget."""
+"""What the agent stages share: the recipe's start with its tokenizer and tags, an arm's settings and budget."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...core.config import OptimizerConfig
-from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...data.tokenizers import Tokenizer, load_tokenizer
-from ...models.gpt import build_gpt
-from ...models.lora import LoraConfig
 from ...rl.agent_config import AgentSettings
 from ...rl.worlds.tasks import Task, load_tasks
 from ..job import Job
-from ..recipe import AgentReinforce, AgentStart, AgentSupervised, Arm, Lora
-from .common import final_checkpoint
+from ..recipe import AgentReinforce, AgentStart, AgentSupervised, Arm
 
 TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
 
@@ -62,36 +57,6 @@ def agent_of(job: Job, arm: Arm) -> AgentSettings:
     if found is None:
         raise ConfigError(f"arms: '{arm.name}' evaluates stage '{arm.model}', which has no agent settings; give the arm `agent`")
     return found
-
-
-def agent_engine(job: Job, optimizer: OptimizerConfig | None, init: str, lora: Lora | None = None) -> Engine:
-    """An engine with the final weights of stage `init`; adapters of an earlier stage are merged first, new ones start at zero."""
-    from ...core.checkpoint import CheckpointReader
-    from ...models.hf import is_added
-    from ...models.lora import merged
-
-    adapters = LoraConfig(lora.rank, lora.alpha) if lora else None
-    engine = Engine(build_gpt(job.model, lora=adapters), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
-    earlier = next(s for s in job.recipe.stages if s.name == init)
-    used = getattr(earlier, "lora", None)
-    if used is None and adapters is None:
-        engine.load(final_checkpoint(job, init), weights_only=True)
-        return engine
-    reader = CheckpointReader(final_checkpoint(job, init), verify=False)
-    if used is None:
-        engine.load_weights(lambda name: None if is_added(name) else reader.full(name))
-        return engine
-    config = LoraConfig(used.rank, used.alpha)
-
-    def whole(name: str) -> Any:
-        if is_added(name):
-            return None
-        base = name.removesuffix(".weight")
-        parts = [(n, reader.full(n)) for n in (f"{base}.lora.a", f"{base}.lora.b") if n in reader.names()]
-        return dict(merged([*parts, (name, reader.full(name))], config))[name]
-
-    engine.load_weights(whole)
-    return engine
 
 
 def budget(job: Job, model: str) -> tuple[int, int]:

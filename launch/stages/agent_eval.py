@@ -12,14 +12,17 @@ from ...rl.agent_config import AgentSettings
 from ...rl.agent_eval import AgentScores, baseline_rows, difference, state_perplexity, summarise
 from ...rl.agent_rollout import Player, deal, picture
 from ...rl.objective import logprob_score
+from ...rl.rollout.config import Embedded
+from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import SamplingParams
 from ...rl.statistics import Estimate
 from ...rl.worlds.tasks import Task
 from ..job import Job
 from ..recipe import AgentEvaluate
-from .agent import agent_engine, agent_of, budget, start_of, tasks_of, tokenizer_of
+from .agent import agent_of, budget, start_of, tasks_of, tokenizer_of
+from .common import build_engine
 from .evaluate import percent
-from .reinforce import SHOWN, embedded_sampler
+from .reinforce import SHOWN
 
 
 def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
@@ -30,8 +33,11 @@ def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
     scores: dict[tuple[str, str], AgentScores] = {}
     perplexities: dict[tuple[str, str], list[float]] = {}
     for arm in stage.arms:
-        engine = agent_engine(job, None, arm.model)
-        sampler, player = embedded_sampler(engine, job), Player(tokenizer, agent_of(job, arm))
+        engine = build_engine(job, None, arm.model)
+        sampler, player = (
+            open_sampler(Embedded(), engine, job.model, job.stage_folder(stage.name)).sampler,
+            Player(tokenizer, agent_of(job, arm)),
+        )
         for tag, task in tasks.items():
             groups = -(-stage.groups // job.ranks) * job.ranks
             seats = list(job.share(deal({tag: task}, {tag: 1.0}, groups, stage.samples_per_group, stage.first_seed)))
@@ -43,7 +49,7 @@ def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
             progress.update(len(scores))
     costs = {arm.name: budget(job, arm.model) for arm in stage.arms}
     if job.speaks:
-        for tag, task in tasks.items():
+        for task in tasks.values():
             for name, told in tables(stage, task, scores, perplexities, costs).items():
                 job.run.write_result(name, told)
         if stage.headline:

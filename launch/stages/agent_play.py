@@ -15,11 +15,13 @@ from ...data.schema import TEXT
 from ...data.shards import ShardWriter
 from ...data.trajectory import Invalid, Role
 from ...rl.agent_rollout import Player, Seat, actions_taken, deal, picture, world_finder
+from ...rl.journal import ReplaySampler
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.selfplay import Lesson, RandomPlayer, lessons, tagged_share
 from ..job import Job
 from ..recipe import AgentPlay
-from .agent import HELD_OUT, TRAIN, agent_engine, tasks_of, tokenizer_of, weights_of
+from .agent import HELD_OUT, TRAIN, tasks_of, tokenizer_of, weights_of
+from .common import build_engine
 from .reinforce import SHOWN
 from .session import open_session
 
@@ -42,10 +44,12 @@ def run(stage: AgentPlay, job: Job) -> dict[str, Any]:
             trajectories.extend(player.play(sampler, seats[at : at + each], params, fold(job.recipe.seed, 4)))
             progress.update(len(trajectories))
 
-    if stage.model is None:
+    if stage.again is not None:
+        play(ReplaySampler(job.stage_folder(stage.again) / "journal"))
+    elif stage.model is None:
         play(RandomPlayer(world_finder(seats), tokenizer, min(stage.random_actions, stage.agent.actions_per_turn), stage.agent.fmt))
     else:
-        engine = agent_engine(job, None, stage.model)
+        engine = build_engine(job, None, stage.model)
         with open_session(job, stage.name, engine, stage.rollouts, 0, {}) as session:
             if session.publish is not None:
                 session.publish(engine.steps)

@@ -19,8 +19,8 @@ from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ..job import Job
 from ..recipe import AgentReinforce
-from .agent import agent_engine, tasks_of, tokenizer_of, weights_of
-from .common import Checkpoints
+from .agent import tasks_of, tokenizer_of, weights_of
+from .common import Checkpoints, build_engine
 from .reinforce import SHOWN
 from .session import open_session
 
@@ -37,8 +37,8 @@ def run(stage: AgentReinforce, job: Job) -> dict[str, Any]:
     tasks, tokenizer = tasks_of(job, [*tags, *validation_tags]), tokenizer_of(job)
     player = Player(tokenizer, stage.agent)
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
-    engine = agent_engine(job, stage.optimizer, stage.init, stage.lora)
-    frozen = agent_engine(job, None, stage.init)
+    engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
+    frozen = build_engine(job, None, stage.init)
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
     start, extra = checkpoints.resume(engine)
     taken = {"here": extra.get("actions", 0), "before": sum(job.outcome(name)["actions"] for name in stage.counting)}

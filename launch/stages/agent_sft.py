@@ -17,8 +17,8 @@ from ...rl.loop import even_out, require_finite
 from ...rl.objective import logprob_score, make_loss
 from ..job import Job
 from ..recipe import AgentSupervised
-from .agent import HELD_OUT, TRAIN, agent_engine
-from .common import Checkpoints
+from .agent import HELD_OUT, TRAIN
+from .common import Checkpoints, build_engine
 
 HELD_OUT_MOST = 512  # held-out turns that are scored at the end
 
@@ -71,7 +71,7 @@ def run(stage: AgentSupervised, job: Job) -> dict[str, Any]:
     lessons = Lessons(job, stage.data, TRAIN)
     if not len(lessons):
         raise RuntimeError(f"stage '{stage.data}' left no turn to imitate: its answers lack tags; set only_tagged: false or warm it up")
-    engine = agent_engine(job, stage.optimizer, stage.init, stage.lora)
+    engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
     steps = max(1, round(stage.epochs * len(lessons) / stage.sequences_per_step))
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
     start, extra = checkpoints.resume(engine)

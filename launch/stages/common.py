@@ -8,33 +8,57 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import torch
+
+from ...core.checkpoint import CheckpointReader
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...models.gpt import build_gpt
+from ...models.hf import is_added
+from ...models.lora import LoraConfig, merged
 from ...rl.rollout.config import Validation
 from ..job import Job, StopRequested
+from ..recipe import Lora
 
 T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")
 
 
-def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None = None) -> Engine:
-    """A fresh engine, with the final weights of stage `init` where one is named."""
-    engine = Engine(build_gpt(job.model), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
+def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None = None, lora: Lora | None = None) -> Engine:
+    """A fresh engine, with the final weights of stage `init` where one is named; adapters start as if they were not there."""
+    adapters = LoraConfig(lora.rank, lora.alpha) if lora else None
+    engine = Engine(build_gpt(job.model, lora=adapters), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
     if init is not None:
-        engine.load(final_checkpoint(job, init), weights_only=True)
+        load_final(job, engine, init, plain=lora is None)
     return engine
+
+
+def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None:
+    """The final weights of a stage into an engine that may have adapters or a value head beyond them; the stage's own adapters merged."""
+    trained: Lora | None = getattr(next(s for s in job.recipe.stages if s.name == init), "lora", None)
+    if plain and trained is None:
+        engine.load(final_checkpoint(job, init), weights_only=True)
+        return
+    reader = CheckpointReader(final_checkpoint(job, init), verify=False)
+    known = set(reader.names())
+
+    def weight(name: str) -> torch.Tensor | None:
+        if is_added(name):
+            return None
+        parts = [f"{name.removesuffix('weight')}lora.{part}" for part in "ab"]
+        if trained is None or parts[0] not in known:
+            return reader.full(name)
+        stream = [(part, reader.full(part)) for part in parts] + [(name, reader.full(name))]
+        return dict(merged(stream, LoraConfig(trained.rank, trained.alpha)))[name]
+
+    engine.load_weights(weight)
 
 
 def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
     """A critic: the stage's starting weights with a fresh value head."""
-    from ...core.checkpoint import CheckpointReader
-    from ...models.hf import is_added
-
     engine = Engine(build_gpt(job.model, value_head="scalar"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
-    reader = CheckpointReader(final_checkpoint(job, init), verify=False)
-    engine.load_weights(lambda name: None if is_added(name) else reader.full(name))
+    load_final(job, engine, init)
     return engine
 
 

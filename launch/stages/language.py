@@ -19,6 +19,7 @@ from ...rl.rollout.config import Validation
 from ...rl.text_games.splits import RatioSampler
 from ..job import Job
 from ..recipe import TextGameData, WebPageData
+from .agent import tokenizer_of as agent_tokenizer
 from .common import split_cut
 
 CUT = 0x637574  # the key of the draw
@@ -80,6 +81,8 @@ class Questions:
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
-    """The tokenizer of a language recipe: its data stage made it."""
-    stage = next(s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData))
+    """The tokenizer of a language recipe: its data stage made it, or the start of its agents."""
+    stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData)), None)
+    if stage is None:
+        return agent_tokenizer(job)
     return Questions(job, stage.name).tokenizer

@@ -14,6 +14,7 @@ from ...core.engine import Engine
 from ...core.errors import ConfigError, SyncError
 from ...core.files import make_folder
 from ...models.config import ModelConfig
+from ...models.lora import merged
 from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, engine_weights
 from ..sync.publish import SyncReport, faults
@@ -39,6 +40,13 @@ class OpenSampler:
     rest: Callable[[], dict[str, float]] | None = None
 
 
+def sampling_weights(engine: Engine) -> dict[str, Any]:
+    """The engine's own weights by name, adapters merged."""
+    named = {p.name: p.param.detach() for p in engine.local_parameters()}
+    lora = getattr(engine.build, "lora", None)
+    return dict(merged(sorted(named.items()), lora)) if lora else named  # an adapter's name sorts before its weight's
+
+
 def open_sampler(
     config: SamplerConfig,
     engine: Engine,
@@ -55,7 +63,7 @@ def open_sampler(
             raise ConfigError("sampler: embedded needs tensor, pipeline and context = 1; every rank holds the whole model. Use kind: vllm")
 
         def weights() -> dict[str, Any]:
-            return {p.name: p.param.detach() for p in engine.local_parameters()}
+            return sampling_weights(engine)
 
         options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "batch_invariant": config.batch_invariant}
         return OpenSampler(EmbeddedSampler(weights, model, version=lambda: engine.steps, **options), None, lambda: None)

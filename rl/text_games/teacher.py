@@ -39,9 +39,13 @@ class Teacher:
     def ask(self, prompt: str) -> str | Invalid:
         """Reasoning and answer as one text, the way they are imitated; Invalid when the line failed every time."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
+        return self.chat([*messages, {"role": "user", "content": prompt}])
+
+    def chat(self, messages: list[dict[str, str]]) -> str | Invalid:
+        """The next message of a chat, as `ask` gives it."""
         body = {
             "model": self.model,
-            "messages": [*messages, {"role": "user", "content": prompt}],
+            "messages": messages,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }

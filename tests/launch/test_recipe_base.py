@@ -60,7 +60,7 @@ def test_errors_name_the_file_that_is_wrong(tmp_path: Path, text: str, said: str
 
 def test_an_error_in_the_base_names_the_base(tmp_path: Path) -> None:
     write(tmp_path, "below.yaml", "name: below\nworld: language\nmodel: {layerz: 2}\nstages: []\n")
-    with pytest.raises(ConfigError, match="below.yaml:3: unknown key 'model.layerz'"):
+    with pytest.raises(ConfigError, match=r"below\.yaml:3: unknown key 'model\.layerz'"):
         recipes.load(write(tmp_path, "mine.yaml", "base: below.yaml\nname: mine\n"))
 
 
