@@ -110,7 +110,7 @@ def check(config: Recipe, settings: JobSettings) -> None:
         )
     copies = config.ranks // parallel.model_size
     for index, stage in enumerate(config.stages):
-        for key in ("prompts_per_step", "sequences_per_step"):
+        for key in ("prompts_per_step", "sequences_per_step", *(["groups"] if stage.kind == "agent-play" else [])):
             size = getattr(stage, key, None)
             if size is not None and size % copies:
                 up = -(-size // copies) * copies
