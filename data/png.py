@@ -14,18 +14,48 @@ _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 def encode_png(image: np.ndarray, level: int = 6) -> bytes:
     """uint8 [H, W] or [H, W, 3] as PNG. Each row is stored as its difference to the row above, which suits camera pictures."""
     image = np.asarray(image)
+    _check_frame(image)
+    return _SIGNATURE + _head(image) + _chunk(b"IDAT", _filtered(image, level)) + _chunk(b"IEND", b"")
+
+
+def encode_apng(frames: np.ndarray, delay_ms: int, level: int = 6) -> bytes:
+    """uint8 [T, H, W, 3] as an animated PNG that plays for ever; a reader without animation shows the first frame."""
+    frames = np.asarray(frames)
+    _check_frame(frames[0])
+    height, width = frames.shape[1:3]
+    out = [_SIGNATURE, _head(frames[0]), _chunk(b"acTL", struct.pack(">II", len(frames), 0))]
+    number = 0
+    for i, frame in enumerate(frames):
+        out.append(_chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, width, height, 0, 0, delay_ms, 1000, 0, 0)))
+        number += 1
+        body = _filtered(frame, level)
+        if i == 0:
+            out.append(_chunk(b"IDAT", body))
+        else:
+            out.append(_chunk(b"fdAT", struct.pack(">I", number) + body))
+            number += 1
+    return b"".join([*out, _chunk(b"IEND", b"")])
+
+
+def _check_frame(image: np.ndarray) -> None:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3, 4)):
         raise ValueError(f"a frame must be uint8 [H, W] or [H, W, 1|3|4], not {image.dtype} {image.shape}")
-    height, width = image.shape[:2]
+
+
+def _head(image: np.ndarray) -> bytes:
     channels = 1 if image.ndim == 2 else image.shape[2]
-    rows = image.reshape(height, width * channels)
-    filtered = np.empty((height, width * channels + 1), np.uint8)
+    colour = {1: 0, 3: 2, 4: 6}[channels]
+    return _chunk(b"IHDR", struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, colour, 0, 0, 0))
+
+
+def _filtered(image: np.ndarray, level: int) -> bytes:
+    """Rows as differences to the row above, compressed."""
+    rows = image.reshape(image.shape[0], -1)
+    filtered = np.empty((rows.shape[0], rows.shape[1] + 1), np.uint8)
     filtered[:, 0] = 2
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
-    colour = {1: 0, 3: 2, 4: 6}[channels]
-    head = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    return _SIGNATURE + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(filtered.tobytes(), level)) + _chunk(b"IEND", b"")
+    return zlib.compress(filtered.tobytes(), level)
 
 
 def decode_png(data: memoryview | bytes) -> np.ndarray:

@@ -17,6 +17,7 @@ from ...core.errors import ConfigError, StorageError
 from ...core.files import make_folder, write_atomic
 from ...core.progress import clock
 from . import curves
+from .clips import build_clips
 from .curves import Panel, build_panels, short
 from .health import Finding, check_metrics, check_tables, series, worst_first
 from .load import RunData, load_run, number
@@ -198,6 +199,7 @@ def render(runs: list[RunData]) -> str:
         title=" and ".join(run.name for run in runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else ""),
         summaries=[(run, *summary_of(run), facts_of(run)) for run in runs],
         tables=build_tables(runs),
+        videos=build_clips(runs),
         main_panels=main,
         other_panels=other,
         plot=curves,

@@ -147,15 +147,17 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
 
 
 def below_baseline(table: dict[str, Any]) -> Finding | None:
-    """Shares (0 to 1, where more is better) in which a model does worse than the best trivial baseline."""
+    """Shares (0 to 1) in which a model does worse than the best trivial baseline; more is better unless the table says otherwise."""
     below = []
     for index, column in enumerate(table["columns"]):
         scores = [(row, number(row["cells"][index].get("value"))) for row in table["rows"] if isinstance(row["cells"][index], dict)]
-        trivial = max((score for row, score in scores if row.get("kind") == "baseline" and score is not None), default=None)
+        sign = -1 if column in table.get("lower", []) else 1
+        trivials = [score for row, score in scores if row.get("kind") == "baseline" and score is not None]
+        trivial = max(trivials, key=lambda score: sign * score, default=None)
         if trivial is None or not all(score is None or 0 <= score <= 1 for _, score in scores):
             continue
         for row, score in scores:
-            if row.get("kind") == "model" and score is not None and score < trivial:
+            if row.get("kind") == "model" and score is not None and sign * score < sign * trivial:
                 below.append(f"{row.get('name')} in “{column}” ({100 * score:.1f} % against {100 * trivial:.1f} %)")
     if not below:
         return None

@@ -138,6 +138,7 @@ def read_table(path: Path, problems: list[str]) -> dict[str, Any] | None:
         "columns": [str(c) for c in columns],
         "rows": rows,
         "note": table.get("note"),
+        "lower": [str(c) for c in table.get("lower") or []],  # columns in which less is better
     }
 
 

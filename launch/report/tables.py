@@ -80,7 +80,8 @@ def shape_rows(tables: list[dict[str, Any]], column_count: int) -> list[list[Row
         percent = bool(seen) and min(seen) >= 0 and max(seen) <= 1
         low, high = (0.0, 1.0) if percent else (min(seen, default=0.0), max(seen, default=1.0))
         scores = [values_of(row["cells"][index])["value"] for table in tables for row in table["rows"] if row.get("kind") == "baseline"]
-        scales.append((percent, low, high, max((score for score in scores if score is not None), default=None)))
+        best = min if tables[0]["columns"][index] in tables[0].get("lower", []) else max
+        scales.append((percent, low, high, best((score for score in scores if score is not None), default=None)))
     return [
         [
             Row(

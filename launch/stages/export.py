@@ -22,9 +22,14 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     if job.speaks:
         job.run.guard()
         shutil.rmtree(partial, ignore_errors=True)
-        words = job.tokenizer or tokenizer_of(job)
-        words.save(make_folder(tokenizer))
-        specials = {"bos_token_id": words.bos_id, "eos_token_id": words.eos_id, "pad_token_id": words.pad_id}
+        make_folder(tokenizer)
+        if job.recipe.video is not None:  # codes have no text
+            layout = job.recipe.video.layout
+            specials = {"bos_token_id": layout.bos, "eos_token_id": layout.eos, "pad_token_id": layout.eos}
+        else:
+            words = job.tokenizer or tokenizer_of(job)
+            words.save(tokenizer)
+            specials = {"bos_token_id": words.bos_id, "eos_token_id": words.eos_id, "pad_token_id": words.pad_id}
         write_json(tokenizer / "generation_config.json", specials)
     job.barrier()
     proof = export_hf(engine, partial, carry_from=tokenizer)

@@ -94,7 +94,8 @@ class TokenizerTrainer:
 
     def _update(self, loss: torch.Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        with torch.backends.mkldnn.flags(enabled=False):  # on ARM its convolution gradients take twice the time of plain ones
+            loss.backward()
         if self.adversary is not None and model is self.model:
             self.adversary.zero_grad(set_to_none=True)  # the tokenizer's loss went through it
         _average_gradients(model)

@@ -37,20 +37,21 @@ def world(height: int, width: int) -> Tabletop:
     return Tabletop(height, width)
 
 
-def play(plan: EpisodePlan) -> tuple[np.ndarray, np.ndarray, bool]:
+def play(plan: EpisodePlan, policy_seed: int | None = None) -> tuple[np.ndarray, np.ndarray, bool]:
     """(frames, actions, success): action t is taken in frame t; after the policy says done it stands still."""
     scene, policy = world(plan.height, plan.width), make_policy(plan.policy)
     scene.reset(plan.seed, plan.task)
-    policy.reset(plan.seed)
+    policy.reset(plan.seed if policy_seed is None else policy_seed)
     frames, actions = [], []
-    done = False
+    done = success = False
     for _ in range(plan.frames):
         frames.append(scene.frame())
+        success = scene.scene().success(plan.task)  # as the last frame shows it
         action = policy.act(frames[-1], TASKS[plan.task])
         done = done or action[2] >= 0.5
         actions.append(np.array([0.0, 0.0, 1.0]) if done else action)
         scene.step(actions[-1])
-    return np.stack(frames), np.stack(actions).astype(np.float32), scene.scene().success(plan.task)
+    return np.stack(frames), np.stack(actions).astype(np.float32), success
 
 
 def encoded_episode(plan: EpisodePlan) -> list[tuple[str, bytes]]:

@@ -1,0 +1,170 @@
+"""Real2Sim: graded policies in world models and in the true simulator; r, MMRV and the mean gap say whether a model may stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...core.files import read_json, write_json
+from ...core.progress import Progress
+from ...core.rng import fold
+from ...rl.statistics import proportion
+from ...rl.video.detector import succeeded
+from ...rl.video.imagine import ClipDecoder
+from ...rl.video.policies import make_policy
+from ...rl.video.real2sim import WorldModelSimulator, agreement, policy_seed, run_policy
+from ...rl.worlds.tabletop import TASKS
+from ..job import Job
+from ..recipe_video import VideoReal2Sim
+from .common import build_engine
+from .reinforce import embedded_sampler
+from .video import TokenClips, action_bins, settings, tokenizer
+
+TRUTH = "truth.json"
+FIRST = "first.npz"
+
+
+def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
+    """Rank 0 asks the simulator; every rank imagines its share of the episodes."""
+    if settings(job).actions != "tabletop":
+        raise ConfigError(f"stages: {stage.name} evaluates table-top policies; other robots need a policy and a detector of their own")
+    if stage.episodes % job.ranks:
+        raise ConfigError(f"stages: {stage.name}.episodes = {stage.episodes} must be a multiple of the {job.ranks} ranks")
+    truth = in_simulator(stage, job)
+    clips = TokenClips(job, stage.data, "heldout")
+    decoder = ClipDecoder(tokenizer(job, clips.stage.tokenizer), clips.layout, stage.bf16)
+    bins = action_bins(job, clips.stage.data, stage.data)
+    found: dict[str, dict[str, int]] = {}
+    progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.speaks)
+    done = 0
+    for name in stage.models:
+        sampler = embedded_sampler(build_engine(job, None, name), job)
+        found[name] = {}
+        for task in stage.tasks:
+            for policy in stage.policies:
+                mine = job.share(range(stage.episodes))
+                wins = imagined(stage, job, sampler, decoder, bins, task, policy, mine, np.asarray(truth["first"][task]))
+                found[name][f"{task}/{policy}"] = sum(job.gather(wins))
+                progress.update(done := done + 1)
+    told = describe(stage, truth, found)
+    if job.speaks:
+        job.run.write_result(stage.name, told["table"])
+        job.run.write_result(f"{stage.name}-agreement", told["agreement"])
+    job.barrier()
+    return told["outcome"]
+
+
+def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
+    """True success by task and policy, the detector's verdict on true frames, and the first frames; made once."""
+    folder = job.stage_folder(stage.name)
+    if stage.truth is not None:
+        return load_truth(stage.truth)
+    if job.speaks and not (folder / TRUTH).exists():
+        make_truth(stage, folder, settings(job).tokenizer.height, settings(job).tokenizer.width)
+    job.barrier()
+    return load_truth(str(folder / TRUTH))
+
+
+def make_truth(stage: VideoReal2Sim, folder: Any, height: int, width: int) -> None:
+    """Play every task with every policy in the simulator and keep what happened."""
+    from ...core.files import make_folder
+    from ...rl.video.record import EpisodePlan, play
+
+    make_folder(folder)
+    rates: dict[str, Any] = {}
+    first: dict[str, np.ndarray] = {}
+    for task in stage.tasks:
+        for policy in stage.policies:
+            wins, judged, starts = [], [], []
+            for e in range(stage.episodes):
+                plan = EpisodePlan(stage.first_seed + e, task, policy, stage.frames, height, width)
+                frames, _, success = play(plan, policy_seed(stage.first_seed, e))
+                wins.append(success)
+                judged.append(succeeded(task, frames[-1], frames[0]))
+                starts.append(frames[0])
+            rates[f"{task}/{policy}"] = {
+                "wins": sum(wins),
+                "judged": sum(judged),
+                "agree": sum(a == b for a, b in zip(wins, judged, strict=True)),
+            }
+            first[task] = np.stack(starts)
+    np.savez_compressed(folder / FIRST, **first)
+    write_json(folder / TRUTH, {"episodes": stage.episodes, "rates": rates})
+
+
+def load_truth(path: str) -> dict[str, Any]:
+    """What make_truth kept: the JSON file, and the first frames beside it."""
+    from pathlib import Path
+
+    told = read_json(Path(path))
+    if told is None:
+        raise ConfigError(f"truth: {path} is not there; run the stage once where MuJoCo is installed and copy its {TRUTH} and {FIRST}")
+    with np.load(Path(path).with_name(FIRST), allow_pickle=False) as held:
+        return told | {"first": {name: held[name] for name in held.files}}
+
+
+def imagined(
+    stage: VideoReal2Sim,
+    job: Job,
+    sampler: Any,
+    decoder: ClipDecoder,
+    bins: Any,
+    task: str,
+    policy: str,
+    which: Sequence[int],
+    first: np.ndarray,
+) -> int:
+    """Successes of this rank's episodes inside the model, by the detector."""
+    players = [make_policy(policy) for _ in which]
+    for player, e in zip(players, which, strict=True):
+        player.reset(policy_seed(stage.first_seed, e))
+    seed = fold(job.recipe.seed, 51, stage.policies.index(policy), sorted(TASKS).index(task), which[0])
+    simulator = WorldModelSimulator(sampler, decoder, bins, top_k=stage.top_k, repetition_penalty=stage.repetition_penalty, seed=seed)
+    frames = run_policy(simulator, players, first[list(which)], [TASKS[task]] * len(which), stage.frames)
+    return sum(succeeded(task, clip[-1], first[e]) for clip, e in zip(frames, which, strict=True))
+
+
+def describe(stage: VideoReal2Sim, truth: dict[str, Any], found: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """Success rates side by side, and how well each model agrees with reality."""
+    keys = [f"{task}/{policy}" for task in stage.tasks for policy in stage.policies]
+    n, rates = stage.episodes, truth["rates"]
+    if truth["episodes"] != n:
+        raise ConfigError(f"truth: made with {truth['episodes']} episodes, the stage asks for {n}")
+    real = [rates[k]["wins"] / n for k in keys]
+    rows = [{"name": "true simulator", "kind": "ceiling", "cells": [proportion(rates[k]["wins"], n).to_cell() for k in keys]}]
+    rows.append(
+        {
+            "name": "true frames, judged by the detector",
+            "kind": "other",
+            "cells": [proportion(rates[k]["judged"], n).to_cell() for k in keys],
+        }
+    )
+    agree = sum(rates[k]["agree"] for k in keys)
+    rows += [{"name": name, "kind": "model", "cells": [proportion(wins[k], n).to_cell() for k in keys]} for name, wins in found.items()]
+    half = {k: 0.5 for k in keys}
+    lines, outcome = [], {"detector_agrees": agree / (n * len(keys))}
+    for name, model in [
+        ("every policy succeeds half the time", half),
+        *((name, {k: w / n for k, w in wins.items()}) for name, wins in found.items()),
+    ]:
+        a = agreement(real, [model[k] for k in keys])
+        kind = "baseline" if model is half else "model"
+        lines.append({"name": name, "kind": kind, "cells": [a.r if a.r == a.r else "no spread", a.mmrv, a.gap]})
+        if kind == "model":
+            outcome |= {f"{name}/r": a.r if a.r == a.r else None, f"{name}/mmrv": a.mmrv, f"{name}/gap": a.gap}
+    note = f"{n} episodes of {stage.frames} frames each; the detector agrees with the simulator on {agree} of {n * len(keys)} true ones."
+    columns = ["Pearson r", "MMRV", "mean gap"]
+    return {
+        "table": {"title": f"Success of policies: {stage.name}", "columns": keys, "rows": rows, "note": note},
+        "agreement": {
+            "title": f"Agreement with the simulator: {stage.name}",
+            "columns": columns,
+            "rows": lines,
+            "note": note,
+            "lower": columns[1:],
+        },
+        "outcome": outcome,
+    }

@@ -1,0 +1,109 @@
+"""Scores of imagined clips on held-out ones: picture metrics, repetition, rejection of repeats, best of N; and what is trivial.
+
+Shapes: C clips, R sampling runs, T predicted frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...core.rng import fold
+from ...data.trajectory import Invalid
+from ..rewards.video import BETTER_HIGH, Metric, frame_metrics
+from ..rollout.episodes import rollout
+from ..rollout.sampler import Sampler, SamplingParams
+from ..statistics import Estimate, mean
+from .imagine import ClipDecoder, ClipTask, ImaginedClip, to_pictures
+
+
+@dataclass(frozen=True)
+class ClipScores:
+    """One run over all clips."""
+
+    metrics: dict[str, np.ndarray]  # [C, T] each
+    repeats_C: np.ndarray  # whether the last frame's codes equal those of the one before
+    rows: np.ndarray  # [C, L] tokens with the predictions in them
+
+    def merge(self, other: ClipScores, where: np.ndarray) -> ClipScores:
+        """The other's clips at these places."""
+        metrics = {name: value.copy() for name, value in self.metrics.items()}
+        repeats, rows = self.repeats_C.copy(), self.rows.copy()
+        for name in metrics:
+            metrics[name][where] = other.metrics[name]
+        repeats[where], rows[where] = other.repeats_C, other.rows
+        return ClipScores(metrics, repeats, rows)
+
+
+def imagine(
+    sampler: Sampler,
+    tasks: Sequence[ClipTask],
+    decoder: ClipDecoder,
+    names: tuple[Metric, ...],
+    params: SamplingParams,
+    run: int,
+    seed: int,
+) -> ClipScores:
+    """One sample of every clip. A fault of the sampler that stays after retries is an error: no table has holes."""
+    episodes = [ImaginedClip(task, run, decoder.layout, None) for task in tasks]
+    for trajectory, episode in zip(rollout(sampler, episodes, params, seed), episodes, strict=True):
+        if episode.sample is None:
+            raise RuntimeError(f"clip {episode.prompt_id}: {trajectory.reward.reason if isinstance(trajectory.reward, Invalid) else ''}")
+    return score_rows(np.array([e.row() for e in episodes], np.int64), tasks, decoder, names)
+
+
+def score_rows(rows: np.ndarray, tasks: Sequence[ClipTask], decoder: ClipDecoder, names: tuple[Metric, ...]) -> ClipScores:
+    """Tokens against the true frames; the true tokens give the tokenizer's own ceiling."""
+    scored = decoder.score(rows, [t.truth_THW3 for t in tasks], names)
+    repeats = (scored.codes_BTN[:, -1] == scored.codes_BTN[:, -2]).all(-1).cpu().numpy()
+    return ClipScores({name: value.cpu().numpy() for name, value in scored.metrics.items()}, repeats, rows)
+
+
+def without_repeats(
+    scores: ClipScores,
+    tries: int,
+    sampler: Sampler,
+    tasks: Sequence[ClipTask],
+    decoder: ClipDecoder,
+    names: tuple[Metric, ...],
+    params: SamplingParams,
+    seed: int,
+) -> ClipScores:
+    """The rejection baseline: clips that repeat their last frame are sampled again with another seed, so many times at most."""
+    for attempt in range(1, tries + 1):
+        where = np.flatnonzero(scores.repeats_C)
+        if not len(where):
+            break
+        again = imagine(sampler, [tasks[i] for i in where], decoder, names, params, 0, fold(seed, attempt))
+        scores = scores.merge(again, where)
+    return scores
+
+
+def copy_baseline(tasks: Sequence[ClipTask], names: tuple[Metric, ...], device: Any) -> dict[str, np.ndarray]:
+    """The last given frame for ever; [C, T] each."""
+    out: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for task in tasks:
+        true = to_pictures(task.truth_THW3[None], device)
+        still = to_pictures(task.given_HW3[None, None], device).expand_as(true)
+        for name, value in frame_metrics(still, true, names).items():
+            out[name].append(value.cpu().numpy()[0])
+    return {name: np.stack(values) for name, values in out.items()}
+
+
+def clip_means(runs: Sequence[ClipScores], name: str) -> np.ndarray:
+    """[C]: a metric averaged over frames and runs."""
+    return np.mean([run.metrics[name].mean(1) for run in runs], 0)
+
+
+def estimate(values_C: np.ndarray) -> Estimate:
+    """A mean over clips with its interval."""
+    return mean([float(v) for v in values_C])
+
+
+def best_of(runs: Sequence[ClipScores], name: str, size: int) -> Estimate:
+    """Each clip's best of the first `size` samples, averaged."""
+    each = np.stack([run.metrics[name].mean(1) for run in runs[:size]])
+    return estimate(each.max(0) if name in BETTER_HIGH else each.min(0))

@@ -1,0 +1,143 @@
+"""Policies inside the world model: it stands in for the simulator, and the question is whether it ranks policies alike.
+
+The window slides as published: context and last frame are the prompt, up to `horizon` frames are added, then it is built anew.
+Shapes: B episodes side by side, N codes of a frame, K of a context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...core.rng import fold
+from ...data.trajectory import Invalid
+from ...data.video_actions import ActionBins
+from ...models.video.tokenizer import Codes, CompressiveTokenizer
+from ..rollout.sampler import Sampler, SampleRequest, SamplingParams
+from .imagine import ClipDecoder, to_frames, to_pictures
+from .policies import VideoPolicy
+
+REPLIES = 3  # attempts to get an answer from the sampler
+
+
+class WorldModelSimulator:
+    """Frames in, actions in, frames out, for several episodes at once."""
+
+    def __init__(
+        self, sampler: Sampler, decoder: ClipDecoder, bins: ActionBins, *, top_k: int, repetition_penalty: float, seed: int
+    ) -> None:
+        self.sampler, self.decoder, self.bins, self.layout, self.seed = sampler, decoder, bins, decoder.layout, seed
+        self.params = SamplingParams(
+            max_new_tokens=self.layout.frame_tokens,
+            top_k=top_k,
+            repetition_penalty=repetition_penalty,
+            allowed=self.layout.ids_of("frame"),
+        )
+
+    @torch.no_grad()
+    def reset(self, first_BHW3: np.ndarray) -> np.ndarray:
+        """Begin from true first frames; what comes back is how the model sees them."""
+        x = to_pictures(first_BHW3, self.decoder.device)
+        tokenizer = self.decoder.tokenizer
+        with self.decoder.autocast():
+            codes = tokenizer.tokenize(x[:, None], x)
+            self.cache = tokenizer.context_cache(codes.context_BK) if isinstance(tokenizer, CompressiveTokenizer) else None
+        self.context_BK = codes.context_BK.cpu().numpy() if codes.context_BK is not None else None
+        frame_BN = codes.frames_BTN[:, 0].cpu().numpy()
+        still = np.zeros((len(x), self.layout.action_dims))
+        given = self.layout.history
+        self.frames: list[np.ndarray] = [frame_BN] * given
+        self.actions: list[np.ndarray] = [self.bins.encode(still)] * (given - 1)
+        self.count = 0
+        return self._pictures()
+
+    @torch.no_grad()
+    def step(self, actions_BA: np.ndarray) -> np.ndarray:
+        """The next frames, uint8 [B, H, W, 3]."""
+        self.actions.append(self.bins.encode(actions_BA))
+        prompts = self._prompts()
+        keys = [(self.seed, b, self.count) for b in range(len(prompts))]
+        found: dict[int, tuple[int, ...]] = {}
+        for attempt in range(REPLIES):
+            waiting = [b for b in range(len(prompts)) if b not in found]
+            answers = self.sampler.generate([SampleRequest(prompts[b], keys[b], self.params) for b in waiting])
+            for b, answer in zip(waiting, answers, strict=True):
+                if not isinstance(answer, Invalid):
+                    found[b] = answer.ids
+                elif attempt == REPLIES - 1:
+                    raise RuntimeError(f"the sampler failed on an imagined frame: {answer.reason}")
+            if len(found) == len(prompts):
+                break
+        self.frames.append(np.array([found[b] for b in range(len(prompts))], np.int64))
+        self.count += 1
+        if len(self.frames) == self.layout.frames:  # the window is full: go on from its last frames
+            keep = self.layout.history
+            self.frames, self.actions = self.frames[-keep:], self.actions[-(keep - 1) :] if keep > 1 else []
+        return self._pictures()
+
+    def _prompts(self) -> list[tuple[int, ...]]:
+        layout = self.layout
+        parts = [] if self.context_BK is None else [self.context_BK + layout.context_start]
+        frames, actions = self.frames, self.actions
+        if layout.markers:  # one frame at a time: only the given ones are read
+            frames, actions = frames[-layout.history :], actions[-layout.history :]
+        for frame_BN, action_BA in zip(frames, actions, strict=True):
+            parts += [frame_BN, action_BA + layout.action_start]
+        if layout.markers:
+            parts.append(np.full((len(frames[0]), 1), layout.bos))
+        return [tuple(row) for row in np.concatenate(parts, 1).tolist()]
+
+    def _pictures(self) -> np.ndarray:
+        codes = torch.from_numpy(self.frames[-1]).to(self.decoder.device)[:, None]
+        with self.decoder.autocast():
+            return to_frames(self.decoder.tokenizer.detokenize(Codes(codes), self.cache)[:, 0].float())
+
+
+def run_policy(
+    simulator: WorldModelSimulator, policies: Sequence[VideoPolicy], first_BHW3: np.ndarray, instructions: Sequence[str], frames: int
+) -> np.ndarray:
+    """Imagined episodes, uint8 [B, frames, H, W, 3]; a policy that says done stands still from then on."""
+    seen = [simulator.reset(first_BHW3)]
+    done = np.zeros(len(first_BHW3), bool)
+    for _ in range(frames - 1):
+        actions = np.stack([p.act(f, text) for p, f, text in zip(policies, seen[-1], instructions, strict=True)])
+        done |= actions[:, -1] >= 0.5
+        actions[done] = 0.0
+        actions[done, -1] = 1.0
+        seen.append(simulator.step(actions))
+        if done.all():
+            break
+    while len(seen) < frames:
+        seen.append(seen[-1])
+    return np.stack(seen, 1)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How two sets of success rates agree. Pearson's r is NaN where one of them does not vary."""
+
+    r: float
+    mmrv: float
+    gap: float
+
+
+def agreement(real: Sequence[float], model: Sequence[float]) -> Agreement:
+    """Pearson's r, mean maximum rank violation, mean absolute gap.
+
+    A violation is a pair that the model ranks the other way than reality; it weighs the real difference of the pair.
+    """
+    x, y = np.asarray(real, float), np.asarray(model, float)
+    dx, dy = x - x.mean(), y - y.mean()
+    norm = math.sqrt(float((dx**2).sum() * (dy**2).sum()))
+    wrong = (x[:, None] < x[None, :]) != (y[:, None] < y[None, :])
+    mmrv = float((np.abs(x[:, None] - x[None, :]) * wrong).max(1).mean())
+    return Agreement(float((dx * dy).sum()) / norm if norm else math.nan, mmrv, float(np.abs(x - y).mean()))
+
+
+def policy_seed(seed: int, episode: int) -> int:
+    """The same policy noise in the simulator and in every model."""
+    return fold(seed, episode) >> 1

@@ -1,0 +1,71 @@
+"""The video recipe runs from MuJoCo episodes to an exported model, with every number turned down; it resumes; its report plays."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+pytest.importorskip("mujoco", reason="MuJoCo is not installed")
+
+SMALL = [
+    "stages.0.episodes=24",
+    "stages.0.heldout_episodes=8",
+    "stages.0.frames=8",
+    "stages.0.workers=0",
+    "stages.1.steps=6",
+    "stages.1.heldout_clips=4",
+    "stages.1.optimizer={lr: 1e-3}",
+    "stages.2.clips_per_episode=2",
+    "stages.2.heldout_clips_per_episode=1",
+    "stages.3.steps=8",
+    "stages.3.sequences_per_step=8",
+    "stages.3.optimizer={lr: 1e-3}",
+    "stages.4.steps=2",
+    "stages.4.prompts_per_step=2",
+    "stages.4.samples_per_prompt=4",
+    "stages.5.sequences_per_step=8",
+    "stages.6.n=4",
+    "stages.6.runs=2",
+    "stages.6.best_of=[1, 2]",
+    "stages.6.reject_repeats=1",
+    "stages.7.tasks=[close]",
+    "stages.7.policies=[scripted, random]",
+    "stages.7.episodes=2",
+    "stages.7.frames=6",
+]
+
+
+def command(run: Path, *more: str) -> list[str]:
+    sets = [part for override in SMALL for part in ("--set", override)]
+    return [sys.executable, "-m", "terrella", "train", "video-tiny", "--run", str(run), *sets, *more]
+
+
+def test_recipe_runs_through(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = subprocess.run(command(run, "--until", "pretrain"), capture_output=True, text=True, timeout=280)
+    assert first.returncode == 0, first.stderr[-2000:] + first.stdout[-2000:]
+    assert not (run / "stages" / "rlvr.json").exists()
+    done = subprocess.run(command(run), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    stages = {p.stem: json.loads(p.read_text()) for p in (run / "stages").glob("*.json")}
+    assert 0 < stages["tokenizer"]["heldout/codes_used"] <= 1 and stages["tokens"] == stages["tokens"] | {"clips": 48, "heldout_clips": 8}
+    assert stages["rlvr"]["tokens"] == 2 * 2 * 4 * 4 * 16  # steps, prompts, samples, frames, codes: forced actions do not count
+    assert stages["control"]["tokens"] >= stages["rlvr"]["tokens"]
+    tables = {p.stem: json.loads(p.read_text()) for p in (run / "results").glob("*.json")}
+    told = tables["evaluate"]
+    assert [row["kind"] for row in told["rows"]] == ["baseline", "model", "control", "model", "control", "ceiling"]
+    assert told["columns"] == ["mae", "mse", "psnr", "ssim", "repeats"]
+    mae = [row["cells"][0]["value"] for row in told["rows"]]
+    assert mae[-1] < min(mae[1:-1]), "no model beats the decoded truth"
+    curve = [cell["value"] for cell in tables["evaluate-best-of"]["rows"][1]["cells"]]
+    assert curve == sorted(curve, reverse=True)
+    assert {"real2sim", "real2sim-agreement"} <= set(tables) and "detector_agrees" in stages["real2sim"]
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rlvr = [m for m in metrics if m["stage"] == "rlvr"]
+    assert len(rlvr) == 2 and all({"reward/mean", "clip/mae", "clip/repeats", "time/judge_s"} <= set(m) for m in rlvr)
+    text = (run / "report.html").read_text()
+    assert "data:image/png;base64," in text and "Held-out clips" in text
+    assert (run / "export" / "model.safetensors").exists()
