@@ -176,11 +176,11 @@ def _merge_kernel(acc_ptr, ml_ptr, o_ptr, rows, D: tl.constexpr, DP: tl.constexp
     tl.store(o_ptr + at * D + d, o.to(o_ptr.dtype.element_ty), mask=d < D)
 
 
-def row_shape(rows: int, dim: int) -> dict[str, int]:
-    """Keys a step of the loop, warps and stages: measured on an H200, see docs/kernels.md. Tiles of 16 rows are bound by memory alone."""
+def row_shape(rows: int, dim: int, wide: bool) -> dict[str, int]:
+    """Keys a step of the loop, warps and stages, measured on an H200; fp32, which has no matrix unit, needs more threads."""
     if rows > 16:
         return {"BN": 64, "num_warps": 4, "num_stages": 2}
-    return {"BN": 32, "num_warps": 1 if dim <= 64 else 2, "num_stages": 3}
+    return {"BN": 32, "num_warps": 4 if wide else 1 if dim <= 64 else 2, "num_stages": 3}
 
 
 def _padded(dim: int) -> int:
@@ -238,10 +238,11 @@ def triton_attention(
         )  # fmt: skip
     programs, most = (len(tiles.tile_X4), tiles.most) if ragged else (tokens, 1)
     wide = max(16, triton.next_power_of_2(most * per))
+    shape = row_shape(wide, dim, q_THD.dtype == torch.float32)
     _attention_kernel[(programs, groups, splits)](
         q_THD, o_THD, cache.k, cache.v, cache.base_2, rows.prefix_start_N, rows.prefix_len_N, rows.own_start_N, rows.own_cap_N,
         rows.own_len_N, tiles.tile_X4 if ragged else rows.own_len_N, shared.done_N if shared is not None else rows.own_len_N, acc, ml,
-        scale * LOG2E, BM=wide, RAGGED=ragged, SHARED=shared is not None, SPLITS=splits, **row_shape(wide, dim), **common,
+        scale * LOG2E, BM=wide, RAGGED=ragged, SHARED=shared is not None, SPLITS=splits, **shape, **common,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(tokens * heads,)](

@@ -1,7 +1,8 @@
 """Triton side of kernels/sample.py: one read of the row, and a second one of the eighth of it that holds the chosen token.
 
-Each thread keeps its own running maximum and sums over 16-byte vectors, so the long loop has no reduction across threads. A row is
-parts, a part is tiles, a tile is vectors; the choice goes down these levels, each time with what is left of the random number.
+A row is parts, a part is tiles, a tile is 16-byte vectors. The first kernel sums up every part; its threads keep running values of their
+own, so the long loop has no reduction across threads. The second goes down these levels, each time with what is left of the random
+number. Apart, because its registers would halve the number of the first one's programs in flight.
 Shape suffixes: B rows, V vocabulary.
 """
 
@@ -27,73 +28,98 @@ def _descend(mass, i, rest):
 
 
 @triton.jit
-def _sample_kernel(
-    x_ptr, u_ptr, t_ptr, low_ptr, high_ptr, token_ptr, logprob_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
-    TP: tl.constexpr, PARTS: tl.constexpr,
+def _allowed_tile(x_ptr, o, V, low, high):
+    # the mask of the load stays simple, so that it is one of whole vectors
+    x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
+    return tl.where((o >= low) & (o < high), x, -float("inf"))
+
+
+@triton.jit
+def _scale(temperature):
+    return LOG2E / tl.where(temperature == 0.0, 1.0, temperature)
+
+
+@triton.jit
+def _stats_kernel(
+    x_ptr, t_ptr, low_ptr, high_ptr, stats_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr
+):
+    """Of one part of a row: largest logit, sum of 2^((x - largest) scale), the same sum over the allowed ids, and their largest logit."""
+    row, n = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    x_ptr += row * stride
+    low, high = tl.load(low_ptr + row).to(tl.int32), tl.load(high_ptr + row).to(tl.int32)
+    restricted = (low > 0) | (high < V)
+    scale = _scale(tl.load(t_ptr + row))
+    inner = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
+    m = tl.full([RB], LOWEST, tl.float32)
+    b = tl.full([RB], LOWEST, tl.float32)
+    l = tl.zeros([RB], tl.float32)
+    p = tl.zeros([RB], tl.float32)
+    for j in range(TILES):
+        o = (n * TILES + j) * (RB * K) + inner
+        x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
+        top = tl.maximum(m, tl.max(x, axis=1))
+        a = tl.exp2((m - top) * scale)
+        e = tl.exp2((x - top[:, None]) * scale)
+        l = l * a + tl.sum(e, axis=1)
+        if restricted:
+            allowed = (o >= low) & (o < high)
+            p = p * a + tl.sum(tl.where(allowed, e, 0.0), axis=1)
+            b = tl.maximum(b, tl.max(tl.where(allowed, x, LOWEST), axis=1))
+        m = top
+    top = tl.max(m, axis=0)
+    w = tl.exp2((m - top) * scale)
+    total = tl.sum(l * w, axis=0)
+    pick, best = total, top
+    if restricted:
+        pick, best = tl.sum(p * w, axis=0), tl.max(b, axis=0)
+    out = stats_ptr + (row * PARTS + n) * 4
+    tl.store(out, top)
+    tl.store(out + 1, total)
+    tl.store(out + 2, pick)
+    tl.store(out + 3, best)
+
+
+@triton.jit
+def _pick_kernel(
+    x_ptr, u_ptr, t_ptr, low_ptr, high_ptr, stats_ptr, token_ptr, logprob_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr,
+    TILES: tl.constexpr, TP: tl.constexpr, PARTS: tl.constexpr, PP: tl.constexpr,
 ):  # fmt: skip
     BLOCK: tl.constexpr = RB * K
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride
     temperature = tl.load(t_ptr + row)
     low, high = tl.load(low_ptr + row).to(tl.int32), tl.load(high_ptr + row).to(tl.int32)
-    greedy = temperature == 0.0
-    scale = LOG2E / tl.where(greedy, 1.0, temperature)
+    scale = _scale(temperature)
     i, k = tl.arange(0, RB), tl.arange(0, K)
     inner = i[:, None] * K + k[None, :]
-    part, tile = tl.arange(0, PARTS), tl.arange(0, TP)
-    tops = tl.full([PARTS], LOWEST, tl.float32)  # of every part: largest logit,
-    sums = tl.zeros([PARTS], tl.float32)  # sum of 2^((x - top) scale),
-    picks = tl.zeros([PARTS], tl.float32)  # the same over the allowed ids,
-    bests = tl.full([PARTS], LOWEST, tl.float32)  # and their largest logit
-    for n in range(tl.cdiv(V, BLOCK * TILES)):
-        m = tl.full([RB], LOWEST, tl.float32)
-        b = tl.full([RB], LOWEST, tl.float32)
-        l = tl.zeros([RB], tl.float32)
-        p = tl.zeros([RB], tl.float32)
-        for j in range(TILES):
-            o = (n * TILES + j) * BLOCK + inner
-            x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
-            allowed = (o >= low) & (o < high)
-            top = tl.maximum(m, tl.max(x, axis=1))
-            a = tl.exp2((m - top) * scale)
-            e = tl.exp2((x - top[:, None]) * scale)
-            l = l * a + tl.sum(e, axis=1)
-            p = p * a + tl.sum(tl.where(allowed, e, 0.0), axis=1)
-            b = tl.maximum(b, tl.max(tl.where(allowed, x, LOWEST), axis=1))
-            m = top
-        top = tl.max(m, axis=0)
-        w = tl.exp2((m - top) * scale)
-        tops = tl.where(part == n, top, tops)
-        sums = tl.where(part == n, tl.sum(l * w, axis=0), sums)
-        picks = tl.where(part == n, tl.sum(p * w, axis=0), picks)
-        bests = tl.where(part == n, tl.max(b, axis=0), bests)
+    part, tile = tl.arange(0, PP), tl.arange(0, TP)
+    stats = stats_ptr + (row * PARTS + part) * 4
+    tops = tl.load(stats, mask=part < PARTS, other=LOWEST)
     M = tl.max(tops, axis=0)
     w = tl.exp2((tops - M) * scale)
-    total = tl.sum(sums * w, axis=0)
-    if greedy:
+    total = tl.sum(tl.load(stats + 1, mask=part < PARTS, other=0.0) * w, axis=0)
+    if temperature == 0.0:
+        bests = tl.load(stats + 3, mask=part < PARTS, other=LOWEST)
         own = tl.max(bests, axis=0)
         n = tl.argmax(bests, axis=0, tie_break_left=True)
-        token = V
+        token = V - 1
         for j in range(TILES):
             o = (n * TILES + j) * BLOCK + inner
-            x = tl.load(x_ptr + o, mask=(o < V) & (o >= low) & (o < high), other=-float("inf")).to(tl.float32)
-            token = tl.minimum(token, tl.min(tl.min(tl.where(x == own, o, V), axis=1), axis=0))
-        token = tl.minimum(token, V - 1)
+            x = _allowed_tile(x_ptr, o, V, low, high)
+            token = tl.minimum(token, tl.min(tl.min(tl.where(x == own, o, V - 1), axis=1), axis=0))
     else:
-        rest = tl.load(u_ptr + row) * tl.sum((picks * w).to(tl.float64), axis=0)
-        n, rest = _descend(picks * w, part, rest)
+        mass = tl.load(stats + 2, mask=part < PARTS, other=0.0) * w
+        n, rest = _descend(mass, part, tl.load(u_ptr + row) * tl.sum(mass.to(tl.float64), axis=0))
         masses = tl.zeros([TP], tl.float32)
         for j in range(TILES):
-            o = (n * TILES + j) * BLOCK + inner
-            x = tl.load(x_ptr + o, mask=(o < V) & (o >= low) & (o < high), other=-float("inf")).to(tl.float32)
+            x = _allowed_tile(x_ptr, (n * TILES + j) * BLOCK + inner, V, low, high)
             masses = tl.where(tile == j, tl.sum(tl.sum(tl.exp2((x - M) * scale), axis=1), axis=0), masses)
         j, rest = _descend(masses, tile, rest)
         o = (n * TILES + j) * BLOCK + inner
-        x = tl.load(x_ptr + o, mask=(o < V) & (o >= low) & (o < high), other=-float("inf")).to(tl.float32)
+        x = _allowed_tile(x_ptr, o, V, low, high)
         e = tl.exp2((x - M) * scale)
         at, rest = _descend(tl.sum(e, axis=1), i, rest)
-        here = i[:, None] == at
-        in_vector, _ = _descend(tl.sum(tl.where(here, e, 0.0), axis=0), k, rest)
+        in_vector, _ = _descend(tl.sum(tl.where(i[:, None] == at, e, 0.0), axis=0), k, rest)
         token = (n * TILES + j) * BLOCK + at * K + in_vector
         own = tl.sum(tl.sum(tl.where(o == token, x, 0.0), axis=1), axis=0)
     tl.store(token_ptr + row, token.to(tl.int64))
@@ -109,9 +135,13 @@ def triton_sample(
     logprob_B = torch.empty(rows, dtype=torch.float32, device=logits_BV.device)
     lines, warps = (512, 8) if vocab > 32768 else (128, 4)
     tiles = triton.cdiv(triton.cdiv(vocab, lines * 8), 8)
+    parts = triton.cdiv(vocab, lines * 8 * tiles)
+    stats_BP4 = torch.empty((rows, parts, 4), dtype=torch.float32, device=logits_BV.device)
     if rows:
-        _sample_kernel[(rows,)](
-            logits_BV, u_B, temperature_B, low_B, high_B, token_B, logprob_B, logits_BV.stride(0), vocab, RB=lines, K=8, TILES=tiles,
-            TP=triton.next_power_of_2(tiles), PARTS=triton.next_power_of_2(triton.cdiv(vocab, lines * 8 * tiles)), num_warps=warps,
+        shape = {"RB": lines, "K": 8, "TILES": tiles, "PARTS": parts, "num_warps": warps}
+        _stats_kernel[(parts, rows)](logits_BV, temperature_B, low_B, high_B, stats_BP4, logits_BV.stride(0), vocab, **shape)
+        _pick_kernel[(rows,)](
+            logits_BV, u_B, temperature_B, low_B, high_B, stats_BP4, token_B, logprob_B, logits_BV.stride(0), vocab,
+            TP=triton.next_power_of_2(tiles), PP=triton.next_power_of_2(parts), **shape,
         )  # fmt: skip
     return token_B, logprob_B

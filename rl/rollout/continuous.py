@@ -100,7 +100,7 @@ class ContinuousBatch:
         self.pending: deque[Window] = deque()
         step.idle()
         if params is not None and params.repetition_penalty != 1.0:
-            step.seen_BV = torch.zeros(step.slots, self.decoder.config.vocab, dtype=torch.bool, device=self.decoder.device)
+            step.seen_BV = torch.zeros(len(step.temperature_B), self.decoder.config.vocab, dtype=torch.bool, device=self.decoder.device)
 
     def run(self, version: int) -> list[Sample]:
         """Every request's continuation, in the order of the requests."""

@@ -39,13 +39,13 @@ class DecodeStep:
 
     def __init__(self, decoder: PooledDecoder, slots: int, together: int) -> None:
         device = decoder.device
-        self.decoder, self.slots = decoder, max(slots, 8)
-        self.numbers = torch.zeros(len(FIELDS), self.slots, dtype=torch.int64, device=device)
-        self.temperature_B = torch.ones(self.slots, device=device)
-        self.tiles_BR = torch.full((self.slots, together), -1, dtype=torch.int32, device=device)
+        self.decoder, self.slots, width = decoder, slots, max(slots, 8)
+        self.numbers = torch.zeros(len(FIELDS), width, dtype=torch.int64, device=device)
+        self.temperature_B = torch.ones(width, device=device)
+        self.tiles_BR = torch.full((width, together), -1, dtype=torch.int32, device=device)
         self.tick_1 = torch.zeros(1, dtype=torch.int64, device=device)
-        self.tokens_WB = torch.zeros(WINDOW, self.slots, dtype=torch.int64, device=device)
-        self.logprobs_WB = torch.zeros(WINDOW, self.slots, device=device)
+        self.tokens_WB = torch.zeros(WINDOW, width, dtype=torch.int64, device=device)
+        self.logprobs_WB = torch.zeros(WINDOW, width, device=device)
         self.shares = False  # whether some rows read a prefix together
         self.temperature = 1.0  # of all rows, in batch-invariant mode
         self.seen_BV: torch.Tensor | None = None  # tokens a row holds already, where a penalty asks for it

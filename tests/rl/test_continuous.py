@@ -12,6 +12,7 @@ from terrella.models.pooled import Pool, token_bytes
 from terrella.rl.rollout import continuous, step
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
+from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.rl.test_embedded_sampler import CONFIG, weights
 
 NAMED = weights()
@@ -56,7 +57,8 @@ def test_admission_one_by_one_equals_all_at_once() -> None:
     assert {s.finish for s in whole} == {"stop", "length"}
     same(stream(cache_gib=gib(1 + max(r.length for r in asked))).generate(asked), whole)  # room for one
     same(stream(cache_gib=gib(60)).generate(asked), whole)
-    same([stream().generate([request])[0] for request in asked], whole)
+    same(stream(max_batch=2).generate(asked), whole)
+    same([stream().generate([request])[0] for request in asked[:6]], whole[:6])
 
 
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"repetition_penalty": 1.7}, {"top_k": 5, "repetition_penalty": 0.5}])
@@ -95,6 +97,12 @@ def test_batch_invariant_samples_are_the_same_bits_in_any_batch() -> None:
     same(whole, WAVES.generate(asked))
     assert whole == stream(batch_invariant=True, cache_gib=gib(40)).generate(asked)
     assert whole[5:7] == stream(batch_invariant=True).generate(asked[5:7])
+
+
+def test_batch_invariant_samples_are_the_trainers_bits() -> None:
+    (found,) = run_ranks("terrella.tests.rl.invariant_jobs:compare", 1, 120)
+    assert found["tokens"] == 51 and found["unequal"] == 0
+    assert 0 < found["worst_without"] < 1e-5
 
 
 def test_a_cache_too_small_and_nan_are_named() -> None:
