@@ -11,12 +11,14 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ CASES: dict[str, tuple[ModelConfig, list[int]]] = {
     "video-gpt 127M 8x2024": (VIDEO_GPT, [2024] * 8),
     "tiny 4x64": (TINY, [64] * 4),
 }
+SIZED = re.compile(r"(?P<size>[^/ ]+)(?:/(?P<layers>\d+))? (?P<count>\d+)x(?P<length>\d+)")
 BOTH = ("master", "pure")
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "terrella": {"regimes": BOTH},
@@ -56,6 +59,23 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "transformers compile": {"regimes": BOTH, "needs": "cuda"},
 }
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
+
+
+def find_case(name: str) -> tuple[ModelConfig, list[int]]:
+    """A named case, or `SIZE[/LAYERS] COUNTxLENGTH`: a dense size of `terrella plan`, cut to so many layers."""
+    if name in CASES:
+        return CASES[name]
+    from ..launch.plan.geometry import GEOMETRIES
+
+    sizes = {size: model for size, model in GEOMETRIES.items() if not model.experts}
+    match = SIZED.fullmatch(name)
+    if match is None or match["size"] not in sizes:
+        raise ValueError(
+            f"case '{name}': neither one of {', '.join(CASES)}, nor SIZE[/LAYERS] COUNTxLENGTH with a size of {', '.join(sizes)}"
+        )
+    model = sizes[match["size"]]
+    layers = int(match["layers"] or model.layers)
+    return replace(model, layers=min(layers, model.layers)), [int(match["length"])] * int(match["count"])
 
 
 def flops_per_token(model: ModelConfig, lengths: list[int]) -> float:
@@ -78,7 +98,7 @@ def child(impl: str, regime: str, case: str, steps: int, kernels: Path | None) -
         import transformers.models.auto.modeling_auto  # noqa: F401
     sys.stdin.readline()
     cuda = torch.cuda.is_available()
-    step = trainers.make_step(impl, regime, *CASES[case])
+    step = trainers.make_step(impl, regime, *find_case(case))
     losses = [step() for _ in range(3)]
     if cuda:
         torch.cuda.synchronize()
@@ -161,7 +181,10 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="default: the 1.5B case with a GPU, the tiny one without")
+    cases_help = (
+        f"one of: {', '.join(CASES)}; or SIZE[/LAYERS] COUNTxLENGTH, e.g. 'llama3-70b/2 1x4096'; default: 1.5B with a GPU, tiny without"
+    )
+    parser.add_argument("--case", action="append", help=cases_help)
     parser.add_argument("--impl", action="append", choices=list(IMPLEMENTATIONS), help="default: all that can run")
     parser.add_argument("--regime", choices=["master", "pure", "both"], default="master")
     parser.add_argument("--steps", type=int, default=12)
@@ -180,10 +203,12 @@ def main() -> None:
     recorder = record.Recorder("train", "python -m terrella.benchmarks.train " + " ".join(sys.argv[1:]), gpu, versions)
     peak = next((v for k, v in PEAK_TFLOPS.items() if k in gpu), None)
     cases = args.case or (["qwen2.5-1.5b 4x4096"] if cuda else ["tiny 4x64"])
+    for case in cases:
+        find_case(case)
     jobs = []
     for case, impl in itertools.product(cases, args.impl or IMPLEMENTATIONS):
         known = IMPLEMENTATIONS[impl]
-        why = missing(known.get("needs")) or ("even sequences only" if known.get("even") and len(set(CASES[case][1])) > 1 else "")
+        why = missing(known.get("needs")) or ("even sequences only" if known.get("even") and len(set(find_case(case)[1])) > 1 else "")
         if why:
             print(f"{case} | {impl}: left out, {why}")
             continue
@@ -200,7 +225,7 @@ def main() -> None:
 
 
 def _record(recorder: record.Recorder, job: Child, result: dict[str, Any], peak: float | None) -> None:
-    model, lengths = CASES[job.case]
+    model, lengths = find_case(job.case)
     name = job.impl if job.regime == "master" else f"{job.impl} (pure bf16)"
     rates = sorted(sum(lengths) / t for t in result["times"])
     middle = statistics.median(rates)
