@@ -1,0 +1,61 @@
+"""Sampler hosts: addresses by file, requests only from who knows the token, one server for every tensor-parallel group of GPUs."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from terrella.core.errors import ConfigError, DeadlineError, WorkerError
+from terrella.rl.rollout.hosts import Host, HostAddress, find_hosts, hosted_servers
+from terrella.rl.rollout.vllm_config import VllmSettings
+
+SETTINGS = VllmSettings(model="m", dtype="float32", tensor=2)
+
+
+@pytest.fixture
+def host(tmp_path: Path):
+    made = Host("127.0.0.1", gpus=5)
+    made.announce(tmp_path / "samplers")
+    thread = threading.Thread(target=made.serve)
+    thread.start()
+    yield made
+    made.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_host_is_found_and_gives_every_server_an_address_of_its_own(host: Host, tmp_path: Path) -> None:
+    (found,) = find_hosts(f"{tmp_path / 'samplers'}:1", 5)
+    assert found == host.address and (tmp_path / "samplers").stat().st_mode & 0o077 == 0
+    servers = hosted_servers([found], SETTINGS, tmp_path / "rlvr" / "sampler", 60.0)
+    assert len({s.url for s in servers}) == 2 and all(s.url.startswith("http://127.0.0.1:") for s in servers)
+    placed = [host.servers[s.name] for s in servers]
+    assert [p.environment["CUDA_VISIBLE_DEVICES"] for p in placed] == ["0,1", "2,3"] and placed[0].settings == SETTINGS
+    assert [p.log.name for p in placed] == ["vllm-0-0.log", "vllm-0-1.log"]
+    assert not servers[0].alive() and not servers[0].healthy(1.0)  # it has its place but was not started
+    servers[0].stop()
+
+
+def test_strangers_and_unknown_calls_are_refused(host: Host) -> None:
+    with pytest.raises(WorkerError, match="403"):
+        replace(host.address, token="guess").ask("/state", {"name": "x"})
+    for path, body in (("/run", {}), ("/state", {"name": "x"}), ("/place", {"name": "x"})):
+        with pytest.raises(WorkerError, match="500"):
+            host.address.ask(path, body)
+
+
+def test_a_host_that_is_gone_is_a_dead_server(tmp_path: Path) -> None:
+    gone = HostAddress("http://127.0.0.1:9", "t", 0)
+    with pytest.raises(WorkerError, match=r"sampler host http://127.0.0.1:9/place"):
+        hosted_servers([gone], SETTINGS, tmp_path, 1.0)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DeadlineError, match=r"0 of 2 sampler hosts left their address in .* within 0 s"):
+        find_hosts(f"{tmp_path}:2", 0.1)
+    for bad in ("folder", ":2", "folder:0", "folder:two"):
+        with pytest.raises(ConfigError, match="must be FOLDER:COUNT"):
+            find_hosts(bad, 0.1)
+    with pytest.raises(ConfigError, match=r"sampler.tensor: 2 is more than the 1 GPUs"):
+        hosted_servers([HostAddress("http://n1:1", "t", 1)], SETTINGS, tmp_path, 1.0)
