@@ -26,7 +26,7 @@ TRANSPORTS = ("ipc", "disk", "gloo")
 class ColocatedVllm:
     """vLLM as a process of its own on the trainer's device, with empty weights until the first sync."""
 
-    def __init__(self, case: Case, engine: Any, share: float) -> None:
+    def __init__(self, case: Case, engine: Any, share: float, eager: bool = False) -> None:
         import torch
 
         from ..models.families import write_hf_config
@@ -45,7 +45,7 @@ class ColocatedVllm:
             max_length=case.length,
             max_sequences=min(case.prompts * case.samples, 2048),
             gpu_memory=share,
-            eager=not cuda,
+            eager=eager or not cuda,
         )
         self.engine, self.sampler, self.transport = engine, LocalVllm(settings, process=True), IpcTransport()
 
@@ -74,7 +74,7 @@ def child(name: str, ways: list[str], count: int) -> None:
 
     sys.stdin.readline()
     engine = random_engine(CASES[name].model, lr=0)
-    colocated = ColocatedVllm(CASES[name], engine, 0.2)
+    colocated = ColocatedVllm(CASES[name], engine, 0.2, eager=True)  # it samples nothing here
     figures: dict[str, Any] = {}
     for way in ways:
         made = {"disk": lambda: DiskTransport(Path(tempfile.mkdtemp())), "gloo": lambda: BroadcastTransport("gloo")}

@@ -141,10 +141,11 @@ class WeightReceiver:
                 tensors += len(entries)
                 yield from zip((e["name"] for e in entries), arrived, strict=True)
 
-        if plan is None:
-            self.model_runner.reload_weights(weights_iterator=checked())
-        else:
-            self.model_runner.reload_weights(weights_iterator=joined(checked(), plan), is_checkpoint_format=False)
+        with torch.no_grad():
+            if plan is None:
+                self.model_runner.reload_weights(weights_iterator=checked())
+            else:
+                self.model_runner.reload_weights(weights_iterator=joined(checked(), plan), is_checkpoint_format=False)
         self._terrella_tie()
         if not damaged:
             self.terrella_version = version
@@ -152,6 +153,8 @@ class WeightReceiver:
 
     def _terrella_tie(self) -> None:
         """A head that is the embedding anew: on a CPU vLLM keeps a packed copy of it, which a reload leaves as it was."""
+        if torch.device(self.device).type != "cpu":
+            return
         model = self.model_runner.get_model()
         head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
         if head is None or embedding is None or not getattr(model.config, "tie_word_embeddings", False):

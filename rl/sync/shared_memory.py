@@ -1,18 +1,14 @@
-"""A buffer that another process of this machine reads without a copy: CUDA IPC on a GPU, a file in memory on CPU."""
+"""A buffer that another process of this machine reads without a copy: CUDA IPC on a GPU, a nameless file in memory on CPU (Linux)."""
 
 from __future__ import annotations
 
 import base64
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...core.errors import ConfigError
-
-MEMORY = Path("/dev/shm")
 
 
 class Shared:
@@ -20,19 +16,17 @@ class Shared:
 
     def __init__(self, flat: torch.Tensor) -> None:
         self.flat: torch.Tensor | None = flat
-        self.path: Path | None = None
+        self.file = -1
         if not flat.is_cuda:
-            number, name = tempfile.mkstemp(prefix="terrella-", dir=MEMORY if MEMORY.is_dir() else None)
-            os.close(number)
-            self.path = Path(name)
-            if flat.numel():
-                self.path.write_bytes(flat.numpy().tobytes())
+            self.file = os.memfd_create("terrella")  # it has no name that could outlive this process
+            with open(self.file, "wb", closefd=False) as stream:
+                stream.write(memoryview(flat.numpy()))
 
     def handle(self) -> dict[str, Any]:
         """What the reader needs, as JSON."""
         assert self.flat is not None
-        if self.path is not None:
-            return {"path": str(self.path), "bytes": self.flat.numel()}
+        if self.file >= 0:
+            return {"path": f"/proc/{os.getpid()}/fd/{self.file}", "bytes": self.flat.numel()}
         from torch.multiprocessing.reductions import reduce_tensor
 
         arguments = list(reduce_tensor(self.flat)[1])
@@ -44,8 +38,9 @@ class Shared:
         """Let go of the buffer."""
         cuda = self.flat is not None and self.flat.is_cuda
         self.flat = None
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
         if cuda:
             torch.cuda.ipc_collect()  # torch keeps a shared buffer until it has looked whether the reader let go
 

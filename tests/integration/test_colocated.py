@@ -21,7 +21,7 @@ def test_colocated_weights_are_exact_and_a_killed_engine_comes_back(tmp_path) ->
     (result,) = run_ranks(JOBS + "colocated", 1, 800, folder=str(tmp_path), environment=CPU)
     assert max(result["gaps"]) <= 1e-5 and result["versions"] == [[1], [2]]
     assert result["same"] and result["restarts"] == 1 and result["gap"] <= 1e-5
-    assert result["seconds"] < 300 and result["left"] == []
+    assert result["seconds"] < 300
 
 
 @pytest.mark.parametrize("colocated", [True, False])
