@@ -62,6 +62,7 @@ def agent_of(job: Job, arm: Arm) -> AgentSettings:
 def budget(job: Job, model: str) -> tuple[int, int]:
     """(actions in worlds, gradient tokens) that an arm took: its stage, those it started from, and the data they learnt from."""
     actions = tokens = 0
+    played: set[str] = set()
     name: str | None = model
     while name is not None:
         stage = next(s for s in job.recipe.stages if s.name == name)
@@ -69,7 +70,8 @@ def budget(job: Job, model: str) -> tuple[int, int]:
         tokens += outcome.get("tokens", 0)
         if isinstance(stage, AgentReinforce):
             actions += outcome["actions"]
-        if isinstance(stage, AgentSupervised):
+        if isinstance(stage, AgentSupervised) and stage.data not in played:
             actions += job.outcome(stage.data)["actions"]
+            played.add(stage.data)
         name = getattr(stage, "init", None)
     return actions, tokens

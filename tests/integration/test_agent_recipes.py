@@ -1,0 +1,94 @@
+"""The agent recipes run from start to export; a killed run ends like an uninterrupted one; the tiny recipe shows what SPA is for."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from terrella.core.checkpoint import CheckpointReader
+from terrella.data.shards import ShardSet
+from terrella.launch.report import tables
+from terrella.rl.agent_format import parse
+from terrella.tests.launch import tiny_agent, tiny_run
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+OTHERS = ["spa-frozenlake-tiny", "spa-sudoku-tiny", "spa-countdown-tiny", "spa-qa-tiny", "spa-webshop-tiny"]
+SHORT = [f"stages.{i}.groups=2" for i in (3, 4, 11)] + ["stages.1.groups=8", "stages.2.epochs=2", "stages.11.samples_per_group=2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole") / "run"
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> tuple[dict, float]:
+    begun = time.monotonic()
+    done = tiny_agent.train(folder)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    return tiny_run.results(folder), time.monotonic() - begun
+
+
+def test_all_stages_run_and_the_tables_hold_baselines(whole: tuple[dict, float], folder: Path) -> None:
+    told = whole[0]["results/evaluate-OpenSokoban.json"]
+    assert [row["kind"] for row in told["rows"]] == ["baseline", "model", "model", "control", "control", "model", "ceiling"]
+    assert all(row["kind"] in tables.KINDS for row in told["rows"]) and told["columns"] == ["Pass@1", "Pass@8"]
+    turns = whole[0]["results/evaluate-OpenSokoban-turns.json"]
+    assert len(turns["rows"]) == 5 and all(len(row["cells"]) == len(turns["columns"]) for row in turns["rows"])
+    validated = [row for row in whole[0]["metrics"] if "validation/pass@1" in row]
+    assert [row["step"] for row in validated] == [2, 3]
+    assert (folder / "export" / "model.safetensors").exists() and "SPA minus" in (folder / "summary.json").read_text()
+    names = CheckpointReader(folder / json.loads((folder / "stages" / "spa.json").read_text())["checkpoint"]).names()
+    assert any(".lora." in name for name in names)  # the export above is of their merged weights, proven
+
+
+def test_the_same_turns_again_with_other_states(whole: tuple[dict, float], folder: Path) -> None:
+    true, blanked = (ShardSet(folder / "stages" / name / "train") for name in ("selfplay", "blanked"))
+    assert len(true) == len(blanked) > 0
+    for i in range(len(true)):
+        a, b = true[i], blanked[i]
+        assert a["meta.json"] == b["meta.json"] and a["states.json"] == b["states.json"]
+        parsed, hidden = (parse(s["messages.json"][-1]["content"], "state", 1) for s in (a, b))
+        assert parsed.actions == hidden.actions and parsed.ok == hidden.ok
+        if parsed.ok:
+            assert [parsed.observation, parsed.prediction] == a["states.json"] and set(hidden.observation + hidden.prediction) <= {"."}
+
+
+def test_killed_runs_end_like_an_uninterrupted_one(whole: tuple[dict, float], tmp_path: Path) -> None:
+    expected, took = whole
+    rng, run, killed = random.Random(7), tmp_path / "run", 0
+    for _ in range(3):
+        process = subprocess.Popen(tiny_agent.command(run), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=rng.uniform(0.2, 0.9) * took)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=30)
+            killed += 1
+    done = tiny_agent.train(run)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert killed, "every start finished before its kill; the test saw nothing"
+    got = tiny_run.results(run)
+    assert got.keys() == expected.keys()
+    for name in expected:
+        assert got[name] == expected[name], name
+
+
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_other_worlds_run_through(recipe: str, tmp_path: Path) -> None:
+    sets = [*SHORT, *(f"stages.{i}.max_new_tokens=24" for i in (3, 4, 8, 9, 10, 11))]
+    done = tiny_agent.train(tmp_path / "run", recipe, *sets)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    assert "random policy" in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_a_budget_of_actions_ends_the_stage(tmp_path: Path) -> None:
+    done = tiny_agent.train(tmp_path / "run", "spa-sokoban-tiny", "stages.10.steps=50", "stages.10.actions=20", "stages.8.actions=1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    stages = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in ("vanilla", "spa")}
+    assert stages["spa"]["steps"] == 1 and stages["vanilla"]["steps"] < 50
+    assert stages["vanilla"]["actions"] >= 20 or stages["vanilla"]["steps"] == 50
