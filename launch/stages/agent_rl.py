@@ -108,6 +108,7 @@ def run(stage: AgentReinforce, job: Job) -> dict[str, Any]:
                 ahead=session.ahead,
                 publish=session.publish,
                 rollout_deadline_s=stage.rollouts.deadline_s,
+                rest=session.rest,
                 play=play,
             )
         except BudgetSpent:

@@ -90,6 +90,7 @@ def run(stage: VideoReinforce, job: Job) -> dict[str, Any]:
             ahead=session.ahead,
             publish=session.publish,
             rollout_deadline_s=stage.rollouts.deadline_s,
+            rest=session.rest,
         )
     return {"steps": stage.steps, "tokens": tokens, "checkpoint": checkpoints.final()}
 

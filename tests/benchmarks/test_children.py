@@ -1,0 +1,34 @@
+"""Implementations in processes of their own: they wait for the word, and nothing of them is left."""
+
+import sys
+import time
+
+from terrella.benchmarks.children import Child
+
+
+def child(tmp_path, code: str) -> Child:
+    made = Child("unused", [], tmp_path / "log")
+    made.command = [sys.executable, "-c", code]
+    return made
+
+
+def test_a_child_begins_at_the_word_and_tells_its_figures(tmp_path) -> None:
+    one = child(tmp_path, "import json, sys; print('imported', flush=True); print('RESULT ' + json.dumps({'word': sys.stdin.readline()}))")
+    one.start()
+    time.sleep(0.5)
+    one.start()  # a second start changes nothing
+    assert "RESULT" not in one.log.read_text()
+    result = one.finish(30)
+    assert isinstance(result, dict) and result["word"] == "go\n" and result["device_gib"] >= 0
+
+
+def test_one_that_fails_or_takes_too_long_says_why(tmp_path) -> None:
+    broken = child(tmp_path, "import sys; sys.stdin.readline(); raise ValueError('no such thing')")
+    broken.start()
+    assert "no such thing" in str(broken.finish(30))
+    slow = child(tmp_path, "import sys, time; sys.stdin.readline(); print('half way', flush=True); time.sleep(60)")
+    slow.start()
+    begun = time.monotonic()
+    said = slow.finish(1.0)
+    assert isinstance(said, str) and said.startswith("no result within 1 s") and "half way" in said
+    assert time.monotonic() - begun < 20 and slow.process is not None and slow.process.poll() is not None
