@@ -42,17 +42,14 @@ class Launcher:
         return f"{socket.gethostname()}:{free_port()}"
 
     def start(self, words: list[str], environment: dict[str, str], log: str) -> None:
-        from .worker import die_with_parent
-
         make_folder(Path(log).parent)
         self.log = open(log, "ab")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TERRELLA", "SLURM_NODEID"))}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "terrella", *words],
+            [sys.executable, "-m", __name__, str(os.getpid()), *words],
             env={**kept, **environment},
             stdout=self.log,
             stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,
         )
 
     def poll(self) -> int | None:
@@ -144,3 +141,18 @@ def _follow(job: RayJob, machines: Actors, asked: list[int]) -> int:
         if any(code is not None for code in codes[job.nodes :]):
             raise WorkerError("a sampler host ended")
         time.sleep(POLL_S)
+
+
+def main() -> None:
+    """Run `terrella` with the words after the parent's process id, and die with that parent."""
+    from .cli import main as terrella
+    from .worker import die_with_parent
+
+    die_with_parent()
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(1)
+    terrella(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

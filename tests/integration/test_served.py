@@ -70,9 +70,11 @@ def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(slurm: Cluster, 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (requirements/ray.txt)")
-def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(whole: dict, tmp_path: Path) -> None:
+def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(whole: dict, tmp_path: Path, monkeypatch) -> None:
     from ray.cluster_utils import Cluster as RayCluster
 
+    for name, value in {**CPU, "RAY_USAGE_STATS_ENABLED": "0"}.items():
+        monkeypatch.setenv(name, value)
     run, said = tmp_path / "run", tmp_path / "driver.log"
     nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     driver = None
@@ -81,7 +83,7 @@ def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(who
         nodes.wait_for_nodes(timeout=60)
         words = [*tiny_run.command(run, *SETTINGS, "ranks=1"), "--ray", "--sampler-hosts", "1"]
         with open(said, "wb") as stream:
-            driver = subprocess.Popen(words, env={**os.environ, **CPU, "RAY_ADDRESS": nodes.address}, stdout=stream, stderr=stream)
+            driver = subprocess.Popen(words, env={**os.environ, "RAY_ADDRESS": nodes.address}, stdout=stream, stderr=stream)
         until("step 1 of rlvr", lambda: driver.poll() is not None or reached(run, "rlvr", 1), PATIENCE_S)
         assert driver.poll() is None and second.node_id[:8] in said.read_text(), said.read_text()
         nodes.remove_node(second)
