@@ -45,12 +45,8 @@ class Launcher:
         make_folder(Path(log).parent)
         self.log = open(log, "ab")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TERRELLA", "SLURM_NODEID"))}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpid()), *words],
-            env={**kept, **environment},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
+        command = [sys.executable, "-m", __name__, str(os.getpid()), *words]
+        self.process = subprocess.Popen(command, env={**kept, **environment}, stdout=self.log, stderr=subprocess.STDOUT)
 
     def poll(self) -> int | None:
         return self.process.poll() if self.process else None
