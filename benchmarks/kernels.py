@@ -30,11 +30,17 @@ GRPO_SETTINGS = PolicySettings(clip_high=0.28)
 class Bench:
     """Where figures go: the recorder, a table on stdout, and which sections were asked for."""
 
-    def __init__(self, recorder: record.Recorder, budget_s: float, scale: int, quick: bool):
-        self.recorder, self.scale, self.quick = recorder, scale, quick
+    def __init__(self, recorder: record.Recorder, out: Path, budget_s: float, scale: int, quick: bool):
+        self.recorder, self.out, self.scale, self.quick = recorder, out, scale, quick
+        self.written = 0
         self.timer = Timer(budget_s)
         self.copy_gbs = 0.0
         self.missing: rivals.Missing = {}
+
+    def write(self) -> None:
+        """Append the new rows at once: a run that is stopped keeps what it measured."""
+        record.append(self.recorder.rows[self.written :], self.out)
+        self.written = len(self.recorder.rows)
 
     def add(self, case: str, impl: str, timing: Timing, useful_bytes: float | None = None, peak_less_gb: float = 0.0) -> float:
         """Record a time, its share of the copy bandwidth when the op is bound by memory, and the memory it took."""
@@ -46,11 +52,13 @@ class Bench:
             line += f" {share:6.1f} % of copy"
         peak = max(0.0, timing.peak_gb - peak_less_gb)
         self.recorder.add(case, impl, "peak", peak, "GB")
+        self.write()
         print(line + f"  peak {peak:.3f} GB", flush=True)
         return timing.ms
 
     def error(self, case: str, impl: str, metric: str, value: float) -> None:
         self.recorder.add(case, impl, metric, value, "error")
+        self.write()
         print(f"{case:52s} {impl:36s} {metric} {value:.2e}", flush=True)
 
     def measure(
@@ -94,7 +102,8 @@ class Bench:
         except Exception as error:
             if impl.startswith("terrella"):
                 raise
-            self.missing[f"{impl} on {case}"] = f"{type(error).__name__}: {error}"[:200]
+            self.missing[f"{impl} on {case}"] = reason = f"{type(error).__name__}: {error}"[:200]
+            print(f"left out: {impl} on {case}: {reason}", flush=True)
         finally:
             torch.cuda.empty_cache()
 
@@ -107,6 +116,7 @@ def ceilings(b: Bench) -> None:
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     rate = 2 * 8192**3 / b.timer(lambda: left @ right).ms / 1e9
     b.recorder.add("ceilings", "torch matmul 8192", "rate", rate, "TFLOP/s")
+    b.write()
     print(f"copy {b.copy_gbs:.0f} GB/s, bf16 matmul {rate:.0f} TFLOP/s", flush=True)
 
 
@@ -478,18 +488,15 @@ def main(argv: list[str] | None = None) -> int:
     versions = f"torch {torch.__version__}; triton {triton.__version__}"
     command = "terrella bench kernels " + " ".join(sys.argv[1:] if argv is None else argv)
     recorder = record.Recorder("kernels", command, torch.cuda.get_device_name(), versions, options.commit)
-    b = Bench(recorder, options.budget, options.scale, options.quick)
-    try:
-        ceilings(b)
-        for section in wanted:
-            SECTIONS[section](b)
-            torch.cuda.empty_cache()
-    finally:
-        before = record.read(options.out)
-        record.append(recorder.rows, options.out)
-        if options.baseline:
-            marked = [r for r in recorder.rows if r.impl.startswith("terrella")]
-            record.append([record.Row(**(vars(r) | {"run_id": record.BASELINE + r.run_id})) for r in marked], options.out)
+    before = record.read(options.out)
+    b = Bench(recorder, options.out, options.budget, options.scale, options.quick)
+    ceilings(b)
+    for section in wanted:
+        SECTIONS[section](b)
+        torch.cuda.empty_cache()
+    if options.baseline:
+        marked = [r for r in recorder.rows if r.impl.startswith("terrella")]
+        record.append([record.Row(**(vars(r) | {"run_id": record.BASELINE + r.run_id})) for r in marked], options.out)
     for name, reason in b.missing.items():
         print(f"left out: {name}: {reason}")
     if options.compare:
