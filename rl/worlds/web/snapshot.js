@@ -1,6 +1,7 @@
 // The page as nested lists [tag, attributes, index, flags, box, field, children]; elements are kept by index for later actions.
 // Nothing is written into the page.
-(options) => {
+async (options) => {
+  if (options.quiet >= 0) await new Promise(done => setTimeout(() => requestAnimationFrame(done), options.quiet));
   const began = performance.now();
   const W = window.innerWidth, H = window.innerHeight;
   const SKIPPED = new Set(["HEAD", "SCRIPT", "STYLE", "NOSCRIPT", "TEMPLATE", "META", "LINK", "BASE", "TITLE"]);
@@ -74,5 +75,5 @@
     return [tag.toLowerCase(), attributes, index, flags, box, held(element, tag), children];
   };
   const tree = visit(document.documentElement) || ["html", {}, 0, 1, null, null, []];
-  return { elements, data: JSON.stringify({ tree, url: location.href, title: document.title, truncated }) };
+  return { elements, data: JSON.stringify({ probe: PROBE, tree, url: location.href, title: document.title, truncated }) };
 }
