@@ -37,6 +37,15 @@ def _git(*args: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def _driver_gpus() -> list[str]:
+    """Names of the GPUs as the driver lists them, for processes that do not load torch."""
+    try:
+        done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
 def versions() -> dict[str, str]:
     """Installed versions of the packages that decide a result."""
     found = {"python": platform.python_version()}
@@ -60,6 +69,8 @@ def describe(gpus: bool = True) -> dict[str, Any]:
         import torch
 
         hardware["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    elif gpus:
+        hardware["gpus"] = _driver_gpus()
     return {
         "versions": versions(),
         "git": {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))},

@@ -43,6 +43,7 @@ class View:
     trend: list[float] = field(default_factory=list)
     trend_name: str = ""
     tokens_per_s: float | None = None
+    mfu: float | None = None  # of the whole step, sampling included; where the GPUs are known
     queues: dict[str, int] = field(default_factory=dict)
     slow: list[str] = field(default_factory=list)
     silent_s: float | None = None
@@ -66,6 +67,19 @@ def seconds_left(points: list[dict[str, Any]], step: int, total: int | None) -> 
     """Median time of the recent steps times the steps that are left."""
     times = [t for record in points[-RECENT:] if (t := number(record.get("time/step_s"))) is not None]
     return statistics.median(times) * (total - step) if times and total is not None else None
+
+
+def utilisation(run: RunData, tokens_per_s: float) -> float | None:
+    """Share of the GPUs' bf16 peak that the tokens' forward and backward passes take; None on GPUs that the planner does not know."""
+    from ..models.config import ModelConfig
+    from .plan.geometry import count
+    from .plan.machine import GPUS
+
+    names = (run.environment.get("hardware") or {}).get("gpus") or [""]
+    gpu = next((gpu for key, gpu in GPUS.items() if key.upper() in names[0]), None)
+    if gpu is None or not isinstance(run.config.get("model"), dict):
+        return None
+    return 6.0 * count(ModelConfig(**run.config["model"])).active * tokens_per_s / (gpu.bf16 * int(run.config.get("ranks", 1)))
 
 
 def queue_depths(folder: Path) -> dict[str, int]:
@@ -118,6 +132,7 @@ def look(folder: Path, now: float | None = None) -> View:
         view.trend = [value for _, value in series(records, current, view.trend_name)]
         speeds = [value for _, value in series(records[-RECENT:], current, "time/tokens_per_s")]
         view.tokens_per_s = statistics.median(speeds) if speeds else None
+        view.mfu = utilisation(run, view.tokens_per_s) if view.tokens_per_s else None
         if read_json(folder / "stages" / f"{current}.json") is None:
             view.queues = queue_depths(folder / "stages" / current / "journal")
             view.slow = slow_ranks(folder)
@@ -177,6 +192,8 @@ def render(view: View) -> Any:
         numbers.add_row(Text(name), Text(short(value)))
     if view.tokens_per_s is not None:
         numbers.add_row(Text("tokens/s"), Text(short(view.tokens_per_s)))
+    if view.mfu is not None:
+        numbers.add_row(Text("MFU"), Text(f"{100 * view.mfu:.1f} %"))
     for name, depth in view.queues.items():
         numbers.add_row(Text(name), Text(str(depth)))
 

@@ -11,8 +11,9 @@ from terrella.core.metrics import MetricsFile
 from terrella.core.sinks import open_sinks
 from terrella.launch import pace
 from terrella.launch.pace import PROBE_EVERY, WINDOW, Lap, Pace
+from terrella.launch.report.load import RunData
 from terrella.launch.supervise import standing
-from terrella.launch.watch import queue_depths, slow_ranks
+from terrella.launch.watch import queue_depths, slow_ranks, utilisation
 from terrella.rl.journal import Journal
 
 
@@ -70,6 +71,16 @@ def test_watch_reads_slow_ranks_and_queues(tmp_path: Path) -> None:
     journal.note("issued", 0, [0, 1, 2])
     journal.note("trained", 0, [0])
     assert queue_depths(tmp_path / "journal") == {"prompts open": 2, "continuations done": 0}
+
+
+def test_watch_knows_the_utilisation_of_known_gpus(tmp_path: Path) -> None:
+    model = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "vocab": 128256}
+    run = RunData(tmp_path, "x", config={"model": model, "ranks": 8})
+    assert utilisation(run, 1000.0) is None
+    run.environment = {"hardware": {"gpus": ["NVIDIA H100 80GB HBM3"]}}
+    assert utilisation(run, 80_000.0) == pytest.approx(6 * 7.5e9 * 10_000 / 989e12, rel=0.02)
+    run.environment = {"hardware": {"gpus": []}}
+    assert utilisation(run, 1000.0) is None
 
 
 def test_the_watchdog_says_where_ranks_stand_only_when_none_moves(tmp_path: Path) -> None:
