@@ -19,7 +19,7 @@ METRICS: tuple[Metric, ...] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_ale
 BETTER_HIGH = frozenset({"psnr", "ssim"})
 Aggregate = Literal["mean", "last", "discount"]
 DISCOUNT = 0.9
-LPIPS_BATCH = 256
+LPIPS_PIXELS = 1 << 22  # of one piece, which bounds its memory
 
 
 def mae(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -60,10 +60,11 @@ def _lpips(net: Backbone, device: str) -> torch.nn.Module:
 def lpips(a: torch.Tensor, b: torch.Tensor, net: Backbone = "vgg") -> torch.Tensor:
     """The perceptual distance, in pieces that bound its memory; bf16 convolutions on CUDA."""
     model = _lpips(net, str(a.device))
+    piece = max(1, LPIPS_PIXELS // (a.shape[-1] * a.shape[-2]))
     out = []
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=a.is_cuda):
-        for start in range(0, len(a), LPIPS_BATCH):
-            out.append(model(a[start : start + LPIPS_BATCH].float(), b[start : start + LPIPS_BATCH].float()).float())
+        for start in range(0, len(a), piece):
+            out.append(model(a[start : start + piece].float(), b[start : start + piece].float()).float())
     return torch.cat(out)
 
 

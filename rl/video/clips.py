@@ -16,6 +16,8 @@ from ...core.rng import fold, uniform
 from ...data.pictures import decode_picture
 from ...data.shards import ShardSet
 
+CACHE_BYTES = 2 << 30  # decoded episodes that are kept
+
 
 @dataclass(frozen=True)
 class ClipPlace:
@@ -33,6 +35,9 @@ class Episodes:
         self.shards = ShardSet(folder, decode=False)
         numbers = range(len(self.shards))
         self.numbers = [i for i in numbers if not every or (i % every == 0) == heldout]
+        self._kept: dict[int, np.ndarray] = {}
+        self._lengths: dict[int, int] = {}
+        self._room = CACHE_BYTES
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -41,13 +46,21 @@ class Episodes:
         return self.shards[self.numbers[episode]]
 
     def length(self, episode: int) -> int:
-        return len(_pictures(self.raw(episode)))
+        if episode not in self._lengths:
+            self._lengths[episode] = len(_pictures(self.raw(episode)))
+        return self._lengths[episode]
 
     def frames(self, episode: int, wanted: Sequence[int]) -> np.ndarray:
-        """Frames by number; beyond the end the last one is repeated."""
-        raw = self.raw(episode)
-        names = _pictures(raw)
-        return np.stack([decode_picture(raw[names[min(i, len(names) - 1)]]) for i in wanted])
+        """Frames by number; beyond the end the last one is repeated. While there is room, whole episodes are decoded and kept."""
+        if episode not in self._kept:
+            raw = self.raw(episode)
+            names = _pictures(raw)
+            if self._room <= 0:
+                return np.stack([decode_picture(raw[names[min(i, len(names) - 1)]]) for i in wanted])
+            self._kept[episode] = np.stack([decode_picture(raw[name]) for name in names])
+            self._room -= self._kept[episode].nbytes
+        kept = self._kept[episode]
+        return kept[np.minimum(np.asarray(wanted), len(kept) - 1)]
 
     def actions(self, episode: int, wanted: Sequence[int]) -> np.ndarray:
         """Actions by number, the last one repeated likewise; [T, A]."""

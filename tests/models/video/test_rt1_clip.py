@@ -37,4 +37,5 @@ def test_rt1_clip(kind: str) -> None:
     pictures, shown = ClipDecoder(model, layout).pictures(rows)
     assert pictures.shape == (1, layout.horizon, 3, 256, 320)
     assert torch.equal(shown[:, 1:], codes.frames_BTN[:, layout.history :])
-    assert torch.allclose(pictures, model.detokenize(codes)[:, layout.history :], atol=1e-5)
+    # convolutions round differently for other batch sizes; a grey level is 4e-3
+    assert torch.allclose(pictures, model.detokenize(codes)[:, layout.history :], atol=1e-4)
