@@ -1,8 +1,9 @@
 """Other projects' kernels behind one shape of call, each at its best setting for the job. Absent ones are left out, with the reason.
 
-They are looked for in the folder that `terrella bench kernels --rivals` names (unpacked wheels; only the kernel folders of trl and verl, as
-`trl_rival/kernels` and `verl_kernel`; flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`, Unsloth's `cross_entropy_loss.py` as
-`unsloth_rival/`; for Liger's CuTe path nvidia-cutlass-dsl), then on the path.
+They are looked for in the folder that `terrella bench kernels --rivals` names, then on the path. The folder holds unpacked wheels; of trl
+and verl only the kernels, as `trl_rival/kernels` (and `trl_rival/trainer/utils.py` with `maybe_gather_lm_head_ctx`) and `verl_kernel`;
+flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`; Unsloth's `cross_entropy_loss.py` in `unsloth_rival/`; for Liger's CuTe path
+nvidia-cutlass-dsl.
 """
 
 from __future__ import annotations
