@@ -26,6 +26,9 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 class LPIPS(nn.Module):
     """The distance of two pictures: 0 for equal ones. Frozen; gradients flow to the pictures."""
 
+    shift: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self, net: Backbone) -> None:
         super().__init__()
         self.net = net
