@@ -54,9 +54,9 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _aten.mm.default:
-            return matmul(*args)
+            return matmul(args[0], args[1])
         if func is _aten.mm.out:
-            return matmul(*args, kwargs["out"])
+            return matmul(args[0], args[1], kwargs["out"])
         if func is _aten.addmm.default and not kwargs:
             return matmul(args[1], args[2]) + args[0]
         if func in _OTHER_PRODUCTS and args[0].is_cuda:  # the CPU's references go row by row with them

@@ -6,6 +6,7 @@ Shape suffixes: T new tokens, B rows of one token each, H hidden, L layers, 2 ke
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from dataclasses import replace
 from typing import Any
 
@@ -60,13 +61,13 @@ class Pool:
         """Give a region back."""
         if not length:
             return
-        merged: list[tuple[int, int]] = []
-        for at, room in sorted([*self._free, (start, length)]):
-            if merged and sum(merged[-1]) == at:
-                merged[-1] = (merged[-1][0], merged[-1][1] + room)
-            else:
-                merged.append((at, room))
-        self._free = merged
+        i = bisect(self._free, (start,))
+        if i < len(self._free) and self._free[i][0] == start + length:
+            length += self._free.pop(i)[1]
+        if i and sum(self._free[i - 1]) == start:
+            self._free[i - 1] = (self._free[i - 1][0], self._free[i - 1][1] + length)
+        else:
+            self._free.insert(i, (start, length))
 
     def reset(self) -> None:
         """Take every region back."""

@@ -70,6 +70,8 @@ def tiles_of(new: list[int], most: int, device: str) -> Tiles:
 
 
 LENGTHS = [(0, 130, 5), (0, 130, 70), (1, 0, 0), (2, 64, 63), (3, 7, 64), (0, 130, 0), (2, 64, 200)]
+if interpreting():
+    LENGTHS = [(0, 70, 5), (0, 70, 40), (1, 0, 0), (2, 32, 31), (3, 7, 33), (0, 70, 0), (2, 32, 60)]
 
 
 @pytest.mark.parametrize("heads,groups,dim,options", MIXED)
@@ -89,7 +91,7 @@ def test_append_and_attention_of_one_token(heads, groups, dim, options) -> None:
     want = reference_attention(want_q, cache, rows, groups, dim**-0.5)
     shared = Shared(
         torch.tensor([[0, 1, 5], [3, 6, -1], [-1, -1, -1]], dtype=torch.int32, device=DEVICE),
-        torch.tensor([130, 130, 0, 50, 0, 130, 50], device=DEVICE),
+        torch.tensor([LENGTHS[0][1]] * 2 + [0, 30, 0, LENGTHS[0][1], 30], device=DEVICE),
     )
     for how in ({}, {"splits": 3}, {"shared": shared}):
         close(cached_attention(q, mine, my_rows, groups, scale=dim**-0.5, **how), want)
@@ -97,7 +99,7 @@ def test_append_and_attention_of_one_token(heads, groups, dim, options) -> None:
 
 @pytest.mark.parametrize("heads,groups,dim", HEADS)
 def test_many_tokens_a_sequence(heads, groups, dim) -> None:
-    new = [1, 13, 70, 64, 5, 2, 3] if CUDA else [1, 13, 20, 9, 2, 1, 3]
+    new = [1, 13, 70, 64, 5, 2, 3] if CUDA else [1, 13, 10, 3, 2, 1, 3]
     cache, rows, qkv = make(heads, groups, dim, LENGTHS, new)
     table, most = rope_table(512, dim), 8
     mine, my_rows = place(cache, rows)
@@ -134,7 +136,7 @@ def test_a_row_does_not_depend_on_its_neighbours_nor_on_its_regions() -> None:
     assert torch.equal(cached_attention(q[1:2].contiguous(), flat, Rows(*numbers), 2, scale=0.125), together[1:2])
 
 
-@pytest.mark.parametrize("vocab", [5, 1024, 9008] + ([151936] if CUDA else []))
+@pytest.mark.parametrize("vocab", [5, 2100] + ([9008, 151936] if CUDA else []))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sampling(vocab, dtype) -> None:
     draw, rows = torch.Generator().manual_seed(vocab), 40 if CUDA else 16

@@ -92,11 +92,11 @@ def test_long_prompts_go_in_by_pieces(monkeypatch) -> None:
 
 
 def test_batch_invariant_samples_are_the_same_bits_in_any_batch() -> None:
-    asked = mixed(12, stop_ids=(3,))
+    asked = mixed(6, stop_ids=(3,))
     whole = stream(batch_invariant=True).generate(asked)
     same(whole, WAVES.generate(asked))
-    assert whole == stream(batch_invariant=True, cache_gib=gib(40)).generate(asked)
-    assert whole[5:7] == stream(batch_invariant=True).generate(asked[5:7])
+    assert whole == stream(batch_invariant=True, cache_gib=gib(24)).generate(asked)
+    assert whole[2:4] == stream(batch_invariant=True).generate(asked[2:4])
 
 
 def test_batch_invariant_samples_are_the_trainers_bits() -> None:
