@@ -133,7 +133,8 @@ def hf_tensors(config: ModelConfig, parameters: Tensors, dtype: str) -> Iterator
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """xxh3-128 of a tensor's bytes."""
-    return xxhash.xxh3_128(tensor.contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b"").hexdigest()
+    data: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    return xxhash.xxh3_128(data).hexdigest()
 
 
 def write_folder(

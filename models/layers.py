@@ -123,6 +123,7 @@ class PackedSelfAttention(SelfAttention):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.linear_qkv: Any
         self.linear_qkv.skip_bias_add = True  # the kernel that cuts the heads adds it
 
     def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
@@ -133,7 +134,7 @@ class PackedSelfAttention(SelfAttention):
             query, key, value = kernels.qkv_rope(x_TC, bias, packed.table_T2R, heads, groups)
         else:
             query, key, value = kernels.cut_heads(x_TC, bias, heads, groups)
-            if self.q_layernorm is not None:
+            if self.q_layernorm is not None and self.k_layernorm is not None:
                 query, key = self.q_layernorm(query), self.k_layernorm(key)
             query, key = packed.rotate(query), packed.rotate(key)
         context_group: Any = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None

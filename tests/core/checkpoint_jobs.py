@@ -51,10 +51,17 @@ def resume(folder: str, parallel: dict, total: int, precision: str = "fp32") -> 
     return {"trace": trace, "states": _states(engine), "loaded": loaded, "step": engine.steps}
 
 
-def resave(folder: str, other: str, parallel: dict) -> None:
+def resave(folder: str, other: str, parallel: dict, kind: str = "dense") -> None:
     """Load under one layout and save again."""
-    engine = jobs.make_engine(parallel)
+    engine = jobs.make_engine(parallel, **jobs.KINDS[kind])
     engine.save(Path(other), engine.load(Path(folder)))
+
+
+def train_experts(folder: str, parallel: dict) -> None:
+    """Two steps of a model with experts, then a checkpoint."""
+    engine = jobs.make_engine(parallel, **jobs.KINDS["moe"])
+    _steps(engine, 0, 2)
+    engine.save(Path(folder), {"position": 2})
 
 
 def load_error(folder: str, parallel: dict) -> str:

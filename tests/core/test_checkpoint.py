@@ -79,6 +79,20 @@ def test_resume_in_another_layout(saved: tuple[Path, list], tmp_path: Path, worl
         assert torch.equal(value, before.full(name)), name
 
 
+def test_experts_move_between_layouts(tmp_path: Path) -> None:
+    """Saved by two expert ranks, loaded by one and by two tensor ranks: the same weights and moments, to the bit."""
+    run_ranks(f"{JOBS}:train_experts", 2, folder=str(tmp_path / "ep2"), parallel={"expert": 2})
+    before = CheckpointReader(tmp_path / "ep2")
+    for world, parallel in ((1, {}), (2, {"tensor": 2, "sequence_parallel": True})):
+        other = tmp_path / f"world{world}"
+        run_ranks(f"{JOBS}:resave", world, folder=str(tmp_path / "ep2"), other=str(other), parallel=parallel, kind="moe")
+        after = CheckpointReader(other)
+        assert before.names() == after.names()
+        for name in before.names():
+            for kind in ("master", "exp_avg", "exp_avg_sq"):
+                assert torch.equal(_bits(before.full(name, kind)), _bits(after.full(name, kind))), f"{name} {kind}"
+
+
 def test_a_flipped_byte_is_named(saved: tuple[Path, list], tmp_path: Path) -> None:
     copy = tmp_path / "step_00000003"
     shutil.copytree(saved[0], copy)
