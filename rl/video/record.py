@@ -71,7 +71,7 @@ def plans(
 
 def record(folder: Path, wanted: Sequence[EpisodePlan], workers: int = 0, tick: Any = None) -> int:
     """Write the episodes; a killed recording goes on after its last whole shard. The bytes do not depend on `workers`."""
-    with ShardWriter(folder, kind=VIDEO, max_bytes=64 << 20, max_samples=500, resume=folder.exists()) as writer:
+    with ShardWriter(folder, kind=VIDEO, max_bytes=64 << 20, max_samples=100, resume=folder.exists()) as writer:
         for plan, members in zip(
             islice(wanted, writer.samples, None), ordered_map(encoded_episode, wanted[writer.samples :], workers, chunk=4), strict=True
         ):
