@@ -21,6 +21,7 @@ from .rollout.sampler import Sample, SampleRequest
 from .worlds.base import World
 
 HIDDEN = "..."
+BLANK = "-"  # a token of its own, also where several stand together
 UNREADABLE = "\ufffd"  # an id that the tokenizer does not know
 THOUGHT = "I try some moves."
 _SPAN = re.compile(r"(?<=<observation>\n).*?(?=\n</observation>)|(?<=<prediction>\n).*?(?=\n</prediction>)", re.DOTALL)
@@ -53,7 +54,7 @@ def written_response(episode: AgentEpisode, turn: int, variant: Variant) -> str:
     if variant == "masked":
         return ground(response, HIDDEN, HIDDEN)
     if variant == "blanked":
-        return ground(response, *("." * len(episode.tokenizer.encode(state)) for state in (before, after)))
+        return ground(response, *(BLANK * len(episode.tokenizer.encode(state)) for state in (before, after)))
     if variant == "random_coordinates":
         rng = random.Random(f"{episode.seed}/{episode.sample_index}/{turn}")
         return ground(response, _scatter(before, rng), _scatter(after, rng))

@@ -58,6 +58,8 @@ def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for (name, tag), s in scores.items():
         found |= {f"{name}/{tag}/pass@{k}": s.passes(k).to_cell() for k in ks(stage)}
+        if stage.headline not in (None, name):
+            found[f"{stage.headline} minus {name}/{tag}/pass@1"] = difference(scores[stage.headline, tag], s).to_cell()
     return {**found, **{f"{name}/actions": c[0] for name, c in costs.items()}, **{f"{name}/tokens": c[1] for name, c in costs.items()}}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class FrozenLakeConfig:
     frozen: float = 0.8
     success_rate: float = 1 / 3
     coupled: bool = False
+    observation: Literal["grid", "grid_coord", "coord"] = "grid"  # what the text is: the picture, the places with it, or the places alone
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= 32 or not 0 < self.frozen <= 1 or not 0 < self.success_rate <= 1:
@@ -201,7 +202,10 @@ class FrozenLake(World):
         symbols[self.cell] = {"_": "P", "O": "X", "G": "√"}[symbols[self.cell]]
         size = len(self.rows)
         text = "\n".join("".join(symbols[i : i + size]) for i in range(0, size * size, size))
-        return text if mode == "text" else f"{text}\n{coordinate_sentence(text)}"
+        places = coordinate_sentence(text)
+        if mode == "text_with_coordinates":
+            return f"{text}\n{places}"
+        return {"grid": text, "grid_coord": f"{places}\n{text}", "coord": places}[self.config.observation]
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.rows)

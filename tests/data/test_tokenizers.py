@@ -1,11 +1,13 @@
 """The small tokenizers round-trip, refuse what they cannot spell, and agree with transformers about every id."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrella.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, load_tokenizer
+from terrella.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, HFTokenizer, PieceTokenizer, load_tokenizer
 
 ALPHABET = "#.@$ \n<>eospad|0123é"
 
@@ -75,3 +77,16 @@ def test_bpe_learns_templates_and_reads_back(tmp_path):
     assert BPETokenizer.train(texts, 300).encode(texts[7]) == tokenizer.encode(texts[7])
     with pytest.raises(ValueError, match="vocab_size"):
         BPETokenizer.train(texts, 100)
+
+
+def test_given_pieces_are_taken_whole_and_their_hugging_face_twin_agrees(tmp_path: Path) -> None:
+    tokenizer = PieceTokenizer(["<answer>", " </answer>", "Up", "(1,2)", "(1", *"(),12 U#√\n"])
+    text = "<answer>Up (1,2)(1,1)#√\n </answer>"
+    ids = tokenizer.encode(text)
+    assert len(ids) == 12 and tokenizer.decode([1, *ids, 2]) == text
+    tokenizer.save(tmp_path)
+    assert HFTokenizer(tmp_path).encode(text) == ids and load_tokenizer(tmp_path).encode(text) == ids
+    with pytest.raises(ValueError, match="character 'x' at position 2"):
+        tokenizer.encode("Upx")
+    with pytest.raises(ValueError, match="repeat"):
+        PieceTokenizer(["a", "a"])

@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_the_same_turns_again_with_other_states(whole: tuple[dict, float], folde
         parsed, hidden = (parse(s["messages.json"][-1]["content"], "state", 1) for s in (a, b))
         assert parsed.actions == hidden.actions and parsed.ok == hidden.ok
         if parsed.ok:
-            assert [parsed.observation, parsed.prediction] == a["states.json"] and set(hidden.observation + hidden.prediction) <= {"."}
+            assert [parsed.observation, parsed.prediction] == a["states.json"] and set(hidden.observation + hidden.prediction) <= {"-"}
 
 
 def test_killed_runs_end_like_an_uninterrupted_one(whole: tuple[dict, float], tmp_path: Path) -> None:
@@ -92,3 +93,32 @@ def test_a_budget_of_actions_ends_the_stage(tmp_path: Path) -> None:
     stages = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in ("vanilla", "spa")}
     assert stages["spa"]["steps"] == 1 and stages["vanilla"]["steps"] < 50
     assert stages["vanilla"]["actions"] >= 20 or stages["vanilla"]["steps"] == 50
+
+
+def learns_its_world(run: Path, seed: int) -> None:
+    """The tiny recipe as it ships: SPA ahead of vanilla RL and of blanked states outside the interval, at equal cost."""
+    done = subprocess.run(
+        [sys.executable, "-m", "terrella", "train", "spa-sokoban-tiny", "--run", str(run), "--set", f"seed={seed}"],
+        capture_output=True,
+        text=True,
+        timeout=1700,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads((run / "stages" / "evaluate.json").read_text())
+    for other in ("vanilla RL", "blanked states and RL"):
+        gain = told[f"SPA minus {other}/OpenSokoban/pass@1"]
+        assert gain["n"] == 128 and gain["low"] > 0, (seed, other, gain)
+        assert told[f"{other}/actions"] == pytest.approx(told["SPA/actions"], rel=0.03)
+        assert told[f"{other}/tokens"] == pytest.approx(told["SPA/tokens"], rel=0.05)
+
+
+@pytest.mark.timeout(1800)
+def test_spa_is_ahead_at_equal_cost(tmp_path: Path) -> None:
+    learns_its_world(tmp_path / "run", 0)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_spa_is_ahead_with_other_seeds(tmp_path: Path, seed: int) -> None:
+    learns_its_world(tmp_path / "run", seed)

@@ -40,6 +40,22 @@ def episode(world: World, seed: int, length: int = 12) -> list[StepResult]:
     return results
 
 
+@pytest.mark.parametrize("tag", TASKS)
+def test_random_actions_are_actions(tag: str) -> None:
+    world = TASKS[tag].make()
+    if isinstance(world, WebWorld):
+        with pytest.raises(WorldFault, match="no random policy"):
+            world.random_action(random.Random(0))
+        return
+    for seed in range(3):
+        world.reset(seed)
+        for step in range(4):
+            word = world.random_action(random.Random(step))
+            assert word == world.random_action(random.Random(step)) and world.parse_action(word) is not None
+            if world.step(world.parse_action(word)).done:
+                break
+
+
 def test_every_world_has_a_tag() -> None:
     assert {task.world for task in TASKS.values()} == set(WORLDS)
 
