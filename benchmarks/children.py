@@ -55,6 +55,12 @@ class Child:
         return reason + "\n".join(lines[-25:])
 
 
+def wait_for_word() -> None:
+    """The child's side: wait to begin; a parent that is gone never says so."""
+    if not sys.stdin.readline():
+        raise SystemExit("the benchmark ended before this implementation began")
+
+
 def device_gib() -> float:
     """Memory of the first GPU in use by all processes; 0 where there is none."""
     if not shutil.which("nvidia-smi"):

@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from . import record
-from .children import Child
+from .children import Child, wait_for_word
 from .rollout import TINY, Case, random_engine, recorder, synchronize
 from .train import QWEN
 
@@ -72,7 +71,7 @@ def child(name: str, ways: list[str], count: int) -> None:
 
     from ..rl.sync.transports import BroadcastTransport, DiskTransport
 
-    sys.stdin.readline()
+    wait_for_word()
     engine = random_engine(CASES[name].model, lr=0)
     colocated = ColocatedVllm(CASES[name], engine, 0.2, eager=True)  # it samples nothing here
     figures: dict[str, Any] = {}

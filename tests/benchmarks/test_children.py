@@ -32,3 +32,12 @@ def test_one_that_fails_or_takes_too_long_says_why(tmp_path) -> None:
     said = slow.finish(1.0)
     assert isinstance(said, str) and said.startswith("no result within 1 s") and "half way" in said
     assert time.monotonic() - begun < 20 and slow.process is not None and slow.process.poll() is not None
+
+
+def test_a_child_whose_parent_is_gone_does_not_begin(tmp_path) -> None:
+    code = "from terrella.benchmarks.children import wait_for_word; wait_for_word(); print('begun', flush=True)"
+    one = child(tmp_path, code)
+    one.start()
+    assert one.process is not None and one.process.stdin is not None
+    one.process.stdin.close()
+    assert one.process.wait(60) != 0 and "begun" not in one.log.read_text().splitlines()
