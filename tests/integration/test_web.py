@@ -144,10 +144,10 @@ class Pages(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"<html><body><a href='/x'>First part</a>")
             self.wfile.flush()
-            time.sleep(20)
+            time.sleep(30)
             return
         if self.path == "/silent":
-            time.sleep(20)
+            time.sleep(30)
             return
         if self.path == "/away":
             self.send_response(302)
@@ -192,7 +192,7 @@ def find(backend, text: str):
 
 
 def test_large_endless_silent_and_busy_pages_end_within_the_deadline(pages, chromium) -> None:
-    base, deadline = f"http://127.0.0.1:{pages.server_port}", 6.0
+    base, deadline = f"http://127.0.0.1:{pages.server_port}", 12.0
     backend = chromium(Limits(hosts=frozenset({f"127.0.0.1:{pages.server_port}"}), deadline_s=deadline))
     backend.begin(Start((f"{base}/x",)))
     began = time.monotonic()
@@ -236,8 +236,10 @@ def test_cookies_tabs_and_the_place_of_a_start(pages, chromium) -> None:
     backend = chromium(Limits(hosts=frozenset({f"127.0.0.1:{pages.server_port}"})))
     cookie = {"name": "session", "value": "abc", "domain": "127.0.0.1", "path": "/"}
     backend.begin(Start((f"{base}/where", f"{base}/two"), (cookie,), (), (52.5, 13.25)))
-    time.sleep(0.3)
-    assert backend.locate("document.querySelector('#at').textContent") == "52.5 13.25"
+    end = time.monotonic() + 10
+    while (told := backend.locate("document.querySelector('#at').textContent")) == "nowhere" and time.monotonic() < end:
+        time.sleep(0.05)
+    assert told == "52.5 13.25"
     backend.act(WebAction("switch_tab", text="1"), None)
     assert "session=abc" in backend.html() and len(backend.pages) == 2
     assert backend.locate("document.querySelector('.none').outerText") is None
