@@ -34,6 +34,7 @@ class PanelSpec:
 
 PANELS = (
     PanelSpec("Reward", ("reward/mean", "reward"), "mean over a step’s valid rollouts"),
+    PanelSpec("Success", ("agent/success", "validation/pass@1"), "share of episodes solved, in training and on held-out seeds"),
     PanelSpec("Accuracy", ("accuracy/", "accuracy", "reward/perfect"), "share that is wholly right, on training tasks"),
     PanelSpec("Loss", ("loss",), "cross-entropy, nats a token", rl_stages=False, log=True),
     PanelSpec("Policy loss", ("loss",), "of the reinforcement-learning stages", rl_stages=True),
