@@ -56,7 +56,7 @@ def imagine(
 
 
 def score_rows(rows: np.ndarray, tasks: Sequence[ClipTask], decoder: ClipDecoder, names: tuple[Metric, ...]) -> ClipScores:
-    """Tokens against the true frames; the true tokens give the tokenizer's own ceiling."""
+    """Tokens against the true frames; the true tokens give what the tokenizer alone costs."""
     scored = decoder.score(rows, [t.truth_THW3 for t in tasks], names)
     repeats = (scored.codes_BTN[:, -1] == scored.codes_BTN[:, -2]).all(-1).cpu().numpy()
     return ClipScores({name: value.cpu().numpy() for name, value in scored.metrics.items()}, repeats, rows)
