@@ -1,0 +1,82 @@
+"""What actor, critic and outcome reward model read, as token ids. Only the page is ever cut, and pages can forge no header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.errors import ConfigError
+from ...data.convert.webrl import ASSISTANT, PAGE, USER
+from ...data.tokenizers import Tokenizer
+
+EOT = "<|eot_id|>"
+JUDGE = (
+    "You judge a web agent. You see what the user wanted, what the agent did and the last page it saw. "
+    "Say whether the task was solved. Answer YES or NO."
+)
+
+
+def harmless(text: str) -> str:
+    """Text of pages and models with header tokens broken up, so that none of it can pass for the prompt's own."""
+    return text.replace("<|", "< |")
+
+
+def single_token(tokenizer: Tokenizer, word: str) -> int:
+    """The one id of a word that is scored as a token."""
+    ids = tokenizer.encode(word)
+    if len(ids) != 1:
+        raise ConfigError(f"tokenizer: {word!r} must be one token, it is {len(ids)}; choose another tokenizer")
+    return ids[0]
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """Rounds as WebRL writes them: past answers by their very ids, only the newest page, cut at its end to fit `limit` tokens."""
+
+    tokenizer: Tokenizer
+    limit: int
+    pad_to: int = 1  # prompts are padded in front to a multiple of this, so that samplers without continuous batches decode many together
+
+    @property
+    def stop_id(self) -> int:
+        """The token that ends an action: the header's end of turn where the tokenizer has it, else its end of text."""
+        ids = self.tokenizer.encode(EOT)
+        return ids[0] if len(ids) == 1 else self.tokenizer.eos_id
+
+    def action(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """An answer without the token that ended it."""
+        return tuple(ids[:-1]) if ids and ids[-1] == self.stop_id else tuple(ids)
+
+    def fit(self, head: list[int], page: str, tail: list[int]) -> tuple[tuple[int, ...], int]:
+        """Head, page and tail in at most `limit` tokens, and how many tokens of the page were cut. Only the page is."""
+        room = self.limit - len(head) - len(tail)
+        if room < 0:
+            raise ConfigError(f"max_prompt_tokens: {self.limit} leaves no room beside {len(head) + len(tail)} tokens of history; raise it")
+        ids = self.tokenizer.encode(harmless(page))
+        whole = [*head, *ids[:room], *tail]
+        padding = min(-len(whole) % self.pad_to, self.limit - len(whole))
+        return (*[self.tokenizer.pad_id] * padding, *whole), max(0, len(ids) - room)
+
+    def round(self, intent: str, answers: Sequence[Sequence[int]], page: str) -> tuple[tuple[int, ...], int]:
+        """The prompt of round len(answers). Where the history alone is too long its oldest rounds are left out."""
+        encode, told = self.tokenizer.encode, harmless(intent)
+        begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+        begin += encode(f"Task Instruction: {told}\n\n")
+        rounds = [
+            [*encode(f"Round {k}\n\n{USER}\n{told if k == 0 else PAGE}\n\n{ASSISTANT}\n"), *self.action(answer), *encode("\n\n")]
+            for k, answer in enumerate(answers)
+        ]
+        opening, tail = encode(f"Round {len(answers)}\n\n{USER}\n"), encode(f"\n\n{ASSISTANT}\n")
+        while rounds and len(begin) + sum(map(len, rounds)) + len(opening) + len(tail) > self.limit:
+            rounds.pop(0)
+        return self.fit([*begin, *(i for part in rounds for i in part), *opening], page, tail)
+
+    def verdict(self, intent: str, responses: Sequence[str], page: str) -> tuple[tuple[int, ...], int]:
+        """What the outcome reward model reads: intent, the actions, and the page on which the last one was decided."""
+        history = "\n".join(harmless(r.replace("\n", "; ")) for r in responses)
+        begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+        head = (
+            f"<|start_header_id|>system<|end_header_id|>\n\n{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent)}\n\n"
+            f"Action History:\n{history}\n\nThe Current Screenshot:\n"
+        )
+        return self.fit([*begin, *self.tokenizer.encode(head)], page, self.tokenizer.encode(f"{ASSISTANT}\n\n"))

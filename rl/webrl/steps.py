@@ -1,0 +1,139 @@
+"""Trajectories of web agents as they are kept: steps with the ids that were read and written, in shards of the text kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...data.convert.webrl import GAMMA, SUCCESS, round_prompt
+from ...data.schema import TEXT
+from ...data.shards import ShardSet, ShardWriter
+from ...data.trajectory import Role
+
+
+@dataclass(frozen=True)
+class WebStep:
+    """One action: what was read, what was written, what is read next, and the page as text."""
+
+    prompt: tuple[int, ...]
+    action: tuple[int, ...]  # with the token that ended it
+    following: tuple[int, ...]  # the prompt of the next round; after the last step its own page again
+    html: str
+    response: str
+    learn: bool = True  # a noise step of a demonstration stands in the history and is not imitated
+
+    @property
+    def ids(self) -> np.ndarray:
+        return np.asarray([*self.prompt, *self.action], np.int64)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """1 on the action's tokens, aligned with `ids`."""
+        return np.asarray([0.0] * len(self.prompt) + [1.0] * len(self.action), np.float32)
+
+
+@dataclass(frozen=True)
+class WebTrajectory:
+    """One episode. `score` is the world's (None where it cannot judge), `reward` is what training believes: the world's or the model's."""
+
+    task_id: str
+    intent: str
+    site: str
+    steps: tuple[WebStep, ...]
+    reward: float
+    score: float | None = None
+    key: str = ""  # unique in its stage
+    probability: float | None = None  # of YES, where the outcome reward model judged
+
+    @property
+    def success(self) -> bool:
+        return self.reward >= SUCCESS
+
+    def labelled(self, probability: float) -> WebTrajectory:
+        """The same episode as the outcome reward model sees it."""
+        return replace(self, reward=float(probability >= SUCCESS), probability=probability)
+
+
+def mc_returns(steps: int, reward: float, gamma: float = GAMMA) -> list[float]:
+    """The release's mc_return: every step carries the final score, so only its sign means anything."""
+    total, found = 0.0, []
+    for _ in range(steps):
+        total = reward + gamma * total
+        found.append(total)
+    return found[::-1]
+
+
+def samples(trajectory: WebTrajectory) -> list[tuple[str, dict[str, Any]]]:
+    """(key, sample) of every step, with the release's field names. Roles tell prompt, action and next prompt apart."""
+    responses = [s.response for s in trajectory.steps]
+    returns = mc_returns(len(responses), trajectory.reward)
+    found = []
+    for i, step in enumerate(trajectory.steps):
+        roles = [Role.PROMPT] * len(step.prompt) + [Role.ACTION] * len(step.action) + [Role.OBSERVATION] * len(step.following)
+        told = round_prompt(trajectory.intent, responses[:i], step.html)[0]
+        meta = {
+            "schema": TEXT,
+            "task_id": trajectory.task_id,
+            "task": trajectory.intent,
+            "site": trajectory.site,
+            "trajectory": trajectory.key,
+            "step": i,
+            "reward": trajectory.reward,
+            "score": trajectory.score,
+            "probability": trajectory.probability,
+            "trajectory_reward": int(trajectory.success),
+            "done": i == len(responses) - 1,
+            "mc_return": returns[i],
+            "learn": step.learn,
+        }
+        sample = {
+            "messages.json": [{"role": "user", "content": told}, {"role": "assistant", "content": step.response}],
+            "states.json": [step.html],
+            "meta.json": meta,
+            "tokens.npy": np.asarray([*step.prompt, *step.action, *step.following], np.int32),
+            "roles.npy": np.asarray(roles, np.int8),
+        }
+        found.append((f"{trajectory.key}-{i:04d}", sample))
+    return found
+
+
+def write_trajectories(folder: Path, trajectories: Iterable[WebTrajectory], prefix: str = "shard") -> int:
+    """Steps as shards; how many there are."""
+    with ShardWriter(folder, kind=TEXT, prefix=prefix) as writer:
+        for trajectory in trajectories:
+            for key, sample in samples(trajectory):
+                writer.write(sample, key=key)
+    return writer.samples
+
+
+def read_trajectories(folder: Path) -> list[WebTrajectory]:
+    """The trajectories of a folder, ordered by their keys, so that the order does not depend on who wrote what."""
+    steps: dict[str, list[tuple[int, WebStep, dict[str, Any]]]] = {}
+    shards: Sequence[Any] = ShardSet(folder) if any(folder.glob("*.tar")) else ()  # type: ignore[assignment]
+    for index in range(len(shards)):
+        sample = shards[index]
+        meta, ids, roles = sample["meta.json"], np.asarray(sample["tokens.npy"]), np.asarray(sample["roles.npy"])
+        parts = [tuple(int(i) for i in ids[roles == role]) for role in (Role.PROMPT, Role.ACTION, Role.OBSERVATION)]
+        step = WebStep(parts[0], parts[1], parts[2], sample["states.json"][0], sample["messages.json"][-1]["content"], meta["learn"])
+        steps.setdefault(meta["trajectory"], []).append((meta["step"], step, meta))
+    found = []
+    for key in sorted(steps):
+        rows = sorted(steps[key], key=lambda row: row[0])
+        told = rows[0][2]
+        found.append(
+            WebTrajectory(
+                told["task_id"],
+                told["task"],
+                told["site"],
+                tuple(step for _, step, _ in rows),
+                told["reward"],
+                told["score"],
+                key,
+                told["probability"],
+            )
+        )
+    return found
