@@ -32,7 +32,7 @@ def test_killed_at_twenty_random_points_equals_an_uninterrupted_run(tmp_path) ->
     every = Counter(range(journal_run.STEPS * journal_run.PROMPTS))
     assert Journal(calm / "journal").trained() == every
     dice, total = random.Random(7), 0
-    for number in range(12):
+    for number in range(40):
         killed = tmp_path / f"killed-{number}"
         killed.mkdir()
         kills = 0
@@ -40,6 +40,8 @@ def test_killed_at_twenty_random_points_equals_an_uninterrupted_run(tmp_path) ->
             code = child(killed, length * dice.uniform(0.02, 0.35) if kills < 6 else 0)
             assert code in (0, -9)
             kills += code == -9
+        if kills < 3:  # the uninterrupted run was slowed down by something else: kill earlier
+            length *= 0.6
         assert json.loads((killed / "done.json").read_text())["weights"] == want["weights"]
         assert Journal(killed / "journal").trained() == every
         # a kill costs at most the one continuation it interrupted
