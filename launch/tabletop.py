@@ -27,8 +27,6 @@ from .recipe_video import VideoReal2Sim
 @click.option("--truth-episodes", default=30, help="Episodes of each task and policy in the true simulator; 0 for none.")
 def main(out: Path, episodes: int, frames: int, size: tuple[int, int], workers: int, first_seed: int, truth_episodes: int) -> None:
     """Write OUT/shards, and OUT/truth for the stage `video-real2sim`. The same command again goes on where it was stopped."""
-    from .stages.video_real2sim import make_truth
-
     begun = time.monotonic()
     progress = Progress("episodes", episodes)
     wanted = list(plans(episodes, first_seed, list(TASKS), list(SKILLS), frames, *size))
@@ -36,6 +34,8 @@ def main(out: Path, episodes: int, frames: int, size: tuple[int, int], workers: 
     took = time.monotonic() - begun
     click.echo(f"{episodes} episodes of {frames} frames in {took:.0f} s: {3600 * episodes / took:.0f} an hour if none was there before")
     if truth_episodes:
+        from .stages.video_real2sim import make_truth
+
         stage = VideoReal2Sim(kind="video-real2sim", name="truth", models=[], data="", episodes=truth_episodes, frames=frames)
         make_truth(stage, out / "truth", *size)
 

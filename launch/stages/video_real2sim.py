@@ -91,7 +91,7 @@ def make_truth(stage: VideoReal2Sim, folder: Any, height: int, width: int) -> No
                 "agree": sum(a == b for a, b in zip(wins, judged, strict=True)),
             }
             first[task] = np.stack(starts)
-    np.savez_compressed(folder / FIRST, **first)
+    np.savez_compressed(folder / FIRST, allow_pickle=False, **first)
     write_json(folder / TRUTH, {"episodes": stage.episodes, "rates": rates})
 
 

@@ -45,7 +45,9 @@ class WorldModelSimulator:
         tokenizer = self.decoder.tokenizer
         with self.decoder.autocast():
             codes = tokenizer.tokenize(x[:, None], x)
-            self.cache = tokenizer.context_cache(codes.context_BK) if isinstance(tokenizer, CompressiveTokenizer) else None
+            self.cache = None
+            if isinstance(tokenizer, CompressiveTokenizer) and codes.context_BK is not None:
+                self.cache = tokenizer.context_cache(codes.context_BK)
         self.context_BK = codes.context_BK.cpu().numpy() if codes.context_BK is not None else None
         frame_BN = codes.frames_BTN[:, 0].cpu().numpy()
         still = np.zeros((len(x), self.layout.action_dims))
