@@ -191,7 +191,7 @@ def find(backend, text: str):
     return next(e for e in backend.look().labels.values() if e.text == text)
 
 
-def test_large_endless_silent_and_busy_pages_end_within_the_deadline(pages, chromium) -> None:
+def test_endless_silent_and_busy_pages_end_within_the_deadline(pages, chromium) -> None:
     base, deadline = f"http://127.0.0.1:{pages.server_port}", 12.0
     backend = chromium(Limits(hosts=frozenset({f"127.0.0.1:{pages.server_port}"}), deadline_s=deadline))
     backend.begin(Start((f"{base}/x",)))
@@ -204,14 +204,21 @@ def test_large_endless_silent_and_busy_pages_end_within_the_deadline(pages, chro
         backend.open(f"{base}/silent")
     assert time.monotonic() - began < 2 * deadline
     began = time.monotonic()
-    backend.open(f"{base}/big")
-    text = simplified_html(backend.look())
-    assert text.count("<a id=") >= 10 and len(text) < 100_000 and time.monotonic() - began < 3 * deadline
-    began = time.monotonic()
-    with pytest.raises((ActionFailed, WorldFault), match="deadline"):
+    with pytest.raises((ActionFailed, WorldFault), match="deadline|did not open"):
         backend.open(f"{base}/busy")
         backend.look()
     assert time.monotonic() - began < 3 * deadline
+
+
+def test_a_page_of_five_megabytes_is_read_within_the_deadline(pages, chromium) -> None:
+    """Its 270,000 elements take seconds of layout, more on a busy machine; the default deadline would make it a fault there."""
+    base, deadline = f"http://127.0.0.1:{pages.server_port}", 60.0
+    backend = chromium(Limits(hosts=frozenset({f"127.0.0.1:{pages.server_port}"}), deadline_s=deadline))
+    backend.begin(Start((f"{base}/x",)))
+    began = time.monotonic()
+    backend.open(f"{base}/big")
+    text = simplified_html(backend.look())
+    assert text.count("<a id=") >= 10 and len(text) < 100_000 and time.monotonic() - began < deadline
 
 
 def test_a_page_cannot_lead_away_nor_leave_a_file(pages, chromium) -> None:
