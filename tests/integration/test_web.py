@@ -204,7 +204,7 @@ def test_endless_silent_and_busy_pages_end_within_the_deadline(pages, chromium) 
         backend.open(f"{base}/silent")
     assert time.monotonic() - began < 2 * deadline
     began = time.monotonic()
-    with pytest.raises((ActionFailed, WorldFault), match="deadline|did not open"):
+    with pytest.raises((ActionFailed, WorldFault), match=r"deadline|did not open"):
         backend.open(f"{base}/busy")
         backend.look()
     assert time.monotonic() - began < 3 * deadline
