@@ -40,11 +40,9 @@ def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
 
 def folder_answers(model: Path, questions: list[Any], temperature: float, max_new_tokens: int, multiple: int, seed: int) -> list[Any]:
     """Answers of a Hugging Face folder; a chat template is used where the tokenizer has one."""
-    from dataclasses import replace
-
     import torch
 
-    from ..data.tokenizers import HFTokenizer, load_tokenizer
+    from ..data.tokenizers import load_tokenizer
     from ..models.families import parameter_names
     from ..models.hf import read_config, weight_source
     from ..rl.language import answers
@@ -54,12 +52,6 @@ def folder_answers(model: Path, questions: list[Any], temperature: float, max_ne
     if not (model / "config.json").is_file():
         raise ConfigError(f"--model {model}: no config.json; name a Hugging Face folder, or give --url")
     tokenizer, config = load_tokenizer(model), read_config(model)
-    if isinstance(tokenizer, HFTokenizer) and getattr(tokenizer.hf, "chat_template", None):
-        chat = tokenizer.hf
-        questions = [
-            replace(q, prompt=chat.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=False, add_generation_prompt=True))
-            for q in questions
-        ]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     source, _ = weight_source(model, config)
     weights = {name: source(name).to(device) for name in parameter_names(config)}

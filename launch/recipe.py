@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..core import schema
 from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
@@ -170,6 +170,45 @@ class WebPageData:
 
 
 @dataclass(frozen=True)
+class LanguageStart:
+    """Where the models of a language recipe begin: a Hugging Face model, with its tokenizer and chat template."""
+
+    kind: Literal["language-start"]
+    name: str
+    folder: str  # its folder, or a model of the hub pinned to a commit, owner/name@ and 40 hex digits; its sizes must be those of `model`
+
+
+@dataclass(frozen=True)
+class LanguageData:
+    """Questions that lie in shards of pairs already, such as converted public data or the reasoned answers of a teacher."""
+
+    kind: Literal["language-data"]
+    name: str
+    train: str | None = None  # folders of shards
+    test: str | None = None
+    unseen: str | None = None  # questions of worlds that are not in train, evaluated on their own
+    pad_prompts_to: int = 1
+
+    parts: ClassVar[tuple[str, ...]] = ("train", "test", "unseen")
+
+    def __post_init__(self) -> None:
+        positive(pad_prompts_to=self.pad_prompts_to)
+        if not any(getattr(self, part) for part in self.parts):
+            raise ValueError("train: name a folder of shards to train on, or test for one to evaluate on")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: everything else is frozen."""
+
+    rank: int = 64
+    alpha: float = 64.0
+
+    def __post_init__(self) -> None:
+        positive(rank=self.rank, alpha=self.alpha)
+
+
+@dataclass(frozen=True)
 class LanguageSupervised:
     """Cross-entropy on the true answers of a data stage: supervised fine-tuning, or the control arm of an RL stage."""
 
@@ -181,7 +220,8 @@ class LanguageSupervised:
     steps: int | None = None
     match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
     init: str | None = None
-    non_gold_ratio: float = 0.4  # rows without a changed object, for each with one
+    lora: Lora | None = None
+    non_gold_ratio: float | None = 0.4  # rows without a changed object, for each with one; null takes all rows as they are
     microbatch_tokens: int = 8192
     checkpoint_every: int = 100
     log_every: int = 10
@@ -207,7 +247,8 @@ class LanguageReinforce(OnPolicy):
     reward: Literal["binary", "task_specific", "f1"]
     max_new_tokens: int
     mode: Literal["faithful", "strict"] = "strict"
-    non_gold_ratio: float = 0.4
+    non_gold_ratio: float | None = 0.4  # as in imitation
+    lora: Lora | None = None
     microbatch_tokens: int = 8192
 
     def __post_init__(self) -> None:
@@ -248,7 +289,7 @@ class AgentStart:
     name: str
     tags: list[str]  # of every world that an agent of the recipe meets
     tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
-    folder: str | None = None  # a Hugging Face folder; its sizes must be those of `model`
+    folder: str | None = None  # a Hugging Face folder or a pinned model of the hub; its sizes must be those of `model`
 
     def __post_init__(self) -> None:
         if not self.tags:
@@ -291,17 +332,6 @@ class AgentPlay:
             raise ValueError("again: the turns are those of another stage; leave model out")
         if not 0 <= self.validation_share < 1:
             raise ValueError(f"validation_share: {self.validation_share} must be in [0, 1)")
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Low-rank adapters: everything else is frozen."""
-
-    rank: int = 64
-    alpha: float = 64.0
-
-    def __post_init__(self) -> None:
-        positive(rank=self.rank, alpha=self.alpha)
 
 
 @dataclass(frozen=True)
@@ -401,13 +431,17 @@ class AgentEvaluate:
 
 GridStage = SelfPlay | Supervised | Reinforce | Evaluate
 AgentStage = AgentStart | AgentPlay | AgentSupervised | AgentReinforce | AgentEvaluate
-LanguageStage = TextGameData | WebPageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate | AgentStage
+LanguageStage = (
+    LanguageStart | TextGameData | WebPageData | LanguageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate | AgentStage
+)
 Stage = (
     SelfPlay
     | Supervised
     | Reinforce
     | Evaluate
     | Export
+    | LanguageStart
+    | LanguageData
     | TextGameData
     | WebPageData
     | LanguageSupervised

@@ -1,8 +1,9 @@
-"""`terrella shards`: make, inspect, verify, stats, head."""
+"""`terrella shards`: make, teacher, inspect, verify, stats, head."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,66 @@ def make(
         click.echo(f"  {name}: {count}")
     for reason, count in sorted(report.dropped.items(), key=lambda pair: -pair[1]):
         click.echo(f"  dropped {count}: {reason} (such as {report.examples[reason][0]})")
+
+
+@shards.command()
+@click.argument("source")
+@click.argument("out")
+@click.option("--url", required=True, help="An OpenAI-compatible address, http://host:8000/v1; its key is read from TERRELLA_API_KEY.")
+@click.option("--model", required=True, help="The teacher's name there.")
+@click.option("--tokenizer", required=True, help="The model that is to imitate: a folder, or owner/name@commit; lengths are counted by it.")
+@click.option("--max-tokens", type=click.IntRange(1), default=4000, show_default=True, help="Drop longer answers, reasoning included.")
+@click.option("--keep-unchanged", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Share kept of rows without a change.")
+@click.option("--n", type=click.IntRange(1), help="Ask only so many questions, spread over the source.")
+@click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True)
+@click.option("--together", type=click.IntRange(1), default=8, show_default=True, help="Requests in flight.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def teacher(
+    source: str,
+    out: str,
+    url: str,
+    model: str,
+    tokenizer: str,
+    max_tokens: int,
+    keep_unchanged: float,
+    n: int | None,
+    temperature: float,
+    together: int,
+    seed: int,
+) -> None:
+    """Ask a teacher the questions at SOURCE (shards of pairs); its right answers, with their reasoning, become shards at OUT.
+
+    Every answer is noted in OUT.responses.jsonl as it comes: after an interruption the same command asks only what is missing.
+    """
+    from ..core.progress import Progress
+    from ..data.schema import PAIR
+    from ..data.shards import ShardSet, ShardWriter
+    from ..data.tokenizers import load_tokenizer
+    from ..models.hub import resolve
+    from ..rl.language import read_pair
+    from ..rl.text_games.teacher import Harvest, Teacher, reasoned_samples
+
+    words, found = load_tokenizer(resolve(tokenizer)), ShardSet(source)
+    count = min(n or len(found), len(found))
+    pairs = [(sample, read_pair(sample)) for sample in (found[i * len(found) // count] for i in range(count))]
+    key = os.environ.get("TERRELLA_API_KEY", "")
+    asked = Teacher(url, model, key=key, temperature=temperature, max_tokens=max_tokens, together=together)
+    harvest, progress = Harvest(), Progress("answers", count)
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(out, kind=PAIR) as writer:
+        answers = asked.ask_once([question.prompt for _, question in pairs], Path(f"{out.rstrip('/')}.responses.jsonl"))
+
+        def counted() -> Any:
+            for done, answer in enumerate(answers, 1):
+                progress.update(done, f"{harvest.kept} kept")
+                yield answer
+
+        told = {"max_tokens": max_tokens, "keep_unchanged": keep_unchanged, "seed": seed}
+        for sample in reasoned_samples(pairs, counted(), lambda text: len(words.encode(text)), harvest, **told):
+            writer.write({name: value for name, value in sample.items() if not name.startswith("__")}, key=sample["__key__"])
+    click.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in harvest.__dict__.items()))
+    if harvest.invalid == harvest.asked:
+        raise StorageError(f"{url}: not one question was answered; the same command asks again")
 
 
 @shards.command()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from ..data.tokenizers import Tokenizer
+from ..data.tokenizers import HFTokenizer, Tokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence
 from .rewards import text_game, web_page
 from .rollout.episodes import rollout
@@ -31,6 +31,12 @@ class Question:
     answer: str
     row: dict[str, Any]
     gold: bool
+    response: str = ""  # a reasoned answer, where somebody wrote one
+
+    @property
+    def lesson(self) -> str:
+        """What is imitated: the reasoned answer, or the bare one."""
+        return self.response or self.answer
 
     def judge(self, response: str, kind: RewardKind, mode: text_game.Mode) -> tuple[float, str]:
         """The reward of a response and, where it is 0 because nothing could be read, why."""
@@ -39,6 +45,8 @@ class Question:
             return verdict.reward, verdict.reason
         if kind == "f1":
             raise ValueError("reward: f1 is of web pages; text games have binary and task_specific")
+        if not self.row:
+            raise ValueError("data: this row holds an answer to imitate but no state, so nothing can be judged by it")
         told = text_game.judge(response, text_game.Transition.from_row(self.row), kind, mode)
         return told.reward, told.reason
 
@@ -47,8 +55,11 @@ def read_pair(sample: dict[str, Any]) -> Question:
     """A sample of the pair kind as a question. Text games have a state in `extra.json`, web pages a change list as target."""
     extra, target = sample["extra.json"], sample["target.json"]
     prompt = sample["prompt.json"][-1]["content"]
+    if isinstance(target, str) and extra.get("source") == "llm_simulator":  # public rows for imitation: the target is the reasoned answer
+        return Question("text-game", prompt, "", {}, True, response=target)
     if isinstance(target, str):
-        return Question("web-page", prompt, target, {"changed": target != web_page.NOTHING}, target != web_page.NOTHING)
+        changed = target != web_page.NOTHING
+        return Question("web-page", prompt, target, {"changed": changed}, changed, extra.get("response") or extra.get("answer") or "")
     state = extra["state"] if isinstance(extra["state"], dict) else json.loads(extra["state"])
     (*before, score), (*after, next_score) = state["game_state"], target["game_state"]
     row = {
@@ -60,19 +71,24 @@ def read_pair(sample: dict[str, Any]) -> Question:
         "next_score_state": next_score,
     }
     step = text_game.Transition.from_row(row)
-    return Question("text-game", prompt, f"{MARKER}{text_game.state_difference(step)!r}", row, step.gold)
+    answer = f"{MARKER}{text_game.state_difference(step)!r}"
+    return Question("text-game", prompt, answer, row, step.gold, extra.get("response", ""))
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[int, ...]:
-    """The prompt's ids, padded in front to a multiple so that prompts of like length are decoded together."""
+    """The prompt's ids, as one user's turn where the tokenizer has a chat template; padded in front to a multiple so that prompts of
+    like length are decoded together."""
+    if isinstance(tokenizer, HFTokenizer) and tokenizer.hf.chat_template:
+        turn = [{"role": "user", "content": prompt}]
+        prompt = tokenizer.hf.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     ids = tokenizer.encode(prompt)
     return (*(tokenizer.pad_id,) * (-len(ids) % multiple), *ids)
 
 
 def answer_sequence(tokenizer: Tokenizer, question: Question, multiple: int = 1) -> TokenSequence:
-    """The true answer to imitate, its end included; only the answer is learnt."""
+    """The answer to imitate, its end included; only the answer is learnt."""
     prompt = prompt_ids(tokenizer, question.prompt, multiple)
-    answer = (*tokenizer.encode(question.answer), tokenizer.eos_id)
+    answer = (*tokenizer.encode(question.lesson), tokenizer.eos_id)
     return TokenSequence((*prompt, *answer), (Role.PROMPT,) * len(prompt) + (Role.STATE,) * len(answer))
 
 

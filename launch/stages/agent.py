@@ -12,8 +12,9 @@ from ...rl.agent_config import AgentSettings
 from ...rl.worlds.tasks import Task, load_tasks
 from ..job import Job
 from ..recipe import AgentReinforce, AgentStart, AgentSupervised, Arm
+from .common import TOKENIZER
 
-TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer"
+TRAIN, HELD_OUT = "train", "held_out"
 
 
 def start_of(job: Job) -> AgentStart:

@@ -6,22 +6,17 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from ...core.engine import Engine
-from ...core.errors import ConfigError
-from ...data.tokenizers import HFTokenizer, PieceTokenizer, Tokenizer, load_tokenizer
-from ...models.gpt import build_gpt
-from ...models.hf import import_hf
+from ...data.tokenizers import PieceTokenizer
 from ...rl.agent_format import FORMATS, SYSTEM, prefix, turn_text
 from ...rl.selfplay import HIDDEN, THOUGHT
 from ...rl.worlds.base import World
 from ...rl.worlds.tasks import Task
 from ..job import Job
 from ..recipe import AgentStart
-from .agent import TOKENIZER, tasks_of
-from .common import step_folder
+from .agent import tasks_of
+from .common import begin
 
 # the turns of an answer as they are written, so that a small model spells no tag letter by letter
 TAGS = (
@@ -49,27 +44,7 @@ LOOKS, COMMON = 64, 3  # instances of every tag that the alphabet is taken from;
 def run(stage: AgentStart, job: Job) -> dict[str, Any]:
     """Write tokenizer and first checkpoint."""
     tasks = tasks_of(job, stage.tags)
-    folder = job.stage_folder(stage.name) / TOKENIZER
-    if job.speaks:
-        job.run.guard()
-        chosen = folder_tokenizer(stage.folder) if stage.folder else pieces_of(list(tasks.values()))
-        if chosen.vocab_size > job.model.vocab:
-            raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
-        chosen.save(folder)
-    job.barrier()
-    engine = Engine(build_gpt(job.model), job.recipe.parallel, None, job.recipe.precision, job.recipe.seed)
-    if stage.folder:
-        import_hf(engine, stage.folder)
-    where = step_folder(job.checkpoints(stage.name), 0)
-    engine.save(where, {})
-    return {"checkpoint": str(where.relative_to(job.run.path)), "vocabulary": load_tokenizer(folder).vocab_size}
-
-
-def folder_tokenizer(folder: str) -> Tokenizer:
-    """The folder's own tokenizer."""
-    if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"folder: {folder} holds no config.json; name a Hugging Face folder, e.g. --set stages.0.folder=PATH")
-    return HFTokenizer(folder) if not (Path(folder) / "terrella_tokenizer.json").exists() else load_tokenizer(folder)
+    return begin(job, stage.name, stage.folder, lambda: pieces_of(list(tasks.values())))
 
 
 def walk(task: Task, world: World, seed: int) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -14,8 +14,10 @@ from ...core.checkpoint import CheckpointReader
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError
+from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
-from ...models.hf import is_added
+from ...models.hf import import_hf, is_added
+from ...models.hub import resolve
 from ...models.lora import LoraConfig, merged
 from ...rl.rollout.config import Validation
 from ..job import Job, StopRequested
@@ -23,6 +25,32 @@ from ..recipe import Lora
 
 T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")
+TOKENIZER = "tokenizer"  # the folder of it in a stage's own
+
+
+def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer] | None = None) -> dict[str, Any]:
+    """Where a recipe's models start: weights and tokenizer of a Hugging Face model, or fresh weights and the tokenizer that `make` gives.
+
+    Writes the tokenizer and the first checkpoint; the stage's outcome names it.
+    """
+    folder = resolve(named) if named else None
+    if folder and not (folder / "config.json").is_file():
+        raise ConfigError(f"stages: {stage}.folder = {named} holds no config.json; name a Hugging Face folder")
+    tokenizer = job.stage_folder(stage) / TOKENIZER
+    if job.speaks:
+        job.run.guard()
+        assert folder or make
+        chosen = load_tokenizer(folder) if folder else make()  # type: ignore[misc]
+        if chosen.vocab_size > job.model.vocab:
+            raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
+        chosen.save(tokenizer)
+    job.barrier()
+    engine = build_engine(job, None)
+    if folder:
+        import_hf(engine, folder)
+    where = step_folder(job.checkpoints(stage), 0)
+    engine.save(where, {})
+    return {"checkpoint": str(where.relative_to(job.run.path)), "vocabulary": load_tokenizer(tokenizer).vocab_size}
 
 
 def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None = None, lora: Lora | None = None) -> Engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -18,12 +19,12 @@ from ...rl.language import Question, answer_sequence, read_pair
 from ...rl.rollout.config import Validation
 from ...rl.text_games.splits import RatioSampler
 from ..job import Job
-from ..recipe import TextGameData, WebPageData
+from ..recipe import LanguageData, LanguageStart, TextGameData, WebPageData
 from .agent import tokenizer_of as agent_tokenizer
-from .common import split_cut
+from .common import TOKENIZER, split_cut
 
 CUT = 0x637574  # the key of the draw
-TRAIN, TEST, UNSEEN, TOKENIZER = "train", "test", "unseen", "tokenizer"
+TRAIN, TEST, UNSEEN = "train", "test", "unseen"
 
 
 @dataclass
@@ -35,7 +36,8 @@ class Questions:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        found = load_tokenizer(self.job.stage_folder(self.data) / TOKENIZER)
+        start = start_of(self.job)
+        found = load_tokenizer(self.job.stage_folder(start.name if start else self.data) / TOKENIZER)
         if found.vocab_size > self.job.model.vocab:
             raise ConfigError(f"model.vocab = {self.job.model.vocab} is below the tokenizer's {found.vocab_size}")
         return found
@@ -45,23 +47,41 @@ class Questions:
         """What prompts are padded to."""
         return self.job.outcome(self.data)["pad_prompts_to"]
 
+    def folder(self, part: str) -> Path | None:
+        """Where the shards of a part lie, None where there is no such part."""
+        stage = next(s for s in self.job.recipe.stages if s.name == self.data)
+        if isinstance(stage, LanguageData):
+            told = getattr(stage, part)
+            return Path(told) if told else None
+        made = self.job.stage_folder(self.data) / part
+        return made if made.exists() else None
+
     @cached_property
     def train(self) -> ShardSet:
-        return ShardSet(self.job.stage_folder(self.data) / TRAIN)
+        return self._train()
+
+    def _train(self, fields: list[str] | None = None) -> ShardSet:
+        folder = self.folder(TRAIN)
+        if folder is None:
+            raise ConfigError(f"stages: '{self.data}' has no questions to train on; name their shards with train: FOLDER")
+        return ShardSet(folder, fields=fields)
 
     def some(self, part: str, n: int) -> list[Question]:
         """At most n questions of a part, spread over it; none where the part was not made."""
-        folder = self.job.stage_folder(self.data) / part
-        if not folder.exists():
+        folder = self.folder(part)
+        if folder is None:
             return []
         shards = ShardSet(folder)
         chosen = np.linspace(0, len(shards) - 1, min(n, len(shards))).round().astype(int)
         return [read_pair(shards[int(i)]) for i in chosen]
 
-    def stream(self, ratio: float, without: Collection[int] = ()) -> RatioSampler:
+    def stream(self, ratio: float | None, without: Collection[int] = ()) -> RatioSampler:
         """Which training question stands at which place of an endless stream; those of `without` never come."""
-        flags = ShardSet(self.job.stage_folder(self.data) / TRAIN, fields=["extra.json"])
-        gold = [flags[i]["extra.json"]["gold"] for i in range(len(flags))]
+        if ratio is None:
+            return RatioSampler([True] * len(self.train), 0, seed=self.job.recipe.seed, without=frozenset(without))
+        flags = self._train(["extra.json"])
+        told = [flags[i]["extra.json"].get("gold") for i in range(len(flags))]
+        gold = [self.at(i).gold if flag is None else flag for i, flag in enumerate(told)]  # public rows do not say
         return RatioSampler(gold, ratio=ratio, seed=self.job.recipe.seed, without=frozenset(without))
 
     def cut(self, validation: Validation, stage: str) -> list[int]:
@@ -77,12 +97,17 @@ class Questions:
         return [TrainSequence.of(s, ce=role_weight(s, Role.STATE, 1.0 / total)) for s in made]
 
     def answer_tokens(self, question: Question) -> int:
-        return len(self.tokenizer.encode(question.answer)) + 1
+        return len(self.tokenizer.encode(question.lesson)) + 1
+
+
+def start_of(job: Job) -> LanguageStart | None:
+    """The recipe's start; without one a tokenizer is learnt from the data, and the first stage trains from scratch."""
+    return next((s for s in job.recipe.stages if isinstance(s, LanguageStart)), None)
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
-    """The tokenizer of a language recipe: its data stage made it, or the start of its agents."""
-    stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData)), None)
+    """The tokenizer of a language recipe: that of its start, or of its data stage, or of the start of its agents."""
+    stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData | LanguageData)), None)
     if stage is None:
         return agent_tokenizer(job)
     return Questions(job, stage.name).tokenizer

@@ -30,6 +30,8 @@ def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
     """Answer, judge, write the tables and the summary in words. Every rank answers its share."""
     questions = Questions(job, stage.data)
     parts = {part: asked for part in PARTS if (asked := questions.some(part, stage.n))}
+    if TEST not in parts:
+        raise ConfigError(f"stages: '{stage.data}' has no held-out questions for '{stage.name}'; name their shards with test: FOLDER")
     found: dict[tuple[str, str], Judgements] = {}
     walked: dict[str, list[list[bool]]] = {}
     progress = Progress(stage.name, len(stage.models) * len(parts), speak=job.speaks)

@@ -32,7 +32,7 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
     questions = Questions(job, stage.data)
     cut = questions.cut(stage.rollouts.validation, stage.name)
     stream = questions.stream(stage.non_gold_ratio, without=cut)
-    engine = build_engine(job, stage.optimizer, stage.init)
+    engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
     frozen = build_engine(job, None, stage.init)
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
     start, extra = checkpoints.resume(engine)

@@ -20,7 +20,7 @@ def run(stage: LanguageSupervised, job: Job) -> dict[str, Any]:
     """Train to the last step, or until as many answer tokens were learnt from as the other stage saw."""
     questions = Questions(job, stage.data)
     stream = questions.stream(stage.non_gold_ratio)
-    engine = build_engine(job, stage.optimizer, stage.init)
+    engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
     steps = stage.steps if stage.steps is not None else matched_steps(stage, job, questions)
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
     start, extra = checkpoints.resume(engine)

@@ -16,13 +16,14 @@ from ...rl.text_games.crawl import bare_prompt, crawl_all, prompts
 from ...rl.text_games.splits import split_rows
 from ..job import Job
 from ..recipe import TextGameData
-from .language import TEST, TOKENIZER, TRAIN, UNSEEN
+from .common import TOKENIZER
+from .language import TEST, TRAIN, UNSEEN, start_of
 
 TOKENIZER_TEXTS = 1500  # what the tokenizer learns from
 
 
 def run(stage: TextGameData, job: Job) -> dict[str, Any]:
-    """Write the three parts and the tokenizer; a killed stage begins again, crawling takes seconds."""
+    """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again, crawling takes seconds."""
     folder = job.stage_folder(stage.name)
     outcome: dict[str, Any] = {}
     if job.speaks:
@@ -46,7 +47,8 @@ def run(stage: TextGameData, job: Job) -> dict[str, Any]:
                     if name == TRAIN and done % max(1, len(members) // TOKENIZER_TEXTS) == 0:
                         question = read_pair(sample)
                         texts.append(question.prompt + question.answer)
-        BPETokenizer.train(texts, job.model.vocab).save(folder / TOKENIZER)
+        if start_of(job) is None:
+            BPETokenizer.train(texts, job.model.vocab).save(folder / TOKENIZER)
         outcome = {
             **{f"{name}_rows": len(members) for name, members in parts.items()},
             **{f"{name}_changed": sum(map(is_changed, members)) for name, members in parts.items()},

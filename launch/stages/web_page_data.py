@@ -14,11 +14,12 @@ from ...rl.web_pages.data import load_transitions, page_pair, split_pages
 from ...rl.web_pages.prompt import bare_page_prompt, page_prompt
 from ..job import Job
 from ..recipe import WebPageData
-from .language import TEST, TOKENIZER, TRAIN, UNSEEN
+from .common import TOKENIZER
+from .language import TEST, TRAIN, UNSEEN, start_of
 
 
 def run(stage: WebPageData, job: Job) -> dict[str, Any]:
-    """Write the three parts and the tokenizer; a killed stage begins again."""
+    """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again."""
     folder = job.stage_folder(stage.name)
     outcome: dict[str, Any] = {}
     if job.speaks:
@@ -42,7 +43,8 @@ def run(stage: WebPageData, job: Job) -> dict[str, Any]:
                     progress.update(done)
                     if name == TRAIN:
                         texts.append(sample["prompt.json"][0]["content"] + sample["target.json"])
-        BPETokenizer.train(texts, job.model.vocab).save(folder / TOKENIZER)
+        if start_of(job) is None:
+            BPETokenizer.train(texts, job.model.vocab).save(folder / TOKENIZER)
         outcome["pad_prompts_to"] = stage.pad_prompts_to
     job.barrier()
     return outcome

@@ -5,19 +5,22 @@ A fault of the line is Invalid after a few tries and never counts as a wrong ans
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...core.rng import uniform
 from ...data.trajectory import Invalid
 from ..language import Question
 
+PART = 64  # answers that are waited for together
 REASONING = ("reasoning_content", "reasoning")  # where servers put what was thought before the answer
 
 
@@ -73,6 +76,28 @@ class Teacher:
         with ThreadPoolExecutor(self.together) as pool:
             return list(pool.map(self.ask, prompts))
 
+    def ask_once(self, prompts: Sequence[str], record: Path) -> Iterator[str | Invalid]:
+        """The same, one after the other and each paid for once: what was answered is in `record` at once, and is not asked again."""
+        known: dict[str, str] = {}
+        if record.exists():
+            lines = record.read_text(encoding="utf-8").split("\n")
+            known = {told["id"]: told["response"] for told in map(json.loads, lines[:-1])}  # a torn last line has no end
+            record.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
+        ids = [hashlib.sha256(f"{self.model}\n{self.system}\n{prompt}".encode()).hexdigest()[:32] for prompt in prompts]
+        with record.open("a", encoding="utf-8") as file:
+            for start in range(0, len(prompts), PART):
+                part = range(start, min(start + PART, len(prompts)))
+                missing = [i for i in part if ids[i] not in known]
+                faults: dict[int, Invalid] = {}
+                for i, response in zip(missing, self.ask_all([prompts[i] for i in missing]), strict=True):
+                    if isinstance(response, Invalid):
+                        faults[i] = response
+                        continue
+                    known[ids[i]] = response
+                    file.write(json.dumps({"id": ids[i], "response": response}) + "\n")
+                file.flush()
+                yield from (faults[i] if i in faults else known[ids[i]] for i in part)
+
 
 @dataclass
 class Harvest:
@@ -87,8 +112,8 @@ class Harvest:
 
 
 def reasoned_samples(
-    pairs: Sequence[tuple[dict[str, Any], Question]],
-    responses: Sequence[str | Invalid],
+    pairs: Iterable[tuple[dict[str, Any], Question]],
+    responses: Iterable[str | Invalid],
     length: Callable[[str], int],
     harvest: Harvest,
     *,

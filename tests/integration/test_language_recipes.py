@@ -1,12 +1,16 @@
 """The language recipes run from data to export, with every number turned down; a resumed run equals an uninterrupted one elsewhere."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from terrella.core.checkpoint import CheckpointReader
 from terrella.launch.report import tables
 
 pytestmark = pytest.mark.integration
@@ -43,17 +47,59 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("recipe", OWN)
-def test_recipe_runs_through(recipe: str, tmp_path: Path) -> None:
-    sets = [part for override in (*SMALL, *OWN[recipe]) for part in ("--set", override)]
+CHAT = "{% for m in messages %}{{ '<bos>' + m['role'] + ' ' + m['content'] }}{% endfor %}{{ '<bos>it ' if add_generation_prompt }}"
+ADAPTED = """
+name: adapted
+world: language
+model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 768, max_positions: 512, tied: true}
+stages:
+- {kind: language-start, name: start, folder: FOLDER}
+- {kind: language-data, name: data, train: RUN/stages/data/train, test: RUN/stages/data/test}
+- kind: language-sft
+  name: sft
+  data: data
+  init: start
+  steps: 2
+  sequences_per_step: 4
+  lora: {rank: 4, alpha: 8}
+  optimizer: {lr: 1e-2}
+- kind: language-rlvr
+  name: rlvr
+  data: data
+  init: sft
+  reward: binary
+  algorithm: {kind: grpo, entropy_coef: 0.01, kl_coef: 0.001}
+  prompts_per_step: 2
+  samples_per_prompt: 2
+  steps: 2
+  max_new_tokens: 8
+  lora: {rank: 4, alpha: 8}
+  optimizer: {lr: 1e-2}
+- {kind: language-eval, name: evaluate, models: [start, sft, rlvr], data: data, n: 4, max_new_tokens: 8, before: sft, after: rlvr}
+- {kind: export, name: export, model: rlvr}
+"""
+
+
+def train(run: Path, recipe: str, *overrides: str) -> Path:
+    sets = [part for override in overrides for part in ("--set", override)]
     done = subprocess.run(
-        [sys.executable, "-m", "terrella", "train", recipe, "--run", str(tmp_path / "run"), *sets],
+        [sys.executable, "-m", "terrella", "train", recipe, "--run", str(run), *sets],
         capture_output=True,
         text=True,
         timeout=290,
     )
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
-    run = tmp_path / "run"
+    return run
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("games") / "run", "text-game-tiny", *SMALL, *OWN["text-game-tiny"])
+
+
+@pytest.mark.parametrize("recipe", OWN)
+def test_recipe_runs_through(recipe: str, games: Path, tmp_path: Path) -> None:
+    run = games if recipe == "text-game-tiny" else train(tmp_path / "run", recipe, *SMALL)
     found = {path.stem: json.loads(path.read_text()) for path in (run / "results").glob("*.json")}
     assert {"evaluate-test", "evaluate-unseen", "greedy-test"} <= set(found)
     told = found["evaluate-test"]
@@ -66,3 +112,24 @@ def test_recipe_runs_through(recipe: str, tmp_path: Path) -> None:
     assert control["tokens"] >= rlvr["tokens"]
     assert "beyond chance" in (text := json.loads((run / "summary.json").read_text())["headline"]) or "->" in text
     assert (run / "export" / "model.safetensors").exists() and (run / "report.html").exists()
+
+
+def test_a_folder_with_a_chat_template_is_trained_by_adapters(games: Path, tmp_path: Path) -> None:
+    """Hugging Face folder -> LoRA imitation -> merged -> LoRA RLVR -> merged export, which is again such a folder."""
+    folder = shutil.copytree(games / "export", tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(CHAT)
+    (tmp_path / "adapted.yaml").write_text(ADAPTED.replace("FOLDER", str(folder)).replace("RUN", str(games)))
+    run = train(tmp_path / "run", str(tmp_path / "adapted.yaml"))
+    outcomes = {name: json.loads((run / "stages" / f"{name}.json").read_text()) for name in ("start", "data", "sft", "rlvr")}
+    assert outcomes["data"]["train_rows"] > 20 and outcomes["data"]["test_rows"] > 4
+    for name in ("sft", "rlvr"):
+        assert any(".lora." in weight for weight in CheckpointReader(run / outcomes[name]["checkpoint"]).names())
+    before, after = load_file(folder / "model.safetensors"), load_file(run / "export" / "model.safetensors")
+    assert before.keys() == after.keys()  # no adapter is left over
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all("_proj" in name for name in changed)  # what is frozen came through bit for bit
+    assert (run / "export" / "chat_template.jinja").read_text() == CHAT
+    asked = json.loads(next((run / "rollouts").glob("*.jsonl")).read_text().splitlines()[0])
+    assert asked["turns"][0]["prompt"].startswith("weigh-stones\n")
+    rows = json.loads((run / "results" / "evaluate-test.json").read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["baseline", "model", "model", "model", "ceiling"]

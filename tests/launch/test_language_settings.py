@@ -1,0 +1,84 @@
+"""Recipes of language world models: the published settings, what the overlays change, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.launch import recipe as recipes
+from terrella.launch.plan.command import geometry
+from terrella.launch.plan.geometry import count
+from terrella.models.families import read_hf_config
+
+# of the released config.json files; what is not here has no place in our sizes
+PUBLISHED = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 131072,
+    "model_type": "qwen2",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+LARGE = {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064}
+TEXT = ["text-game-sft", "text-game-rlvr-binary", "text-game-rlvr-task"]
+WEB = ["web-page-sft", "web-page-rlvr"]
+
+
+def stages(name: str) -> dict:
+    return {stage.name: stage for stage in recipes.load(name).stages}
+
+
+@pytest.mark.parametrize("name", recipes.shipped())
+def test_every_recipe_can_be_planned(name: str) -> None:
+    assert count(geometry(name)).total > 0
+
+
+@pytest.mark.parametrize("name", [*TEXT, *WEB])
+def test_models_are_the_published_ones(name: str) -> None:
+    assert geometry(name) == read_hf_config(PUBLISHED, "published")
+    assert count(geometry(name)).total / 1e9 == pytest.approx(1.777, abs=0.001)
+
+
+@pytest.mark.parametrize("name", ["text-game-sft-7b", "text-game-rlvr-binary-7b"])
+def test_the_larger_model_is_one_overlay(name: str) -> None:
+    large, small = recipes.load(name), recipes.load(name.removesuffix("-7b"))
+    assert large.model == read_hf_config(PUBLISHED | LARGE, "published") and count(large.model).total / 1e9 == pytest.approx(
+        7.616, abs=0.001
+    )
+    assert large.stages[1:] == small.stages[1:]  # but for where they start the stages are the same
+
+
+def test_published_settings() -> None:
+    sft, rlvr, task = (stages(name) for name in TEXT)
+    lora = sft["sft"].lora
+    assert (sft["sft"].sequences_per_step, sft["sft"].optimizer.lr, lora.rank, lora.alpha) == (16, 1e-5, 32, 16)
+    grpo = rlvr["rlvr"].algorithm
+    assert (grpo.kl_coef, grpo.kl_clamp, grpo.entropy_coef, grpo.clip_low, grpo.clip_high) == (1e-3, 10, 1e-3, 0.2, 0.2)
+    assert (rlvr["rlvr"].samples_per_prompt, rlvr["rlvr"].max_new_tokens, rlvr["rlvr"].optimizer.lr) == (5, 4096, 1e-6)
+    assert [s["rlvr"].reward for s in (rlvr, task, stages("web-page-rlvr"))] == ["binary", "task_specific", "f1"]
+    assert (rlvr["rlvr"].non_gold_ratio, task["rlvr"].non_gold_ratio) == (0.4, 0.055)
+    assert stages("web-page-sft")["sft"].lora == lora and stages("web-page-rlvr")["rlvr"].max_new_tokens == 7288
+
+
+@pytest.mark.parametrize("name", [*TEXT, *WEB])
+def test_one_gpu_needs_no_download(name: str) -> None:
+    made = recipes.load(f"{name}-1gpu")
+    kinds = [stage.kind for stage in made.stages]
+    assert made.ranks == 1 and "language-data" not in kinds and count(made.model).total < 20e6
+    start = {s.name: s for s in made.stages}.get("start")
+    assert start is None if name.endswith("sft") else start.folder == f"runs/{name.split('-rlvr')[0]}-sft-1gpu/export"
+    if start is not None:  # the sizes must be those of the recipe whose export it starts from
+        assert made.model == recipes.load(Path(start.folder).parts[1]).model
+    assert all(getattr(stage, "mode", "strict") == "strict" for stage in made.stages)
+
+
+def test_a_data_stage_without_data_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name a folder of shards to train on"):
+        recipes.load("text-game-sft", ("stages.2.train=null",))
