@@ -3,7 +3,7 @@
 import pytest
 
 from terrella.data.convert.text_game import is_gold, pair_of
-from terrella.data.tokenizers import ByteTokenizer
+from terrella.data.tokenizers import ByteTokenizer, HFTokenizer
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.language import AnswerEpisode, answer_sequence, answers, prompt_ids, read_pair, readable
 from terrella.rl.rewards.web_page import NOTHING
@@ -88,3 +88,37 @@ def test_ids_beyond_the_tokenizer_are_a_wrong_answer_and_no_fault(rows: list[dic
     episode.receive(Sample((*TOKENIZER.encode("{"), 400, 999, *TOKENIZER.encode("}")), (-1.0,) * 4, "length", 0))
     assert episode.response == "{\ufffd}" and episode.score()[1] == 0.0
     assert readable(TOKENIZER, TOKENIZER.encode(question.answer)) == question.answer
+
+
+def test_a_reasoned_answer_is_imitated_and_the_true_one_judged(rows: list[dict]) -> None:
+    gold = next(row for row in rows if is_gold(row))
+    sample = pair_of(gold, bare_prompt, "train")
+    bare = read_pair(sample)
+    taught = read_pair({**sample, "extra.json": {**sample["extra.json"], "response": f"Well. {bare.answer}"}})
+    assert bare.lesson == bare.answer == taught.answer and taught.lesson == f"Well. {bare.answer}"
+    sequence = answer_sequence(TOKENIZER, taught)
+    learnt = [i for i, role in zip(sequence.ids, sequence.roles, strict=True) if role == Role.STATE]
+    assert learnt == [*TOKENIZER.encode(taught.lesson), TOKENIZER.eos_id]
+
+
+def test_public_rows_for_imitation() -> None:
+    ask = [{"role": "user", "content": "state and action"}]
+    simulated = {"prompt.json": ask, "target.json": "So the answer. The final answer is: {}", "extra.json": {"source": "llm_simulator"}}
+    question = read_pair(simulated)
+    assert (question.domain, question.lesson, question.gold) == ("text-game", simulated["target.json"], True)
+    with pytest.raises(ValueError, match="nothing can be judged"):
+        question.judge("x", "binary", "strict")
+    page = {"prompt.json": ask, "target.json": NOTHING, "extra.json": {"source": "web_agent", "answer": f"Nothing moves.\n{NOTHING}"}}
+    question = read_pair(page)
+    assert question.lesson.startswith("Nothing moves.") and question.answer == NOTHING
+    assert question.judge(question.answer, "f1", "strict")[0] == 1
+
+
+def test_a_chat_template_makes_the_prompt_a_turn(tmp_path) -> None:
+    TOKENIZER.save(tmp_path)
+    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}{{ ' [it]' if add_generation_prompt }}"
+    plain = HFTokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    chat = HFTokenizer(tmp_path)
+    assert prompt_ids(plain, "hm") == tuple(plain.encode("hm"))
+    assert prompt_ids(chat, "hm") == tuple(plain.encode("[user] hm [it]"))
