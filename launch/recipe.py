@@ -16,6 +16,8 @@ from ..rl.rollout.config import Rollouts
 from .recipe_base import OnPolicy, positive
 from .recipe_video import VideoSettings, VideoStage
 from .recipe_video import references as video_references
+from .recipe_web import WebStage, expand
+from .recipe_web import references as web_references
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -432,7 +434,15 @@ class AgentEvaluate:
 GridStage = SelfPlay | Supervised | Reinforce | Evaluate
 AgentStage = AgentStart | AgentPlay | AgentSupervised | AgentReinforce | AgentEvaluate
 LanguageStage = (
-    LanguageStart | TextGameData | WebPageData | LanguageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate | AgentStage
+    LanguageStart
+    | TextGameData
+    | WebPageData
+    | LanguageData
+    | LanguageSupervised
+    | LanguageReinforce
+    | LanguageEvaluate
+    | AgentStage
+    | WebStage
 )
 Stage = (
     SelfPlay
@@ -453,6 +463,7 @@ Stage = (
     | AgentReinforce
     | AgentEvaluate
     | VideoStage
+    | WebStage
 )
 LANGUAGE = "language"  # the world of recipes that train on text alone
 VIDEO = "video"  # the world of recipes of video stages
@@ -475,6 +486,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         positive(ranks=self.ranks)
+        object.__setattr__(self, "stages", expand(self.stages))  # a block of phases becomes its stages, once
         if (self.world == VIDEO) != (self.video is not None):
             raise ValueError("video: the world 'video' has this section, and no other world does")
         if self.video is not None and self.video.layout.total > self.model.max_positions:
@@ -516,6 +528,8 @@ def _references(stage: Stage) -> list[str]:
         return [arm.model for arm in stage.arms]
     if isinstance(stage, VideoStage):
         return video_references(stage)
+    if isinstance(stage, WebStage):
+        return web_references(stage)
     return [stage.model] if isinstance(stage, Export) else []
 
 

@@ -50,6 +50,16 @@ STAGES = {
     "agent-sft": "agent_sft",
     "agent-rl": "agent_rl",
     "agent-eval": "agent_eval",
+    "web-start": "web_start",
+    "web-demos": "web_demos",
+    "web-sft": "web_sft",
+    "web-tasks": "web_tasks",
+    "web-rollout": "web_rollout",
+    "web-orm": "web_orm",
+    "web-replay": "web_replay",
+    "web-critic": "web_critic",
+    "web-actor": "web_actor",
+    "web-eval": "web_eval",
 }
 
 

@@ -9,8 +9,10 @@ from ...core.files import make_folder, write_json
 from ...models.hf import export_hf
 from ..job import Job
 from ..recipe import Export
+from ..recipe_web import WebStart
 from .common import build_engine
 from .language import tokenizer_of
+from .web import prompter_of
 
 FOLDER = "export"
 
@@ -27,7 +29,8 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
             layout = job.recipe.video.layout
             specials = {"bos_token_id": layout.bos, "eos_token_id": layout.eos, "pad_token_id": layout.eos}
         else:
-            words = job.tokenizer or tokenizer_of(job)
+            web = any(isinstance(other, WebStart) for other in job.recipe.stages)
+            words = prompter_of(job).tokenizer if web else job.tokenizer or tokenizer_of(job)
             words.save(tokenizer)
             specials = {"bos_token_id": words.bos_id, "eos_token_id": words.eos_id, "pad_token_id": words.pad_id}
         write_json(tokenizer / "generation_config.json", specials)

@@ -24,6 +24,8 @@ class Weighed:
 
     step: WebStep
     value: float
+    trajectory: int = 0  # its place in the list that was weighed
+    index: int = 0  # and in that trajectory
 
 
 def weigh(
@@ -32,11 +34,12 @@ def weigh(
     """Every step that the method learns from. `values` are the critic's of each trajectory's states, the one after the last included."""
     if method == "filtered_bc":
         kept = advantage.filtered([t.reward for t in trajectories])
-        return [Weighed(s, 1.0) for t, keep in zip(trajectories, kept, strict=True) if keep for s in t.steps if s.learn]
+        whole = [(n, t) for n, (t, keep) in enumerate(zip(trajectories, kept, strict=True)) if keep]
+        return [Weighed(s, 1.0, n, i) for n, t in whole for i, s in enumerate(t.steps) if s.learn]
     if values is None:
         raise ValueError(f"method: {method} needs the critic's values")
     found: list[Weighed] = []
-    for t, known in zip(trajectories, values, strict=True):
+    for n, (t, known) in enumerate(zip(trajectories, values, strict=True)):
         if method in ("paper", "reinforce"):
             numbers = advantage.mixed(t.reward, known, lam)
         elif method == "released":
@@ -48,7 +51,9 @@ def weigh(
             numbers = [float(a > 1 / len(t.steps)) for a in advantage.doubly_robust(t.reward, known, lam)]
             if t.reward <= known[0]:
                 continue
-        found += [Weighed(s, number) for s, number in zip(t.steps, numbers, strict=True) if s.learn and (method != "digirl" or number)]
+        for i, (s, number) in enumerate(zip(t.steps, numbers, strict=True)):
+            if s.learn and (method != "digirl" or number):
+                found.append(Weighed(s, number, n, i))
     return found
 
 

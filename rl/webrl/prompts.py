@@ -72,11 +72,15 @@ class Prompter:
         return self.fit([*begin, *(i for part in rounds for i in part), *opening], page, tail)
 
     def verdict(self, intent: str, responses: Sequence[str], page: str) -> tuple[tuple[int, ...], int]:
-        """What the outcome reward model reads: intent, the actions, and the page on which the last one was decided."""
-        history = "\n".join(harmless(r.replace("\n", "; ")) for r in responses)
+        """What the outcome reward model reads: intent, the actions (the oldest left out where they alone are too long), and the page on
+        which the last one was decided."""
+        encode = self.tokenizer.encode
         begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        head = (
-            f"<|start_header_id|>system<|end_header_id|>\n\n{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent)}\n\n"
-            f"Action History:\n{history}\n\nThe Current Screenshot:\n"
+        begin += encode(
+            f"<|start_header_id|>system<|end_header_id|>\n\n{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent)}\n\nAction History:\n"
         )
-        return self.fit([*begin, *self.tokenizer.encode(head)], page, self.tokenizer.encode(f"{ASSISTANT}\n\n"))
+        lines = [encode(harmless(r.replace("\n", "; ")) + "\n") for r in responses]
+        last, tail = encode("\nThe Current Screenshot:\n"), encode(f"{ASSISTANT}\n\n")
+        while lines and len(begin) + sum(map(len, lines)) + len(last) + len(tail) > self.limit:
+            lines.pop(0)
+        return self.fit([*begin, *(i for line in lines for i in line), *last], page, tail)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...data.convert.webrl import GAMMA, SUCCESS, round_prompt
+from ...data.convert.webrl import ASSISTANT, GAMMA, SUCCESS, USER, round_prompt
 from ...data.schema import TEXT
 from ...data.shards import ShardSet, ShardWriter
 from ...data.trajectory import Role
@@ -137,3 +137,33 @@ def read_trajectories(folder: Path) -> list[WebTrajectory]:
             )
         )
     return found
+
+
+def converted(folder: Path, encode: Callable[[str], list[int]], begin: tuple[int, ...], stop: int, limit: int) -> list[WebTrajectory]:
+    """Trajectories of shards that the converter `webrl` made of the release's files: texts, encoded here. A prompt above `limit` tokens
+    loses the end of its page."""
+    found: dict[str, list[tuple[int, WebStep, dict[str, Any]]]] = {}
+    shards = ShardSet(folder)
+    for index in range(len(shards)):
+        sample = shards[index]
+        meta, (observation, following) = sample["meta.json"], sample["states.json"]
+        head, _, rest = observation.rpartition(f"{USER}\n")
+        html, _, _ = rest.rpartition(f"\n\n{ASSISTANT}")
+        prompts = [(*begin, *_cut(text, encode, limit - len(begin))) for text in (observation, following)]
+        answer = sample["messages.json"][-1]["content"]
+        step = WebStep(prompts[0], (*encode(answer), stop), prompts[1], html if head else "", answer)
+        found.setdefault(str(meta["task_id"]), []).append((int(meta["step"]), step, meta))
+    kept = []
+    for key, rows in sorted(found.items()):
+        told, steps = rows[0][2], tuple(step for _, step, _ in sorted(rows, key=lambda row: row[0]))
+        reward = float(told["reward"])
+        kept.append(WebTrajectory(key, told["task"], str(told.get("site", "")), steps, reward, reward, key))
+    return kept
+
+
+def _cut(text: str, encode: Callable[[str], list[int]], limit: int) -> list[int]:
+    """The ids of a prompt, the end of its last page left out where it is too long."""
+    before, mark, page = text.rpartition(f"{USER}\n")
+    page, end, tail = page.rpartition(f"\n\n{ASSISTANT}")
+    head, body, last = encode(before + mark), encode(page), encode(end + tail)
+    return [*head, *body[: max(0, limit - len(head) - len(last))], *last]

@@ -12,14 +12,16 @@ import torch
 
 from terrella.core.engine import Head
 from terrella.core.errors import ConfigError
-from terrella.data.convert.webrl import ASSISTANT, USER
+from terrella.data.convert.webrl import ASSISTANT, USER, step_sample, trajectory_steps
 from terrella.data.packing import pack, unpack
+from terrella.data.schema import TEXT
+from terrella.data.shards import ShardWriter
 from terrella.data.tokenizers import ByteTokenizer, PieceTokenizer
 from terrella.models.heads import twin_value
 from terrella.rl.webrl import actor, advantage, critic, instructions, orm, replay
 from terrella.rl.webrl.chat import ChatApi
 from terrella.rl.webrl.prompts import Prompter, single_token
-from terrella.rl.webrl.steps import WebStep, WebTrajectory, mc_returns, read_trajectories, write_trajectories
+from terrella.rl.webrl.steps import WebStep, WebTrajectory, converted, mc_returns, read_trajectories, write_trajectories
 from terrella.rl.worlds.web.world import WebWorld
 
 
@@ -115,6 +117,8 @@ def test_verdict_prompt_keeps_its_header_and_scores_yes_against_no() -> None:
     row = orm.verdict_row(prompter, long)
     text = tokenizer.decode(row.ids)
     assert len(row.ids) == 501 and text.endswith(f"{ASSISTANT}\n\nNO") and "exit(); now" in text and row.ce.sum() == 1
+    many, _ = prompter.verdict("find it", [f"do({i})" for i in range(100)], "")
+    assert len(many) <= 500 and "do(99)\n" in tokenizer.decode(many) and "do(0)" not in tokenizer.decode(many)
     rows = [row, orm.verdict_row(prompter, told)]
     batch = pack(rows, budget=2000)[0]  # padded at the end
     torch.manual_seed(0)
@@ -158,6 +162,18 @@ def test_trajectories_come_back_from_shards(tmp_path) -> None:
     whole = [trajectory("a", 1.0, 3, "a"), trajectory("b", 0.0, 1, "b").labelled(0.7)]
     assert write_trajectories(tmp_path, whole) == 4
     assert read_trajectories(tmp_path) == whole and whole[1].success and whole[1].score == 0.0
+
+
+def test_converted_demonstrations_are_encoded_and_cut_in_the_page(tmp_path) -> None:
+    tokenizer = ByteTokenizer()
+    rows = [{"html": "<p> x </p>" * 20, "response": "exit()", "target": "Go", "index": 0, "trace_id": "7", "prompt": "Go"}]
+    with ShardWriter(tmp_path, kind=TEXT) as writer:
+        writer.write(step_sample(trajectory_steps(rows, 1.0)[0], "7", 0), key="7-0000")
+    (found,) = converted(tmp_path, tokenizer.encode, (1,), tokenizer.eos_id, 200)
+    told = found.steps[0]
+    assert found.intent == "Go" and found.success and told.html == rows[0]["html"] and told.action[-1] == tokenizer.eos_id
+    assert len(told.prompt) == 200 and tokenizer.decode(told.prompt).endswith(f"\n\n{ASSISTANT}\n")
+    assert told.prompt[0] == 1 and tokenizer.decode(told.action) == "exit()"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,315 @@
+"""Settings of WebRL: its stages, and the block of phases that becomes stages. Importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..core.config import OptimizerConfig
+from ..rl.rollout.config import Rollouts
+from .recipe_base import positive
+
+Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model of WebRL is trained on steps or states."""
+
+    optimizer: OptimizerConfig
+    sequences_per_step: int
+    epochs: float = 1.0
+    microbatch_tokens: int = 16384
+    checkpoint_every: int = 100
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        names = ("sequences_per_step", "epochs", "microbatch_tokens", "checkpoint_every", "log_every")
+        positive(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class WebStart:
+    """Where web agents begin: tasks, the shape of prompts, and a Hugging Face folder or a model from scratch with a small tokenizer."""
+
+    kind: Literal["web-start"]
+    name: str
+    max_prompt_tokens: int  # of actor and critic; pages are cut to fit
+    max_new_tokens: int  # of one action
+    tag: str = "WebSites"  # of the tasks that are trained on
+    test_tag: str = "WebSitesTest"
+    tag_files: list[str] = field(default_factory=list)
+    templates: list[int] = field(default_factory=list)  # of the local sites; empty for all
+    max_verdict_tokens: int = 16384  # of the outcome reward model
+    pad_prompts_to: int = 1  # in front, to a multiple of this: the CPU sampler decodes prompts of one length together
+    folder: str | None = None  # a Hugging Face folder; its sizes must be those of `model`
+
+    def __post_init__(self) -> None:
+        names = ("max_prompt_tokens", "max_new_tokens", "max_verdict_tokens", "pad_prompts_to")
+        positive(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class WebDemos:
+    """Demonstrations by the scripted oracles, with rounds of actions without effect between; or shards of converted ones."""
+
+    kind: Literal["web-demos"]
+    name: str
+    count: int  # tasks of the training split; of shards, tasks of the first rollout
+    shards: str | None = None  # a folder that `terrella shards make webrl` wrote; then nothing is played
+    noise: float = 0.0  # chance of such a round
+
+    def __post_init__(self) -> None:
+        positive(count=self.count)
+        if not 0 <= self.noise < 1:
+            raise ValueError(f"noise: {self.noise} must be in [0, 1)")
+
+
+@dataclass(frozen=True)
+class WebSupervised:
+    """Imitation of demonstrations: cross-entropy over the actions."""
+
+    kind: Literal["web-sft"]
+    name: str
+    data: str
+    init: str
+    training: Training
+
+
+@dataclass(frozen=True)
+class WebTasks:
+    """New instructions from failures: instances of failed templates, or written by a language model where `url` is set; then filters."""
+
+    kind: Literal["web-tasks"]
+    name: str
+    failures: list[str]  # rollout stages
+    count: int
+    critic: str | None = None  # keeps tasks whose first state it values in [low, high]; without one nothing is filtered by value
+    low: float = 0.05
+    high: float = 0.75
+    url: str = ""  # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        positive(count=self.count)
+        if bool(self.url) != bool(self.model):
+            raise ValueError("model: give both url and model, or neither")
+
+
+@dataclass(frozen=True)
+class WebRollout:
+    """A model plays tasks; the world or the outcome reward model says what succeeded."""
+
+    kind: Literal["web-rollout"]
+    name: str
+    model: str
+    tasks: str  # a web-demos or web-tasks stage
+    samples: int = 1  # of each task
+    temperature: float = 1.0
+    orm: str | None = None  # judges in place of the world
+    at_once: int = 64
+    rollouts: Rollouts = field(default_factory=Rollouts)
+
+    def __post_init__(self) -> None:
+        positive(samples=self.samples, temperature=self.temperature, at_once=self.at_once)
+
+
+@dataclass(frozen=True)
+class WebOrm:
+    """The outcome reward model: YES or NO after intent, actions and last page, learnt from rollouts that the world judged."""
+
+    kind: Literal["web-orm"]
+    name: str
+    init: str
+    data: list[str]  # demonstrations and rollouts
+    training: Training
+    heldout_every: int = 5  # every so many-th task is held out
+
+    def __post_init__(self) -> None:
+        if self.heldout_every < 2:
+            raise ValueError("heldout_every: at least 2, or nothing is left to train on")
+
+
+@dataclass(frozen=True)
+class WebReplay:
+    """A phase's experience: all new steps, and earlier successes' steps that the actor finds neither sure nor unlikely."""
+
+    kind: Literal["web-replay"]
+    name: str
+    actor: str
+    new: str  # a rollout stage
+    earlier: list[str]
+    low: float = 0.5  # of the geometric mean probability of an action's tokens
+    high: float = 0.95
+    ratio: float = 2.0  # of replayed to new steps, at most; 0 replays nothing
+    microbatch_tokens: int = 16384
+
+
+@dataclass(frozen=True)
+class WebCritic:
+    """The critic: twin heads on the last token of a state learn whether the trajectory succeeded."""
+
+    kind: Literal["web-critic"]
+    name: str
+    init: str  # the trunk's first weights
+    data: str  # a web-replay stage
+    training: Training
+    resume: str | None = None  # an earlier critic to go on from
+
+
+@dataclass(frozen=True)
+class WebActor:
+    """One phase of the actor, against its weights at the start of the phase."""
+
+    kind: Literal["web-actor"]
+    name: str
+    init: str
+    data: str
+    training: Training
+    critic: str | None = None  # every method but filtered_bc needs one
+    method: Method = "paper"
+    beta: float = 1.0  # paper: the strength of the pull to the reference
+    length_normalize: bool = True  # paper: mean rather than sum of the token log-ratios
+    lam: float = 0.5
+
+    def __post_init__(self) -> None:
+        positive(beta=self.beta)
+        if self.method != "filtered_bc" and self.critic is None:
+            raise ValueError(f"critic: method {self.method} needs one")
+
+
+@dataclass(frozen=True)
+class WebEvaluate:
+    """Agents on held-out tasks, by site, beside the random policy and the oracle."""
+
+    kind: Literal["web-eval"]
+    name: str
+    models: list[str]
+    n: int = 0  # tasks of the test split, 0 for all
+    samples: int = 1
+    temperature: float = 1.0
+    at_once: int = 64
+    headline: str | None = None  # the model whose rates the summary tells
+    rollouts: Rollouts = field(default_factory=Rollouts)
+
+    def __post_init__(self) -> None:
+        positive(samples=self.samples, at_once=self.at_once)
+        if self.temperature < 0 or self.n < 0:
+            raise ValueError("temperature: must be 0 (greedy) or above, n 0 (all) or above")
+        if self.headline is not None and self.headline not in self.models:
+            raise ValueError(f"headline: '{self.headline}' is not in models")
+
+
+@dataclass(frozen=True)
+class WebPhases:
+    """WebRL's phases. The block is replaced by the stages NAME-1-tasks, -rollout, -replay, -critic, -actor, NAME-2-tasks and so on, and at
+    the end NAME-eval with a row for every phase; each is resumed like any other stage."""
+
+    kind: Literal["webrl"]
+    name: str
+    phases: int
+    init: str  # the imitation stage
+    demos: str  # the replay store begins with these
+    first: str  # the rollout of `init` on the demonstrations' tasks: its failures are the first seeds
+    tasks: int  # instructions of a phase
+    actor: Training
+    critic: Training
+    orm: str | None = None
+    method: Method = "paper"
+    beta: float = 1.0
+    length_normalize: bool = True
+    lam: float = 0.5
+    samples: int = 1
+    temperature: float = 1.0
+    at_once: int = 64
+    low: float = 0.05  # the critic's filter of instructions
+    high: float = 0.75
+    url: str = ""
+    model: str = ""
+    replay_ratio: float = 2.0
+    replay_low: float = 0.5
+    replay_high: float = 0.95
+    evaluate: int = 0  # test tasks, 0 for all
+    evaluate_samples: int = 1
+    evaluate_temperature: float = 1.0
+    rollouts: Rollouts = field(default_factory=Rollouts)
+
+    def __post_init__(self) -> None:
+        positive(phases=self.phases, tasks=self.tasks)
+        if self.url and self.orm is None:
+            raise ValueError("orm: written instructions have no ground truth; name the stage of an outcome reward model")
+
+    def stages(self) -> list[WebStage]:
+        """The stages of all phases in order."""
+        found: list[WebStage] = []
+        actor, critic, played = self.init, None, [self.first]
+        for number in range(1, self.phases + 1):
+            prefix = f"{self.name}-{number}"
+            tasks, rollout, replay, judge, policy = (f"{prefix}-{part}" for part in ("tasks", "rollout", "replay", "critic", "actor"))
+            found += [
+                WebTasks("web-tasks", tasks, list(played), self.tasks, critic, self.low, self.high, self.url, self.model),
+                WebRollout("web-rollout", rollout, actor, tasks, self.samples, self.temperature, self.orm, self.at_once, self.rollouts),
+                WebReplay(
+                    "web-replay",
+                    replay,
+                    actor,
+                    rollout,
+                    [self.demos, *played],
+                    self.replay_low,
+                    self.replay_high,
+                    self.replay_ratio,
+                    self.actor.microbatch_tokens,
+                ),
+            ]
+            if self.method != "filtered_bc":
+                found.append(WebCritic("web-critic", judge, self.init, replay, self.critic, critic))
+                critic = judge
+            found.append(
+                WebActor("web-actor", policy, actor, replay, self.actor, critic, self.method, self.beta, self.length_normalize, self.lam)
+            )
+            actor, played = policy, [*played, rollout]
+        models = [self.init, *(f"{self.name}-{n}-actor" for n in range(1, self.phases + 1))]
+        found.append(
+            WebEvaluate(
+                "web-eval",
+                f"{self.name}-eval",
+                models,
+                self.evaluate,
+                self.evaluate_samples,
+                self.evaluate_temperature,
+                self.at_once,
+                models[-1],
+                self.rollouts,
+            )
+        )
+        return found
+
+
+WebStage = WebStart | WebDemos | WebSupervised | WebTasks | WebRollout | WebOrm | WebReplay | WebCritic | WebActor | WebEvaluate | WebPhases
+
+
+def references(stage: WebStage) -> list[str]:
+    """Stages that must come before."""
+    if isinstance(stage, WebSupervised):
+        named: Sequence[str | None] = [stage.data, stage.init]
+    elif isinstance(stage, WebTasks):
+        named = [*stage.failures, stage.critic]
+    elif isinstance(stage, WebRollout):
+        named = [stage.model, stage.tasks, stage.orm]
+    elif isinstance(stage, WebOrm):
+        named = [stage.init, *stage.data]
+    elif isinstance(stage, WebReplay):
+        named = [stage.actor, stage.new, *stage.earlier]
+    elif isinstance(stage, WebCritic):
+        named = [stage.init, stage.data, stage.resume]
+    elif isinstance(stage, WebActor):
+        named = [stage.init, stage.data, stage.critic]
+    else:
+        named = stage.models if isinstance(stage, WebEvaluate) else []
+    return [name for name in named if name]
+
+
+def expand(stages: Sequence[object]) -> list:
+    """The stages with every block of phases replaced by its own."""
+    return [inner for stage in stages for inner in (stage.stages() if isinstance(stage, WebPhases) else [stage])]

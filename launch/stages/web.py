@@ -1,0 +1,189 @@
+"""What WebRL's stages share: tasks, worlds and prompts of the recipe's start, rollouts, scoring over ranks, and one training loop."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.engine import Engine, LossFn, ScoreFn
+from ...core.errors import ConfigError
+from ...core.progress import Progress
+from ...core.rng import fold, permutation
+from ...data.packing import TrainSequence, pack, unpack
+from ...data.tokenizers import Tokenizer, load_tokenizer
+from ...data.trajectory import Invalid
+from ...rl.loop import even_out, require_finite
+from ...rl.multiturn import Limits, rollout_worlds
+from ...rl.rollout.sampler import Sampler, SamplingParams
+from ...rl.webrl.episode import WebEpisode
+from ...rl.webrl.prompts import Prompter
+from ...rl.webrl.steps import WebTrajectory, read_trajectories
+from ...rl.worlds.tasks import load_tasks
+from ...rl.worlds.web.generate import SiteTask
+from ...rl.worlds.web.tasks import parse_task
+from ...rl.worlds.web.world import WebWorld
+from ..job import Job
+from ..recipe_web import Training, WebStart
+from .common import Checkpoints
+
+TOKENIZER, STEPS, TASKS = "tokenizer", "steps", "tasks.json"
+
+
+def start_of(job: Job) -> WebStart:
+    """The recipe's start."""
+    found = [stage for stage in job.recipe.stages if isinstance(stage, WebStart)]
+    if len(found) != 1:
+        raise ConfigError(f"stages: web stages need exactly one stage of kind web-start, not {len(found)}")
+    return found[0]
+
+
+@lru_cache(maxsize=2)
+def _load(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder)
+
+
+def prompter_of(job: Job, verdict: bool = False) -> Prompter:
+    """Prompts with the start's tokenizer and lengths."""
+    start = start_of(job)
+    limit = start.max_verdict_tokens if verdict else start.max_prompt_tokens
+    return Prompter(_load(job.stage_folder(start.name) / TOKENIZER), limit, start.pad_prompts_to)
+
+
+def make_world(start: WebStart, test: bool = False) -> WebWorld:
+    """A world of the training or of the test tag."""
+    tag = start.test_tag if test else start.tag
+    known = load_tasks(*start.tag_files)
+    if tag not in known or known[tag].world != "web":
+        raise ConfigError(f"tag: '{tag}' is no tag of a web world; see rl/worlds/tags.yaml and tag_files")
+    world = known[tag].make()
+    assert isinstance(world, WebWorld)
+    return world
+
+
+def pool_of(start: WebStart, test: bool = False) -> list[SiteTask]:
+    """All tasks of the training or of the test tag, of the chosen templates."""
+    tasks = [t for t in make_world(start, test).tasks if not start.templates or t.task.template_id in start.templates]
+    if not tasks:
+        raise ConfigError(f"templates: no task of {start.templates} under the tag '{start.test_tag if test else start.tag}'")
+    return tasks
+
+
+def write_tasks(path: Path, tasks: Sequence[SiteTask]) -> None:
+    """Tasks as a later stage reads them."""
+    path.write_text(json.dumps([{"record": dict(t.task.raw), "steps": t.steps} for t in tasks], ensure_ascii=False), encoding="utf-8")
+
+
+def read_tasks(job: Job, stage: str) -> list[SiteTask]:
+    """The tasks that a stage left."""
+    held = json.loads((job.stage_folder(stage) / TASKS).read_text(encoding="utf-8"))
+    return [SiteTask(parse_task(row["record"]), "train", tuple(tuple(s) for s in row["steps"])) for row in held]
+
+
+def read_steps(job: Job, stage: str) -> list[WebTrajectory]:
+    """The trajectories that a stage left; their keys say where they come from."""
+    return [replace(t, key=f"{stage}/{t.key}") for t in read_trajectories(job.stage_folder(stage) / STEPS)]
+
+
+class Players:
+    """Worlds that are used again: starting one anew costs more than an episode."""
+
+    def __init__(self, job: Job, test: bool = False) -> None:
+        self.start, self.test, self.prompter = start_of(job), test, prompter_of(job)
+        self.worlds: list[WebWorld] = []
+
+    def episode(self, place: int, task: SiteTask, prompt_id: int, sample: int) -> WebEpisode:
+        while len(self.worlds) <= place:
+            self.worlds.append(make_world(self.start, self.test))
+        return WebEpisode(self.worlds[place], task, prompt_id, sample, self.prompter)
+
+    def play(
+        self, sampler: Sampler, seats: Sequence[tuple[int, SiteTask, int]], temperature: float, seed: int, at_once: int, note: Callable
+    ) -> list[tuple[tuple[int, SiteTask, int], WebEpisode | Invalid]]:
+        """All seats (prompt id, task, sample) to the end of their episodes, `at_once` at a time; `note(seat, episode)` sees each before
+        its world is used again."""
+        params = SamplingParams(self.start.max_new_tokens, temperature, stop_ids=(self.prompter.stop_id,))
+        limits = Limits(workers=4, max_turns=200)
+        found: list[tuple[tuple[int, SiteTask, int], WebEpisode | Invalid]] = []
+        for at in range(0, len(seats), at_once):
+            part = seats[at : at + at_once]
+            episodes: dict[int, WebEpisode] = {}
+
+            def maker(place: int, seat: tuple[int, SiteTask, int], into: dict[int, WebEpisode] = episodes) -> Callable[[], WebEpisode]:
+                def make() -> WebEpisode:
+                    into[place] = self.episode(place, seat[1], seat[0], seat[2])
+                    return into[place]
+
+                return make
+
+            while len(self.worlds) < len(part):
+                self.worlds.append(make_world(self.start, self.test))
+            played = rollout_worlds(sampler, [maker(i, seat) for i, seat in enumerate(part)], params, seed, limits)
+            for i, (seat, result) in enumerate(zip(part, played, strict=True)):
+                if isinstance(result.reward, Invalid):
+                    found.append((seat, result.reward))
+                else:
+                    note(seat, episodes[i])
+                    found.append((seat, episodes[i]))
+        return found
+
+
+def score_all(job: Job, engine: Engine, rows: Sequence[TrainSequence], score: ScoreFn, budget: int) -> dict[str, dict[int, np.ndarray]]:
+    """Per-token results of all rows by name and row, each data rank scoring its part."""
+    mine = list(range(engine.data_rank, len(rows), engine.data_size))
+    found: dict[str, dict[int, np.ndarray]] = {}
+    if mine:
+        batches = pack([rows[i] for i in mine], budget=max(budget, max(len(rows[i].ids) for i in mine)), pad=False)
+        scored = engine.score(batches, score)
+        for name in scored[0]:
+            found[name] = {mine[i]: v for i, v in unpack(batches, [s[name] for s in scored]).items()}
+    whole: dict[str, dict[int, np.ndarray]] = {}
+    for part in job.gather(found):
+        for name, values in part.items():
+            whole.setdefault(name, {}).update(values)
+    return whole
+
+
+def fit(
+    job: Job,
+    stage: str,
+    engine: Engine,
+    training: Training,
+    count: int,
+    rows: Callable[[list[int], list[int]], list[TrainSequence]],
+    loss: LossFn,
+    describe: Callable[[dict[str, float]], dict[str, float]],
+) -> dict[str, Any]:
+    """Train on `count` items in a fresh order every epoch. `rows(mine, whole)` makes this rank's sequences of a step, `whole` being all
+    of the step's items. Resumes from the stage's newest checkpoint."""
+    steps = max(1, round(training.epochs * count / training.sequences_per_step))
+    checkpoints = Checkpoints(job, stage, training.checkpoint_every, steps)
+    begin, _ = checkpoints.resume(engine)
+    progress = Progress(stage, steps, start=begin, speak=job.speaks)
+    values: dict[str, float] = {}
+    for step in range(begin, steps):
+        started = time.monotonic()
+        places = range(step * training.sequences_per_step, (step + 1) * training.sequences_per_step)
+        whole = [permutation(count, fold(job.recipe.seed, 21), place // count)[place % count] for place in places]
+        mine = whole[engine.data_rank :: engine.data_size]
+        batches = even_out(pack(rows(mine, whole), budget=training.microbatch_tokens, pad=False), job.gather)
+        result = engine.step(batches, loss)
+        values = {**describe(result.metrics), "grad_norm": result.grad_norm, "lr": result.lr}
+        require_finite(values, step)
+        if job.speaks and ((step + 1) % training.log_every == 0 or step + 1 == steps):
+            job.run.metrics.append(stage, step + 1, {**values, "time/step_s": time.monotonic() - started})
+        progress.update(step + 1, f"loss {values['loss']:.4f}")
+        checkpoints.save(engine, step + 1, {})
+    return {"steps": steps, "items": count, "checkpoint": checkpoints.final()}
+
+
+def seeded(job: Job, stage: str) -> random.Random:
+    """A stage's own random numbers."""
+    return random.Random(f"{job.recipe.seed} {stage}")

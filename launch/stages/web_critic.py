@@ -1,0 +1,46 @@
+"""The critic's epoch: twin heads on states and next states, the trajectory's outcome as the label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.config import OptimizerConfig
+from ...core.engine import Engine
+from ...data.packing import TrainSequence
+from ...models.gpt import build_gpt
+from ...rl.webrl.critic import state_row, twin_loss
+from ..job import Job
+from ..recipe_web import WebCritic
+from .common import final_checkpoint, load_final
+from .web import fit, prompter_of
+from .web_replay import experience_of
+
+
+def build_twin(job: Job, optimizer: OptimizerConfig | None, init: str, resume: str | None = None) -> Engine:
+    """A critic: an earlier one's weights, or a policy's with fresh heads."""
+    engine = Engine(build_gpt(job.model, value_head="twin"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
+    if resume is not None:
+        engine.load(final_checkpoint(job, resume), weights_only=True)
+    else:
+        load_final(job, engine, init)
+    return engine
+
+
+def run(stage: WebCritic, job: Job) -> dict[str, Any]:
+    """Train on every step of the phase's experience."""
+    experience = experience_of(job, stage.data)
+    end = prompter_of(job).stop_id
+    engine = build_twin(job, stage.training.optimizer, stage.init, stage.resume)
+
+    def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
+        found = []
+        for place in (experience.steps[i] for i in mine):
+            label = experience.trajectories[place[0]].reward
+            step = experience.step(place)
+            found += [state_row(prompt, end, label, 1.0 / len(whole)) for prompt in (step.prompt, step.following)]
+        return found
+
+    def describe(sums: dict[str, float]) -> dict[str, float]:
+        return {"loss": sums["loss"], "accuracy": sums["right"] / sums["states"], "positive": sums["positive"] / sums["states"]}
+
+    return fit(job, stage.name, engine, stage.training, len(experience.steps), rows, twin_loss, describe)

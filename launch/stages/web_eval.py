@@ -1,0 +1,107 @@
+"""Agents on held-out tasks: success by site with intervals, beside the random policy and the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.files import write_json
+from ...core.progress import Progress
+from ...core.rng import fold
+from ...data.trajectory import Invalid
+from ...rl.rollout.open import open_sampler
+from ...rl.statistics import paired_difference, proportion
+from ...rl.webrl.episode import WebEpisode, act_randomly, demonstrate
+from ...rl.worlds.web.generate import SiteTask
+from ..job import Job
+from ..recipe_web import WebEvaluate
+from .common import build_engine
+from .evaluate import percent
+from .web import Players, pool_of, seeded, start_of
+
+ALL = "all"
+Results = dict[tuple[int, int], tuple[str, bool]]  # (task, sample) -> (site, solved)
+
+
+def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
+    """Play, and write one table with a column a site."""
+    pool = pool_of(start_of(job), test=True)
+    tasks = pool[: stage.n] if stage.n else pool
+    seats = [(i, task, s) for i, task in enumerate(tasks) for s in range(stage.samples)]
+    found: dict[str, Results] = {}
+    invalid = 0
+    progress = Progress(stage.name, len(stage.models), speak=job.speaks)
+    for name in stage.models:
+        engine = build_engine(job, None, name)
+        folder = job.stage_folder(stage.name) / name
+        opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, rank=job.rank, gather=job.gather)
+        mine: Results = {}
+
+        def note(seat: tuple[int, SiteTask, int], episode: WebEpisode, into: Results = mine) -> None:
+            into[seat[0], seat[2]] = (seat[1].task.sites[0], episode.world.score >= 1.0)
+
+        players = Players(job, test=True)
+        try:
+            if opened.publish is not None:
+                opened.publish(engine.steps)
+            mine_seats = seats[job.rank :: job.ranks]
+            played = players.play(opened.sampler, mine_seats, stage.temperature, fold(job.recipe.seed, 41), stage.at_once, note)
+        finally:
+            opened.close()
+        invalid += sum(job.gather(sum(isinstance(r, Invalid) for _, r in played)))
+        found[name] = {key: value for part in job.gather(mine) for key, value in part.items()}
+        progress.update(len(found))
+    players = Players(job, test=True)
+    ends = {name: _scripted(job, stage, players, tasks, name) for name in ("random policy", "oracle")}
+    sites = sorted({site for site, _ in ends["oracle"].values()})
+    rows = [_row("random policy", "baseline", ends["random policy"], sites)]
+    rows += [_row(name, "model", found[name], sites) for name in stage.models]
+    rows.append(_row("oracle", "ceiling", ends["oracle"], sites))
+    told = {row["name"]: row["cells"][0] for row in rows}
+    if job.speaks:
+        note_ = f"{len(tasks)} test tasks, {stage.samples} samples at temperature {stage.temperature:g}; Wilson's 95 % intervals; "
+        note_ += f"{invalid} invalid episodes left out. Tasks that span sites count under their first."
+        table = {"title": "Success on held-out tasks", "columns": [ALL, *sites], "rows": rows, "note": note_}
+        job.run.write_result(stage.name, table)
+        if stage.headline:
+            write_json(job.run.path / "summary.json", _summary(stage, found, ends))
+    return {"tasks": len(tasks), "invalid": invalid, **told}
+
+
+def _scripted(job: Job, stage: WebEvaluate, players: Players, tasks: list[SiteTask], who: str) -> Results:
+    results: Results = {}
+    for number, task in enumerate(tasks):
+        if who == "oracle" and not task.steps:
+            continue
+        episode = players.episode(0, task, number, 0)
+        rng = seeded(job, f"{stage.name} {who} {number}")
+        if who == "oracle":
+            demonstrate(episode, 0.0, rng)
+        else:
+            act_randomly(episode, rng)
+        results[number, 0] = (task.task.sites[0], episode.world.score >= 1.0)
+    return results
+
+
+def _row(name: str, kind: str, results: Results, sites: list[str]) -> dict[str, Any]:
+    cells = []
+    for site in (ALL, *sites):
+        mine = [solved for where, solved in results.values() if site in (ALL, where)]
+        cells.append(proportion(sum(mine), len(mine)).to_cell() if mine else "none")
+    return {"name": name, "kind": kind, "cells": cells}
+
+
+def _summary(stage: WebEvaluate, found: dict[str, Results], ends: dict[str, Results]) -> dict[str, Any]:
+    def rate(results: Results) -> str:
+        return percent(proportion(sum(solved for _, solved in results.values()), len(results)))
+
+    assert stage.headline is not None
+    best, first = found[stage.headline], found[stage.models[0]]
+    both = sorted(set(best) & set(first))
+    gain = paired_difference([best[k][1] for k in both], [first[k][1] for k in both])
+    return {
+        "headline": f"{stage.headline} solves {rate(best)} of the held-out tasks; {stage.models[0]} solved {rate(first)}.",
+        "paragraphs": [
+            f"Over the same tasks: {100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}), n = {gain.n}.",
+            *(f"{name}: {rate(results)}." for name, results in {**found, **ends}.items()),
+        ],
+    }

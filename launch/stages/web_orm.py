@@ -1,0 +1,82 @@
+"""The outcome reward model: trained on judged rollouts, measured on held-out tasks, and asked by later stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...core.engine import Engine
+from ...data.packing import TrainSequence
+from ...kernels.policy_loss import PolicySettings
+from ...rl.objective import make_loss
+from ...rl.webrl.orm import NO, YES, accuracy, verdict_row, yes_score
+from ...rl.webrl.prompts import single_token
+from ...rl.webrl.steps import WebTrajectory
+from ..job import Job
+from ..recipe_web import WebOrm
+from .common import build_engine
+from .web import fit, prompter_of, read_steps, score_all
+
+BUDGET = 16384
+
+
+def held_out(intent: str, every: int) -> bool:
+    """Whether a task is held out; all trajectories of one task fall on the same side."""
+    return int.from_bytes(hashlib.blake2b(intent.encode(), digest_size=4).digest()) % every == 0
+
+
+def probabilities(job: Job, engine: Engine, trajectories: Sequence[WebTrajectory]) -> list[float]:
+    """P(YES) of every trajectory; all data ranks give the same list."""
+    if not trajectories:
+        return []
+    prompter = prompter_of(job, verdict=True)
+    words = [single_token(prompter.tokenizer, word) for word in (YES, NO)]
+    rows = [verdict_row(prompter, t) for t in trajectories]
+    found = score_all(job, engine, rows, yes_score(*words), BUDGET)["yes"]
+    return [float(found[i][-1]) for i in range(len(rows))]
+
+
+def judge(job: Job, stage: str, trajectories: Sequence[WebTrajectory]) -> list[float]:
+    """P(YES) by a finished stage's model, where every rank brings trajectories of its own."""
+    engine = build_engine(job, None, stage)
+    parts = job.gather(list(trajectories))
+    scores = probabilities(job, engine, [t for part in parts for t in part])
+    before = sum(len(part) for part in parts[: job.rank])
+    return scores[before : before + len(trajectories)]
+
+
+def run(stage: WebOrm, job: Job) -> dict[str, Any]:
+    """Train on YES and NO in equal parts by weight, and measure what the held-out tasks say."""
+    # the world's score is the truth here, whatever a rollout's reward came from
+    known = [replace(t, reward=t.score) for name in stage.data for t in read_steps(job, name) if t.score is not None]
+    learnt = [t for t in known if not held_out(t.intent, stage.heldout_every)]
+    tested = [t for t in known if held_out(t.intent, stage.heldout_every)]
+    wins = sum(t.success for t in learnt)
+    if not 0 < wins < len(learnt):
+        raise RuntimeError(f"stage '{stage.name}': {wins} of {len(learnt)} trajectories succeeded; it needs successes and failures")
+    prompter = prompter_of(job, verdict=True)
+    built = [verdict_row(prompter, t) for t in learnt]
+    weights = [len(learnt) / (2 * wins) if t.success else len(learnt) / (2 * (len(learnt) - wins)) for t in learnt]
+    engine = build_engine(job, stage.training.optimizer, stage.init)
+
+    def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
+        return [replace(built[i], ce=np.asarray(built[i].ce) * np.float32(weights[i] / len(whole))) for i in mine]
+
+    loss = make_loss(PolicySettings())
+    outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})
+    told = accuracy(probabilities(job, engine, tested), [t.success for t in tested])
+    estimate: Any = told["accuracy"]
+    if job.speaks:
+        cells = [estimate.to_cell(), {"value": told["balanced"], "n": len(tested)}, {"value": told["majority"], "n": len(tested)}]
+        table = {
+            "title": "Outcome reward model on held-out tasks",
+            "columns": ["accuracy", "mean of both classes", "always the commoner answer"],
+            "rows": [{"name": stage.name, "kind": "model", "cells": cells}],
+            "note": f"{len(tested)} trajectories of tasks that it was not trained on, against the world's score.",
+        }
+        job.run.write_result(stage.name, table)
+    return {**outcome, "held_out": len(tested), "accuracy": estimate.to_cell(), "balanced": told["balanced"], "majority": told["majority"]}

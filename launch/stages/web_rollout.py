@@ -1,0 +1,62 @@
+"""A model plays tasks; trajectories go to shards, judged by the world or by the outcome reward model."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from ...core.files import make_folder
+from ...core.progress import Progress
+from ...core.rng import fold
+from ...rl.webrl.episode import WebEpisode
+from ...rl.webrl.orm import accuracy
+from ...rl.webrl.steps import WebTrajectory, write_trajectories
+from ...rl.worlds.web.generate import SiteTask
+from ..job import Job
+from ..recipe_web import WebRollout
+from .common import build_engine
+from .session import open_session
+from .web import STEPS, Players, read_tasks
+from .web_orm import judge
+
+Seat = tuple[int, SiteTask, int]
+
+
+def run(stage: WebRollout, job: Job) -> dict[str, Any]:
+    """Play all tasks. After a kill what was sampled is not sampled again; shards are written last."""
+    tasks = read_tasks(job, stage.tasks)
+    seats: list[Seat] = [(i, task, s) for i, task in enumerate(tasks) for s in range(stage.samples)][job.rank :: job.ranks]
+    engine = build_engine(job, None, stage.model)
+    players = Players(job)
+    progress = Progress(stage.name, len(seats), speak=job.speaks)
+    kept: list[WebTrajectory] = []
+
+    def note(seat: Seat, episode: WebEpisode) -> None:
+        kept.append(episode.trajectory(f"{seat[0]:06d}-{seat[2]}"))
+        progress.update(len(kept))
+
+    with open_session(job, stage.name, engine, stage.rollouts, 0, {}) as session:
+        if session.publish is not None:
+            session.publish(engine.steps)
+        played = players.play(session.sampler, seats, stage.temperature, fold(job.recipe.seed, 31), stage.at_once, note)
+    told: dict[str, Any] = {}
+    if stage.orm is not None:
+        scores = judge(job, stage.orm, kept)
+        told = {f"orm/{name}": getattr(value, "value", value) for name, value in accuracy(scores, [t.success for t in kept]).items()}
+        kept = [t.labelled(p) for t, p in zip(kept, scores, strict=True)]
+    folder = make_folder(job.stage_folder(stage.name))
+    if job.speaks:
+        job.run.guard()
+        shutil.rmtree(folder / STEPS, ignore_errors=True)
+    job.barrier()
+    steps = write_trajectories(folder / STEPS, kept, f"rank{job.rank:03d}")
+    mine = {
+        "trajectories": len(kept),
+        "invalid": len(played) - len(kept),
+        "steps": steps,
+        "successes": sum(t.success for t in kept),
+        "solved": sum((t.score or 0.0) >= 1.0 for t in kept),
+    }
+    parts = job.gather(mine)
+    total = {key: sum(part[key] for part in parts) for key in mine}
+    return {**total, "success_rate": total["successes"] / max(total["trajectories"], 1), **told}

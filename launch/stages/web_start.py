@@ -1,0 +1,76 @@
+"""Where web agents begin: weights and tokenizer of a Hugging Face folder, or a fresh model with a tokenizer from the oracles' pages."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ...core.engine import Engine
+from ...core.errors import ConfigError
+from ...data.convert.webrl import ASSISTANT, PAGE, USER
+from ...data.tokenizers import PieceTokenizer, load_tokenizer
+from ...models.gpt import build_gpt
+from ...models.hf import import_hf
+from ...rl.webrl.episode import HARMLESS
+from ...rl.webrl.orm import NO, YES
+from ...rl.webrl.prompts import EOT, JUDGE
+from ..job import Job
+from ..recipe_web import WebStart
+from .common import step_folder
+from .web import TOKENIZER, make_world, pool_of
+
+_PIECE = re.compile(r'[A-Za-z]+|"> ?|" ?| ?</')
+LOOKS = 400  # tasks whose pages the words are taken from
+
+
+def run(stage: WebStart, job: Job) -> dict[str, Any]:
+    """Write tokenizer and first checkpoint."""
+    folder = job.stage_folder(stage.name) / TOKENIZER
+    if job.speaks:
+        job.run.guard()
+        chosen = load_tokenizer(checked(stage.folder)) if stage.folder else pieces_of(stage, job.model.vocab)
+        if chosen.vocab_size > job.model.vocab:
+            raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
+        chosen.save(folder)
+    job.barrier()
+    longest = max(stage.max_prompt_tokens + stage.max_new_tokens, stage.max_verdict_tokens + 1)
+    if longest > job.model.max_positions:
+        raise ConfigError(
+            f"max_prompt_tokens: prompts and answers take {longest} positions, model.max_positions is {job.model.max_positions}"
+        )
+    engine = Engine(build_gpt(job.model), job.recipe.parallel, None, job.recipe.precision, job.recipe.seed)
+    if stage.folder:
+        import_hf(engine, stage.folder)
+    where = step_folder(job.checkpoints(stage.name), 0)
+    engine.save(where, {})
+    return {"checkpoint": str(where.relative_to(job.run.path)), "vocabulary": load_tokenizer(folder).vocab_size}
+
+
+def checked(folder: str) -> str:
+    """The folder, refused by name where it is none of Hugging Face's."""
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError(f"folder: {folder} holds no config.json; name a Hugging Face folder, e.g. --set stages.0.folder=PATH")
+    return folder
+
+
+def pieces_of(stage: WebStart, vocab: int) -> PieceTokenizer:
+    """Headers, the openings of actions and the commonest words of training tasks whole, everything else by character."""
+    fixed = [EOT, USER, ASSISTANT, PAGE, YES, NO, "Task Instruction: ", *HARMLESS]
+    fixed += [f'do(action="{name}", argument="' for name in ("Type", "Search", "Select Dropdown Option")]
+    fixed += ['do(action="Click", element="', 'exit(message="', '", element="', '")', "\n\n"]
+    words: Counter[str] = Counter(_PIECE.findall(f"{JUDGE} The User Intent: Action History: The Current Screenshot: Round "))
+    tasks, world = pool_of(stage), make_world(stage)
+    for task in random.Random(0).sample(tasks, min(LOOKS, len(tasks))):
+        world.open_task(task.task, task.steps)
+        while not world.done:
+            action = world.demonstrate().split("\n")[-1]
+            words.update(_PIECE.findall(world.html) + _PIECE.findall(task.task.intent) * 20 + _PIECE.findall(action))
+            world.step(action)
+    characters = ["\n", *map(chr, range(32, 127))]
+    room = vocab - 3 - len(characters) - len(fixed)
+    known = {*fixed, *characters}
+    common = [w for w, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if len(w) > 1 and w not in known]
+    return PieceTokenizer([*fixed, *sorted(common[: max(room, 0)]), *characters])

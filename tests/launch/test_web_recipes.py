@@ -1,0 +1,50 @@
+"""WebRL's block of phases becomes stages that refer to each other rightly, and comes back from a resolved file unchanged."""
+
+import pytest
+
+from terrella.core import schema
+from terrella.core.errors import ConfigError
+from terrella.launch import recipe
+
+
+def stages(name: str, *overrides: str) -> dict:
+    return {stage.name: stage for stage in recipe.load(name, overrides).stages}
+
+
+def test_phases_become_stages() -> None:
+    found = stages("webrl-tiny")
+    assert [n for n in found if n.startswith("phase-2")] == [f"phase-2-{p}" for p in ("tasks", "rollout", "replay", "critic", "actor")]
+    assert found["phase-1-tasks"].critic is None and found["phase-2-tasks"].critic == "phase-1-critic"
+    assert found["phase-2-rollout"].model == "phase-1-actor" and found["phase-2-actor"].init == "phase-1-actor"
+    assert found["phase-1-critic"].init == "sft" and found["phase-1-critic"].resume is None
+    assert found["phase-3-critic"].resume == "phase-2-critic"
+    assert found["phase-3-replay"].earlier == ["demos", "first", "phase-1-rollout", "phase-2-rollout"]
+    assert found["phase-eval"].models == ["sft", "phase-1-actor", "phase-2-actor", "phase-3-actor"]
+
+
+def test_baselines_by_the_same_config() -> None:
+    found = stages("webrl-tiny", "stages.5.method=filtered_bc", "stages.5.phases=2", "stages.6.model=phase-2-actor")
+    assert not [n for n in found if n.endswith("critic")] and found["phase-2-actor"].critic is None
+    for method in ("awr", "digirl", "released", "reinforce"):
+        assert stages("webrl-tiny", f"stages.5.method={method}")["phase-1-actor"].method == method
+
+
+def test_a_resolved_recipe_is_read_back_unchanged(tmp_path) -> None:
+    config = recipe.load("webrl-tiny")
+    path = tmp_path / "config.yaml"
+    path.write_text(schema.dump(config), encoding="utf-8")
+    assert schema.load(recipe.Recipe, path) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("stages.5.url=http://x", "orm"),
+        ("stages.5.phases=0", "phases"),
+        ("stages.5.first=nowhere", "nowhere"),
+        ("stages.6.model=phase-4-actor", "phase-4-actor"),
+    ],
+)
+def test_mistakes_are_named(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        recipe.load("webrl-tiny", (override,))
