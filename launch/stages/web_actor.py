@@ -9,9 +9,9 @@ from ...data.packing import TrainSequence
 from ...rl.objective import logprob_score, make_loss
 from ...rl.webrl.actor import WITH_REFERENCE, row, settings, weigh
 from ...rl.webrl.critic import state_row, twin_score
-from ..job import Job
+from ..job import Job, log
 from ..recipe_web import WebActor
-from .common import build_engine
+from .common import build_engine, step_folder
 from .web import fit, prompter_of, score_all
 from .web_critic import build_twin
 from .web_replay import Experience, experience_of
@@ -41,8 +41,11 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
     chosen = set(experience.steps)
     weighed = [w for w in weigh(stage.method, experience.trajectories, values, lam=stage.lam) if (w.trajectory, w.index) in chosen]
     told = {"learnt": len(weighed), "positive": sum(w.value > 0 for w in weighed)}
-    if not weighed:
-        raise RuntimeError(f"stage '{stage.name}': method {stage.method} keeps no step of this phase; the actor cannot be trained on it")
+    if not weighed:  # filtered imitation of a phase without success, for one: the actor stays as it is
+        log.warning("stage %s: method %s keeps no step of this phase; the actor stays as it is", stage.name, stage.method)
+        where = step_folder(job.checkpoints(stage.name), 0)
+        build_engine(job, None, stage.init).save(where, {})
+        return {"steps": 0, "items": 0, "checkpoint": str(where.relative_to(job.run.path)), **told}
     reference = {}
     if stage.method in WITH_REFERENCE:
         rows_ = [TrainSequence(w.step.ids) for w in weighed]

@@ -71,7 +71,11 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     told = accuracy(probabilities(job, engine, tested), [t.success for t in tested])
     estimate: Any = told["accuracy"]
     if job.speaks:
-        cells = [estimate.to_cell(), {"value": told["balanced"], "n": len(tested)}, {"value": told["majority"], "n": len(tested)}]
+        cells = [
+            estimate.to_cell(),
+            "none" if told["balanced"] is None else {"value": told["balanced"], "n": len(tested)},
+            {"value": told["majority"], "n": len(tested)},
+        ]
         table = {
             "title": "Outcome reward model on held-out tasks",
             "columns": ["accuracy", "mean of both classes", "always the commoner answer"],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from ...core.errors import ConfigError
 from ...core.files import make_folder
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.webrl.episode import WebEpisode
 from ...rl.webrl.orm import accuracy
-from ...rl.webrl.steps import WebTrajectory, write_trajectories
+from ...rl.webrl.steps import MADE, WebTrajectory, write_trajectories
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
 from ..recipe_web import WebRollout
@@ -26,6 +27,8 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     """Play all tasks. After a kill what was sampled is not sampled again; shards are written last."""
     tasks = read_tasks(job, stage.tasks)
     seats: list[Seat] = [(i, task, s) for i, task in enumerate(tasks) for s in range(stage.samples)][job.rank :: job.ranks]
+    if stage.orm is None and any(task.task.task_id.startswith(MADE) for task in tasks):
+        raise ConfigError(f"stages: {stage.name}.orm: the tasks of '{stage.tasks}' have no ground truth; name an outcome reward model")
     engine = build_engine(job, None, stage.model)
     players = Players(job)
     progress = Progress(stage.name, len(seats), speak=job.speaks)
@@ -42,7 +45,9 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if stage.orm is not None:
         scores = judge(job, stage.orm, kept)
-        told = {f"orm/{name}": getattr(value, "value", value) for name, value in accuracy(scores, [t.success for t in kept]).items()}
+        judged = [(p, t.success) for p, t in zip(scores, kept, strict=True) if t.score is not None]
+        found = accuracy([p for p, _ in judged], [truth for _, truth in judged]) if judged else {}
+        told = {f"orm/{name}": getattr(value, "value", value) for name, value in found.items()}
         kept = [t.labelled(p) for t, p in zip(kept, scores, strict=True)]
     folder = make_folder(job.stage_folder(stage.name))
     if job.speaks:

@@ -14,7 +14,7 @@ from ...core.rng import fold
 from ..worlds.web.generate import SiteTask
 from ..worlds.web.tasks import parse_task
 from .chat import ChatApi
-from .steps import WebTrajectory
+from .steps import MADE, WebTrajectory
 
 LOW, HIGH = 0.05, 0.75  # of the critic's value of the first state; either head inside is enough
 SEEDS = 10  # failed tasks that one request shows
@@ -81,7 +81,7 @@ def written(
         listed = "\n".join(f"- `{task}`" for task in shown)
         for text in backticked(api.ask(WRITE.format(site=site, tasks=listed, count=each), temperature=1.0)):
             if text not in mine and text not in found:
-                found[text] = open_task(starts[site], text, f"made-{fold(seed, len(found)) % 10**9}")
+                found[text] = open_task(starts[site], text, f"{MADE}{fold(seed, len(found)) % 10**9}")
     return list(found.values())[:count]
 
 

@@ -44,14 +44,14 @@ def yes_score(yes: int, no: int):
     return score
 
 
-def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | float]:
-    """Share of right verdicts, the mean of both classes' shares, and what always giving the commoner answer would score."""
+def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | float | None]:
+    """Share of right verdicts, the mean of both classes' shares (None where one class is missing), and what always giving the commoner answer would score."""
     said = [p >= 0.5 for p in probabilities]
     right = [a == b for a, b in zip(said, truth, strict=True)]
     parts = [[r for r, t in zip(right, truth, strict=True) if t is value] for value in (True, False)]
     shares = [sum(part) / len(part) for part in parts if part]
     return {
         "accuracy": proportion(sum(right), len(right)),
-        "balanced": sum(shares) / len(shares) if len(shares) == 2 else float("nan"),
+        "balanced": sum(shares) / len(shares) if len(shares) == 2 else None,
         "majority": max(map(len, parts)) / max(len(right), 1),
     }

@@ -14,6 +14,8 @@ from ...data.schema import TEXT
 from ...data.shards import ShardSet, ShardWriter
 from ...data.trajectory import Role
 
+MADE = "made-"  # begins the id of a task that a language model wrote: no world can judge it
+
 
 @dataclass(frozen=True)
 class WebStep:
