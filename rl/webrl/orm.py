@@ -45,7 +45,8 @@ def yes_score(yes: int, no: int):
 
 
 def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | float | None]:
-    """Share of right verdicts, the mean of both classes' shares (None where one class is missing), and what always giving the commoner answer would score."""
+    """Share of right verdicts, the mean of both classes' shares (None where one class is missing), and what always giving the commoner
+    answer would score."""
     said = [p >= 0.5 for p in probabilities]
     right = [a == b for a, b in zip(said, truth, strict=True)]
     parts = [[r for r, t in zip(right, truth, strict=True) if t is value] for value in (True, False)]
