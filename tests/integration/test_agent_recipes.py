@@ -96,7 +96,10 @@ def test_a_budget_of_actions_ends_the_stage(tmp_path: Path) -> None:
 
 
 def learns_its_world(run: Path, seed: int) -> None:
-    """The tiny recipe as it ships: SPA ahead of vanilla RL and of blanked states outside the interval, at equal cost."""
+    """The tiny recipe as it ships: SPA ahead of vanilla RL and of blanked states outside the interval, at no higher cost.
+
+    Actions are equal by construction; how many tokens an arm learns from depends on how long its answers become.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "terrella", "train", "spa-sokoban-tiny", "--run", str(run), "--set", f"seed={seed}"],
         capture_output=True,
@@ -109,11 +112,11 @@ def learns_its_world(run: Path, seed: int) -> None:
         gain = told[f"SPA minus {other}/OpenSokoban/pass@1"]
         assert gain["n"] == 128 and gain["low"] > 0, (seed, other, gain)
         assert told[f"{other}/actions"] == pytest.approx(told["SPA/actions"], rel=0.03)
-        assert told[f"{other}/tokens"] == pytest.approx(told["SPA/tokens"], rel=0.05)
+        assert told["SPA/tokens"] <= 1.05 * told[f"{other}/tokens"]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_spa_is_ahead_at_equal_cost(tmp_path: Path, seed: int) -> None:
+def test_spa_is_ahead_at_no_higher_cost(tmp_path: Path, seed: int) -> None:
     learns_its_world(tmp_path / "run", seed)
