@@ -88,11 +88,12 @@ def test_other_worlds_run_through(recipe: str, tmp_path: Path) -> None:
 
 
 def test_a_budget_of_actions_ends_the_stage(tmp_path: Path) -> None:
-    done = tiny_agent.train(tmp_path / "run", "spa-sokoban-tiny", "stages.10.steps=50", "stages.10.actions=20", "stages.8.actions=1")
+    # a model this small may never act, but the random policy of the format stage does
+    counted = [f"stages.{i}.{setting}" for i in (8, 10) for setting in ("actions=1", "counting=[format]")]
+    done = tiny_agent.train(tmp_path / "run", "spa-sokoban-tiny", *counted, "stages.10.steps=50")
     assert done.returncode == 0, done.stderr[-2000:]
-    stages = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in ("vanilla", "spa")}
-    assert stages["spa"]["steps"] == 1 and stages["vanilla"]["steps"] < 50
-    assert stages["vanilla"]["actions"] >= 20 or stages["vanilla"]["steps"] == 50
+    for name in ("vanilla", "spa"):
+        assert json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text())["steps"] == 1, name
 
 
 def learns_its_world(run: Path, seed: int) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -324,13 +325,12 @@ def test_scripted_oracles_solve_miniwob_pages() -> None:
     from terrella.rl.worlds.web.miniwob_oracles import ORACLES
 
     names, failed = tuple(ORACLES), []
-    world = WebWorld(source="miniwob", backend="chromium", pages=names, max_steps=15)
-    for number, name in enumerate(names):
-        for seed in (number, number + len(names)):  # the page of a seed is seed modulo the number of pages
-            world.reset(seed)
-            while not world.done:
-                world.step(world.demonstrate())
-            if not world.score:
-                failed.append((name, seed, world.task.intent))
-    world.close()
+    with closing(WebWorld(source="miniwob", backend="chromium", pages=names, max_steps=15)) as world:
+        for number, name in enumerate(names):
+            for seed in (number, number + len(names)):  # the page of a seed is seed modulo the number of pages
+                world.reset(seed)
+                while not world.done:
+                    world.step(world.demonstrate())
+                if not world.score:
+                    failed.append((name, seed, world.task.intent))
     assert len(names) >= 25 and failed == []

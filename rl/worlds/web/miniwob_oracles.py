@@ -286,16 +286,3 @@ def autocomplete(intent: str, page: Page, step: int) -> WebAction:
         ):
             return WebAction("click", label)
     return WebAction("wait")
-
-
-@oracle("use-spinner")
-def spinner(intent: str, page: Page, step: int) -> WebAction:
-    return _fill(page, {_fields(page)[0]: re.findall(r"-?\d+", intent)[0]})
-
-
-@oracle("button-delay")
-def button_delay(intent: str, page: Page, step: int) -> WebAction:
-    waits = int(re.findall(r"wait (\d+)", intent)[0])
-    if step == 0:
-        return _click(page, "ONE", "button")
-    return WebAction("wait") if step <= waits else _click(page, "TWO", "button")
