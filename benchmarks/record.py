@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import datetime
 import platform
+import re
 import subprocess
 import uuid
 from collections.abc import Iterable
@@ -75,7 +76,7 @@ class Recorder:
             "gpu": gpu or platform.machine(),
             "versions": versions,
             "bench": bench,
-            "command": command,
+            "command": re.sub(r" --out \S+", "", command),  # where a file lay is of no use to a reader
         }
         self.rows: list[Row] = []
 

@@ -135,8 +135,8 @@ def floor_ms(case: Case, bandwidth: float = 4.3e12, flops: float = 790e12) -> fl
     return (max(2 * each * rows / flops, 2 * each / bandwidth) + moved / bandwidth) * 1e3
 
 
-def vllm_sampler(case: Case, gpu_memory: float = 0.6) -> Any:
-    """vLLM in this process with empty weights; publish before use."""
+def vllm_sampler(case: Case, gpu_memory: float = 0.6, most: int = 1024, eager: bool = False, process: bool = False) -> Any:
+    """vLLM with empty weights, in this process or as one of its own; publish before use."""
     import torch
 
     from ..models.families import write_hf_config
@@ -152,11 +152,11 @@ def vllm_sampler(case: Case, gpu_memory: float = 0.6) -> Any:
         load="dummy",
         dtype=dtype,
         max_length=case.length,
-        max_sequences=min(case.prompts * case.samples, 1024),
+        max_sequences=min(case.prompts * case.samples, most),
         gpu_memory=gpu_memory,
-        eager=not cuda,
+        eager=eager or not cuda,
     )
-    return LocalVllm(settings)
+    return LocalVllm(settings, process=process)
 
 
 def sync(sampler: Any, engine: Any, version: int) -> float:

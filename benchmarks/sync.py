@@ -15,7 +15,7 @@ from typing import Any
 
 from . import record
 from .children import Child, wait_for_word
-from .rollout import TINY, Case, random_engine, recorder, synchronize
+from .rollout import TINY, Case, random_engine, recorder, synchronize, vllm_sampler
 from .train import QWEN
 
 CASES = {"qwen2.5-1.5b bf16, 3.1 GB": Case(QWEN, 1, 1, 16, 16), "tiny": Case(TINY, 1, 1, 16, 8)}
@@ -26,27 +26,10 @@ class ColocatedVllm:
     """vLLM as a process of its own on the trainer's device, with empty weights until the first sync."""
 
     def __init__(self, case: Case, engine: Any, share: float, eager: bool = False) -> None:
-        import torch
-
-        from ..models.families import write_hf_config
-        from ..rl.rollout.vllm_config import VllmSettings
-        from ..rl.rollout.vllm_local import LocalVllm
         from ..rl.sync.transports import IpcTransport
 
-        cuda = torch.cuda.is_available()
-        dtype = "bfloat16" if cuda else "float32"
-        folder = Path(tempfile.mkdtemp())
-        (folder / "config.json").write_text(json.dumps(write_hf_config(case.model, dtype)))
-        settings = VllmSettings(
-            model=str(folder),
-            load="dummy",
-            dtype=dtype,
-            max_length=case.length,
-            max_sequences=min(case.prompts * case.samples, 2048),
-            gpu_memory=share,
-            eager=eager or not cuda,
-        )
-        self.engine, self.sampler, self.transport = engine, LocalVllm(settings, process=True), IpcTransport()
+        self.engine, self.transport = engine, IpcTransport()
+        self.sampler = vllm_sampler(case, share, most=2048, eager=eager, process=True)
 
     def sync(self, version: int, transport: Any = None) -> float:
         """Seconds until the sampler serves the engine's weights."""

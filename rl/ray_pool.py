@@ -230,7 +230,7 @@ class Gang(Actors):
                 ray.get(reference)
             except ray.exceptions.RayActorError:
                 return calls.index(reference)
-            except Exception:
+            except Exception:  # its call failed, but its process lives
                 continue
         return first
 

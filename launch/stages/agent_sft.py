@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...core.progress import Progress
 from ...core.rng import permutation
 from ...data.packing import TrainSequence, pack
@@ -70,7 +71,7 @@ def run(stage: AgentSupervised, job: Job) -> dict[str, Any]:
     """Train for the given epochs and say what the held-out turns cost."""
     lessons = Lessons(job, stage.data, TRAIN)
     if not len(lessons):
-        raise RuntimeError(f"stage '{stage.data}' left no turn to imitate: its answers lack tags; set only_tagged: false or warm it up")
+        raise ConfigError(f"stage '{stage.data}' left no turn to imitate: its answers lack tags; set only_tagged: false or warm it up")
     engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
     steps = max(1, round(stage.epochs * len(lessons) / stage.sequences_per_step))
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...core.engine import Engine
+from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...kernels.policy_loss import PolicySettings
 from ...rl.objective import make_loss
@@ -57,7 +58,10 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     tested = [t for t in known if held_out(t.intent, stage.heldout_every)]
     wins = sum(t.success for t in learnt)
     if not 0 < wins < len(learnt):
-        raise RuntimeError(f"stage '{stage.name}': {wins} of {len(learnt)} trajectories succeeded; it needs successes and failures")
+        raise ConfigError(
+            f"stages: {stage.name}: {wins} of {len(learnt)} trajectories of {', '.join(stage.data)} succeeded; it needs both kinds: raise"
+            " steps of the imitation before it, or samples of the rollout"
+        )
     prompter = prompter_of(job, verdict=True)
     built = [verdict_row(prompter, t) for t in learnt]
     weights = [len(learnt) / (2 * wins) if t.success else len(learnt) / (2 * (len(learnt) - wins)) for t in learnt]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...kernels.policy_loss import PolicySettings
 from ...rl.objective import make_loss
@@ -19,7 +20,7 @@ def run(stage: WebSupervised, job: Job) -> dict[str, Any]:
     """Cross-entropy over the actions of successful trajectories; the loss is a mean over a step's tokens."""
     steps = [s for t in read_steps(job, stage.data) if t.success for s in t.steps if s.learn]
     if not steps:
-        raise RuntimeError(f"stage '{stage.data}' left no successful step to imitate")
+        raise ConfigError(f"stages: {stage.name}.data: '{stage.data}' left no successful step to imitate; name a stage with demonstrations")
     engine = build_engine(job, stage.training.optimizer, stage.init)
 
     def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:

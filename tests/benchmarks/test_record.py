@@ -9,7 +9,7 @@ from terrella.benchmarks.kernels import main
 
 
 def rows(value, run_id, impl="terrella", unit="ms", metric="ms"):
-    recorder = record.Recorder("kernels", "terrella bench kernels", "GPU", "torch x", commit="abc", run_id=run_id)
+    recorder = record.Recorder("kernels", "terrella bench kernels --out here.csv", "GPU", "torch x", commit="abc", run_id=run_id)
     recorder.add("case, with a comma", impl, metric, value, unit, p20=value * 0.9)
     return recorder.rows
 
@@ -21,6 +21,7 @@ def test_round_trip(tmp_path):
     got = record.read(path)
     assert path.read_text().splitlines()[0] == "run_id,date,commit,gpu,versions,bench,case,impl,metric,value,p20,p80,unit,command"
     assert [r.value for r in got] == [1.25, 2.5] and got[0].case == "case, with a comma" and got[0].p20 == 1.125 and got[0].p80 is None
+    assert got[0].command == "terrella bench kernels"
 
 
 def test_other_columns_are_an_error(tmp_path):

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from terrella.core.errors import ConfigError
+from terrella.core.errors import ConfigError, TerrellaError
 from terrella.core.files import write_json
 from terrella.core.metrics import MetricsFile
+from terrella.core.run import Run
 from terrella.core.sinks import open_sinks
 from terrella.launch import pace
 from terrella.launch.pace import PROBE_EVERY, WINDOW, Lap, Pace
 from terrella.launch.report.load import RunData
-from terrella.launch.supervise import standing
+from terrella.launch.supervise import heartbeat_file, run_workers, standing
 from terrella.launch.watch import queue_depths, slow_ranks, utilisation
 from terrella.rl.journal import Journal
 
@@ -91,6 +92,15 @@ def test_the_watchdog_says_where_ranks_stand_only_when_none_moves(tmp_path: Path
     assert standing(tmp_path, range(3), 700.0) is None
     told = standing(tmp_path, range(3), 1000.0)
     assert told == "no rank here has moved for 5 minutes: ranks 0, 1 at loop.py:gather:9; rank 2 at episodes.py:play:40"
+
+
+def test_the_beat_of_an_earlier_start_is_no_sign_of_a_stall(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    beat = heartbeat_file(tmp_path, 0)
+    write_json(beat, {"at": "loop.py:gather:9", "since": 100.0, "time": 110.0, "host": "n", "pid": 1})
+    with pytest.raises(TerrellaError):  # there is no run here: the worker ends before it beats
+        run_workers(Run(tmp_path, "token"), 1)
+    assert not beat.exists()
 
 
 def test_prometheus_serves_the_newest_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
