@@ -6,6 +6,7 @@ An action is (dx, dy, done): where the pusher goes in metres, and whether the po
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -46,6 +47,8 @@ class Scene:
 
 def load_mujoco() -> Any:
     """The simulator; without a screen it draws through EGL, or what MUJOCO_GL says (osmesa needs no driver)."""
+    if "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ and "DISPLAY" not in os.environ:
+        raise ConfigError("MuJoCo was imported before it was told how to draw without a screen; set MUJOCO_GL=egl in the environment")
     os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         import mujoco
