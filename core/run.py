@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from . import lease as leases
 from . import schema
 from .environment import describe
@@ -19,6 +21,7 @@ from .sinks import Sink
 
 FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
 LEASE_VARIABLE = "TERRELLA_LEASE"
+SHOWN = 5  # differing settings that a refusal names
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Run:
 
 
 def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:
-    """Open a run directory for writing: a new one is laid out, an old one must hold the same resolved config."""
+    """Open a run directory for writing: a new one is laid out, an old one must hold the same settings (see schema.differences)."""
     make_folder(path)
     with storage_errors(path):
         probe = path / f".writable.{os.getpid()}"
@@ -73,11 +76,11 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
     if not stored.exists():
         write_atomic(stored, text)
     elif stored.read_text(encoding="utf-8") != text:
-        lease.release()
-        raise ConfigError(
-            f"{stored}: this run was started with other settings ({_difference(stored.read_text(encoding='utf-8'), text)}); "
-            "choose another --run folder, or give the old settings to resume it"
-        )
+        try:
+            _require_equal(stored, config)
+        except ConfigError:
+            lease.release()
+            raise
     write_json(path / "environment.json", describe())
     return Run(path, lease.token), lease
 
@@ -90,7 +93,17 @@ def attach(path: Path, sinks: Sequence[Sink] = ()) -> Run:
     return Run(path, token, tuple(sinks))
 
 
-def _difference(old: str, new: str) -> str:
-    changed = [line.strip() for line in new.splitlines()[1:] if line not in set(old.splitlines())]
-    removed = [line.strip() for line in old.splitlines()[1:] if line not in set(new.splitlines())]
-    return "now " + ("; ".join(changed[:3]) or "without " + "; ".join(removed[:3])) + ", then " + ("; ".join(removed[:3]) or "absent")
+def _require_equal(stored: Path, config: Any) -> None:
+    """The stored settings are left as they are: the ranks read them, and what they lack has its default."""
+    try:
+        plain = yaml.safe_load(stored.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{stored}: cannot be read ({str(error).splitlines()[0]}); choose another --run folder") from error
+    found = schema.differences(plain, config)
+    if found:
+        told = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, old, new in found[:SHOWN])
+        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise ConfigError(
+            f"{stored}: this run was started with other settings ({told}{more}); "
+            "choose another --run folder, or give the old settings to resume it"
+        )

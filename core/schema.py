@@ -282,3 +282,40 @@ def dump(config: Any) -> str:
 def digest(config: Any) -> str:
     """A short hash of the resolved config: equal settings, equal hash, whatever file they came from."""
     return hashlib.sha256(json.dumps(to_plain(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()  # in a difference: the key does not stand there
+
+
+def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """Where a config differs from one that was kept as plain values: key, stored value, value now. A key that the stored one lacks is
+    no difference while it has its default: a release that adds a setting changes nothing for a run that was begun without it."""
+    if dataclasses.is_dataclass(config) and isinstance(stored, dict):
+        kept = [f for f in ordered_fields(config) if f.init and (f.name in stored or not _at_default(config, f))]
+        now: dict[Any, Any] = {f.name: getattr(config, f.name) for f in kept}
+    elif isinstance(config, dict) and isinstance(stored, dict):
+        now = config
+    elif isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
+        now, stored = dict(enumerate(config)), dict(enumerate(stored))
+    else:
+        plain = to_plain(config)
+        number = isinstance(plain, int | float) and not isinstance(plain, bool) and not isinstance(stored, bool)  # 1 may have become 1.0
+        return [] if repr(plain) == repr(stored) or (number and plain == stored) else [(key, stored, plain)]
+    names = dict.fromkeys([*now, *stored])
+    return [
+        found
+        for name in names
+        for found in differences(stored.get(name, ABSENT), now.get(name, ABSENT), f"{key}.{name}" if key else str(name))
+    ]
+
+
+def _at_default(config: Any, field: dataclasses.Field) -> bool:
+    value = getattr(config, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return value == field.default_factory()
+    return field.default is not dataclasses.MISSING and value == field.default

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -32,9 +32,46 @@ def test_same_config_resumes_and_another_is_refused(tmp_path: Path) -> None:
     run, lease = runs.create(folder, Config())
     assert run.outcome("first") == {"tokens": 3} and run.outcome("second") is None
     lease.release()
-    with pytest.raises(ConfigError, match=r"other settings \(now size: 2, then size: 1\)"):
+    with pytest.raises(ConfigError, match=r"other settings \(size: 1 then, 2 now\)"):
         runs.create(folder, Config(size=2))
     assert read_json(folder / "environment.json")["versions"]["python"]
+
+
+@dataclass(frozen=True)
+class Part:
+    kind: str = "a"
+    rate: float = 0.5
+
+
+@dataclass(frozen=True)
+class Later(Config):
+    """The settings of a later release: three keys more."""
+
+    seed: int = 0
+    part: Part = field(default_factory=Part)
+    parts: tuple[Part, ...] = ()
+
+
+def test_a_key_that_a_release_added_is_no_difference_at_its_default(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    runs.create(folder, Config())[1].release()
+    before = (folder / "config.yaml").read_text()
+    runs.create(folder, Later())[1].release()
+    assert (folder / "config.yaml").read_text() == before
+    with pytest.raises(ConfigError, match=r"\(seed: absent then, 3 now\)"):
+        runs.create(folder, Later(seed=3))
+    with pytest.raises(ConfigError, match=r"\(size: 1 then, 2 now; part: absent then, \{'kind': 'b', 'rate': 0.5\} now\)"):
+        runs.create(folder, Later(size=2, part=Part("b")))
+    runs.create(folder, Config())[1].release()  # the refusals have given the lease back
+    runs.create(tmp_path / "later", Later(part=Part("b", 1), parts=(Part(), Part("c"))))[1].release()
+    runs.create(tmp_path / "later", Later(part=Part("b", 1.0), parts=(Part(), Part("c"))))[1].release()
+    with pytest.raises(ConfigError, match=r"\(parts.1.kind: 'c' then, 'd' now\)"):
+        runs.create(tmp_path / "later", Later(part=Part("b", 1), parts=(Part(), Part("d"))))
+    with pytest.raises(ConfigError, match=r"\(seed: 0 then, absent now; part: .* then, absent now; parts: .* then, absent now\)"):
+        runs.create(tmp_path / "later", Config())
+    (folder / "config.yaml").write_text("a: [\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        runs.create(folder, Config())
 
 
 def test_second_owner_is_refused_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
