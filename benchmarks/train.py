@@ -40,11 +40,13 @@ QWEN = ModelConfig(
     qkv_bias=True,
 )
 TINY = ModelConfig(family="qwen2", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=512, tied=True, qkv_bias=True)
+TINY_EXPERTS = replace(TINY, family="qwen3_moe", qkv_bias=False, qk_norm=True, experts=8, experts_per_token=2, expert_ffn=32)
 CASES: dict[str, tuple[ModelConfig, list[int]]] = {
     "qwen2.5-1.5b 4x4096": (QWEN, [4096] * 4),
     "qwen2.5-1.5b packed 16k": (QWEN, [7000, 2500, 1000, 3000, 884, 1500, 500]),
     "video-gpt 127M 8x2024": (VIDEO_GPT, [2024] * 8),
     "tiny 4x64": (TINY, [64] * 4),
+    "tiny experts 4x64": (TINY_EXPERTS, [64] * 4),
 }
 SIZED = re.compile(r"(?P<size>[^/ ]+)(?:/(?P<layers>\d+))? (?P<count>\d+)x(?P<length>\d+)")
 BOTH = ("master", "pure")
@@ -62,18 +64,19 @@ PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 
 
 def find_case(name: str) -> tuple[ModelConfig, list[int]]:
-    """A named case, or `SIZE[/LAYERS] COUNTxLENGTH`: a dense size of `terrella plan`, cut to so many layers."""
+    """A named case, or `SIZE[/LAYERS] COUNTxLENGTH`: a size of `terrella plan`, cut to so many layers."""
     if name in CASES:
         return CASES[name]
     from ..launch.plan.geometry import GEOMETRIES
 
-    sizes = {size: model for size, model in GEOMETRIES.items() if not model.experts}
     match = SIZED.fullmatch(name)
-    if match is None or match["size"] not in sizes:
+    if match is None or match["size"] not in GEOMETRIES:
         raise ValueError(
-            f"case '{name}': neither one of {', '.join(CASES)}, nor SIZE[/LAYERS] COUNTxLENGTH with a size of {', '.join(sizes)}"
+            f"case '{name}': neither one of {', '.join(CASES)}, nor SIZE[/LAYERS] COUNTxLENGTH with a size of {', '.join(GEOMETRIES)}"
         )
-    model = sizes[match["size"]]
+    model = GEOMETRIES[match["size"]]
+    if model.experts:
+        model = replace(model, family="qwen3_moe", qk_norm=True)
     layers = int(match["layers"] or model.layers)
     return replace(model, layers=min(layers, model.layers)), [int(match["length"])] * int(match["count"])
 
@@ -81,7 +84,10 @@ def find_case(name: str) -> tuple[ModelConfig, list[int]]:
 def flops_per_token(model: ModelConfig, lengths: list[int]) -> float:
     """Matrix-multiply work of forward and backward, causal attention counted as half."""
     qkv = model.hidden * model.head_dim * (model.heads + 2 * model.kv_heads)
-    layer = qkv + model.heads * model.head_dim * model.hidden + 3 * model.hidden * model.ffn
+    mlp = 3 * model.hidden * model.ffn
+    if model.experts:
+        mlp = model.hidden * (3 * model.experts_per_token * model.expert_ffn + model.experts)
+    layer = qkv + model.heads * model.head_dim * model.hidden + mlp
     attention = sum(n * n for n in lengths) / sum(lengths) * model.heads * model.head_dim
     return 6.0 * (model.layers * layer + model.vocab * model.hidden) + 6.0 * model.layers * attention
 
@@ -182,7 +188,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     cases_help = (
-        f"one of: {', '.join(CASES)}; or SIZE[/LAYERS] COUNTxLENGTH, e.g. 'llama3-70b/2 1x4096'; default: 1.5B with a GPU, tiny without"
+        f"one of: {', '.join(CASES)}; or SIZE[/LAYERS] COUNTxLENGTH, e.g. 'llama3-70b/2 1x4096' or 'qwen3-30b-a3b/6 4x4096'; "
+        "default: 1.5B with a GPU, tiny without"
     )
     parser.add_argument("--case", action="append", help=cases_help)
     parser.add_argument("--impl", action="append", choices=list(IMPLEMENTATIONS), help="default: all that can run")

@@ -122,6 +122,18 @@ def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Calla
         raise ValueError("the stock model is timed on even sequences only")
     setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
     setup.start_parallel(ParallelConfig(), 0)
+    experts: dict[str, Any] = {}
+    if model.experts:  # as its makers run it: grouped matmuls, fused sorting, no auxiliary loss so that the loss is comparable
+        experts = {
+            "num_moe_experts": model.experts,
+            "moe_router_topk": model.experts_per_token,
+            "moe_ffn_hidden_size": model.expert_ffn,
+            "moe_router_load_balancing_type": "none",
+            "moe_router_dtype": "fp32",
+            "moe_token_dispatcher_type": "alltoall",
+            "moe_grouped_gemm": True,
+            "moe_permute_fusion": True,
+        }
     config = TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -144,10 +156,14 @@ def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Calla
         apply_rope_fusion=True,
         cross_entropy_loss_fusion=True,
         gradient_accumulation_fusion=regime == "master",
+        qk_layernorm=model.qk_norm,
+        **experts,
     )
     gpt = GPTModel(
         config,
-        get_gpt_layer_with_transformer_engine_spec(),
+        get_gpt_layer_with_transformer_engine_spec(
+            num_experts=model.experts or None, moe_grouped_gemm=bool(model.experts), qk_layernorm=model.qk_norm
+        ),
         vocab_size=model.padded_vocab,
         max_sequence_length=max(lengths),
         position_embedding_type="rope",
@@ -227,9 +243,9 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
     settings = write_hf_config(model, "bfloat16")
     config = AutoConfig.for_model(settings.pop("model_type"), **{k: v for k, v in settings.items() if k != "torch_dtype"})
     if kind.startswith("liger"):
-        from liger_kernel.transformers import apply_liger_kernel_to_llama, apply_liger_kernel_to_qwen2  # type: ignore[import-not-found]
+        import liger_kernel.transformers as liger  # type: ignore[import-not-found]
 
-        (apply_liger_kernel_to_qwen2 if model.family == "qwen2" else apply_liger_kernel_to_llama)()
+        getattr(liger, f"apply_liger_kernel_to_{model.family if model.family in ('qwen2', 'qwen3_moe') else 'llama'}")()
     autocast = kind.endswith("autocast")  # fp32 weights, cast where they are used: the other way to train with master weights
     dtype = torch.bfloat16 if device == "cuda" and not autocast else torch.float32
     with torch.device(device):  # initialising 1.5B parameters on the host takes minutes

@@ -35,6 +35,8 @@ class Layout:
     recompute: Literal["none", "selective", "full"] = "none"
     fsdp: bool = False  # weights and gradients sharded too; for comparing with published rows, not offered by this engine
     overlap_experts: bool = False  # likewise: token exchange hidden behind the other half of the batch
+    once_a_node: bool = False  # likewise: a token crosses the network once for each node (DeepEP, HybridEP), not once for each expert
+    drop: bool = False  # likewise: an expert takes a fixed number of tokens, so that nothing is padded
 
     @property
     def data(self) -> int:

@@ -18,6 +18,7 @@ class Gpu:
     memory: float
     bf16: float
     fp8: float
+    fp32: float  # without tensor cores
     bandwidth: float
     nvlink: float  # one direction
     network: float  # one direction, this GPU's share of the node's
@@ -25,8 +26,8 @@ class Gpu:
 
 
 GPUS = {
-    "h100": Gpu("H100 SXM 80 GB", 80e9, 989e12, 1979e12, 3.35e12, 450e9, 50e9),
-    "h200": Gpu("H200 SXM 141 GB", 141e9, 989e12, 1979e12, 4.8e12, 450e9, 50e9),
+    "h100": Gpu("H100 SXM 80 GB", 80e9, 989e12, 1979e12, 67e12, 3.35e12, 450e9, 50e9),
+    "h200": Gpu("H200 SXM 141 GB", 141e9, 989e12, 1979e12, 67e12, 4.8e12, 450e9, 50e9),
 }
 
 
@@ -42,6 +43,8 @@ class Constants:
     loss_bytes: float = 46.0  # per logit; fitted: megatron-core's fused cross-entropy, 32768 x 18992 in 6.75 ms
     own_loss_bytes: float = 6.3  # per logit; fitted: this project's vocab-parallel kernel at the same shape, 0.92 ms
     slack: float = 1.0  # everything between and beside those kernels; fitted in timing.py on one training step
+    experts: float = 1.0  # time of the experts' part over what its arithmetic and traffic take; fitted in measured.py once it was measured
+    own_experts: float = 1.0  # likewise for this engine
     nvlink: float = 0.80  # of the data sheet; assumed
     network: float = 0.85  # of the data sheet; assumed: fat tree without oversubscription
     tensor_exposed: float = 0.5  # share of tensor-parallel traffic not hidden behind matmuls; assumed
@@ -50,7 +53,9 @@ class Constants:
     )
     layer_kernels: float = 110.0  # of a dense layer, forward and backward; counted in megatron-core 0.16.1 with this project's layers
     router_kernels: float = 24.0  # more with experts: routing and sorting; counted likewise
-    expert_kernels: float = 19.0  # more for each expert on the GPU; counted likewise
+    expert_kernels: float = 6.0  # more for each expert on the GPU: three products of two matrices, as a grouped matmul gives them out
+    own_expert_kernels: float = 19.0  # likewise where experts come one after the other; counted likewise
+    tile: float = 128.0  # rows of a matmul's tile: the last one of every expert is half empty on average
     hop_s: float = 8e-6  # latency of one step of a ring between nodes; assumed
 
 

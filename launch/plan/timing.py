@@ -9,6 +9,7 @@ from functools import cache
 from .geometry import GEOMETRIES, count, flops_per_token, mlp_width
 from .layout import Layout, Work
 from .machine import ANCHOR_BF16_S, GPUS, Constants, Gpu
+from .measured import Measured, expert_steps
 from .memory import parameters_here
 
 
@@ -20,6 +21,7 @@ class StepTime:
     tensor: float  # exposed tensor-parallel traffic
     expert: float  # exposed token exchange
     context: float
+    stages: float  # exposed activations between pipeline stages
     bubble: float
     data: float  # exposed gradient and weight traffic
     optimizer: float
@@ -28,7 +30,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return self.compute + self.tensor + self.expert + self.context + self.bubble + self.data + self.optimizer
+        return self.compute + self.tensor + self.expert + self.context + self.stages + self.bubble + self.data + self.optimizer
 
     @property
     def tokens_per_s(self) -> float:
@@ -42,11 +44,29 @@ class StepTime:
 
 @cache
 def fitted() -> Constants:
-    """The constants with the one that a training step on an H200 decides."""
+    """The constants with those that training steps on an H200 decide: one dense, and one with experts where the record holds one."""
     layout, gpu = Layout(gpus=1, microbatch=4), GPUS["h200"]
     work = Work(GEOMETRIES["qwen2.5-1.5b"], sequence=4096, batch=4, own=False)
     raw = step_time(work, layout, gpu, Constants())
-    return replace(Constants(), slack=(ANCHOR_BF16_S - raw.optimizer) / raw.compute)
+    constants = replace(Constants(), slack=(ANCHOR_BF16_S - raw.optimizer) / raw.compute)
+    for step in expert_steps():
+        constants = replace(constants, **{step.constant: expert_factor(step, constants)})
+    return constants
+
+
+def expert_factor(step: Measured, constants: Constants) -> float:
+    """The factor of the experts' part that gives the measured time; 1 where the host was slower than the device, which tells nothing."""
+    low, high = 0.1, 100.0
+
+    def seconds(factor: float) -> float:
+        return step_time(step.work, step.layout, GPUS["h200"], replace(constants, **{step.constant: factor})).total
+
+    if not seconds(low) < step.seconds < seconds(high):
+        return 1.0
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if seconds(middle) < step.seconds else (low, middle)
+    return high
 
 
 def step_time(work: Work, layout: Layout, gpu: Gpu, constants: Constants | None = None) -> StepTime:
@@ -68,6 +88,7 @@ def step_time(work: Work, layout: Layout, gpu: Gpu, constants: Constants | None 
         tensor=micro * layers * tensor,
         expert=micro * layers * expert,
         context=micro * layers * ring,
+        stages=micro * _between_stages(work, layout, gpu, c, tokens, layers * each),
         bubble=bubble,
         # interleaved stages sum a chunk's gradients while the others' last microbatches still run
         data=_data(work, layout, gpu, c, (layers * each + head) * (layout.pipeline if layout.virtual > 1 else 1), micro),
@@ -92,24 +113,16 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     passes = 4.0 / 3.0 if layout.recompute == "full" else 1.0
     q, kv, wide, fp8, tp = m.heads * m.head_dim, m.kv_heads * m.head_dim, mlp_width(m), work.precision == "fp8", layout.tensor
     matmul = _matmul(tokens, m.hidden, (q + 2 * kv) / tp, gpu, c, fp8=fp8) + _matmul(tokens, q / tp, m.hidden, gpu, c, fp8=fp8)
-    if m.experts:
-        rows, local = shard * m.experts_per_token, m.experts / layout.expert
-        matmul += _matmul(rows, m.hidden, 2 * m.expert_ffn, gpu, c, fp8=fp8, weights=local)
-        matmul += _matmul(rows, m.expert_ffn, m.hidden, gpu, c, fp8=fp8, weights=local)
-    else:
+    if not m.experts:
         matmul += _matmul(tokens, m.hidden, 2 * m.ffn / tp, gpu, c, fp8=fp8) + _matmul(tokens, m.ffn / tp, m.hidden, gpu, c, fp8=fp8)
-    matmul *= passes
     attention = (9.0 if layout.recompute == "full" else 7.0) * shard * work.sequence * q / (c.attention * gpu.bf16)
     traffic = shard * (60.0 * m.hidden + (20.0 if layout.recompute == "selective" else 16.0) * wide) * passes
-    expert_here = counts.mlp / layout.expert if m.experts else counts.mlp / layout.tensor
-    traffic += 8.0 * (counts.attention / layout.tensor + expert_here)  # gradients are added up in fp32
-    if m.experts:
-        # copies of a token written in the experts' order and read back; with an exchange also sent, received and sorted, both ways
-        traffic += (8.0 if layout.expert == 1 else 40.0) * shard * m.experts_per_token * m.hidden * passes
-    compute = matmul + attention + traffic / bandwidth
+    traffic += 8.0 * (counts.attention + (0 if m.experts else counts.mlp)) / layout.tensor  # gradients are added up in fp32
     if fp8:  # inputs and gradients of every matmul are read, and written in two layouts
-        ends = 2.0 + 2.0 * (m.experts_per_token if m.experts else 1)  # of attention, and of the MLP, once for every copy of a token
-        compute += 4.0 * shard * (ends * m.hidden + 2.0 * q + 2.0 * kv + 3.0 * wide) / bandwidth
+        traffic += 4.0 * shard * (2.0 * m.hidden + 2.0 * q + 2.0 * kv + (0.0 if m.experts else 2.0 * m.hidden + 3.0 * wide))
+    compute = matmul * passes + attention + traffic / bandwidth
+    if m.experts:
+        compute += _experts(work, layout, gpu, c, shard) * (c.own_experts if work.own else c.experts)
     compute = max(compute * c.slack, _issue(work, layout, c) * passes)
     tensor = 0.0
     if layout.tensor > 1:
@@ -123,10 +136,29 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     return compute, tensor, _exchange(work, layout, gpu, c, shard, compute), ring
 
 
+def _experts(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float) -> float:
+    """Router, sorting and the experts themselves in one layer, forward and backward, with the load balanced."""
+    m, fp8 = work.model, work.precision == "fp8"
+    copies, local = shard * m.experts_per_token, m.experts / layout.expert
+    passes = 4.0 / 3.0 if layout.recompute == "full" else 1.0
+    rows = copies + local * c.tile / 2.0
+    matmul = _matmul(rows, m.hidden, 2 * m.expert_ffn, gpu, c, fp8=fp8, weights=local)
+    matmul += _matmul(rows, m.expert_ffn, m.hidden, gpu, c, fp8=fp8, weights=local)
+    matmul += 6.0 * shard * m.hidden * m.experts / (c.gemm * gpu.fp32)  # the router's product, in fp32
+    # copies of a token written in the experts' order and read back; with an exchange also sent, received and sorted, both ways
+    traffic = (8.0 if layout.expert == 1 else 40.0) * copies * m.hidden * passes
+    traffic += 8.0 * count(m).mlp / layout.expert  # gradients are added up in fp32
+    if fp8:
+        traffic += 4.0 * copies * (2.0 * m.hidden + 3.0 * m.expert_ffn)
+        if not layout.drop:  # rows are copied to and from places of a size that fp8 matmuls take
+            traffic += 16.0 * copies * m.hidden * passes
+    return matmul * passes + traffic / (c.bandwidth * gpu.bandwidth)
+
+
 def _issue(work: Work, layout: Layout, c: Constants) -> float:
     """Seconds the host needs to give out a layer's kernels; the device waits for it where they are many and small."""
-    experts = work.model.experts
-    return c.host_s * (c.layer_kernels + (c.router_kernels + c.expert_kernels * experts / layout.expert if experts else 0.0))
+    experts, each = work.model.experts, c.own_expert_kernels if work.own else c.expert_kernels
+    return c.host_s * (c.layer_kernels + (c.router_kernels + each * experts / layout.expert if experts else 0.0))
 
 
 def _exchange(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float, hide_s: float) -> float:
@@ -136,10 +168,21 @@ def _exchange(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float, 
         return 0.0
     moved, top = 8.0 * shard * m.hidden, m.experts_per_token
     nodes = max(1.0, layout.expert / gpu.gpus_per_node)
-    away = (nodes - 1) * (1.0 - (1.0 - 1.0 / nodes) ** top)  # other nodes that a token visits; it crosses the network once for each
+    away = top * (1.0 - 1.0 / nodes)  # experts of a token on other nodes; a copy goes to each
+    if layout.once_a_node:
+        away = (nodes - 1) * (1.0 - (1.0 - 1.0 / nodes) ** top)  # other nodes that it visits
     inside = moved * top * (1.0 - 1.0 / min(layout.expert, gpu.gpus_per_node)) / (c.nvlink * gpu.nvlink)
     seconds = max(inside, moved * away / (c.network * gpu.network))
     return max(0.0, seconds - hide_s) if layout.overlap_experts else seconds
+
+
+def _between_stages(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float, hide_s: float) -> float:
+    """Activations to the next stage and gradients back, for one microbatch; interleaved stages send while they compute."""
+    if layout.pipeline == 1:
+        return 0.0
+    speed = c.nvlink * gpu.nvlink if layout.gpus <= gpu.gpus_per_node else c.network * gpu.network
+    seconds = 2.0 * 2.0 * tokens / layout.tensor * work.model.hidden / speed * layout.virtual
+    return max(0.0, seconds - hide_s) if layout.virtual > 1 else seconds
 
 
 def _data(work: Work, layout: Layout, gpu: Gpu, c: Constants, hide_s: float, micro: int) -> float:

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
+from terrella.benchmarks import record
+from terrella.benchmarks.train import find_case
 from terrella.core.errors import ConfigError
-from terrella.launch.plan import machine, simulate
+from terrella.launch.plan import machine, measured, simulate
 from terrella.launch.plan.command import plan, published_table
 from terrella.launch.plan.geometry import GEOMETRIES, count, flops_per_token
 from terrella.launch.plan.layout import Layout, Work, impossible
@@ -15,7 +17,7 @@ from terrella.launch.plan.machine import GPUS
 from terrella.launch.plan.memory import cache_bytes, memory, too_large
 from terrella.launch.plan.published import HELD_OUT, mean_error
 from terrella.launch.plan.search import search
-from terrella.launch.plan.timing import fitted, step_time
+from terrella.launch.plan.timing import expert_factor, fitted, step_time
 
 H100 = GPUS["h100"]
 
@@ -41,6 +43,32 @@ def test_held_out_dense_figures_are_met_and_the_misses_are_printed() -> None:
     assert len(HELD_OUT) >= 8 and mean_error("dense") <= 0.15
     text = "\n".join(published_table())
     assert all(f"{100 * p.error():+6.1f}%" in text for p in HELD_OUT) and f"all: {100 * mean_error():.1f} %" in text
+
+
+def test_a_measured_step_with_experts_decides_its_constant(tmp_path) -> None:
+    assert measured.expert_steps(tmp_path / "none.csv") == []
+    case, gpu = "qwen3-30b-a3b/6 4x4096", "NVIDIA H200"
+    work, layout = Work(find_case(case)[0], 4096, 4, own=False), Layout(1, microbatch=4)
+    truth = step_time(work, layout, GPUS["h200"], replace(fitted(), experts=1.7))
+    rows = record.Recorder("train", "x", gpu, "", commit="c", run_id="r")
+    rows.add(case, "megatron-core TE", "tokens_per_s", truth.tokens_per_s, "tokens/s")
+    rows.add(case, "transformers sdpa", "tokens_per_s", 1.0, "tokens/s")  # a rival decides nothing
+    rows.add("qwen2.5-1.5b 4x4096", "terrella", "tokens_per_s", 1.0, "tokens/s")  # nor does a dense step
+    record.append(rows.rows, tmp_path / "results.csv")
+    (step,) = measured.expert_steps(tmp_path / "results.csv")
+    assert (step.constant, step.work, step.layout) == ("experts", work, layout)
+    assert expert_factor(step, replace(fitted(), experts=1.0)) == pytest.approx(1.7, rel=1e-4)
+    own = replace(step, constant="own_experts", work=replace(work, own=True), seconds=0.01)  # faster than the host gives kernels out
+    assert expert_factor(own, fitted()) == 1.0
+
+
+def test_where_tokens_cross_the_network() -> None:
+    work = Work(GEOMETRIES["qwen3-30b-a3b"], 4096, 256, own=False)
+    plain, once = (step_time(work, Layout(32, expert=32, once_a_node=flag), H100).expert for flag in (False, True))
+    # 8 experts on 4 nodes: 6 copies go to other nodes, or 2.7 where each node is sent one
+    assert plain / once == pytest.approx(8 * 0.75 / (3 * (1 - 0.75**8)))
+    hidden, shown = (step_time(work, Layout(32, pipeline=2, virtual=v), H100).stages for v in (4, 1))
+    assert hidden == 0.0 and shown == pytest.approx(16 * 2 * 4096 * 2048 * 2 / (0.85 * 50e9))
 
 
 def test_memory_falls_as_it_is_shared() -> None:
@@ -105,5 +133,5 @@ def test_no_time_is_negative_or_undefined() -> None:
     for name, model in GEOMETRIES.items():
         for layout in (Layout(64, tensor=8), Layout(64, tensor=2, pipeline=2), Layout(64, expert=min(8, max(1, model.experts)))):
             t = step_time(Work(model, 4096, 512), layout, H100)
-            parts = (t.compute, t.tensor, t.expert, t.context, t.bubble, t.data, t.optimizer)
+            parts = (t.compute, t.tensor, t.expert, t.context, t.stages, t.bubble, t.data, t.optimizer)
             assert all(math.isfinite(x) and x >= 0 for x in parts), name
