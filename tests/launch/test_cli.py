@@ -1,8 +1,8 @@
 """The command line answers fast, without torch, and says what is wrong in one message."""
 
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,24 +14,34 @@ def terrella(*args: str, timeout: float = 60) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "terrella", *args], capture_output=True, text=True, timeout=timeout)
 
 
-def test_help_lists_the_verbs_without_torch() -> None:
+HEAVY = "{'torch', 'megatron', 'transformers', 'vllm', 'ray', 'triton', 'playwright', 'mujoco'}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["train", "sokoban-tiny", "--dry-run"],
+        ["launch", "sokoban-tiny", "--dry-run"],
+        ["plan", "llama3-8b", "--layout", "2,1"],
+        ["bench"],
+    ],
+    ids=" ".join,
+)
+def test_what_does_not_train_needs_no_torch_and_little_time(words: list[str]) -> None:
     code = (
         "import sys\nfrom terrella.launch.cli import cli\n"
-        "try:\n    cli.main(['--help'], prog_name='terrella')\n"
-        "finally:\n    assert not {'torch', 'megatron', 'transformers'} & set(sys.modules), 'a heavy package was imported'\n"
+        f"try:\n    cli.main({words}, prog_name='terrella')\n"
+        f"finally:\n    assert not {HEAVY} & set(sys.modules), 'a heavy package was imported'\n"
     )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in VERBS)
-
-
-def test_help_answers_in_under_a_second() -> None:
-    times = []
-    for _ in range(3):
-        begun = time.monotonic()
-        assert terrella("--help").returncode == 0
-        times.append(time.monotonic() - begun)
-    assert min(times) < 1.0
+    if words == ["--help"]:
+        assert all(verb in done.stdout for verb in VERBS)
+    # of the processor, not of the clock: the machine may be busy
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < (1.0 if words == ["--help"] else 2.0)
 
 
 def test_unknown_verb_exits_2_with_the_list() -> None:
