@@ -14,7 +14,7 @@ from ..core.progress import Progress
 from ..rl.video.policies import SKILLS
 from ..rl.video.record import plans, record
 from ..rl.worlds.tabletop import TASKS
-from .recipe_video import VideoReal2Sim
+from .settings.video import VideoReal2Sim
 
 
 @click.command()

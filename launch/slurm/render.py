@@ -16,7 +16,8 @@ from ...core.config import check_layout
 from ...core.errors import ConfigError
 from ...rl.rollout.config import Vllm
 from .. import recipe as recipes
-from ..recipe import OnPolicy, Recipe, Stage
+from ..recipe import Recipe, Stage
+from ..settings.base import OnPolicy
 from .settings import SIGNAL_S, JobSettings
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

@@ -11,7 +11,7 @@ from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...rl.agent_config import AgentSettings
 from ...rl.worlds.tasks import Task, load_tasks
 from ..job import Job
-from ..recipe import AgentReinforce, AgentStart, AgentSupervised, Arm
+from ..settings.agent import AgentReinforce, AgentStart, AgentSupervised, Arm
 from .common import TOKENIZER
 
 TRAIN, HELD_OUT = "train", "held_out"

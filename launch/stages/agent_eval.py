@@ -18,7 +18,7 @@ from ...rl.rollout.sampler import SamplingParams
 from ...rl.statistics import Estimate
 from ...rl.worlds.tasks import Task
 from ..job import Job
-from ..recipe import AgentEvaluate
+from ..settings.agent import AgentEvaluate
 from .agent import agent_of, budget, start_of, tasks_of, tokenizer_of
 from .common import build_engine
 from .evaluate import percent

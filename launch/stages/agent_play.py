@@ -19,7 +19,7 @@ from ...rl.journal import ReplaySampler
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.selfplay import Lesson, RandomPlayer, lessons, tagged_share
 from ..job import Job
-from ..recipe import AgentPlay
+from ..settings.agent import AgentPlay
 from .agent import HELD_OUT, TRAIN, tasks_of, tokenizer_of, weights_of
 from .common import build_engine
 from .reinforce import SHOWN

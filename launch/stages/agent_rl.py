@@ -18,7 +18,7 @@ from ...rl.loop import Hooks, reinforce
 from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ..job import Job
-from ..recipe import AgentReinforce
+from ..settings.agent import AgentReinforce
 from .agent import tasks_of, tokenizer_of, weights_of
 from .common import Checkpoints, build_engine
 from .reinforce import SHOWN

@@ -17,7 +17,7 @@ from ...kernels.policy_loss import PolicySettings
 from ...rl.loop import even_out, require_finite
 from ...rl.objective import logprob_score, make_loss
 from ..job import Job
-from ..recipe import AgentSupervised
+from ..settings.agent import AgentSupervised
 from .agent import HELD_OUT, TRAIN
 from .common import Checkpoints, build_engine
 

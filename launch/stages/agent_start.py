@@ -14,7 +14,7 @@ from ...rl.selfplay import HIDDEN, THOUGHT
 from ...rl.worlds.base import World
 from ...rl.worlds.tasks import Task
 from ..job import Job
-from ..recipe import AgentStart
+from ..settings.agent import AgentStart
 from .agent import tasks_of
 from .common import begin
 

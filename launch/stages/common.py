@@ -21,7 +21,7 @@ from ...models.hub import resolve
 from ...models.lora import LoraConfig, merged
 from ...rl.rollout.config import Validation
 from ..job import Job, StopRequested
-from ..recipe import Lora
+from ..settings.base import Lora
 
 T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")

@@ -11,7 +11,7 @@ from ...rl.evaluate import Summary, TaskScore, copy_baseline, imagine, score_pre
 from ...rl.imagination import ImaginationTask, make_task
 from ...rl.statistics import Estimate, paired_difference
 from ..job import Job
-from ..recipe import Evaluate, Supervised
+from ..settings.grid import Evaluate, Supervised
 from .common import build_engine
 from .reinforce import SHOWN, embedded_sampler
 from .selfplay import ROOMS

@@ -8,8 +8,8 @@ from typing import Any
 from ...core.files import make_folder, write_json
 from ...models.hf import export_hf
 from ..job import Job
-from ..recipe import Export
-from ..recipe_web import WebStart
+from ..settings.base import Export
+from ..settings.web import WebStart
 from .common import build_engine
 from .language import tokenizer_of
 from .web import prompter_of

@@ -19,7 +19,7 @@ from ...rl.language import Question, answer_sequence, read_pair
 from ...rl.rollout.config import Validation
 from ...rl.text_games.splits import RatioSampler
 from ..job import Job
-from ..recipe import LanguageData, LanguageStart, TextGameData, WebPageData
+from ..settings.language import LanguageData, LanguageStart, TextGameData, WebPageData
 from .agent import tokenizer_of as agent_tokenizer
 from .common import TOKENIZER, split_cut
 

@@ -8,7 +8,7 @@ from ...core.errors import ConfigError
 from ...data.shards import ShardSet
 from ...rl.language import read_pair
 from ..job import Job
-from ..recipe import LanguageData
+from ..settings.language import LanguageData
 from .language import Questions
 
 

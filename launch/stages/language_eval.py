@@ -17,7 +17,7 @@ from ...rl.text_games.crawl import bare_prompt, prompts
 from ...rl.text_games.world import drift, drift_table
 from ...rl.web_pages import evaluate as pages
 from ..job import Job
-from ..recipe import LanguageEvaluate, TextGameData
+from ..settings.language import LanguageEvaluate, TextGameData
 from .common import build_engine
 from .language import TEST, UNSEEN, Questions
 from .reinforce import embedded_sampler

@@ -18,7 +18,7 @@ from ...rl.objective import logprob_score
 from ...rl.rollout.episodes import Episode
 from ...rl.rollout.sampler import SamplingParams
 from ..job import Job
-from ..recipe import LanguageReinforce
+from ..settings.language import LanguageReinforce
 from .common import Checkpoints, build_engine
 from .language import Questions
 from .reinforce import SHOWN

@@ -11,7 +11,7 @@ from ...kernels.policy_loss import PolicySettings
 from ...rl.loop import even_out, require_finite
 from ...rl.objective import make_loss
 from ..job import Job
-from ..recipe import LanguageSupervised
+from ..settings.language import LanguageSupervised
 from .common import Checkpoints, build_engine
 from .language import Questions
 

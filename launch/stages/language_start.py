@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..job import Job
-from ..recipe import LanguageStart
+from ..settings.language import LanguageStart
 from .common import begin
 
 

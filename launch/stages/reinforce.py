@@ -22,7 +22,7 @@ from ...rl.rollout.embedded import EmbeddedSampler
 from ...rl.rollout.episodes import Episode
 from ...rl.rollout.sampler import SamplingParams
 from ..job import Job
-from ..recipe import Reinforce
+from ..settings.grid import Reinforce
 from .common import Checkpoints, build_engine, split_cut
 from .selfplay import ROOMS
 from .session import open_session

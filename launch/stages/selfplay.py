@@ -12,7 +12,7 @@ from ...data.schema import TRANSITION
 from ...data.shards import ShardWriter
 from ...rl.imagination import GridDynamics
 from ..job import Job
-from ..recipe import SelfPlay
+from ..settings.grid import SelfPlay
 
 ROOMS = "rooms.json"
 SHARDS = "shards"

@@ -16,7 +16,7 @@ from ...rl.imagination import ACTION_LETTERS
 from ...rl.loop import require_finite
 from ...rl.objective import make_loss
 from ..job import Job
-from ..recipe import Supervised
+from ..settings.grid import Supervised
 from .common import Checkpoints, build_engine
 from .selfplay import SHARDS
 

@@ -15,7 +15,7 @@ from ...rl.language import read_pair
 from ...rl.text_games.crawl import bare_prompt, crawl_all, prompts
 from ...rl.text_games.splits import split_rows
 from ..job import Job
-from ..recipe import TextGameData
+from ..settings.language import TextGameData
 from .common import TOKENIZER
 from .language import TEST, TRAIN, UNSEEN, start_of
 

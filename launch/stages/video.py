@@ -19,7 +19,7 @@ from ...rl.video.clips import ClipPlace, Episodes
 from ...rl.video.imagine import ClipTask
 from ...rl.worlds.tabletop import ACTION_RANGES
 from ..job import Job
-from ..recipe_video import VideoData, VideoSettings, VideoTokens
+from ..settings.video import VideoData, VideoSettings, VideoTokens
 
 Split = Literal["train", "heldout"]
 WEIGHTS = "tokenizer.safetensors"

@@ -8,7 +8,7 @@ from ...core.errors import ConfigError
 from ...core.progress import Progress
 from ...rl.video.clips import Episodes
 from ..job import Job
-from ..recipe_video import VideoData
+from ..settings.video import VideoData
 from .video import settings
 
 

@@ -19,7 +19,7 @@ from ...rl.statistics import Estimate, mean
 from ...rl.video.evaluate import ClipScores, best_of, clip_means, copy_baseline, estimate, imagine, score_rows, without_repeats
 from ...rl.video.imagine import ClipDecoder, ClipTask, to_frames
 from ..job import Job
-from ..recipe_video import VideoEvaluate
+from ..settings.video import VideoEvaluate
 from .common import build_engine
 from .reinforce import embedded_sampler
 from .video import TokenClips, tokenizer

@@ -15,7 +15,7 @@ from ...kernels.policy_loss import PolicySettings
 from ...rl.loop import require_finite
 from ...rl.objective import make_loss
 from ..job import Job
-from ..recipe_video import VideoSupervised
+from ..settings.video import VideoSupervised
 from .common import Checkpoints, build_engine
 from .video import settings
 

@@ -18,7 +18,7 @@ from ...rl.video.policies import make_policy
 from ...rl.video.real2sim import WorldModelSimulator, agreement, policy_seed, run_policy
 from ...rl.worlds.tabletop import TASKS
 from ..job import Job
-from ..recipe_video import VideoReal2Sim
+from ..settings.video import VideoReal2Sim
 from .common import build_engine
 from .reinforce import embedded_sampler
 from .video import TokenClips, action_bins, settings, tokenizer

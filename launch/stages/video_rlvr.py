@@ -18,7 +18,7 @@ from ...rl.rollout.episodes import Episode
 from ...rl.rollout.sampler import SamplingParams
 from ...rl.video.imagine import ClipDecoder, ImaginedClip, Judge
 from ..job import Job
-from ..recipe_video import VideoReinforce
+from ..settings.video import VideoReinforce
 from .common import Checkpoints, build_engine
 from .session import open_session
 from .video import TokenClips, tokenizer

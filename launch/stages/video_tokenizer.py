@@ -21,7 +21,7 @@ from ...rl.rewards.video import frame_metrics
 from ...rl.video.clips import Episodes, training_clip
 from ...rl.video.imagine import to_pictures
 from ..job import Job, StopRequested
-from ..recipe_video import VideoTokenizerTraining
+from ..settings.video import VideoTokenizerTraining
 from .video import WEIGHTS, device, episodes, settings
 
 STATE = re.compile(r"state-(\d{7})\.pt")
@@ -47,7 +47,11 @@ def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
 def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokenizer:
     """The tokenizer after its last step; a killed stage goes on from its last state."""
     source = episodes(job, stage.data, "train")
-    trainer = TokenizerTrainer(settings(job).tokenizer, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed)
+    config = settings(job).tokenizer
+    still = usual_picture(source).to(device()) if config.background else None
+    trainer = TokenizerTrainer(
+        config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, background=still
+    )
     found = sorted(folder.glob("state-*.pt"))
     start = job.gather(int(STATE.fullmatch(found[-1].name)[1]) if found else 0)[0]  # type: ignore[index]
     if start:
@@ -72,6 +76,13 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
         if stop and done < stage.steps:
             raise StopRequested
     return trainer.model
+
+
+def usual_picture(source: Episodes, most: int = 64) -> torch.Tensor:
+    """What the camera sees when nothing is in the way: the median of the first, middle and last frames of some episodes; [3, H, W]."""
+    chosen = range(0, len(source), max(1, len(source) // most))
+    frames = [source.frames(e, [0, source.length(e) // 2, source.length(e) - 1]) for e in chosen]
+    return to_pictures(np.median(np.concatenate(frames), 0).astype(np.uint8), "cpu")
 
 
 def batch(

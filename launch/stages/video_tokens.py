@@ -18,7 +18,7 @@ from ...models.video.tokenizer import VideoTokenizer
 from ...rl.video.clips import ClipPlace, Episodes, place_in
 from ...rl.video.imagine import to_pictures
 from ..job import Job
-from ..recipe_video import VideoTokens
+from ..settings.video import VideoTokens
 from .video import ACTIONS, Split, action_bins, device, episodes, settings, tokenizer
 
 

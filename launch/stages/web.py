@@ -31,10 +31,11 @@ from ...rl.worlds.web.generate import SiteTask
 from ...rl.worlds.web.tasks import parse_task
 from ...rl.worlds.web.world import WebWorld
 from ..job import Job
-from ..recipe_web import Training, WebStart
+from ..settings.web import Training, WebStart
 from .common import Checkpoints
 
 TOKENIZER, STEPS, TASKS = "tokenizer", "steps", "tasks.json"
+SHOWN = 12  # episodes of a stage that a report shows page by page
 
 
 def start_of(job: Job) -> WebStart:
@@ -79,6 +80,14 @@ def pool_of(start: WebStart, test: bool = False) -> list[SiteTask]:
 def write_tasks(path: Path, tasks: Sequence[SiteTask]) -> None:
     """Tasks as a later stage reads them."""
     path.write_text(json.dumps([{"record": dict(t.task.raw), "steps": t.steps} for t in tasks], ensure_ascii=False), encoding="utf-8")
+
+
+def strip(seat: tuple[int, SiteTask, int], episode: WebEpisode) -> dict[str, Any]:
+    """An episode for the report: every page, and what was written on it."""
+    task = episode.task.task
+    turns = [{"prompt": f"{task.intent}\n\n{html}", "action": response} for _, _, html, response, _ in episode.rounds]
+    told = {"task_id": task.task_id, "site": task.sites[0], "steps": len(turns), "answer": episode.world.answer}
+    return {"prompt_id": task.intent, "sample": seat[2], "reward": max(0.0, episode.world.score), "turns": turns, **told}
 
 
 def read_tasks(job: Job, stage: str) -> list[SiteTask]:

@@ -10,7 +10,7 @@ from ...rl.objective import logprob_score, make_loss
 from ...rl.webrl.actor import WITH_REFERENCE, row, settings, weigh
 from ...rl.webrl.critic import state_row, twin_score
 from ..job import Job, log
-from ..recipe_web import WebActor
+from ..settings.web import WebActor
 from .common import build_engine, step_folder
 from .web import fit, prompter_of, score_all
 from .web_critic import build_twin

@@ -10,7 +10,7 @@ from ...data.packing import TrainSequence
 from ...models.gpt import build_gpt
 from ...rl.webrl.critic import state_row, twin_loss
 from ..job import Job
-from ..recipe_web import WebCritic
+from ..settings.web import WebCritic
 from .common import final_checkpoint, load_final
 from .web import fit, prompter_of
 from .web_replay import experience_of

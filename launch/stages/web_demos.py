@@ -12,7 +12,7 @@ from ...rl.webrl.episode import demonstrate
 from ...rl.webrl.steps import WebTrajectory, converted, write_trajectories
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
-from ..recipe_web import WebDemos
+from ..settings.web import WebDemos
 from .web import STEPS, TASKS, Players, pool_of, prompter_of, seeded, start_of, write_tasks
 
 

@@ -9,14 +9,14 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Invalid
 from ...rl.rollout.open import open_sampler
-from ...rl.statistics import paired_difference, proportion
+from ...rl.statistics import Estimate, paired_difference, proportion
 from ...rl.webrl.episode import WebEpisode, act_randomly, demonstrate
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
-from ..recipe_web import WebEvaluate
+from ..settings.web import WebEvaluate
 from .common import build_engine
 from .evaluate import percent
-from .web import Players, pool_of, seeded, start_of
+from .web import SHOWN, Players, pool_of, seeded, start_of, strip
 
 ALL = "all"
 Results = dict[tuple[int, int], tuple[str, bool]]  # (task, sample) -> (site, solved)
@@ -35,9 +35,12 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
         folder = job.stage_folder(stage.name) / name
         opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, rank=job.rank, gather=job.gather)
         mine: Results = {}
+        shown: list[dict[str, Any]] = []
 
-        def note(seat: tuple[int, SiteTask, int], episode: WebEpisode, into: Results = mine) -> None:
+        def note(seat: tuple[int, SiteTask, int], episode: WebEpisode, into: Results = mine, strips: list = shown) -> None:
             into[seat[0], seat[2]] = (seat[1].task.sites[0], episode.world.score >= 1.0)
+            if len(strips) < SHOWN:
+                strips.append(strip(seat, episode))
 
         players = Players(job, test=True)
         try:
@@ -47,6 +50,8 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
             played = players.play(opened.sampler, mine_seats, stage.temperature, fold(job.recipe.seed, 41), stage.at_once, note)
         finally:
             opened.close()
+        if job.speaks:
+            job.run.write_rollouts(f"{stage.name}-{name}", 0, shown)
         invalid += sum(job.gather(sum(isinstance(r, Invalid) for _, r in played)))
         found[name] = {key: value for part in job.gather(mine) for key, value in part.items()}
         progress.update(len(found))
@@ -57,6 +62,8 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
     rows += [_row(name, "model", found[name], sites) for name in stage.models]
     rows.append(_row("oracle", "ceiling", ends["oracle"], sites))
     told = {row["name"]: row["cells"][0] for row in rows}
+    for name in stage.models[1:]:
+        told[f"{name} minus {stage.models[0]}/success"] = _gain(found[name], found[stage.models[0]]).to_cell()
     if job.speaks:
         note_ = f"{len(tasks)} test tasks, {stage.samples} samples at temperature {stage.temperature:g}; Wilson's 95 % intervals; "
         note_ += f"{invalid} invalid episodes left out. Tasks that span sites count under their first."
@@ -90,14 +97,19 @@ def _row(name: str, kind: str, results: Results, sites: list[str]) -> dict[str, 
     return {"name": name, "kind": kind, "cells": cells}
 
 
+def _gain(mine: Results, theirs: Results) -> Estimate:
+    """The difference in success over the same tasks and samples."""
+    both = sorted(set(mine) & set(theirs))
+    return paired_difference([mine[k][1] for k in both], [theirs[k][1] for k in both])
+
+
 def _summary(stage: WebEvaluate, found: dict[str, Results], ends: dict[str, Results]) -> dict[str, Any]:
     def rate(results: Results) -> str:
         return percent(proportion(sum(solved for _, solved in results.values()), len(results)))
 
     assert stage.headline is not None
     best, first = found[stage.headline], found[stage.models[0]]
-    both = sorted(set(best) & set(first))
-    gain = paired_difference([best[k][1] for k in both], [first[k][1] for k in both])
+    gain = _gain(best, first)
     return {
         "headline": f"{stage.headline} solves {rate(best)} of the held-out tasks; {stage.models[0]} solved {rate(first)}.",
         "paragraphs": [

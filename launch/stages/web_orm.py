@@ -18,7 +18,7 @@ from ...rl.webrl.orm import NO, YES, accuracy, verdict_row, yes_score
 from ...rl.webrl.prompts import single_token
 from ...rl.webrl.steps import WebTrajectory
 from ..job import Job
-from ..recipe_web import WebOrm
+from ..settings.web import WebOrm
 from .common import build_engine
 from .web import fit, prompter_of, read_steps, score_all
 

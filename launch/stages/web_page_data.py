@@ -13,7 +13,7 @@ from ...data.tokenizers import BPETokenizer
 from ...rl.web_pages.data import load_transitions, page_pair, split_pages
 from ...rl.web_pages.prompt import bare_page_prompt, page_prompt
 from ..job import Job
-from ..recipe import WebPageData
+from ..settings.language import WebPageData
 from .common import TOKENIZER
 from .language import TEST, TRAIN, UNSEEN, start_of
 

@@ -14,7 +14,7 @@ from ...rl.objective import logprob_score
 from ...rl.webrl.replay import bins, candidates, choose, geometric_mean
 from ...rl.webrl.steps import WebStep, WebTrajectory
 from ..job import Job
-from ..recipe_web import WebReplay
+from ..settings.web import WebReplay
 from .common import build_engine
 from .web import prompter_of, read_steps, score_all
 
@@ -68,10 +68,12 @@ def run(stage: WebReplay, job: Job) -> dict[str, Any]:
         table = bins(probabilities, stage.low, stage.high)
         rows_ = [{"name": name, "kind": "model", "cells": [e.to_cell()]} for name, e in table.items() if e.n]
         note = f"{len(places)} steps of earlier successes, one success a task; {len(chosen)} are replayed beside {new} new steps."
-        job.run.write_result(stage.name, {"title": "Perplexity of earlier steps", "columns": ["share"], "rows": rows_, "note": note})
+        job.run.write_result(
+            stage.name, {"title": f"Perplexity of earlier steps, {stage.name}", "columns": ["share"], "rows": rows_, "note": note}
+        )
     return {
         "new": new,
         "candidates": len(places),
         "replayed": len(chosen),
-        **{name: e.value for name, e in bins(probabilities).items() if e.n},
+        **{name: e.value for name, e in bins(probabilities, stage.low, stage.high).items() if e.n},
     }

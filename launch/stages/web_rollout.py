@@ -14,10 +14,10 @@ from ...rl.webrl.orm import accuracy
 from ...rl.webrl.steps import MADE, WebTrajectory, write_trajectories
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
-from ..recipe_web import WebRollout
+from ..settings.web import WebRollout
 from .common import build_engine
 from .session import open_session
-from .web import STEPS, Players, read_tasks
+from .web import SHOWN, STEPS, Players, read_tasks, strip
 from .web_orm import judge
 
 Seat = tuple[int, SiteTask, int]
@@ -33,8 +33,11 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     players = Players(job)
     progress = Progress(stage.name, len(seats), speak=job.speaks)
     kept: list[WebTrajectory] = []
+    shown: list[dict[str, Any]] = []
 
     def note(seat: Seat, episode: WebEpisode) -> None:
+        if len(shown) < SHOWN:
+            shown.append(strip(seat, episode))
         kept.append(episode.trajectory(f"{seat[0]:06d}-{seat[2]}"))
         progress.update(len(kept))
 
@@ -53,6 +56,7 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     if job.speaks:
         job.run.guard()
         shutil.rmtree(folder / STEPS, ignore_errors=True)
+        job.run.write_rollouts(stage.name, 0, shown)
     job.barrier()
     steps = write_trajectories(folder / STEPS, kept, f"rank{job.rank:03d}")
     mine = {

@@ -11,7 +11,7 @@ from ...data.packing import TrainSequence
 from ...kernels.policy_loss import PolicySettings
 from ...rl.objective import make_loss
 from ..job import Job
-from ..recipe_web import WebSupervised
+from ..settings.web import WebSupervised
 from .common import build_engine
 from .web import fit, read_steps
 

@@ -16,13 +16,14 @@ from ...models.gpt import build_gpt
 from ...models.hf import import_hf
 from ...rl.webrl.episode import HARMLESS
 from ...rl.webrl.orm import NO, YES
-from ...rl.webrl.prompts import EOT, JUDGE
+from ...rl.webrl.prompts import EOT, JUDGE, SYSTEM
 from ..job import Job
-from ..recipe_web import WebStart
+from ..settings.web import WebStart
 from .common import step_folder
 from .web import TOKENIZER, make_world, pool_of
 
-_PIECE = re.compile(r'[A-Za-z]+|"> ?|" ?| ?</')
+# tags and attributes whole; a word takes the space after it, so that a name is the same pieces wherever it stands and can be copied
+_PIECE = re.compile(r'</[a-z0-9]+> ?|<[a-z0-9]+(?:> ?| [a-z-]+="| )|" [a-z-]+="|"> ?|[A-Za-z]+ ?')
 LOOKS = 400  # tasks whose pages the words are taken from
 
 
@@ -58,10 +59,12 @@ def checked(folder: str) -> str:
 
 def pieces_of(stage: WebStart, vocab: int) -> PieceTokenizer:
     """Headers, the openings of actions and the commonest words of training tasks whole, everything else by character."""
-    fixed = [EOT, USER, ASSISTANT, PAGE, YES, NO, "Task Instruction: ", *HARMLESS]
-    fixed += [f'do(action="{name}", argument="' for name in ("Type", "Search", "Select Dropdown Option")]
-    fixed += ['do(action="Click", element="', 'exit(message="', '", element="', '")', "\n\n"]
-    words: Counter[str] = Counter(_PIECE.findall(f"{JUDGE} The User Intent: Action History: The Current Screenshot: Round "))
+    headers = [EOT, USER, f"\n\n{USER}\n", ASSISTANT, f"\n\n{ASSISTANT}\n", f"{SYSTEM}{JUDGE}", "\n\n"]
+    prompts = ["Task Instruction: ", "Round ", PAGE, "The User Intent:\n", "Action History:\n", "The Current Screenshot:\n", YES, NO]
+    actions = [f'do(action="{name}", argument="' for name in ("Type", "Search", "Select Dropdown Option")]
+    actions += [*HARMLESS, 'do(action="Click", element="', 'exit(message="', '", element="', '")']
+    fixed = [*headers, *prompts, *actions]
+    words: Counter[str] = Counter()
     tasks, world = pool_of(stage), make_world(stage)
     for task in random.Random(0).sample(tasks, min(LOOKS, len(tasks))):
         world.open_task(task.task, task.steps)

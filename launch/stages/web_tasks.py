@@ -12,7 +12,7 @@ from ...rl.webrl.critic import state_row, twin_score
 from ...rl.webrl.instructions import failures, mutate, select, written
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
-from ..recipe_web import WebTasks
+from ..settings.web import WebTasks
 from .web import TASKS, Players, pool_of, prompter_of, read_steps, score_all, start_of, write_tasks
 from .web_critic import build_twin
 

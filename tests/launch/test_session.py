@@ -4,7 +4,7 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.core.schema import build, parse_yaml
-from terrella.launch.recipe import Reinforce
+from terrella.launch.settings.grid import Reinforce
 from terrella.rl.algorithms import MODULES
 from terrella.rl.rollout.config import Rollouts
 

@@ -6,7 +6,7 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe
-from terrella.launch.recipe_video import VideoReward
+from terrella.launch.settings.video import VideoReward
 
 
 def test_shipped_recipes_have_the_published_layouts() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from ..core.config import OptimizerConfig
-from ..data.video_layout import VideoLayout
-from ..models.video.config import TokenizerConfig, TokenizerLoss
-from .recipe_base import OnPolicy, positive
+from ...core.config import OptimizerConfig
+from ...data.video_layout import VideoLayout
+from ...models.video.config import TokenizerConfig, TokenizerLoss
+from .base import Comparison, OnPolicy, Supervision, positive
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class VideoSettings:
     context_reach: int = 15  # compressive: the context frame lies at most so many frames before the clip
 
     def __post_init__(self) -> None:
-        positive(history=self.history, horizon=self.horizon, action_dims=self.action_dims, action_bins=self.action_bins)
+        positive(self, "history", "horizon", "action_dims", "action_bins")
         wanted = {"rt1": 13, "tabletop": 3}.get(self.actions, self.action_dims)
         if self.action_dims != wanted:
             raise ValueError(f"action_dims: actions of {self.actions} have {wanted} numbers")
@@ -63,7 +63,7 @@ class VideoData:
 
     def __post_init__(self) -> None:
         if self.shards is None:
-            positive(episodes=self.episodes, heldout_episodes=self.heldout_episodes, frames=self.frames)
+            positive(self, "episodes", "heldout_episodes", "frames")
         if self.heldout_every < 2:
             raise ValueError("heldout_every: at least 2, or nothing is left to train on")
 
@@ -87,10 +87,10 @@ class VideoTokenizerTraining:
     heldout_clips: int = 64
     checkpoint_every: int = 500
     log_every: int = 10
+    uses: ClassVar[tuple[str, ...]] = ("data",)
 
     def __post_init__(self) -> None:
-        names = ("steps", "clips_per_step", "frames_per_clip", "heldout_clips", "checkpoint_every", "log_every")
-        positive(**{name: getattr(self, name) for name in names})
+        positive(self, "steps", "clips_per_step", "frames_per_clip", "heldout_clips", "checkpoint_every", "log_every")
         if self.window and self.window <= self.frames_per_clip:
             raise ValueError(f"window: {self.window} must exceed frames_per_clip ({self.frames_per_clip})")
 
@@ -107,32 +107,24 @@ class VideoTokens:
     heldout_clips_per_episode: int = 1
     batch: int = 16
     bf16: bool = False
+    uses: ClassVar[tuple[str, ...]] = ("data", "tokenizer")
 
     def __post_init__(self) -> None:
-        positive(clips_per_episode=self.clips_per_episode, heldout_clips_per_episode=self.heldout_clips_per_episode, batch=self.batch)
+        positive(self, "clips_per_episode", "heldout_clips_per_episode", "batch")
 
 
-@dataclass(frozen=True)
-class VideoSupervised:
+@dataclass(frozen=True, kw_only=True)
+class VideoSupervised(Supervision):
     """Next-frame prediction by cross-entropy on token shards: pre-training, or the control arm of an RL stage."""
 
     kind: Literal["video-pretrain"]
     name: str
-    data: str
-    sequences_per_step: int
-    optimizer: OptimizerConfig
-    steps: int | None = None
-    match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
-    init: str | None = None
     microbatch_sequences: int = 8
     checkpoint_every: int = 500
-    log_every: int = 10
 
     def __post_init__(self) -> None:
-        names = ("sequences_per_step", "microbatch_sequences", "checkpoint_every", "log_every")
-        positive(**{name: getattr(self, name) for name in names})
-        if (self.steps is None) == (self.match_tokens_of is None):
-            raise ValueError("steps: give either steps or match_tokens_of")
+        super().__post_init__()
+        positive(self, "microbatch_sequences")
 
 
 @dataclass(frozen=True)
@@ -169,19 +161,19 @@ class VideoReinforce(OnPolicy):
     visual_ids_only: bool = False  # sample frame codes alone; the publication does not
     microbatch_sequences: int = 8
     bf16: bool = False  # of the decoder
+    uses: ClassVar[tuple[str, ...]] = ("init", "data")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(microbatch_sequences=self.microbatch_sequences)
+        positive(self, "microbatch_sequences")
 
 
-@dataclass(frozen=True)
-class VideoEvaluate:
+@dataclass(frozen=True, kw_only=True)
+class VideoEvaluate(Comparison):
     """Held-out clips for several stages' models: picture metrics, repetition, rejection of repeated clips, best of N."""
 
     kind: Literal["video-eval"]
     name: str
-    models: list[str]
     data: str
     n: int = 64  # held-out clips
     runs: int = 3  # sampling runs
@@ -194,18 +186,14 @@ class VideoEvaluate:
     reject_repeats: int = 0  # so many new tries for a clip that repeats its last frame; a row of its own for `before`
     shown: int = 4  # clips in the report
     bf16: bool = False
-    before: str | None = None
-    after: str | None = None
-    control: str | None = None
     headline: Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"] = "lpips"
+    uses: ClassVar[tuple[str, ...]] = ("models", "data")
 
     def __post_init__(self) -> None:
-        positive(n=self.n, runs=self.runs)
+        super().__post_init__()
+        positive(self, "n", "runs")
         if self.headline not in self.metrics:
             raise ValueError(f"headline: '{self.headline}' is not in metrics")
-        for key in ("before", "after", "control"):
-            if getattr(self, key) is not None and getattr(self, key) not in self.models:
-                raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
 
 
 @dataclass(frozen=True)
@@ -225,22 +213,10 @@ class VideoReal2Sim:
     first_seed: int = 900_000
     truth: str | None = None  # JSON of true success rates, for machines without the simulator
     bf16: bool = False
+    uses: ClassVar[tuple[str, ...]] = ("models", "data")
 
     def __post_init__(self) -> None:
-        positive(episodes=self.episodes, frames=self.frames)
+        positive(self, "episodes", "frames")
 
 
 VideoStage = VideoData | VideoTokenizerTraining | VideoTokens | VideoSupervised | VideoReinforce | VideoEvaluate | VideoReal2Sim
-
-
-def references(stage: VideoStage) -> list[str]:
-    """The earlier stages that a stage uses."""
-    if isinstance(stage, VideoTokenizerTraining):
-        return [stage.data]
-    if isinstance(stage, VideoTokens):
-        return [stage.data, stage.tokenizer]
-    if isinstance(stage, VideoSupervised):
-        return [x for x in (stage.data, stage.init, stage.match_tokens_of) if x]
-    if isinstance(stage, VideoReinforce):
-        return [stage.init, stage.data]
-    return [*stage.models, stage.data] if isinstance(stage, VideoEvaluate | VideoReal2Sim) else []

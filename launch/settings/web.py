@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from ..core.config import OptimizerConfig
-from ..rl.rollout.config import Rollouts
-from .recipe_base import positive
+from ...core.config import OptimizerConfig
+from ...rl.rollout.config import Rollouts
+from .base import positive
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
 
@@ -25,8 +25,7 @@ class Training:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        names = ("sequences_per_step", "epochs", "microbatch_tokens", "checkpoint_every", "log_every")
-        positive(**{name: getattr(self, name) for name in names})
+        positive(self, "sequences_per_step", "epochs", "microbatch_tokens", "checkpoint_every", "log_every")
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class WebStart:
     folder: str | None = None  # a Hugging Face folder; its sizes must be those of `model`
 
     def __post_init__(self) -> None:
-        names = ("max_prompt_tokens", "max_new_tokens", "max_verdict_tokens", "pad_prompts_to")
-        positive(**{name: getattr(self, name) for name in names})
+        positive(self, "max_prompt_tokens", "max_new_tokens", "max_verdict_tokens", "pad_prompts_to")
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class WebDemos:
     noise: float = 0.0  # chance of such a round
 
     def __post_init__(self) -> None:
-        positive(count=self.count)
+        positive(self, "count")
         if not 0 <= self.noise < 1:
             raise ValueError(f"noise: {self.noise} must be in [0, 1)")
 
@@ -75,6 +73,7 @@ class WebSupervised:
     data: str
     init: str
     training: Training
+    uses: ClassVar[tuple[str, ...]] = ("data", "init")
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,10 @@ class WebTasks:
     high: float = 0.75
     url: str = ""  # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
     model: str = ""
+    uses: ClassVar[tuple[str, ...]] = ("failures", "critic")
 
     def __post_init__(self) -> None:
-        positive(count=self.count)
+        positive(self, "count")
         if bool(self.url) != bool(self.model):
             raise ValueError("model: give both url and model, or neither")
 
@@ -110,9 +110,10 @@ class WebRollout:
     orm: str | None = None  # judges in place of the world
     at_once: int = 64
     rollouts: Rollouts = field(default_factory=Rollouts)
+    uses: ClassVar[tuple[str, ...]] = ("model", "tasks", "orm")
 
     def __post_init__(self) -> None:
-        positive(samples=self.samples, temperature=self.temperature, at_once=self.at_once)
+        positive(self, "samples", "temperature", "at_once")
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class WebOrm:
     data: list[str]  # demonstrations and rollouts
     training: Training
     heldout_every: int = 5  # every so many-th task is held out
+    uses: ClassVar[tuple[str, ...]] = ("init", "data")
 
     def __post_init__(self) -> None:
         if self.heldout_every < 2:
@@ -144,6 +146,7 @@ class WebReplay:
     high: float = 0.95
     ratio: float = 2.0  # of replayed to new steps, at most; 0 replays nothing
     microbatch_tokens: int = 16384
+    uses: ClassVar[tuple[str, ...]] = ("actor", "new", "earlier")
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class WebCritic:
     data: str  # a web-replay stage
     training: Training
     resume: str | None = None  # an earlier critic to go on from
+    uses: ClassVar[tuple[str, ...]] = ("init", "data", "resume")
 
 
 @dataclass(frozen=True)
@@ -172,9 +176,10 @@ class WebActor:
     beta: float = 1.0  # paper: the strength of the pull to the reference
     length_normalize: bool = True  # paper: mean rather than sum of the token log-ratios
     lam: float = 0.5
+    uses: ClassVar[tuple[str, ...]] = ("init", "data", "critic")
 
     def __post_init__(self) -> None:
-        positive(beta=self.beta)
+        positive(self, "beta")
         if self.method != "filtered_bc" and self.critic is None:
             raise ValueError(f"critic: method {self.method} needs one")
 
@@ -192,9 +197,10 @@ class WebEvaluate:
     at_once: int = 64
     headline: str | None = None  # the model whose rates the summary tells
     rollouts: Rollouts = field(default_factory=Rollouts)
+    uses: ClassVar[tuple[str, ...]] = ("models",)
 
     def __post_init__(self) -> None:
-        positive(samples=self.samples, at_once=self.at_once)
+        positive(self, "samples", "at_once")
         if self.temperature < 0 or self.n < 0:
             raise ValueError("temperature: must be 0 (greedy) or above, n 0 (all) or above")
         if self.headline is not None and self.headline not in self.models:
@@ -236,7 +242,7 @@ class WebPhases:
     rollouts: Rollouts = field(default_factory=Rollouts)
 
     def __post_init__(self) -> None:
-        positive(phases=self.phases, tasks=self.tasks)
+        positive(self, "phases", "tasks")
         if self.url and self.orm is None:
             raise ValueError("orm: written instructions have no ground truth; name the stage of an outcome reward model")
 
@@ -287,27 +293,6 @@ class WebPhases:
 
 
 WebStage = WebStart | WebDemos | WebSupervised | WebTasks | WebRollout | WebOrm | WebReplay | WebCritic | WebActor | WebEvaluate | WebPhases
-
-
-def references(stage: WebStage) -> list[str]:
-    """Stages that must come before."""
-    if isinstance(stage, WebSupervised):
-        named: Sequence[str | None] = [stage.data, stage.init]
-    elif isinstance(stage, WebTasks):
-        named = [*stage.failures, stage.critic]
-    elif isinstance(stage, WebRollout):
-        named = [stage.model, stage.tasks, stage.orm]
-    elif isinstance(stage, WebOrm):
-        named = [stage.init, *stage.data]
-    elif isinstance(stage, WebReplay):
-        named = [stage.actor, stage.new, *stage.earlier]
-    elif isinstance(stage, WebCritic):
-        named = [stage.init, stage.data, stage.resume]
-    elif isinstance(stage, WebActor):
-        named = [stage.init, stage.data, stage.critic]
-    else:
-        named = stage.models if isinstance(stage, WebEvaluate) else []
-    return [name for name in named if name]
 
 
 def expand(stages: Sequence[object]) -> list:

@@ -1,0 +1,105 @@
+"""What the settings of stages share, whatever their world. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
+
+from ...core.config import OptimizerConfig
+from ...rl.algorithms.config import Algorithm
+from ...rl.rollout.config import Rollouts
+
+
+def positive(settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) <= 0:
+            raise ValueError(f"{name}: {getattr(settings, name)} must be above 0")
+
+
+def references(stage: Any) -> list[str]:
+    """The earlier stages that a stage names, in the fields that its class lists in `uses`."""
+    found: list[str] = []
+    for name in getattr(stage, "uses", ()):
+        value = attrgetter(name)(stage)
+        found += value if isinstance(value, list) else [value] if value else []
+    return found
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: everything else is frozen."""
+
+    rank: int = 64
+    alpha: float = 64.0
+
+    def __post_init__(self) -> None:
+        positive(self, "rank", "alpha")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervision:
+    """What every stage of cross-entropy on shards has: pre-training, fine-tuning, or the control arm of an RL stage."""
+
+    data: str  # the stage whose shards are read
+    sequences_per_step: int
+    optimizer: OptimizerConfig
+    steps: int | None = None
+    match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
+    init: str | None = None  # the stage whose weights to start from
+    checkpoint_every: int = 100
+    log_every: int = 10
+    uses: ClassVar[tuple[str, ...]] = ("data", "init", "match_tokens_of")
+
+    def __post_init__(self) -> None:
+        positive(self, "sequences_per_step", "checkpoint_every", "log_every")
+        if (self.steps is None) == (self.match_tokens_of is None):
+            raise ValueError("steps: give either steps or match_tokens_of")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicy:
+    """What every RL stage has, whatever its tasks are."""
+
+    init: str  # the stage whose weights to start from
+    algorithm: Algorithm
+    prompts_per_step: int
+    samples_per_prompt: int
+    steps: int
+    optimizer: OptimizerConfig
+    temperature: float = 1.0
+    drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
+    checkpoint_every: int = 10
+    rollouts_every: int = 10  # keep a sample of trajectories for the report
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    critic: OptimizerConfig | None = None  # of ppo and starpo-s
+
+    def __post_init__(self) -> None:
+        positive(self, "prompts_per_step", "steps", "temperature", "drift_gate", "checkpoint_every", "rollouts_every")
+        if self.samples_per_prompt < 2:
+            raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What an evaluation of several stages' models has; the headline compares two of them."""
+
+    models: list[str]
+    before: str | None = None  # the headline compares this stage ...
+    after: str | None = None  # ... with this one
+    control: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("before", "after", "control"):
+            if getattr(self, key) is not None and getattr(self, key) not in self.models:
+                raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
+
+
+@dataclass(frozen=True)
+class Export:
+    """A Hugging Face folder of one stage's model, proven equal."""
+
+    kind: Literal["export"]
+    name: str
+    model: str
+    uses: ClassVar[tuple[str, ...]] = ("model",)

@@ -1,0 +1,56 @@
+"""Settings of the web stages that act in the world: on-policy RL, and planning with a world model. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from ...rl.rollout.config import Rollouts
+from ...rl.webrl.plan_config import PlanArm
+from .base import OnPolicy, positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebReinforce(OnPolicy):
+    """On-policy multi-turn RL of a web agent: a prompt is a task, its samples are episodes, the world's score is the reward."""
+
+    kind: Literal["web-rl"]
+    name: str
+    tasks: str | None = None  # a web-demos or web-tasks stage; without one all training tasks of the start
+    microbatch_tokens: int = 16384
+    at_once: int = 64  # worlds that are open together
+    uses: ClassVar[tuple[str, ...]] = ("init", "tasks")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "microbatch_tokens", "at_once")
+
+
+@dataclass(frozen=True)
+class WebPlan:
+    """An actor on held-out tasks with and without a world model to plan with, by arms, beside the random policy and the oracle."""
+
+    kind: Literal["web-plan"]
+    name: str
+    actor: str
+    arms: list[PlanArm]
+    n: int = 0  # tasks of the test split, 0 for all
+    temperature: float = 1.0
+    top_p: float = 0.95
+    at_once: int = 32  # episodes planned together
+    headline: str | None = None  # the arm that is compared with every other one, over the same tasks
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    uses: ClassVar[tuple[str, ...]] = ("actor", "models")
+
+    def __post_init__(self) -> None:
+        positive(self, "at_once", "temperature")
+        names = [arm.name for arm in self.arms]
+        if not names or len(set(names)) != len(names):
+            raise ValueError("arms: at least one is needed, and every name only once")
+        if self.headline is not None and self.headline not in names:
+            raise ValueError(f"headline: '{self.headline}' is no arm ({', '.join(names)})")
+
+    @property
+    def models(self) -> list[str]:
+        """The stages whose models the arms ask."""
+        return [name for arm in self.arms for name in (arm.model, arm.critic) if name]
