@@ -4,6 +4,7 @@ rollout of a video world model with forced actions, embedded beside vLLM.
 Random weights and a reward that is a hash of the answer: groups differ, so that nothing is skipped. Every sample runs to its limit,
 so that all implementations do the same work. Each runs in a process of its own, warms up on a small batch and is then timed on whole
 steps; while one runs, the next only imports. A start of vLLM alone takes about a minute on an H200: allow ten for everything.
+`prepare` is rewards, advantages and packing: nothing is scored a second time, as one update on fresh samples needs no other log-probs.
 
 Ours trains bf16 weights with fp32 master weights and fp32 gradients; TRL runs in its fastest regime, with weights, gradients and
 optimizer state all in bf16. TRL 1.16 has a fused head of its own in place of Liger's loss; Liger's layers are on.
@@ -332,6 +333,8 @@ def add_rows(rows: record.Recorder, name: str, impl: str, result: dict[str, Any]
     for part, seconds in times.items():
         if seconds:
             rows.add(name, impl, part, statistics.median(seconds), "s", min(seconds), max(seconds))
+            if part != "step":
+                rows.add(name, impl, f"share of {part}", statistics.median(seconds) / step, "part")
     if torch.cuda.is_available():
         rows.add(name, impl, "peak memory of the trainer", result["peak_gib"], "GB")
         rows.add(name, impl, "peak memory of the device", result["device_gib"], "GB")
@@ -381,16 +384,20 @@ def main() -> None:
                 print(f"{name} | {impl}: left out, it needs a GPU or a package that is not here", flush=True)
     words = ["--steps", str(args.steps), "--child"]
     children = [Child(__spec__.name, [*words, f"{impl}|{name}"], logs / f"{k}.log") for k, (name, impl) in enumerate(work)]
+    failed = []
     for place, ((name, impl), one) in enumerate(zip(work, children, strict=True)):
         for following in children[place : place + 2]:
             following.start()
         result = one.finish(args.timeout)
         if isinstance(result, str):
             print(f"{name} | {impl}: failed:\n{result}", flush=True)
+            failed.append(f"{name} | {impl}")
             continue
         rows = recorder("e2e")
         add_rows(rows, name, impl, result)
-        record.append(rows.rows, args.out)
+        record.append(rows.rows, args.out)  # at once: a run that is cut short keeps what it measured
+    if failed:
+        raise SystemExit(f"no figures of: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

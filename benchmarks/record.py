@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 RESULTS = Path(__file__).with_name("results.csv")
 BASELINE = "baseline:"
 LOWER_IS_BETTER = {"us", "ms", "s", "GiB", "GB", "MB"}
-NO_JUDGEMENT = {"error", "nat"}  # accuracies have promises of their own
+NO_JUDGEMENT = {"error", "nat", "part"}  # accuracies have promises of their own; parts of a whole are neither good nor bad
 
 
 @dataclass(frozen=True)

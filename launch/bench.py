@@ -78,19 +78,19 @@ def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare:
     path = out or record.RESULTS
     before = len(record.read(path))
     code = subprocess.call([sys.executable, "-m", f"terrella.benchmarks.{name}", "--out", str(path), *options])
+    rows = record.read(path)
+    new = rows[before:]
+    click.echo(f"{len(new)} rows appended to {path}")
+    if compare and not code:
+        judge(rows[:before], new)
+    if baseline:  # also of a benchmark that was cut short: what it measured stands
+        ours = [row for row in new if row.impl.startswith("terrella")]
+        record.append([as_baseline(row) for row in ours], path)
+        click.echo(f"{len(ours)} rows kept as baseline")
     if code:
         error = TerrellaError(f"benchmark {name} ended with code {code}")
         error.exit_code = code if 0 < code < 126 else 1
         raise error
-    rows = record.read(path)
-    new = rows[before:]
-    click.echo(f"{len(new)} rows appended to {path}")
-    if compare:
-        judge(rows[:before], new)
-    if baseline:
-        ours = [row for row in new if row.impl.startswith("terrella")]
-        record.append([as_baseline(row) for row in ours], path)
-        click.echo(f"{len(ours)} rows kept as baseline")
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:

@@ -1,7 +1,9 @@
 """Implementations in processes of their own: they wait for the word, and nothing of them is left."""
 
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 from terrella.benchmarks.children import Child
 
@@ -41,3 +43,31 @@ def test_a_child_whose_parent_is_gone_does_not_begin(tmp_path) -> None:
     assert one.process is not None and one.process.stdin is not None
     one.process.stdin.close()
     assert one.process.wait(60) != 0 and "begun" not in one.log.read_text().splitlines()
+
+
+def test_a_child_that_has_begun_dies_with_its_parent(tmp_path) -> None:
+    """A benchmark that a time limit kills leaves nothing on the machine."""
+    inner = (
+        "import time; from terrella.benchmarks.children import wait_for_word; wait_for_word(); print('begun', flush=True); time.sleep(99)"
+    )
+    code = f"""
+import sys
+from pathlib import Path
+from terrella.benchmarks.children import Child
+one = Child("unused", [], Path({str(tmp_path / "log")!r}))
+one.command = [sys.executable, "-c", {inner!r}]
+one.start()
+print(one.process.pid, flush=True)
+one.finish(100)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid, limit = int(parent.stdout.readline()), time.monotonic() + 60
+    while "begun" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < limit and parent.poll() is None
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait(30)
+    while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < limit, "the child outlived its parent"
+        time.sleep(0.1)

@@ -1,5 +1,6 @@
 """The bench command: dispatch, the record, baselines and what counts as worse."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def test_rows_are_appended_compared_and_kept_as_baseline(tmp_path: Path) -> None
     assert kept and len(kept) < len(rows) and all(r.impl.startswith("terrella") for r in kept)
 
 
+def test_a_benchmark_that_fails_half_way_keeps_what_it_measured(tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "results.csv"
+
+    def half(command: list[str]) -> int:
+        record.append([row("tokens_per_s", 5.0, "tokens/s")], out)
+        return 3
+
+    monkeypatch.setattr(subprocess, "call", half)
+    done = CliRunner().invoke(bench, ["train", "--out", str(out), "--baseline", "--compare"])
+    assert isinstance(done.exception, TerrellaError) and done.exception.exit_code == 3 and "1 rows kept as baseline" in done.output
+    assert [r.run_id for r in record.read(out)] == ["r1", "baseline:r1"]
+
+
 def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
     new = [
         row("step", 100.0, "ms"),
@@ -45,6 +59,8 @@ def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
     old = [as_baseline(r) for r in new]
     judge(old, new)
     judge(old, [replace(new[3], value=1.0)])  # a loss is no speed
+    share = row("share of train", 0.5, "part")
+    judge([as_baseline(share)], [replace(share, value=0.3)])  # nor is a part of the whole
     judge(old, [replace(new[0], value=109.0), replace(new[1], value=46.0), replace(new[2], value=10.05)])
     for index, worse in ((0, 111.0), (1, 44.0), (2, 10.2)):
         with pytest.raises(TerrellaError, match="1 of 1 figures are worse"):
