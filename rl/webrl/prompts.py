@@ -10,6 +10,7 @@ from ...data.convert.webrl import ASSISTANT, PAGE, USER
 from ...data.tokenizers import Tokenizer
 
 EOT = "<|eot_id|>"
+SYSTEM = "<|start_header_id|>system<|end_header_id|>\n\n"
 JUDGE = (
     "You judge a web agent. You see what the user wanted, what the agent did and the last page it saw. "
     "Say whether the task was solved. Answer YES or NO."
@@ -76,9 +77,7 @@ class Prompter:
         which the last one was decided."""
         encode = self.tokenizer.encode
         begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        begin += encode(
-            f"<|start_header_id|>system<|end_header_id|>\n\n{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent)}\n\nAction History:\n"
-        )
+        begin += encode(f"{SYSTEM}{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent)}\n\nAction History:\n")
         lines = [encode(harmless(r.replace("\n", "; ")) + "\n") for r in responses]
         last, tail = encode("\nThe Current Screenshot:\n"), encode(f"{ASSISTANT}\n\n")
         while lines and len(begin) + sum(map(len, lines)) + len(last) + len(tail) > self.limit:

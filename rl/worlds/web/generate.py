@@ -19,6 +19,7 @@ from .tasks import WebTask, expand, parse_task
 from .templates import TEMPLATES, Instance, Step, Template
 
 SPLITS = ("train", "test")
+CONTENT = "content"  # key of a task record: the seed of the content that it is about, where that is not 0
 TEST_SHARE = 5  # every fifth instance of a template, by its hash
 _REGISTERED = (templates_shop, templates_work)  # importing them fills TEMPLATES
 
@@ -59,7 +60,7 @@ def _split(template: Template, instance: Instance) -> str:
     return "test" if hashlib.blake2b(told.encode(), digest_size=4).digest()[0] % TEST_SHARE == 0 else "train"
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def make_site_tasks(seed: int = 0, sites: tuple[str, ...] = (), most: int = 24) -> tuple[SiteTask, ...]:
     """All tasks on the content of a seed: at most `most` instances of every template whose sites are all among `sites` (all if empty)."""
     content = SiteSet(seed)
@@ -70,7 +71,9 @@ def make_site_tasks(seed: int = 0, sites: tuple[str, ...] = (), most: int = 24) 
         instances = list(template.make(dict(content.sites), random.Random(f"{template.id} {seed}")))
         random.Random(f"order {template.id} {seed}").shuffle(instances)
         for position, instance in enumerate(instances[:most]):
-            record = record_of(template, instance, 1000 * template.id + position)
+            record = record_of(template, instance, 1_000_000 * seed + 1000 * template.id + position)
+            if seed:
+                record[CONTENT] = seed
             task = parse_task(expand(record, PLACEHOLDERS), f"template {template.id}")
             found.append(SiteTask(task, _split(template, instance), tuple(instance.steps)))
     return tuple(found)

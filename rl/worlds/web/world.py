@@ -16,7 +16,7 @@ from .backend import ActionFailed, Backend, Limits, Start
 from .dom import DomBackend
 from .elements import Element, Page
 from .evaluators import Dialect, evaluate
-from .generate import SiteTask, make_site_tasks, resolve, script_text
+from .generate import CONTENT, SiteTask, make_site_tasks, resolve, script_text
 from .judge import Judge
 from .login import LoginForm, credentials, fill_in, read_state, redact
 from .observe import accessibility_nodes, accessibility_tree, simplified_html
@@ -38,6 +38,7 @@ class WebConfig:
     split: Literal["train", "test", "all"] = "train"  # of the local sites' tasks
     sites: tuple[str, ...] = ()  # of the local sites; empty for all
     content: int = 0  # the seed of the local sites' content
+    contents: int = 1  # how many seeds from there on: the same sites with other things in them
     instances: int = 24  # at most, of one template
     pages: tuple[str, ...] = ()  # of MiniWoB++; empty for all
     tasks_file: str = ""  # WebArena's format, for source: file
@@ -66,13 +67,18 @@ class WebConfig:
             raise ValueError(f"sites: {unknown[0]!r} is none of {', '.join(SITES)}")
         if bool(self.judge_url) != bool(self.judge_model):
             raise ValueError("judge_model: give both judge_url and judge_model, or neither")
-        if len(self.viewport) != 2 or min(self.viewport) < 1 or min(self.max_steps, self.max_parse_failures, self.max_repeats) < 1:
+        if (
+            len(self.viewport) != 2
+            or min(self.viewport) < 1
+            or min(self.max_steps, self.max_parse_failures, self.max_repeats, self.contents) < 1
+        ):
             raise ValueError("viewport: two positive numbers; and all limits at least 1")
 
 
 @functools.lru_cache(maxsize=8)
-def _site_tasks(content: int, sites: tuple[str, ...], instances: int, split: str) -> tuple[SiteTask, ...]:
-    tasks = [t for t in make_site_tasks(content, sites, instances) if split in ("all", t.split)]
+def _site_tasks(content: int, contents: int, sites: tuple[str, ...], instances: int, split: str) -> tuple[SiteTask, ...]:
+    made = [t for seed in range(content, content + contents) for t in make_site_tasks(seed, sites, instances) if split in ("all", t.split)]
+    tasks = list({t.task.intent: t for t in reversed(made)}.values())[::-1]  # one sentence is one task: the first content's
     random.Random("order of the web tasks").shuffle(tasks)  # so that neighbouring seeds are different kinds of tasks
     return tuple(tasks)
 
@@ -98,7 +104,7 @@ class WebWorld(World):
         """The tasks that seeds walk over (local sites and task files)."""
         config = self.config
         if config.source == "sites":
-            return _site_tasks(config.content, tuple(config.sites), config.instances, config.split)
+            return _site_tasks(config.content, config.contents, tuple(config.sites), config.instances, config.split)
         if config.source == "file":
             return tuple(SiteTask(task, "all", ()) for task in load_web_tasks(config.tasks_file, config.addresses))
         return ()
@@ -155,7 +161,7 @@ class WebWorld(World):
     def _begin(self, task: WebTask, steps: tuple[Step, ...]) -> str:
         backend = self._open_backend()
         if self.own_sites is not None:
-            self.own_sites.reset()
+            self.own_sites.reset(int(task.raw.get(CONTENT, self.config.content)))
         width, height = task.viewport or (self.config.viewport[0], self.config.viewport[1])
         cookies, storage, forms = self._identity(task)
         start = Start(task.start_urls, cookies, storage, task.geolocation, (width, height))
@@ -321,6 +327,19 @@ class WebWorld(World):
             action = resolve(self.steps[self.demonstrated], self.page)
             self.demonstrated += 1
         return script_text(action, self.page.labels.get(action.element) if action.element is not None else None)
+
+    def random_action(self, rng: random.Random) -> str:
+        """A click, words of the task typed into a field, or an exit, each element equally likely."""
+        check_started(self, self.task)
+        assert self.task is not None
+        words = self.task.intent.split()
+        label = rng.choice([*self.page.labels, None])
+        if label is None:
+            return WebAction("exit").call
+        if self.page.labels[label].tag not in ("input", "textarea"):
+            return WebAction("click", label).call
+        start = rng.randrange(len(words))
+        return WebAction("search", label, " ".join(words[start : start + rng.randint(1, 4)]).replace('"', "")).call
 
     @property
     def trace(self) -> Trace:

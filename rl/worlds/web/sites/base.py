@@ -74,6 +74,7 @@ class Site:
         self.image = image
         self._compiled = [(m, re.compile(p), getattr(self, h)) for m, p, h in self.routes]
         self.db: sqlite3.Connection | None = None
+        self.shown = image  # what `db` was copied from
         self.reset()
 
     @property
@@ -93,13 +94,14 @@ class Site:
 
     def reset(self) -> None:
         """The content as it was built, by a copy of the database image; a site that was not written to stays as it is."""
-        if self.db is not None and self.db.total_changes == 0:
+        if self.db is not None and self.db.total_changes == 0 and self.image is self.shown:
             return
         if self.db is not None:
             self.db.close()
         self.db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         if self.image:
             self.db.deserialize(self.image)
+        self.shown = self.image
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
         """The rows of a query."""
@@ -160,7 +162,7 @@ class Site:
         )
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=256)
 def image_of(kind: type[Site], seed: int) -> bytes:
     """The database of a site as bytes, built once for every seed."""
     made = kind(b"")

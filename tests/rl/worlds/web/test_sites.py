@@ -42,6 +42,23 @@ def test_tasks_of_other_content_and_one_site_are_solved_too() -> None:
         assert len(world.tasks) > 5 and all(solve(world, s) == 1.0 for s in range(len(world.tasks)))
 
 
+def test_one_world_holds_tasks_on_several_contents() -> None:
+    world = WebWorld(split="all", sites=("shopping",), contents=3, instances=400)
+    contents = {t.task.raw.get("content", 0) for t in world.tasks}
+    intents, ids = {t.task.intent for t in world.tasks}, {t.task.task_id for t in world.tasks}
+    assert contents == {0, 1, 2} and len(intents) == len(ids) == len(world.tasks) > 2 * len(make_site_tasks(0, ("shopping",), 400))
+    assert all(solve(world, s) == 1.0 for s in range(0, len(world.tasks), 9))
+    kept = next(t for t in world.tasks if t.task.raw.get("content") == 2)
+    record = json.loads(json.dumps(dict(kept.task.raw)))  # as a stage keeps it
+    world.open_task(record, kept.steps)
+    while not world.done:
+        result = world.step(world.demonstrate())
+    assert result.reward == 1.0
+    again = WebWorld(sites=("shopping",))
+    again.restore(world.snapshot())
+    assert again.score == 1.0 and again.html == world.html
+
+
 def test_tasks_are_in_the_public_format_and_split_by_instance() -> None:
     tasks = make_site_tasks(0)
     assert {k for t in tasks for k in t.task.evaluation.types} == {"string_match", "url_match", "program_html"}
