@@ -49,6 +49,21 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
     return dynamics, EmbeddedSampler(lambda: weights, config), [make_task(dynamics, pool, i, steps, walk, seed) for i in range(n)]
 
 
+def _drift(dynamics: Any, sampler: Any, tasks: list, steps: int, name: str, temperatures: tuple[float, ...], seed: int) -> dict[str, Any]:
+    """The table of imagined grids that still equal the true ones after 1, 2, ... steps."""
+    from ..rl.evaluate import imagine
+    from ..rl.text_games.world import drift_table
+
+    hits = {"copy": [[task.state == task.truths[k] for task in tasks] for k in range(steps)]}
+    for temperature in temperatures:
+        _, episodes = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
+        told = [(e.texts(), e.task.truths) for e in episodes]
+        hits[f"{name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"] = [
+            [texts[k] == truths[k] for texts, truths in told] for k in range(steps)
+        ]
+    return drift_table(hits, "Imagined states still exact")
+
+
 @click.command("eval")
 @click.argument("world")
 @_options
@@ -61,6 +76,10 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
 @click.option("--mode", type=click.Choice(["strict", "faithful"]), default="strict", show_default=True, help="Language: the judge.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Language.")
 @click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="Language: as the model was trained.")
+@click.option(
+    "--drift", type=click.IntRange(0), default=0, help="Grids, text games: states still exact after 1 to so many steps, of --n episodes."
+)
+@click.option("--game", "games", multiple=True, help="Text games: walk this one (may be repeated); without it, all of ours.")
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Agents: episodes of each seed.")
 @click.option("--format", "fmt", type=click.Choice(["answer", "think", "state"]), default="think", show_default=True, help="Agents.")
 @click.option("--coordinates", is_flag=True, help="Agents: show and ask for states with their coordinates.")
@@ -83,6 +102,8 @@ def evaluate(
     mode: str,
     max_new_tokens: int,
     pad_prompts_to: int,
+    drift: int,
+    games: tuple[str, ...],
     samples: int,
     fmt: str,
     coordinates: bool,
@@ -96,7 +117,7 @@ def evaluate(
     an agent in that world, on --n seeds from 123.
     """
     from ..rl.evaluate import copy_baseline, imagine, score_predictions, summarise
-    from .language import DOMAINS, evaluate_language
+    from .language import DOMAINS, evaluate_language, show
 
     if world in DOMAINS:
         evaluate_language(
@@ -113,6 +134,8 @@ def evaluate(
             multiple=pad_prompts_to,
             seed=seed,
             out=out,
+            drift=drift,
+            games=games,
         )
         return
     if url:
@@ -133,7 +156,13 @@ def evaluate(
             out=out,
         )
         return
-    dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
+    dynamics, sampler, tasks = _prepare(world, model, n, drift or steps, walk, rooms, seed)
+    if drift:
+        table = _drift(dynamics, sampler, tasks, drift, model.name, temperatures, seed)
+        show(table)
+        if out:
+            write_json(out, table)
+        return
     rows = [("copy the state", summarise(copy_baseline(tasks)))]
     progress = Progress("eval", len(temperatures))
     for done, temperature in enumerate(temperatures, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..core.files import write_json
 from ..core.progress import Progress
 
 DOMAINS = ("text-game", "web-page")
+FRESH_SEED = 1_000_000  # games no recipe trains on
 
 
 def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
@@ -38,8 +40,8 @@ def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
     return [read_pair(page_pair(s, page_prompt if full else bare_page_prompt, "test")) for s in steps[:: max(1, len(steps) // n)][:n]]
 
 
-def folder_answers(model: Path, questions: list[Any], temperature: float, max_new_tokens: int, multiple: int, seed: int) -> list[Any]:
-    """Answers of a Hugging Face folder; a chat template is used where the tokenizer has one."""
+def folder_answerer(model: Path, temperature: float, max_new_tokens: int, multiple: int, seed: int) -> Callable[[list[Any]], list[Any]]:
+    """Questions to answers by a Hugging Face folder; a chat template is used where the tokenizer has one."""
     import torch
 
     from ..data.tokenizers import load_tokenizer
@@ -56,9 +58,37 @@ def folder_answers(model: Path, questions: list[Any], temperature: float, max_ne
     source, _ = weight_source(model, config)
     weights = {name: source(name).to(device) for name in parameter_names(config)}
     params = SamplingParams(max_new_tokens, temperature, stop_ids=(tokenizer.eos_id,))
-    progress = Progress("answers", len(questions))
     sampler = EmbeddedSampler(lambda: weights, config)
-    return answers(sampler, questions, tokenizer, params, seed, multiple, progress=lambda done: progress.update(done), chunk=64)
+
+    def answer(questions: list[Any]) -> list[Any]:
+        progress = Progress("answers", len(questions))
+        return answers(sampler, questions, tokenizer, params, seed, multiple, progress=lambda done: progress.update(done), chunk=64)
+
+    return answer
+
+
+def drift_of(answer: Callable[[list[Any]], list[Any]], name: str, games: Sequence[str], prompt: str, steps: int, n: int) -> dict[str, Any]:
+    """The table of imagined states that still equal the true ones after 1, 2, ... steps, in n fresh games."""
+    from ..rl.language import Question
+    from ..rl.text_games.crawl import GAMES, bare_prompt, prompts
+    from ..rl.text_games.world import drift, drift_table
+
+    write = prompts() if prompt == "full" else bare_prompt
+
+    def predict(rows: list[dict[str, Any]]) -> list[Any]:
+        return answer([Question("text-game", write(row), "", row, False) for row in rows])
+
+    walked = drift(list(games) or list(GAMES), n, steps, predict, first_seed=FRESH_SEED)
+    return drift_table({name: walked["model"], "copy": walked["copy"]}, "Imagined states still exact")
+
+
+def show(table: dict[str, Any]) -> None:
+    """Print a table of results in percent."""
+    click.echo(f"{table['title']:34}" + "".join(f"{column:>24}" for column in table["columns"]))
+    for row in table["rows"]:
+        cells = ["-" if c["n"] == 0 else f"{100 * c['value']:.1f} ({100 * c['low']:.1f}-{100 * c['high']:.1f})" for c in row["cells"]]
+        click.echo(f"{row['name'][:33]:34}" + "".join(f"{cell:>24}" for cell in cells))
+    click.echo(table["note"])
 
 
 def evaluate_language(
@@ -76,31 +106,34 @@ def evaluate_language(
     multiple: int,
     seed: int,
     out: Path | None,
+    drift: int = 0,
+    games: Sequence[str] = (),
 ) -> None:
-    """Answer, judge and print the table beside the answer that nothing changes and the true one."""
-    from ..rl.text_games import evaluate as games
+    """Answer, judge and print the table beside the answer that nothing changes and the true one; or with `drift` how long imagined
+    games stay the true ones, beside copying their start."""
+    from ..rl.text_games import evaluate as game_tables
     from ..rl.text_games.teacher import Teacher
     from ..rl.web_pages import evaluate as pages
 
-    asked = held_out(domain, data, n, prompt)
+    if drift and (domain != "text-game" or data is not None):
+        raise ConfigError("--drift: walks our own text games, whose true next state is known; it goes with text-game and without --data")
+    asked = [] if drift else held_out(domain, data, n, prompt)
     if url:
-        told = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=max_new_tokens).ask_all(
-            [q.prompt for q in asked]
-        )
+        teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=max_new_tokens)
+        answer: Callable[[list[Any]], list[Any]] = lambda asked: teacher.ask_all([q.prompt for q in asked])  # noqa: E731
     else:
-        told = folder_answers(Path(model), asked, temperature, max_new_tokens, multiple, seed)
+        answer = folder_answerer(Path(model), temperature, max_new_tokens, multiple, seed)
     name = f"{Path(model).name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
     judge: Any = mode
-    if domain == "web-page":
+    if drift:
+        table = drift_of(answer, name, games, prompt, drift, n)
+    elif domain == "web-page":
         truths = [q.answer for q in asked]
-        table = pages.table(truths, [(name, "model", pages.judge_pages(truths, told, judge))], judge, "Held-out page transitions")
+        table = pages.table(truths, [(name, "model", pages.judge_pages(truths, answer(asked), judge))], judge, "Held-out page transitions")
     else:
         rows = [q.row for q in asked]
-        table = games.table(rows, [games.Model(name, games.judge_rows(rows, told, judge))], judge, "Held-out transitions")
-    click.echo(f"{table['title']:34}" + "".join(f"{column:>24}" for column in table["columns"]))
-    for row in table["rows"]:
-        cells = ["-" if c["n"] == 0 else f"{100 * c['value']:.1f} ({100 * c['low']:.1f}-{100 * c['high']:.1f})" for c in row["cells"]]
-        click.echo(f"{row['name'][:33]:34}" + "".join(f"{cell:>24}" for cell in cells))
-    click.echo(table["note"])
+        judged = game_tables.judge_rows(rows, answer(asked), judge)
+        table = game_tables.table(rows, [game_tables.Model(name, judged)], judge, "Held-out transitions")
+    show(table)
     if out:
         write_json(out, table)

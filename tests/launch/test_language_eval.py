@@ -63,6 +63,21 @@ def test_a_model_behind_an_address(world: str, server: str, shards: str, tmp_pat
     assert all(cell["value"] == 1.0 for cell in ceiling["cells"])
 
 
+def test_how_long_a_served_model_stays_true(server: str, tmp_path) -> None:
+    out = tmp_path / "drift.json"
+    args = ["eval", "text-game", "--model", "lazy", "--url", server, "--temperature", "0", "--n", "8", "--drift", "10"]
+    games = ["--game", "weigh-stones", "--game", "fill-bucket"]
+    done = CliRunner().invoke(cli, [*args, *games, "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0 and "copy the start" in done.output and "n = 8" in done.output
+    told = json.loads(out.read_text())
+    copied, model, truth = told["rows"]
+    assert told["columns"] == [f"k = {k}" for k in range(1, 11)] and model["cells"] == copied["cells"]  # it changes nothing either
+    assert copied["cells"][0]["n"] == 8 and copied["cells"][0]["value"] > copied["cells"][9]["value"]
+    assert all(cell["value"] == 1.0 for cell in truth["cells"])
+    with pytest.raises(ConfigError, match="--drift"):
+        CliRunner().invoke(cli, [*args, "--data", str(tmp_path)], catch_exceptions=False)
+
+
 def test_a_hugging_face_folder(shards: str, tmp_path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
