@@ -21,6 +21,7 @@ VERBS = {
     "serve": ("serve:serve", "Lend this machine to a run's samplers; cluster jobs start it."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
     "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
+    "web": ("web:web", "Rollouts, replay, instructions, task files and scores in the files of WebRL and WebArena."),
     "convert": ("convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),
     "report": ("report.command:report", "Write report.html for one run, or one that compares several."),
     "doctor": ("doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),

@@ -60,6 +60,8 @@ STAGES = {
     "web-critic": "web_critic",
     "web-actor": "web_actor",
     "web-eval": "web_eval",
+    "web-rl": "web_rl",
+    "web-plan": "web_plan",
 }
 
 

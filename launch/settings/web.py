@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ...core.config import OptimizerConfig
+from ...rl.algorithms.config import GRPO
 from ...rl.rollout.config import Rollouts
 from .base import positive
+from .web_live import WebPlan, WebReinforce
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
+PhaseMethod = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce", "grpo"]
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,7 @@ class WebPhases:
     actor: Training
     critic: Training
     orm: str | None = None
-    method: Method = "paper"
+    method: PhaseMethod = "paper"  # grpo is on-policy: its episodes are played as it learns, `samples` of a task at a time
     beta: float = 1.0
     length_normalize: bool = True
     lam: float = 0.5
@@ -236,6 +239,7 @@ class WebPhases:
     replay_ratio: float = 2.0
     replay_low: float = 0.5
     replay_high: float = 0.95
+    evaluated: bool = True  # false where a web-eval stage of the recipe compares several such blocks
     evaluate: int = 0  # test tasks, 0 for all
     evaluate_samples: int = 1
     evaluate_temperature: float = 1.0
@@ -245,6 +249,34 @@ class WebPhases:
         positive(self, "phases", "tasks")
         if self.url and self.orm is None:
             raise ValueError("orm: written instructions have no ground truth; name the stage of an outcome reward model")
+        if self.method == "grpo" and (self.samples < 2 or self.url):
+            raise ValueError("samples: method grpo compares samples of one task, at least 2, by the world's score; it takes no url")
+
+    def _on_policy(self, actor: str, played: list[str], tasks: str, policy: str, rollout: str) -> list[WebStage]:
+        """A phase of GRPO: its tasks, the actor on them, and a rollout of the new actor whose failures are the next seeds."""
+        groups = max(1, self.actor.sequences_per_step // self.samples)
+        training = WebReinforce(
+            kind="web-rl",
+            name=policy,
+            init=actor,
+            tasks=tasks,
+            algorithm=GRPO(),
+            prompts_per_step=groups,
+            samples_per_prompt=self.samples,
+            steps=max(1, round(self.actor.epochs * self.tasks / groups)),
+            optimizer=self.actor.optimizer,
+            temperature=self.temperature,
+            checkpoint_every=self.actor.checkpoint_every,
+            rollouts_every=self.actor.log_every,
+            rollouts=self.rollouts,
+            microbatch_tokens=self.actor.microbatch_tokens,
+            at_once=self.at_once,
+        )
+        return [
+            WebTasks("web-tasks", tasks, played, self.tasks),
+            training,
+            WebRollout("web-rollout", rollout, policy, tasks, 1, self.temperature, self.orm, self.at_once, self.rollouts),
+        ]
 
     def stages(self) -> list[WebStage]:
         """The stages of all phases in order."""
@@ -253,6 +285,10 @@ class WebPhases:
         for number in range(1, self.phases + 1):
             prefix = f"{self.name}-{number}"
             tasks, rollout, replay, judge, policy = (f"{prefix}-{part}" for part in ("tasks", "rollout", "replay", "critic", "actor"))
+            if self.method == "grpo":
+                found += self._on_policy(actor, list(played), tasks, policy, rollout)
+                actor, played = policy, [*played, rollout]
+                continue
             found += [
                 WebTasks("web-tasks", tasks, list(played), self.tasks, critic, self.low, self.high, self.url, self.model),
                 WebRollout("web-rollout", rollout, actor, tasks, self.samples, self.temperature, self.orm, self.at_once, self.rollouts),
@@ -275,6 +311,8 @@ class WebPhases:
                 WebActor("web-actor", policy, actor, replay, self.actor, critic, self.method, self.beta, self.length_normalize, self.lam)
             )
             actor, played = policy, [*played, rollout]
+        if not self.evaluated:
+            return found
         models = [self.init, *(f"{self.name}-{n}-actor" for n in range(1, self.phases + 1))]
         found.append(
             WebEvaluate(
@@ -292,7 +330,21 @@ class WebPhases:
         return found
 
 
-WebStage = WebStart | WebDemos | WebSupervised | WebTasks | WebRollout | WebOrm | WebReplay | WebCritic | WebActor | WebEvaluate | WebPhases
+WebStage = (
+    WebStart
+    | WebDemos
+    | WebSupervised
+    | WebTasks
+    | WebRollout
+    | WebOrm
+    | WebReplay
+    | WebCritic
+    | WebActor
+    | WebReinforce
+    | WebEvaluate
+    | WebPlan
+    | WebPhases
+)
 
 
 def expand(stages: Sequence[object]) -> list:

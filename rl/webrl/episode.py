@@ -16,7 +16,6 @@ from .prompts import Prompter
 from .steps import MADE, WebStep, WebTrajectory
 
 HARMLESS = ('do(action="Scroll Down")', 'do(action="Scroll Up")', 'do(action="Wait")')
-TYPED = ("input", "textarea")
 
 
 @dataclass
@@ -87,17 +86,5 @@ def demonstrate(episode: WebEpisode, noise: float, rng: random.Random) -> None:
 
 def act_randomly(episode: WebEpisode, rng: random.Random) -> None:
     """Clicks, words of the task typed into fields, and exits, each element equally likely."""
-    world = episode.world
-    assert world.task is not None
-    words = world.task.intent.split()
-    while not world.done and episode.fault is None:
-        label = rng.choice([*world.page.labels, None])
-        if label is None:
-            text = 'exit(message="")'
-        elif world.page.labels[label].tag in TYPED:
-            start = rng.randrange(len(words))
-            typed = " ".join(words[start : start + rng.randint(1, 4)]).replace('"', "")
-            text = f'do(action="Search", argument="{typed}", element="{label}")'
-        else:
-            text = f'do(action="Click", element="{label}")'
-        episode.act((), text)
+    while not episode.world.done and episode.fault is None:
+        episode.act((), episode.world.random_action(rng))

@@ -29,6 +29,25 @@ def test_baselines_by_the_same_config() -> None:
         assert stages("webrl-tiny", f"stages.5.method={method}")["phase-1-actor"].method == method
 
 
+def test_grpo_is_a_method_of_the_same_block() -> None:
+    found = stages("webrl-tiny", "stages.5.method=grpo", "stages.5.samples=4", "stages.5.tasks=16", "stages.5.phases=3")
+    assert [n for n in found if n.startswith("phase-2")] == ["phase-2-tasks", "phase-2-actor", "phase-2-rollout"]
+    first, second = found["phase-1-actor"], found["phase-2-actor"]
+    assert first.kind == "web-rl" and first.algorithm.kind == "grpo" and first.samples_per_prompt == 4
+    assert first.init == "sft" and second.init == "phase-1-actor" and found["phase-2-tasks"].failures == ["first", "phase-1-rollout"]
+    with pytest.raises(ConfigError, match="samples"):
+        stages("webrl-tiny", "stages.5.method=grpo", "stages.5.samples=1")
+
+
+def test_arms_of_one_run_are_compared_in_one_table() -> None:
+    found = stages("webrl-sites-1gpu")
+    assert [n for n, stage in found.items() if stage.kind == "web-eval"] == ["eval"]
+    assert found["eval"].models == ["sft", *(f"{arm}-{n}-actor" for arm in ("phase", "no-replay", "no-kl") for n in (1, 2, 3, 4))]
+    assert (found["phase-2-replay"].ratio, found["no-replay-2-replay"].ratio) == (2.0, 0.0)
+    assert (found["phase-2-actor"].method, found["no-kl-2-actor"].method) == ("paper", "reinforce")
+    assert found["no-kl-1-tasks"].failures == found["phase-1-tasks"].failures == ["first"]
+
+
 def test_a_resolved_recipe_is_read_back_unchanged(tmp_path) -> None:
     config = recipe.load("webrl-tiny")
     path = tmp_path / "config.yaml"

@@ -1,0 +1,193 @@
+"""Planning with a world model: one actor, several arms on the same held-out tasks, success by site with intervals."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...core.files import write_json
+from ...core.progress import Progress as Bar
+from ...core.rng import fold
+from ...data.packing import pack, unpack
+from ...rl.rollout.open import OpenSampler, open_sampler
+from ...rl.rollout.sampler import SamplingParams
+from ...rl.statistics import paired_difference, proportion
+from ...rl.web_pages.prompt import bare_page_prompt, page_prompt
+from ...rl.webrl.critic import state_row, twin_score
+from ...rl.webrl.episode import act_randomly
+from ...rl.webrl.plan_config import PlanArm
+from ...rl.webrl.planning import Planner, PredictedPage, Tally, Value, WorldModel
+from ...rl.webrl.world_models import CorruptedWorld, CriticValue, LanguageWorld, Progress, SampledValue, TrueWorld, oracle_pages
+from ...rl.worlds.web.generate import SiteTask
+from ..job import Job
+from ..settings.language import WebPageData
+from ..settings.web_live import WebPlan
+from .common import build_engine
+from .evaluate import percent
+from .language import Questions
+from .web import Players, make_world, pool_of, prompter_of, seeded, start_of
+from .web_critic import build_twin
+
+ALL, BUDGET, SEED = "all", 16384, 51
+Results = dict[int, tuple[str, bool]]  # task -> (site, solved)
+
+
+def run(stage: WebPlan, job: Job) -> dict[str, Any]:
+    """Play every arm on the same tasks and write one table."""
+    pool = pool_of(start_of(job), test=True)
+    tasks = pool[: stage.n] if stage.n else pool
+    if not all(t.steps for t in tasks):
+        raise ConfigError(f"stages: {stage.name}: planning is measured on tasks with an oracle; choose a tag of the local sites")
+    known = make_world(start_of(job), test=True)
+    ways = {t.task.task_id: oracle_pages(known, t) for t in tasks}
+    found: dict[str, Results] = {}
+    told: dict[str, Any] = {}
+    invalid = 0
+    bar = Bar(stage.name, len(stage.arms), speak=job.speaks)
+    for arm in stage.arms:
+        found[arm.name], tally, more, lost = _play(stage, job, arm, tasks, ways)
+        invalid += lost
+        told[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
+        bar.update(len(found), f"{arm.name}: {percent(_rate(found[arm.name]))}")
+    ends = {"random policy": _random(job, stage, tasks), "oracle": {i: (t.task.sites[0], True) for i, t in enumerate(tasks)}}
+    if job.speaks:
+        job.run.guard()
+        job.run.write_result(stage.name, _table(stage, found, ends, tasks, invalid, told))
+        if stage.headline:
+            write_json(job.run.path / "summary.json", _summary(stage, found))
+    return {"tasks": len(tasks), "invalid": invalid, **told}
+
+
+def _play(
+    stage: WebPlan, job: Job, arm: PlanArm, tasks: list[SiteTask], ways: dict[str, list[PredictedPage]]
+) -> tuple[Results, Tally, dict[str, int], int]:
+    """One arm on this rank's tasks; results, tally and counts of all ranks."""
+    players, prompter, seed = Players(job, test=True), prompter_of(job), fold(job.recipe.seed, SEED)
+    params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=(prompter.stop_id,))
+    results: Results = {}
+    with ExitStack() as stack:
+        opened = _open(stage, job, stage.actor, f"{arm.name} actor", stack)
+        world = _world(stage, job, arm, tasks, ways, stack)
+        value = _value(job, arm, ways, opened)
+        planner = Planner(arm, opened.sampler, params, seed, world, value)
+        mine = [(i, t) for i, t in enumerate(tasks)][job.rank :: job.ranks]
+        for at in range(0, len(mine), stage.at_once):
+            part = mine[at : at + stage.at_once]
+            episodes = [players.episode(place, task, number, 0) for place, (number, task) in enumerate(part)]
+            planner.play(episodes)
+            for (number, task), episode in zip(part, episodes, strict=True):
+                if episode.fault is None:
+                    results[number] = (task.task.sites[0], episode.world.score >= 1.0)
+    more = {"unreadable": getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)}
+    tally, whole, lost = Tally(), Results(), 0
+    for part_results, part_tally, part_more, count in job.gather((results, planner.tally, more, len(mine) - len(results))):
+        whole.update(part_results)
+        tally.add(part_tally)
+        more = part_more if part_more is more else {k: more[k] + v for k, v in part_more.items()}
+        lost += count
+    return dict(sorted(whole.items())), tally, more, lost
+
+
+def _open(stage: WebPlan, job: Job, model: str, name: str, stack: ExitStack) -> OpenSampler:
+    """A sampler on a finished stage's weights, closed with the stack."""
+    engine = build_engine(job, None, model)
+    folder = job.stage_folder(stage.name) / name.replace(" ", "-")
+    opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, rank=job.rank, gather=job.gather)
+    stack.callback(opened.close)
+    if opened.publish is not None:
+        opened.publish(engine.steps)
+    return opened
+
+
+def _world(
+    stage: WebPlan, job: Job, arm: PlanArm, tasks: list[SiteTask], ways: dict[str, list[PredictedPage]], stack: ExitStack
+) -> WorldModel | None:
+    seed = fold(job.recipe.seed, SEED, 1)
+    if arm.world == "none":
+        return None
+    if arm.world == "model":
+        assert arm.model is not None
+        trained = next(s for s in job.recipe.stages if s.name == arm.model)
+        data = next((s for s in job.recipe.stages if s.name == getattr(trained, "data", None)), None)
+        if not isinstance(data, WebPageData):
+            raise ConfigError(f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one trained on web-page-data")
+        questions = Questions(job, data.name)
+        params = SamplingParams(arm.max_new_tokens, 0.0, stop_ids=(questions.tokenizer.eos_id,))
+        opened = _open(stage, job, arm.model, f"{arm.name} world", stack)
+        prompt = page_prompt if data.prompt == "full" else bare_page_prompt
+        return LanguageWorld(opened.sampler, questions.tokenizer, prompt, params, seed, questions.multiple)
+    true = TrueWorld(lambda: make_world(start_of(job), test=True))
+    if arm.world == "true":
+        return true
+    elsewhere: dict[str, list[PredictedPage]] = {}
+    for task in tasks:
+        elsewhere.setdefault(task.task.sites[0], []).extend(ways[task.task.task_id])
+    return CorruptedWorld(true, elsewhere, arm.wrong, seed)
+
+
+def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], opened: OpenSampler) -> Value | None:
+    if arm.world == "none":
+        return None
+    if arm.value == "progress":
+        return Progress(ways)
+    prompter = prompter_of(job)
+    if arm.value == "sampled":
+        params = SamplingParams(256, 1.0, stop_ids=(prompter.stop_id,))
+        return SampledValue(opened.sampler, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
+    if job.recipe.parallel.model_size > 1:
+        raise ConfigError(f"stages: arm '{arm.name}': value: critic needs tensor, pipeline and context = 1, as every rank plans for itself")
+    assert arm.critic is not None
+    critic = build_twin(job, None, arm.critic, resume=arm.critic)
+
+    def score(prompts: list[tuple[int, ...]]) -> list[float]:
+        rows = [state_row(p, prompter.stop_id) for p in prompts]
+        batches = pack(rows, budget=max(BUDGET, max(len(r.ids) for r in rows)), pad=False)
+        values = unpack(batches, [s["value"] for s in critic.score(batches, twin_score)])
+        return [float(values[i][-1]) for i in range(len(rows))]
+
+    return CriticValue(score)
+
+
+def _random(job: Job, stage: WebPlan, tasks: list[SiteTask]) -> Results:
+    players, results = Players(job, test=True), Results()
+    for number, task in enumerate(tasks):
+        episode = players.episode(0, task, number, 0)
+        act_randomly(episode, seeded(job, f"{stage.name} random {number}"))
+        results[number] = (task.task.sites[0], episode.world.score >= 1.0)
+    return results
+
+
+def _rate(results: Results, site: str = ALL) -> Any:
+    mine = [solved for where, solved in results.values() if site in (ALL, where)]
+    return proportion(sum(mine), len(mine))
+
+
+def _table(
+    stage: WebPlan, found: dict[str, Results], ends: dict[str, Results], tasks: list[SiteTask], invalid: int, told: dict[str, Any]
+) -> dict[str, Any]:
+    sites = sorted({t.task.sites[0] for t in tasks})
+    kinds = {arm.name: "control" if arm.control else "model" for arm in stage.arms}
+    lines = [("random policy", "baseline", ends["random policy"])]
+    lines += [(name, kinds[name], results) for name, results in found.items()]
+    lines.append(("oracle", "ceiling", ends["oracle"]))
+    rows = [{"name": name, "kind": kind, "cells": [_rate(results, s).to_cell() for s in (ALL, *sites)]} for name, kind, results in lines]
+    pages = [f"{n}: {t['exact']} of {t['checked']} expected pages came true" for n, t in told.items() if t["checked"]]
+    note = (
+        f"{len(tasks)} test tasks, one episode each, temperature {stage.temperature:g}; Wilson's 95 % intervals; {invalid} invalid episodes"
+    )
+    note = ". ".join([f"{note} left out", *pages]) + "."
+    return {"title": "Planning with a world model", "columns": [ALL, *sites], "rows": rows, "note": note}
+
+
+def _summary(stage: WebPlan, found: dict[str, Results]) -> dict[str, Any]:
+    assert stage.headline is not None
+    best = found[stage.headline]
+    lines = []
+    for name, results in found.items():
+        if name != stage.headline:
+            both = sorted(set(best) & set(results))
+            gain = paired_difference([best[k][1] for k in both], [results[k][1] for k in both])
+            points = f"{100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+            lines.append(f"Against {name} ({percent(_rate(results))}): {points}.")
+    return {"headline": f"{stage.headline} solves {percent(_rate(best))} of {len(best)} held-out tasks.", "paragraphs": lines}
