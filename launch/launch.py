@@ -59,7 +59,9 @@ def launch(
         click.echo("\n".join(script.text for script in scripts), nl=False)
         return
     logs = Path(plan.logs)
-    cluster.check_all(settings, Path(run), logs, [script.text for script in scripts])
+    unchecked = cluster.check_all(settings, Path(run), logs, [script.text for script in scripts])
+    if unchecked:
+        click.echo(f"note: {unchecked}")
     submitted = jobs.submit(scripts, jobs.write_scripts(scripts, logs), logs)
     for job, script in zip(submitted, scripts, strict=True):
         tasks = f", {job.tasks} tasks" if job.tasks > 1 else ""

@@ -97,19 +97,21 @@ def _check_part(
         raise ConfigError(f"--time: {settings.time} is beyond the limit of partition '{p.name}' ({p.limit_s // 60} minutes)")
 
 
-def check_account(settings: JobSettings) -> None:
-    """Where the cluster keeps accounts, the user has the one that is named, or any at all."""
+def check_account(settings: JobSettings) -> str | None:
+    """Where the cluster keeps accounts, the user has the one that is named, or any at all. Returns what could not be checked."""
+    unchecked = f"--account {settings.account}: not checked, because this cluster keeps no accounts" if settings.account else None
     if not shutil.which("sacctmgr"):
-        return
+        return unchecked
     user = getpass.getuser()
     answer = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", "format=Account")
     if answer.returncode or "not running" in answer.stderr or "disabled" in answer.stderr:
-        return  # no accounting on this cluster: sbatch itself decides
+        return unchecked  # no accounting on this cluster: sbatch itself decides
     accounts = sorted({line.strip() for line in answer.stdout.splitlines() if line.strip()})
-    if settings.account is None and not accounts and _enforced():
+    if not accounts and _enforced():
         raise ConfigError(f"--account: this cluster wants an account and user '{user}' has none; ask its administrators")
     if settings.account is not None and accounts and settings.account not in accounts:
         raise ConfigError(f"--account: user '{user}' may not use '{settings.account}'; choose one of: {', '.join(accounts)}")
+    return None
 
 
 def _enforced() -> bool:
@@ -134,11 +136,12 @@ def check_script(text: str) -> None:
         raise ConfigError(f"sbatch would refuse this job: {said[-1].removeprefix('allocation failure: ') if said else 'no reason given'}")
 
 
-def check_all(settings: JobSettings, run: Path, logs: Path, texts: list[str]) -> None:
-    """Everything that can be known before submission."""
+def check_all(settings: JobSettings, run: Path, logs: Path, texts: list[str]) -> str | None:
+    """Everything that can be known before submission. Returns what could not be checked."""
     check_partition(settings)
-    check_account(settings)
+    unchecked = check_account(settings)
     check_writable(run)
     check_writable(logs)
     for text in texts:
         check_script(text)
+    return unchecked
