@@ -55,6 +55,8 @@ class Supervision:
         positive(self, "sequences_per_step", "checkpoint_every", "log_every")
         if (self.steps is None) == (self.match_tokens_of is None):
             raise ValueError("steps: give either steps or match_tokens_of")
+        if self.steps is not None:
+            positive(self, "steps")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import ConfigError
-from ...core.progress import Progress
 from ...core.rng import permutation
 from ...data.packing import TrainSequence, pack
 from ...data.shards import ShardSet
 from ...data.trajectory import Role
-from ...kernels.policy_loss import PolicySettings
-from ...rl.loop import even_out, require_finite
-from ...rl.objective import logprob_score, make_loss
+from ...rl.loop import even_out
+from ...rl.objective import logprob_score
 from ..job import Job
 from ..settings.agent import AgentSupervised
 from .agent import HELD_OUT, TRAIN
-from .common import Checkpoints, build_engine
+from .common import build_engine
+from .fitting import Portion, fit
 
 HELD_OUT_MOST = 512  # held-out turns that are scored at the end
 
@@ -74,34 +72,15 @@ def run(stage: AgentSupervised, job: Job) -> dict[str, Any]:
         raise ConfigError(f"stage '{stage.data}' left no turn to imitate: its answers lack tags; set only_tagged: false or warm it up")
     engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
     steps = max(1, round(stage.epochs * len(lessons) / stage.sequences_per_step))
-    checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
-    start, extra = checkpoints.resume(engine)
-    tokens = extra.get("tokens", 0)
-    loss = make_loss(PolicySettings())
-    progress = Progress(stage.name, steps, start=start, speak=job.speaks)
-    for step in range(start, steps):
-        begun = time.monotonic()
+
+    def portion(step: int) -> Portion:
         places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
         mine = [order(len(lessons), job.recipe.seed, place) for place in places[engine.data_rank :: engine.data_size]]
         total = sum(job.gather(lessons.tokens(mine)))
-        batches = even_out(pack(lessons.sequences(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather)
-        result = engine.step(batches, loss)
-        tokens += total
-        values = {
-            "loss": result.metrics["loss"],
-            "entropy": result.metrics["entropy"] / max(1.0, result.metrics["tokens"]),
-            "grad_norm": result.grad_norm,
-            "lr": result.lr,
-            "tokens": tokens,
-        }
-        require_finite(values, step)
-        took = time.monotonic() - begun
-        if job.speaks and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
-            job.run.metrics.append(stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": total / took})
-        progress.update(step + 1, f"loss {values['loss']:.4f}")
-        checkpoints.save(engine, step + 1, {"tokens": tokens})
-    held = held_out_loss(stage, job, engine)
-    return {"steps": steps, "tokens": tokens, "turns": len(lessons), "held_out_loss": held, "checkpoint": checkpoints.final()}
+        return Portion(even_out(pack(lessons.sequences(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather), total)
+
+    outcome = fit(stage, job, engine, steps, lambda kept: portion)
+    return {**outcome, "turns": len(lessons), "held_out_loss": held_out_loss(stage, job, engine)}
 
 
 def held_out_loss(stage: AgentSupervised, job: Job, engine: Any) -> float | None:

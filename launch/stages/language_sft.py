@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from ...core.progress import Progress
 from ...data.packing import pack
-from ...kernels.policy_loss import PolicySettings
-from ...rl.loop import even_out, require_finite
-from ...rl.objective import make_loss
+from ...rl.loop import even_out
 from ..job import Job
 from ..settings.language import LanguageSupervised
-from .common import Checkpoints, build_engine
+from .common import build_engine
+from .fitting import Portion, fit
 from .language import Questions
 
 
@@ -22,33 +19,14 @@ def run(stage: LanguageSupervised, job: Job) -> dict[str, Any]:
     stream = questions.stream(stage.non_gold_ratio)
     engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
     steps = stage.steps if stage.steps is not None else matched_steps(stage, job, questions)
-    checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
-    start, extra = checkpoints.resume(engine)
-    tokens = extra.get("tokens", 0)
-    loss = make_loss(PolicySettings())
-    progress = Progress(stage.name, steps, start=start, speak=job.speaks)
-    for step in range(start, steps):
-        begun = time.monotonic()
+
+    def portion(step: int) -> Portion:
         places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
         mine = [questions.at(stream[place]) for place in places[engine.data_rank :: engine.data_size]]
         total = sum(job.gather(sum(questions.answer_tokens(q) for q in mine)))
-        batches = even_out(pack(questions.sequences(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather)
-        result = engine.step(batches, loss)
-        tokens += total
-        values = {
-            "loss": result.metrics["loss"],
-            "entropy": result.metrics["entropy"] / max(1.0, result.metrics["tokens"]),
-            "grad_norm": result.grad_norm,
-            "lr": result.lr,
-            "tokens": tokens,
-        }
-        require_finite(values, step)
-        took = time.monotonic() - begun
-        if job.speaks and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
-            job.run.metrics.append(stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": total / took})
-        progress.update(step + 1, f"loss {values['loss']:.4f}")
-        checkpoints.save(engine, step + 1, {"tokens": tokens})
-    return {"steps": steps, "tokens": tokens, "checkpoint": checkpoints.final()}
+        return Portion(even_out(pack(questions.sequences(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather), total)
+
+    return fit(stage, job, engine, steps, lambda kept: portion)
 
 
 def matched_steps(stage: LanguageSupervised, job: Job, questions: Questions) -> int:

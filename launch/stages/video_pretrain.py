@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from ...core.progress import Progress
 from ...data.packing import SequenceTable, pack
 from ...data.shards import Reader, ShardSet, ShuffledOrder
-from ...kernels.policy_loss import PolicySettings
-from ...rl.loop import require_finite
-from ...rl.objective import make_loss
 from ..job import Job
 from ..settings.video import VideoSupervised
-from .common import Checkpoints, build_engine
+from .common import build_engine
+from .fitting import Portion, Portions, fit, steps_for
 from .video import settings
 
 
@@ -25,36 +21,21 @@ def run(stage: VideoSupervised, job: Job) -> dict[str, Any]:
     layout = settings(job).layout
     shards = ShardSet(job.stage_folder(stage.data) / "train")
     each = stage.sequences_per_step * int(layout.loss_mask_L.sum())
-    steps = stage.steps
-    if steps is None:
-        assert stage.match_tokens_of is not None
-        steps = max(1, -(-job.outcome(stage.match_tokens_of)["tokens"] // each))
+    steps = stage.steps or steps_for(job.outcome(str(stage.match_tokens_of))["tokens"], each)
     engine = build_engine(job, stage.optimizer, stage.init)
-    checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
-    start, extra = checkpoints.resume(engine)
-    order = ShuffledOrder(shards.counts, seed=job.recipe.seed, window=0)
-    stream = iter(reader := Reader(shards, order, rank=engine.data_rank, ranks=engine.data_size, state=extra.get("reader")))
-    loss = make_loss(PolicySettings())
-    progress = Progress(stage.name, steps, start=start, speak=job.speaks)
     mine = stage.sequences_per_step // engine.data_size
     weight_L = layout.loss_mask_L.astype(np.float32) / each
-    for step in range(start, steps):
-        begun = time.monotonic()
-        rows_BL = np.stack([s["tokens.npy"] for s in islice(stream, mine)]).astype(np.int64)
-        table = SequenceTable.from_matrix(rows_BL, ce=np.broadcast_to(weight_L, rows_BL.shape))
-        result = engine.step(pack(table, budget=stage.microbatch_sequences * (layout.total - 1), pad=False), loss)
-        took = time.monotonic() - begun
-        values = {
-            "loss": result.metrics["loss"],
-            "entropy": result.metrics["entropy"] / result.metrics["tokens"],
-            "grad_norm": result.grad_norm,
-            "lr": result.lr,
-            "tokens": (step + 1) * each,
-        }
-        require_finite(values, step)
-        if job.speaks and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
-            speed = {"time/step_s": took, "time/tokens_per_s": rows_BL.size * engine.data_size / took}
-            job.run.metrics.append(stage.name, step + 1, {**values, **speed})
-        progress.update(step + 1, f"loss {values['loss']:.4f}")
-        checkpoints.save(engine, step + 1, {"reader": reader.state_in_step().to_json()})
-    return {"steps": steps, "tokens": steps * each, "checkpoint": checkpoints.final()}
+
+    def begin(kept: dict[str, Any]) -> Portions:
+        order = ShuffledOrder(shards.counts, seed=job.recipe.seed, window=0)
+        stream = iter(reader := Reader(shards, order, rank=engine.data_rank, ranks=engine.data_size, state=kept.get("reader")))
+
+        def portion(step: int) -> Portion:
+            rows_BL = np.stack([s["tokens.npy"] for s in islice(stream, mine)]).astype(np.int64)
+            table = SequenceTable.from_matrix(rows_BL, ce=np.broadcast_to(weight_L, rows_BL.shape))
+            batches = pack(table, budget=stage.microbatch_sequences * (layout.total - 1), pad=False)
+            return Portion(batches, each, {"reader": reader.state_in_step().to_json()})
+
+        return portion
+
+    return fit(stage, job, engine, steps, begin)
