@@ -7,6 +7,7 @@ Without Ray the same parts run on one node: torchrun for ranks, `VllmServer` for
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import socket
 import time
@@ -57,7 +58,7 @@ def connect(address: str = "auto") -> float:
 
     if not ray.is_initialized():
         try:
-            ray.init(address=os.environ.get("RAY_ADDRESS", address), log_to_driver=False, logging_level="error")
+            ray.init(address=os.environ.get("RAY_ADDRESS", address), log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ConfigError(f"ray: no cluster at {os.environ.get('RAY_ADDRESS', address)}; start one with `ray start --head`") from error
     return max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
@@ -77,7 +78,7 @@ class Actors:
         strategy: str = "SPREAD",
         start_s: float = 120.0,
     ) -> None:
-        import ray
+        import ray.exceptions
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -117,7 +118,7 @@ class Actors:
 
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline_s: float) -> list[Any]:
         """`method(*arguments[i])` on actor i. The loss of one, or no answer in time, is a WorkerError by its number and node."""
-        import ray
+        import ray.exceptions
 
         calls = [a.call.remote(method, *args) for a, args in zip(self.actors, arguments, strict=True)]
         end, answers = time.monotonic() + deadline_s, []
@@ -137,7 +138,7 @@ class Pool(Actors):
 
     def map(self, method: str, items: Sequence[Any], *, deadline_s: float, retries: int = 2) -> list[Any | Invalid]:
         """`method(item)` for every item, in order. An exception of the call, a loss beyond the budget or a missed deadline is Invalid."""
-        import ray
+        import ray.exceptions
 
         results: dict[int, Any] = {}
         waiting = list(range(len(items)))[::-1]
@@ -220,7 +221,7 @@ class Gang(Actors):
         return ray.get(calls)
 
     def _lost(self, calls: list[Any], first: int, error: Exception) -> int:
-        import ray
+        import ray.exceptions
 
         if isinstance(error, ray.exceptions.RayActorError):
             return first

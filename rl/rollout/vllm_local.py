@@ -125,7 +125,7 @@ class LocalVllm:
         from vllm import SamplingParams
 
         # flat log-probs: one object for a sample instead of one for each of its tokens
-        extra = {"detokenize": False, "flat_logprobs": True}
+        extra: dict[str, Any] = {"detokenize": False, "flat_logprobs": True}
         params = [SamplingParams(**request_arguments(p.request, p.ids, p.limit, p.seed), **extra) for p in plain]
         prompts = [{"prompt_token_ids": list(p.ids)} for p in plain]
         collecting = gc.isenabled()
