@@ -16,17 +16,19 @@ from typing import Any
 class Child:
     """One process. It reads a line before it begins, and prints its figures as JSON after the word RESULT."""
 
-    def __init__(self, module: str, arguments: list[str], log: Path) -> None:
-        self.command, self.log = [sys.executable, "-m", module, *arguments], log
+    def __init__(self, module: str, arguments: list[str], log: Path, path: Path | None = None, watch_memory: bool = True) -> None:
+        """`path` goes in front of its PYTHONPATH; asking for the memory in use costs a little of the machine's time."""
+        self.command, self.log, self.watch_memory = [sys.executable, "-m", module, *arguments], log, watch_memory
+        known = os.environ.get("PYTHONPATH")
+        self.environment = os.environ | ({"PYTHONPATH": os.pathsep.join([str(path), *([known] if known else [])])} if path else {})
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Let it import; does nothing when it was started before."""
         if self.process is None:
             with open(self.log, "wb") as stream:
-                self.process = subprocess.Popen(
-                    self.command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
-                )
+                pipes: dict = {"stdin": subprocess.PIPE, "stdout": stream, "stderr": subprocess.STDOUT}
+                self.process = subprocess.Popen(self.command, env=self.environment, start_new_session=True, **pipes)
 
     def finish(self, timeout_s: float) -> dict[str, Any] | str:
         """Let it begin; its figures, or why there are none. Nothing of it is left afterwards."""
@@ -38,7 +40,7 @@ class Child:
             while self.process.poll() is None and not reason:
                 if time.monotonic() > end:
                     reason = f"no result within {timeout_s:.0f} s\n"
-                peak = max(peak, device_gib())
+                peak = max(peak, device_gib() if self.watch_memory else 0.0)
                 time.sleep(0.5)
         except BrokenPipeError:
             reason = "it ended before it began\n"

@@ -7,23 +7,23 @@ weights, fp32 gradients and clipping at 1.0, which is how this project trains. R
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import itertools
 import json
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..models.config import VIDEO_GPT, ModelConfig
 from . import record
+from .children import Child, wait_for_word
 
 QWEN = ModelConfig(
     family="qwen2",
@@ -102,7 +102,7 @@ def child(impl: str, regime: str, case: str, steps: int, kernels: Path | None) -
         from ..models import gpt  # noqa: F401
     else:
         import transformers.models.auto.modeling_auto  # noqa: F401
-    sys.stdin.readline()
+    wait_for_word()
     cuda = torch.cuda.is_available()
     step = trainers.make_step(impl, regime, *find_case(case))
     losses = [step() for _ in range(3)]
@@ -144,40 +144,28 @@ def kernel_table(step: Callable[[], float], cuda: bool) -> str:
     return table + "\n" + "\n".join(lines) + "\n"
 
 
-class Child:
-    """A process that has made its imports when its turn comes, so that none of the others waits for them."""
+@dataclass(frozen=True)
+class Work:
+    """One line of the table."""
 
-    def __init__(self, case: str, impl: str, regime: str, args) -> None:
-        self.case, self.impl, self.regime, self.timeout = case, impl, regime, args.timeout
-        command = [sys.executable, "-m", "terrella.benchmarks.train", "--child", f"{impl}|{regime}|{case}", "--steps", str(args.steps)]
-        command += ["--kernels", str(args.kernels)] if args.kernels else []
-        self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+    case: str
+    impl: str
+    regime: str
 
-    def result(self) -> dict[str, Any] | None:
-        """Let it run; None, with the reason printed, when it gave no figures."""
-        label = f"{self.case} | {self.impl} | {self.regime}"
-        try:
-            out, _ = self.process.communicate("go\n", timeout=self.timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            print(f"{label}: left out, not done in {self.timeout:.0f} s", flush=True)
-            return None
-        line = next((x for x in out.splitlines() if x.startswith("RESULT ")), None)
-        if line is None:
-            self.errors.seek(0)
-            print(f"{label}: failed\n{self.errors.read()[-1500:]}", flush=True)
-            return None
-        return json.loads(line.removeprefix("RESULT "))
+    @property
+    def name(self) -> str:
+        return self.impl if self.regime == "master" else f"{self.impl} (pure bf16)"
 
 
-def missing(need: str | None) -> str:
+def missing(need: str | None, te: Path | None) -> str:
     """Why an implementation cannot run here, or nothing."""
     import torch
 
     if need == "cuda" or need == "transformer_engine":
         if not torch.cuda.is_available():
             return "no GPU"
+    if need == "transformer_engine" and te is not None:
+        return "" if (te / need).is_dir() else f"no {need} in {te}"
     if need not in (None, "cuda") and importlib.util.find_spec(need) is None:
         return f"{need} is not installed"
     return ""
@@ -197,6 +185,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds for each implementation")
     parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser.add_argument("--te", type=Path, help="a folder with TransformerEngine, for the rows that use it and for no other")
+    parser.add_argument("--logs", type=Path, help="where the output of each implementation goes; default: a temporary folder")
     parser.add_argument("--kernels", type=Path, help="folder for a table of the time by kernel of each implementation")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -206,34 +196,45 @@ def main() -> None:
     cuda = torch.cuda.is_available()
     gpu = torch.cuda.get_device_name() if cuda else ""
     packages = ("torch", "triton", "transformers", "megatron-core", "transformer_engine", "liger_kernel")
-    versions = " ".join(f"{name} {_version(name)}" for name in packages)
+    versions = " ".join(f"{name} {_version(name, args.te)}" for name in packages)
     recorder = record.Recorder("train", "python -m terrella.benchmarks.train " + " ".join(sys.argv[1:]), gpu, versions)
     peak = next((v for k, v in PEAK_TFLOPS.items() if k in gpu), None)
     cases = args.case or (["qwen2.5-1.5b 4x4096"] if cuda else ["tiny 4x64"])
     for case in cases:
         find_case(case)
-    jobs = []
+    works = []
     for case, impl in itertools.product(cases, args.impl or IMPLEMENTATIONS):
         known = IMPLEMENTATIONS[impl]
-        why = missing(known.get("needs")) or ("even sequences only" if known.get("even") and len(set(find_case(case)[1])) > 1 else "")
+        why = missing(known.get("needs"), args.te) or (
+            "even sequences only" if known.get("even") and len(set(find_case(case)[1])) > 1 else ""
+        )
         if why:
             print(f"{case} | {impl}: left out, {why}")
             continue
-        jobs += [(case, impl, regime) for regime in known["regimes"] if args.regime in (regime, "both")]
-    following = Child(*jobs[0], args) if jobs else None
-    for index in range(len(jobs)):
-        current, following = following, Child(*jobs[index + 1], args) if index + 1 < len(jobs) else None
-        assert current is not None
-        result = current.result()
-        if result is not None:
-            _record(recorder, current, result, peak)
-            record.append(recorder.rows, args.out)  # at once: a run that is cut short keeps what it measured
-            recorder.rows.clear()
+        works += [Work(case, impl, regime) for regime in known["regimes"] if args.regime in (regime, "both")]
+    logs = args.logs or Path(tempfile.mkdtemp())
+    logs.mkdir(parents=True, exist_ok=True)
+    words = ["--steps", str(args.steps), *(["--kernels", str(args.kernels)] if args.kernels else []), "--child"]
+    children = []
+    for number, work in enumerate(works):
+        te = args.te if IMPLEMENTATIONS[work.impl].get("needs") == "transformer_engine" else None
+        told = [*words, f"{work.impl}|{work.regime}|{work.case}"]
+        children.append(Child(__spec__.name, told, logs / f"{number}.log", te, watch_memory=False))
+    for place, (work, one) in enumerate(zip(works, children, strict=True)):
+        for following in children[place : place + 2]:
+            following.start()  # while one is timed the next only imports
+        result = one.finish(args.timeout)
+        if isinstance(result, str):
+            print(f"{work.case} | {work.name}: failed:\n{result}", flush=True)
+            continue
+        _record(recorder, work, result, peak)
+        record.append(recorder.rows, args.out)  # at once: a run that is cut short keeps what it measured
+        recorder.rows.clear()
 
 
-def _record(recorder: record.Recorder, job: Child, result: dict[str, Any], peak: float | None) -> None:
+def _record(recorder: record.Recorder, job: Work, result: dict[str, Any], peak: float | None) -> None:
     model, lengths = find_case(job.case)
-    name = job.impl if job.regime == "master" else f"{job.impl} (pure bf16)"
+    name = job.name
     rates = sorted(sum(lengths) / t for t in result["times"])
     middle = statistics.median(rates)
     recorder.add(job.case, name, "tokens_per_s", middle, "tokens/s", rates[len(rates) // 5], rates[-1 - len(rates) // 5])
@@ -248,13 +249,12 @@ def _record(recorder: record.Recorder, job: Child, result: dict[str, Any], peak:
     print(f"{job.case} | {name}: {middle:,.0f} tokens/s{share}, {memory}, first loss {result['losses'][0]:.4f}", flush=True)
 
 
-def _version(name: str) -> str:
-    from importlib import metadata
-
-    for candidate in (name, name.replace("_", "-")):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(candidate)
-    return "-"
+def _version(name: str, beside: Path | None = None) -> str:
+    """Of an installed package, or of one in a folder; a dash where there is none."""
+    where = [str(beside)] if beside else []
+    wanted = name.replace("-", "_").lower()
+    found = metadata.distributions(path=[*where, *sys.path])
+    return next((d.version for d in found if (d.metadata["Name"] or "").replace("-", "_").lower() == wanted), "-")
 
 
 if __name__ == "__main__":
