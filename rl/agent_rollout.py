@@ -100,26 +100,18 @@ def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], 
     return values
 
 
-def picture(step: int, seats: Sequence[Seat], trajectories: Sequence[Trajectory], limit: int) -> list[dict[str, Any]]:
-    """A few episodes as the report shows them: what was seen and written, and the true state after each turn."""
-    rows = []
-    for seat, t in list(zip(seats, trajectories, strict=True))[:limit]:
-        turns = []
-        for turn, parsed in enumerate(seat.episode.parsed if seat.episode else ()):
-            assert seat.episode is not None
-            truth = seat.episode.states[turn + 1]
-            turns.append(
-                {
-                    "prompt": seat.episode.states[turn],
-                    "action": " || ".join(parsed.actions),
-                    "prediction": parsed.prediction if parsed.prediction is not None else parsed.response,
-                    "truth": truth,
-                    "exact": parsed.prediction == truth,
-                }
-            )
-        invalid = t.reward.reason if isinstance(t.reward, Invalid) else None
-        reward = None if isinstance(t.reward, Invalid) else t.reward
-        rows.append(
-            {"step": step, "prompt_id": t.prompt_id, "sample": t.sample_index, "reward": reward, "invalid": invalid, "turns": turns}
-        )
-    return rows
+def turns_of(seat: Seat) -> list[dict[str, Any]]:
+    """An episode as the report shows it: what was seen and written, and the true state after each turn."""
+    episode = seat.episode
+    if episode is None:
+        return []
+    return [
+        {
+            "prompt": episode.states[turn],
+            "action": " || ".join(parsed.actions),
+            "prediction": parsed.prediction if parsed.prediction is not None else parsed.response,
+            "truth": episode.states[turn + 1],
+            "exact": parsed.prediction == episode.states[turn + 1],
+        }
+        for turn, parsed in enumerate(episode.parsed)
+    ]

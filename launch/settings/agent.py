@@ -99,7 +99,6 @@ class AgentReinforce(OnPolicy):
     """Multi-turn RL of an agent in worlds. prompts_per_step groups are dealt to the tags by weight; a group shares its seed."""
 
     kind: Literal["agent-rl"]
-    name: str
     agent: AgentSettings
     max_new_tokens: int  # of one turn
     tags: dict[str, float] = field(default_factory=dict)  # with their weights; without any those of the start, equally

@@ -41,6 +41,7 @@ class Lora:
 class Supervision:
     """What every stage of cross-entropy on shards has: pre-training, fine-tuning, or the control arm of an RL stage."""
 
+    name: str
     data: str  # the stage whose shards are read
     sequences_per_step: int
     optimizer: OptimizerConfig
@@ -63,6 +64,7 @@ class Supervision:
 class OnPolicy:
     """What every RL stage has, whatever its tasks are."""
 
+    name: str
     init: str  # the stage whose weights to start from
     algorithm: Algorithm
     prompts_per_step: int
@@ -86,6 +88,7 @@ class OnPolicy:
 class Comparison:
     """What an evaluation of several stages' models has; the headline compares two of them."""
 
+    name: str
     models: list[str]
     before: str | None = None  # the headline compares this stage ...
     after: str | None = None  # ... with this one

@@ -29,7 +29,6 @@ class Supervised(Supervision):
     """Next-state prediction by cross-entropy on the shards of a self-play stage."""
 
     kind: Literal["supervised"]
-    name: str
     microbatch_sequences: int = 64
 
     def __post_init__(self) -> None:
@@ -54,7 +53,6 @@ class Reinforce(OnPolicy):
     """RL with a verifiable reward on imagined rollouts."""
 
     kind: Literal["rlvr"]
-    name: str
     tasks: Imagination
     microbatch_sequences: int = 64
     uses: ClassVar[tuple[str, ...]] = ("init", "tasks.source")
@@ -69,7 +67,6 @@ class Evaluate(Comparison):
     """Held-out tasks for several stages' models, beside the copy baseline and the true world; the headline is at the last temperature."""
 
     kind: Literal["evaluate"]
-    name: str
     tasks: Imagination
     n: int = 1024
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])

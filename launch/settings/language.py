@@ -81,7 +81,6 @@ class LanguageSupervised(Supervision):
     """Cross-entropy on the true answers of a data stage: supervised fine-tuning, or the control arm of an RL stage."""
 
     kind: Literal["language-sft"]
-    name: str
     lora: Lora | None = None
     non_gold_ratio: float | None = 0.4  # rows without a changed object, for each with one; null takes all rows as they are
     microbatch_tokens: int = 8192
@@ -96,7 +95,6 @@ class LanguageReinforce(OnPolicy):
     """RL on the questions of a data stage: one answer is one episode, a rule is its judge."""
 
     kind: Literal["language-rlvr"]
-    name: str
     data: str
     reward: Literal["binary", "task_specific", "f1"]
     max_new_tokens: int
@@ -116,11 +114,11 @@ class LanguageEvaluate(Comparison):
     """Held-out questions for several stages' models, beside the answer that nothing changes and the true answer."""
 
     kind: Literal["language-eval"]
-    name: str
     data: str
     max_new_tokens: int
     mode: Literal["faithful", "strict"] = "strict"
-    n: int = 512  # held-out rows at most, and as many of unseen games
+    n: int = 512  # held-out rows at most
+    unseen_n: int = 256  # rows of unseen games or pages at most
     temperature: float = 0.0
     drift_steps: int = 0  # text games: so many steps are imagined one after the other beside the true game, by the same actions
     drift_episodes: int = 64
@@ -128,7 +126,7 @@ class LanguageEvaluate(Comparison):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "n", "max_new_tokens", "drift_episodes")
+        positive(self, "n", "unseen_n", "max_new_tokens", "drift_episodes")
 
 
 LanguageStage = LanguageStart | TextGameData | WebPageData | LanguageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate

@@ -118,7 +118,6 @@ class VideoSupervised(Supervision):
     """Next-frame prediction by cross-entropy on token shards: pre-training, or the control arm of an RL stage."""
 
     kind: Literal["video-pretrain"]
-    name: str
     microbatch_sequences: int = 8
     checkpoint_every: int = 500
 
@@ -155,7 +154,6 @@ class VideoReinforce(OnPolicy):
     """RL on imagined clips: predicted frames are decoded and compared with the true ones."""
 
     kind: Literal["video-rlvr"]
-    name: str
     data: str  # the stage that made the token shards
     reward: VideoReward = field(default_factory=VideoReward)
     visual_ids_only: bool = False  # sample frame codes alone; the publication does not
@@ -173,7 +171,6 @@ class VideoEvaluate(Comparison):
     """Held-out clips for several stages' models: picture metrics, repetition, rejection of repeated clips, best of N."""
 
     kind: Literal["video-eval"]
-    name: str
     data: str
     n: int = 64  # held-out clips
     runs: int = 3  # sampling runs

@@ -15,7 +15,6 @@ class WebReinforce(OnPolicy):
     """On-policy multi-turn RL of a web agent: a prompt is a task, its samples are episodes, the world's score is the reward."""
 
     kind: Literal["web-rl"]
-    name: str
     tasks: str | None = None  # a web-demos or web-tasks stage; without one all training tasks of the start
     microbatch_tokens: int = 16384
     at_once: int = 64  # worlds that are open together

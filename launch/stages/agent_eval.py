@@ -10,7 +10,7 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.agent_config import AgentSettings
 from ...rl.agent_eval import AgentScores, baseline_rows, difference, state_perplexity, summarise
-from ...rl.agent_rollout import Player, deal, picture
+from ...rl.agent_rollout import Player, deal, turns_of
 from ...rl.objective import logprob_score
 from ...rl.rollout.config import Embedded
 from ...rl.rollout.open import open_sampler
@@ -22,7 +22,7 @@ from ..settings.agent import AgentEvaluate
 from .agent import agent_of, budget, start_of, tasks_of, tokenizer_of
 from .common import build_engine
 from .evaluate import percent
-from .reinforce import SHOWN
+from .on_policy import picture
 
 
 def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
             scores[arm.name, tag] = summarise([t for part in job.gather(played) for t in part])
             perplexities[arm.name, tag] = perplexity(stage, engine, agent_of(job, arm), task, tokenizer)
             if job.speaks:
-                job.run.write_rollouts(f"{stage.name}-{arm.model}-{tag}", 0, picture(0, seats, played, SHOWN))
+                job.run.write_rollouts(f"{stage.name}-{arm.model}-{tag}", 0, picture(0, seats, played, turns_of))
             progress.update(len(scores))
     costs = {arm.name: budget(job, arm.model) for arm in stage.arms}
     if job.speaks:

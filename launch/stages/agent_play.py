@@ -14,7 +14,7 @@ from ...core.rng import fold
 from ...data.schema import TEXT
 from ...data.shards import ShardWriter
 from ...data.trajectory import Invalid, Role
-from ...rl.agent_rollout import Player, Seat, actions_taken, deal, picture, world_finder
+from ...rl.agent_rollout import Player, Seat, actions_taken, deal, turns_of, world_finder
 from ...rl.journal import ReplaySampler
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.selfplay import Lesson, RandomPlayer, lessons, tagged_share
@@ -22,7 +22,7 @@ from ..job import Job
 from ..settings.agent import AgentPlay
 from .agent import HELD_OUT, TRAIN, tasks_of, tokenizer_of, weights_of
 from .common import build_engine
-from .reinforce import SHOWN
+from .on_policy import picture
 from .session import open_session
 
 
@@ -57,7 +57,7 @@ def run(stage: AgentPlay, job: Job) -> dict[str, Any]:
     whole = [s for s, t in zip(seats, trajectories, strict=True) if not isinstance(t.reward, Invalid)]
     written = [(seat, lesson) for seat in whole for lesson in _lessons(stage, seat)]
     if job.speaks:
-        job.run.write_rollouts(stage.name, 0, picture(0, seats, trajectories, SHOWN))
+        job.run.write_rollouts(stage.name, 0, picture(0, seats, trajectories, turns_of))
     counts = write(stage, job, written)
     told = job.gather(
         {

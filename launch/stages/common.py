@@ -20,6 +20,7 @@ from ...models.hf import import_hf, is_added
 from ...models.hub import resolve
 from ...models.lora import LoraConfig, merged
 from ...rl.rollout.config import Validation
+from ...rl.rollout.embedded import EmbeddedSampler
 from ..job import Job, StopRequested
 from ..settings.base import Lora
 
@@ -157,3 +158,10 @@ class Checkpoints:
     def final(self) -> str:
         """Where the stage's last checkpoint lies, relative to the run directory."""
         return str(step_folder(self.folder, self.last).relative_to(self.job.run.path))
+
+
+def embedded_sampler(engine: Engine, job: Job) -> EmbeddedSampler:
+    """A sampler on the engine's own weights."""
+    if engine.parallel.model_size > 1:
+        raise ConfigError("parallel: the embedded sampler needs tensor, pipeline and context = 1; every rank holds the whole model")
+    return EmbeddedSampler(lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, job.model, version=lambda: engine.steps)

@@ -12,8 +12,8 @@ from ...rl.imagination import ImaginationTask, make_task
 from ...rl.statistics import Estimate, paired_difference
 from ..job import Job
 from ..settings.grid import Evaluate, Supervised
-from .common import build_engine
-from .reinforce import SHOWN, embedded_sampler
+from .common import build_engine, embedded_sampler
+from .on_policy import SHOWN
 from .selfplay import ROOMS
 
 

@@ -11,16 +11,15 @@ from ...core.rng import fold
 from ...data.trajectory import Invalid
 from ...rl.language import Question, answers
 from ...rl.rollout.sampler import SamplingParams
-from ...rl.statistics import Estimate, mean
+from ...rl.statistics import Estimate
 from ...rl.text_games import evaluate as games
 from ...rl.text_games.crawl import bare_prompt, prompts
 from ...rl.text_games.world import drift, drift_table
 from ...rl.web_pages import evaluate as pages
 from ..job import Job
 from ..settings.language import LanguageEvaluate, TextGameData
-from .common import build_engine
+from .common import build_engine, embedded_sampler
 from .language import TEST, UNSEEN, Questions
-from .reinforce import embedded_sampler
 
 PARTS = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never seen in training"}
 Judgements = list[Any]  # games.Judged, or verdicts on pages; Invalid where the sampler failed
@@ -29,7 +28,8 @@ Judgements = list[Any]  # games.Judged, or verdicts on pages; Invalid where the 
 def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
     """Answer, judge, write the tables and the summary in words. Every rank answers its share."""
     questions = Questions(job, stage.data)
-    parts = {part: asked for part in PARTS if (asked := questions.some(part, stage.n))}
+    most = {TEST: stage.n, UNSEEN: stage.unseen_n}
+    parts = {part: asked for part in PARTS if (asked := questions.some(part, most[part]))}
     if TEST not in parts:
         raise ConfigError(f"stages: '{stage.data}' has no held-out questions for '{stage.name}'; name their shards with test: FOLDER")
     found: dict[tuple[str, str], Judgements] = {}
@@ -60,7 +60,24 @@ def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
         (name, part): pages.scores([q.answer for q in parts[part]], j) if web else games.accuracies(j) for (name, part), j in found.items()
     }
     columns = pages.COLUMNS if web else games.COLUMNS
-    return {f"{n}/{p}/{k}": e.value for (n, p), es in scores.items() for k, e in zip(columns, es, strict=True)}
+    told = {f"{n}/{p}/{k}": e.value for (n, p), es in scores.items() for k, e in zip(columns, es, strict=True)}
+    for one, other in compared(stage):
+        paired = gains(parts[TEST], found[one, TEST], found[other, TEST])
+        told |= {f"{one} minus {other}/{k}": e.to_cell() for k, e in zip(columns, paired, strict=True)}
+    return told
+
+
+def compared(stage: LanguageEvaluate) -> list[tuple[str, str]]:
+    """The pairs of models whose difference on the same questions is told."""
+    pairs = [(stage.after, stage.before), (stage.after, stage.control), (stage.control, stage.before)]
+    return [(one, other) for one, other in pairs if one and other]
+
+
+def gains(asked: list[Question], after: Judgements, before: Judgements) -> list[Estimate]:
+    """Paired differences by the columns of the table."""
+    if asked[0].domain == "web-page":
+        return pages.gains([q.answer for q in asked], after, before)
+    return games.gains(after, before)
 
 
 def judge_part(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, asked: list[Question]) -> Judgements:
@@ -121,7 +138,7 @@ def game_summary(stage: LanguageEvaluate, judged: dict[str, Judgements]) -> dict
     """What happened, in plain words."""
     assert stage.before and stage.after
     scores = {name: games.accuracies(j) for name, j in judged.items()}
-    gain = games.changed_gain(judged[stage.after], judged[stage.before])
+    gain = games.gains(judged[stage.after], judged[stage.before])[1]
     before, after = scores[stage.before], scores[stage.after]
     share = after[0].n / max(1, after[2].n)
     paragraphs = [
@@ -130,7 +147,7 @@ def game_summary(stage: LanguageEvaluate, judged: dict[str, Judgements]) -> dict
         f"Unchanged {percent(before[0])} -> {percent(after[0])}; overall {percent(before[2])} -> {percent(after[2])}.",
     ]
     if stage.control:
-        gap = games.changed_gain(judged[stage.after], judged[stage.control])
+        gap = games.gains(judged[stage.after], judged[stage.control])[1]
         control = scores[stage.control]
         paragraphs.append(
             f"Control, more imitation for the same gradient tokens: changed {percent(control[1])}, overall {percent(control[2])} "
@@ -144,23 +161,15 @@ def page_summary(stage: LanguageEvaluate, asked: list[Question], judged: dict[st
     """The same for web pages: F1 where the page changes."""
     assert stage.before and stage.after
 
-    def gain(after: Judgements, before: Judgements) -> Estimate:
-        pairs = [
-            (a, b)
-            for q, a, b in zip(asked, after, before, strict=True)
-            if q.gold and not isinstance(a, Invalid) and not isinstance(b, Invalid)
-        ]
-        return mean([a.reward - b.reward for a, b in pairs])
-
     f1 = {name: pages.scores([q.answer for q in asked], j)[3] for name, j in judged.items()}
-    change = gain(judged[stage.after], judged[stage.before])
+    change = gains(asked, judged[stage.after], judged[stage.before])[3]
     empty = pages.scores([q.answer for q in asked], pages.judge_pages([q.answer for q in asked], [pages.NOTHING] * len(asked), stage.mode))
     paragraphs = [
         f"Change {points(change)} on the same {change.n} held-out transitions that change the page. Answering that nothing changes gets "
         f"{percent(empty[3])} on these and {percent(empty[2])} on all."
     ]
     if stage.control:
-        gap = gain(judged[stage.after], judged[stage.control])
+        gap = gains(asked, judged[stage.after], judged[stage.control])[3]
         paragraphs.append(
             f"Control, more imitation for the same gradient tokens: {percent(f1[stage.control])} (RLVR minus control {points(gap)})."
         )

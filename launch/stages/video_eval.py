@@ -20,8 +20,7 @@ from ...rl.video.evaluate import ClipScores, best_of, clip_means, copy_baseline,
 from ...rl.video.imagine import ClipDecoder, ClipTask, to_frames
 from ..job import Job
 from ..settings.video import VideoEvaluate
-from .common import build_engine
-from .reinforce import embedded_sampler
+from .common import build_engine, embedded_sampler
 from .video import TokenClips, tokenizer
 
 VIDEOS = "videos"

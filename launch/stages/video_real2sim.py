@@ -19,8 +19,7 @@ from ...rl.video.real2sim import WorldModelSimulator, agreement, policy_seed, ru
 from ...rl.worlds.tabletop import TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
-from .common import build_engine
-from .reinforce import embedded_sampler
+from .common import build_engine, embedded_sampler
 from .video import TokenClips, action_bins, settings, tokenizer
 
 TRUTH = "truth.json"

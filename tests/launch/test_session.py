@@ -4,7 +4,9 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.core.schema import build, parse_yaml
+from terrella.data.trajectory import Invalid, Trajectory
 from terrella.launch.settings.grid import Reinforce
+from terrella.launch.stages.on_policy import picture
 from terrella.rl.algorithms import MODULES
 from terrella.rl.rollout.config import Rollouts
 
@@ -47,3 +49,10 @@ def test_vllm_servers_in_a_recipe() -> None:
 def test_mistakes_are_named(more: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         stage(more)
+
+
+def test_a_picture_tells_faults_from_rewards() -> None:
+    trajectories = [Trajectory(7, 0, [], Invalid("broken")), Trajectory(7, 1, [], 0.5)]
+    shown = picture(3, ["a", "b"], trajectories, lambda episode: [{"prompt": episode}])
+    assert [(row["sample"], row["reward"], row["invalid"]) for row in shown] == [(0, None, "broken"), (1, 0.5, None)]
+    assert shown[1]["turns"] == [{"prompt": "b"}] and {row["step"] for row in shown} == {3}
