@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal
 
@@ -75,6 +76,7 @@ def read_pair(sample: dict[str, Any]) -> Question:
     return Question("text-game", prompt, answer, row, step.gold, extra.get("response", ""))
 
 
+@lru_cache(maxsize=256)  # the samples of a group ask the same
 def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[int, ...]:
     """The prompt's ids, as one user's turn where the tokenizer has a chat template; padded in front to a multiple so that prompts of
     like length are decoded together."""

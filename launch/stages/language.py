@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from ...core.rng import permutation
 from ...data.packing import TrainSequence, role_weight
 from ...data.shards import ShardSet
 from ...data.tokenizers import Tokenizer, load_tokenizer
-from ...data.trajectory import Role
+from ...data.trajectory import Role, TokenSequence
 from ...rl.language import Question, answer_sequence, read_pair
 from ...rl.rollout.config import Validation
 from ...rl.text_games.splits import RatioSampler
@@ -24,6 +24,7 @@ from .agent import tokenizer_of as agent_tokenizer
 from .common import TOKENIZER, split_cut
 
 CUT = 0x637574  # the key of the draw
+SHORT = 1024  # tokens of a lesson that is kept
 TRAIN, TEST, UNSEEN = "train", "test", "unseen"
 
 
@@ -91,13 +92,28 @@ class Questions:
     def at(self, index: int) -> Question:
         return read_pair(self.train[index])
 
-    def sequences(self, questions: list[Question], total: int) -> list[TrainSequence]:
-        """Answers to imitate; the loss is the mean over `total` answer tokens of the whole step."""
-        made = [answer_sequence(self.tokenizer, q, self.multiple) for q in questions]
-        return [TrainSequence.of(s, ce=role_weight(s, Role.STATE, 1.0 / total)) for s in made]
+    def lesson(self, index: int) -> TokenSequence:
+        """A question of train with the answer to imitate; short ones are kept, for the epochs to come."""
+        if index not in self._lessons:
+            made = answer_sequence(self.tokenizer, self.at(index), self.multiple)
+            if len(made.ids) > SHORT:
+                return made
+            self._lessons[index] = made
+        return self._lessons[index]
 
-    def answer_tokens(self, question: Question) -> int:
-        return len(self.tokenizer.encode(question.lesson)) + 1
+    @cached_property
+    def _lessons(self) -> dict[int, TokenSequence]:
+        return {}
+
+
+def answer_tokens(lesson: TokenSequence) -> int:
+    """How many tokens are learnt from."""
+    return lesson.roles.count(Role.STATE)
+
+
+def weighted(lessons: Sequence[TokenSequence], total: int) -> list[TrainSequence]:
+    """Answers to imitate; the loss is the mean over `total` answer tokens of the whole step."""
+    return [TrainSequence.of(s, ce=role_weight(s, Role.STATE, 1.0 / total)) for s in lessons]
 
 
 def start_of(job: Job) -> LanguageStart | None:

@@ -10,7 +10,7 @@ from ..job import Job
 from ..settings.language import LanguageSupervised
 from .common import build_engine
 from .fitting import Portion, fit
-from .language import Questions
+from .language import Questions, answer_tokens, weighted
 
 
 def run(stage: LanguageSupervised, job: Job) -> dict[str, Any]:
@@ -22,9 +22,9 @@ def run(stage: LanguageSupervised, job: Job) -> dict[str, Any]:
 
     def portion(step: int) -> Portion:
         places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
-        mine = [questions.at(stream[place]) for place in places[engine.data_rank :: engine.data_size]]
-        total = sum(job.gather(sum(questions.answer_tokens(q) for q in mine)))
-        return Portion(even_out(pack(questions.sequences(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather), total)
+        mine = [questions.lesson(stream[place]) for place in places[engine.data_rank :: engine.data_size]]
+        total = sum(job.gather(sum(map(answer_tokens, mine))))
+        return Portion(even_out(pack(weighted(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather), total)
 
     return fit(stage, job, engine, steps, lambda kept: portion)
 
@@ -38,7 +38,7 @@ def matched_steps(stage: LanguageSupervised, job: Job, questions: Questions) -> 
         for place in range(steps * stage.sequences_per_step, (steps + 1) * stage.sequences_per_step):
             index = stream[place]
             if index not in lengths:
-                lengths[index] = questions.answer_tokens(questions.at(index))
+                lengths[index] = answer_tokens(questions.lesson(index))
             seen += lengths[index]
         steps += 1
     return steps

@@ -117,9 +117,8 @@ def _with_copy(name: str, kind: str, judged: Sequence[Judged], base: Sequence[Ju
     return {**line, "cells": [*line["cells"], accuracies(base)[2].to_cell()]}
 
 
-def changed_gain(after: Sequence[Judged | Invalid], before: Sequence[Judged | Invalid]) -> Estimate:
-    """How much more of the changed rows one model gets right than another, on rows both could be judged on."""
-    pairs = [
-        (a.right, b.right) for a, b in zip(after, before, strict=True) if isinstance(a, Judged) and isinstance(b, Judged) and a.changed
-    ]
-    return paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+def gains(after: Sequence[Judged | Invalid], before: Sequence[Judged | Invalid]) -> list[Estimate]:
+    """How much more of the unchanged, the changed and all rows one model gets right than another, on rows both could be judged on."""
+    pairs = [(a, b) for a, b in zip(after, before, strict=True) if isinstance(a, Judged) and isinstance(b, Judged)]
+    parts = [[p for p in pairs if not p[0].changed], [p for p in pairs if p[0].changed], pairs]
+    return [paired_difference([a.right for a, _ in part], [b.right for _, b in part]) for part in parts]

@@ -14,7 +14,7 @@ from ...core.errors import ConfigError
 from ...data.schema import PAIR
 from .prompt import PageTransition
 
-SHIPPED = "recorded.jsonl.gz"  # 1,008 transitions of pages.html, recorded in Chromium by rl/web_pages/record.py
+SHIPPED = "recorded.jsonl.gz"  # 5,040 transitions of pages.html, recorded in Chromium by rl/web_pages/record.py
 
 
 def load_transitions(path: str | Path | None = None) -> list[PageTransition]:

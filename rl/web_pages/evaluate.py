@@ -7,7 +7,7 @@ from typing import Any
 
 from ...data.trajectory import Invalid
 from ..rewards.web_page import NOTHING, Mode, Verdict, judge
-from ..statistics import Estimate, mean, proportion
+from ..statistics import Estimate, mean, paired_difference, proportion
 from .prompt import PageTransition
 
 COLUMNS = ["precision", "recall", "F1", "F1, changed pages", "exact"]
@@ -27,6 +27,18 @@ def scores(truths: Sequence[str], verdicts: Sequence[Verdict | Invalid]) -> list
         mean([v.reward for _, v in good]),
         mean([v.reward for t, v in good if t != NOTHING]),
         proportion(sum(v.reward == 1.0 for _, v in good), len(good)),
+    ]
+
+
+def gains(truths: Sequence[str], after: Sequence[Verdict | Invalid], before: Sequence[Verdict | Invalid]) -> list[Estimate]:
+    """How much more one model scores than another on the pages both could be judged on, by the columns of the table."""
+    told = [(t, a, b) for t, a, b in zip(truths, after, before, strict=True) if isinstance(a, Verdict) and isinstance(b, Verdict)]
+    return [
+        mean([a.precision - b.precision for _, a, b in told]),
+        mean([a.recall - b.recall for _, a, b in told]),
+        mean([a.reward - b.reward for _, a, b in told]),
+        mean([a.reward - b.reward for t, a, b in told if t != NOTHING]),
+        paired_difference([a.reward == 1.0 for _, a, _ in told], [b.reward == 1.0 for _, _, b in told]),
     ]
 
 

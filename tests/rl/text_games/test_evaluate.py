@@ -7,7 +7,7 @@ import pytest
 from terrella.data.trajectory import Invalid
 from terrella.rl.rewards.text_game import Transition
 from terrella.rl.text_games.crawl import GAMES, crawl
-from terrella.rl.text_games.evaluate import Model, accuracies, breakdown, changed_gain, copy_answers, judge_rows, oracle_answers, table
+from terrella.rl.text_games.evaluate import Model, accuracies, breakdown, copy_answers, gains, judge_rows, oracle_answers, table
 from terrella.rl.text_games.splits import split_rows
 
 
@@ -54,8 +54,8 @@ def test_breakdown(rows: list[dict], by: str) -> None:
         breakdown(rows, Model("m", []), "strict", "colour")
 
 
-def test_changed_gain_is_paired(rows: list[dict]) -> None:
+def test_gains_are_paired(rows: list[dict]) -> None:
     oracle, copy = (judge_rows(rows, answers(rows), "strict") for answers in (oracle_answers, copy_answers))
-    gain = changed_gain(oracle, copy)
-    assert gain.value == 1.0 and gain.low > 0.9
-    assert gain.n == sum(Transition.from_row(r).changed for r in rows)
+    unchanged, changed, overall = gains(oracle, copy)
+    assert changed.value == 1.0 and changed.low > 0.9 and unchanged.value == 0.0 and overall.n == len(rows)
+    assert changed.n == sum(Transition.from_row(r).changed for r in rows)

@@ -10,7 +10,7 @@ from terrella.core.errors import ConfigError
 from terrella.rl.language import read_pair
 from terrella.rl.rewards.web_page import NOTHING, judge
 from terrella.rl.web_pages.data import load_transitions, page_pair, split_pages
-from terrella.rl.web_pages.evaluate import judge_pages, scores
+from terrella.rl.web_pages.evaluate import gains, judge_pages, scores
 from terrella.rl.web_pages.prompt import bare_page_prompt
 from terrella.rl.web_pages.record import APPS, record, tree_of
 from terrella.rl.web_pages.tree import parse_tree, write_tree
@@ -18,7 +18,8 @@ from terrella.rl.web_pages.tree import parse_tree, write_tree
 
 def test_shipped_transitions() -> None:
     steps = load_transitions()
-    assert len(steps) == 1008 and Counter(s.url for s in steps) == {f"pages/{app}": 168 for app in APPS}
+    assert len(steps) == 5040 and Counter(s.url for s in steps) == {f"pages/{app}": 840 for app in APPS}
+    steps = steps[:1008]
     for step in steps[::10]:
         assert write_tree(parse_tree(step.observation)) == step.observation
         text = step.changes.write()
@@ -30,12 +31,21 @@ def test_shipped_transitions() -> None:
     assert copied["strict"][2].value == pytest.approx(157 / 1008) and copied["strict"][3].value == 0.0
 
 
+def test_gains_are_paired() -> None:
+    truths = [s.changes.write() for s in load_transitions()[:40]]
+    true, empty = judge_pages(truths, list(truths), "strict"), judge_pages(truths, [NOTHING] * 40, "strict")
+    changed = sum(t != NOTHING for t in truths)
+    found = gains(truths, true, empty)
+    assert [e.n for e in found] == [40, 40, 40, changed, 40] and found[3].value == 1.0 and found[2].value == changed / 40
+    assert [e.value for e in gains(truths, empty, true)] == [-e.value for e in found]
+
+
 def test_split_does_not_leak() -> None:
     split = split_pages(load_transitions(), unseen=["pages/filter"])
     asked = {(s.observation, s.action) for s in split.test}
     assert not asked & {(s.observation, s.action) for s in split.train}
-    assert {s.url for s in split.unseen_pages} == {"pages/filter"} and len(split.unseen_pages) == 168
-    assert len(split.test) > 100 and {s.url for s in split.test} == {s.url for s in split.train} == {f"pages/{a}" for a in APPS} - {
+    assert {s.url for s in split.unseen_pages} == {"pages/filter"} and len(split.unseen_pages) == 840
+    assert len(split.test) > 800 and {s.url for s in split.test} == {s.url for s in split.train} == {f"pages/{a}" for a in APPS} - {
         "pages/filter"
     }
 
