@@ -465,13 +465,11 @@ SECTIONS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run, print a table, append the rows; `--compare` then fails on a regression against the baseline rows."""
+    """Run, print a table and append the rows."""
     parser = argparse.ArgumentParser(prog="terrella bench kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
     parser.add_argument("--only", default="", help=f"comma-separated sections: {', '.join(SECTIONS)}")
     parser.add_argument("--rivals", type=Path, default=None, help="folder of unpacked rival kernels")
-    parser.add_argument("--compare", action="store_true", help="exit 1 when a figure is more than 10 %% worse than its baseline row")
-    parser.add_argument("--baseline", action="store_true", help="also record our rows as the new regression baseline")
     parser.add_argument("--scale", type=int, default=1, help="divide the row counts, for a smaller GPU")
     parser.add_argument("--budget", type=float, default=0.25, help="seconds of repetition for one figure")
     parser.add_argument("--quick", action="store_true", help="leave out the torch eager and torch.compile rows")
@@ -488,22 +486,13 @@ def main(argv: list[str] | None = None) -> int:
     versions = f"torch {torch.__version__}; triton {triton.__version__}"
     command = "terrella bench kernels " + " ".join(sys.argv[1:] if argv is None else argv)
     recorder = record.Recorder("kernels", command, torch.cuda.get_device_name(), versions, options.commit)
-    before = record.read(options.out)
     b = Bench(recorder, options.out, options.budget, options.scale, options.quick)
     ceilings(b)
     for section in wanted:
         SECTIONS[section](b)
         torch.cuda.empty_cache()
-    if options.baseline:
-        marked = [r for r in recorder.rows if r.impl.startswith("terrella")]
-        record.append([record.Row(**(vars(r) | {"run_id": record.BASELINE + r.run_id})) for r in marked], options.out)
     for name, reason in b.missing.items():
         print(f"left out: {name}: {reason}")
-    if options.compare:
-        worse = record.compare(before, recorder.rows)
-        for line in worse:
-            print("regression:", line)
-        return 1 if worse else 0
     return 0
 
 
