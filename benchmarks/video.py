@@ -1,9 +1,10 @@
-"""Video rewards: frames a second of each metric and of decoding on the device at hand: `python -m terrella.benchmarks.video`."""
+"""`python -m terrella.benchmarks.video`: frames a second of each picture metric, of decoding, of the whole reward, on this device."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,63 +14,85 @@ import torch
 from ..models.video.config import TokenizerConfig
 from ..models.video.lpips import weights_folder
 from ..models.video.tokenizer import Codes, build_tokenizer
-from ..rl.rewards.video import FUNCTIONS, METRICS
+from ..rl.rewards.video import FUNCTIONS, METRICS, Metric, frame_metrics
+from . import record
 
+HORIZON = 7
+NETS = {"lpips": "vgg", "lpips_alex": "alex"}
 DECODER = TokenizerConfig(
-    kind="compressive", height=64, width=64, channels=[64, 128, 128, 256], decoder_resnets=3, levels=[8, 5, 5, 5], patch=2
-)
+    kind="compressive", height=64, width=64, channels=[32, 64, 128], encoder_resnets=1, levels=[8, 5, 5, 5], patch=4, still=True
+)  # that of video-gpu
 
 
-def rate(work: Callable[[], object], frames: int, seconds: float, device: torch.device) -> float:
-    """Frames a second after one warm-up call."""
+def rates(work: Callable[[], object], frames: int, seconds: float, device: torch.device) -> list[float]:
+    """Frames a second of each call, after two that warm up."""
 
     def settle() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    work()
+    for _ in range(2):
+        work()
     settle()
-    calls, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(found) < 3 or time.perf_counter() < end:
+        begun = time.perf_counter()
         work()
         settle()
-        calls += 1
-    return calls * frames / (time.perf_counter() - begun)
+        found.append(frames / (time.perf_counter() - begun))
+    return found
+
+
+def has_weights(name: str) -> bool:
+    return name not in NETS or (weights_folder() / f"{NETS[name]}.safetensors").is_file()
 
 
 @torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--frames", type=int, default=3584)
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m terrella.benchmarks.video", description=__doc__)
+    parser.add_argument("--frames", type=int, default=3584, help="frames judged at once: 32 prompts x 16 samples x 7 frames")
+    parser.add_argument("--size", type=int, default=64, help="pixels of a side; decoding is measured at 64")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
+    given = parser.parse_args(words)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    told = sys.argv[1:] if words is None else words
+    name = torch.cuda.get_device_name() if device.type == "cuda" else ""
+    recorder = record.Recorder("video", " ".join(["python -m terrella.benchmarks.video", *told]), name, f"torch {torch.__version__}")
+    case = f"{given.size} px, {given.frames} frames at once"
+
+    def put(metric: str, work: Callable[[], object], frames: int = given.frames) -> None:
+        found = rates(work, frames, given.seconds, device)
+        cuts = statistics.quantiles(found, n=5, method="inclusive")
+        low, middle, high = cuts[0], statistics.median(found), cuts[3]
+        recorder.add(case, "terrella", metric, middle, "frames/s", low, high)
+        print(f"{metric}: {middle:,.0f} frames/s  ({low:,.0f} to {high:,.0f})", flush=True)
+
     shape = (given.frames, 3, given.size, given.size)
     a, b = torch.rand(shape, device=device), torch.rand(shape, device=device)
-    told: dict[str, float] = {}
-    for name in METRICS:
-        net = {"lpips": "vgg", "lpips_alex": "alex"}.get(name)
-        if net and not (weights_folder() / f"{net}.safetensors").is_file():
-            print(f"{name}: no weights in {weights_folder()}, left out")
-            continue
-        told[name] = rate(lambda f=FUNCTIONS[name]: f(a, b), given.frames, given.seconds, device)
-        print(f"{name}: {told[name]:,.0f} frames/s")
+    for metric in METRICS:
+        if has_weights(metric):
+            put(metric, lambda f=FUNCTIONS[metric]: f(a, b))
+        else:
+            print(f"{metric}: no weights in {weights_folder()}, left out")
     if given.size == DECODER.height:
+        clips = max(given.frames // HORIZON, 1)
         model = build_tokenizer(DECODER).to(device).eval()
-        clips = max(given.frames // 7, 1)
-        codes = torch.randint(0, DECODER.codebook, (clips, 7, DECODER.frame_tokens), device=device)
+        codes = torch.randint(0, DECODER.codebook, (clips, HORIZON, DECODER.frame_tokens), device=device)
         cache = model.context_cache(torch.randint(0, DECODER.codebook, (clips, DECODER.context_tokens), device=device))  # type: ignore[union-attr]
+        true = b[: clips * HORIZON].view(clips, HORIZON, *b.shape[1:])
 
-        def decode() -> object:
+        def decode() -> torch.Tensor:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 return model.detokenize(Codes(codes), cache)
 
-        told["decode"] = rate(decode, clips * 7, given.seconds, device)
-        print(f"decode: {told['decode']:,.0f} frames/s")
-    if given.out:
-        given.out.write_text(json.dumps({"device": str(device), "size": given.size, "frames_per_s": told}, indent=1))
+        put("decode", decode, clips * HORIZON)
+        for net in ("lpips_alex", "lpips"):
+            if has_weights(net):
+                names: tuple[Metric, ...] = ("mae", net)  # type: ignore[assignment]
+                put(f"reward: decode + mae + {net}", lambda names=names: frame_metrics(decode().float(), true, names), clips * HORIZON)
+    record.append(recorder.rows, given.out)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ BENCHES = {
     "data": "shards read and packed",
     "worlds": "steps of the worlds",
     "e2e": "a whole RL recipe: tokens/s, and where the time goes",
+    "video": "picture metrics, decoding and the reward of imagined clips",
 }
 # file -> what is drawn from the newest run of a benchmark: bench, metric, title, and (case, caption) where not every case is wanted
 CHARTS = {

@@ -40,6 +40,7 @@ def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
     if job.speaks:
         job.run.guard()
         save_tokenizer(model, folder / WEIGHTS)
+        job.run.write_result(stage.name, table(stage, job, told))
     job.barrier()
     return {"steps": 0 if stage.released else stage.steps, **told}
 
@@ -48,10 +49,8 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
     """The tokenizer after its last step; a killed stage goes on from its last state."""
     source = episodes(job, stage.data, "train")
     config = settings(job).tokenizer
-    still = usual_picture(source).to(device()) if config.background else None
-    trainer = TokenizerTrainer(
-        config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, background=still
-    )
+    still = usual_picture(source).to(device()) if config.still else None
+    trainer = TokenizerTrainer(config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, still=still)
     found = sorted(folder.glob("state-*.pt"))
     start = job.gather(int(STATE.fullmatch(found[-1].name)[1]) if found else 0)[0]  # type: ignore[index]
     if start:
@@ -98,6 +97,22 @@ def batch(
     if stage.augment if augment is None else augment:
         clips = augment_clips(clips, torch.Generator().manual_seed(fold(job.recipe.seed, 12, first) >> 1))
     return (clips[:, 1:], clips[:, 0]) if compressive else (clips, None)
+
+
+def table(stage: VideoTokenizerTraining, job: Job, told: dict[str, float]) -> dict[str, Any]:
+    """Held-out reconstruction as a table of the report."""
+    config, columns = settings(job).tokenizer, ["mae", "psnr", "ssim", "codes used", "perplexity"]
+    trivial = "the context frame for ever" if config.kind == "compressive" else "the mean colour"
+    found = [told[f"heldout/{name}"] for name in ("mae", "psnr", "ssim", "codes_used", "perplexity")]
+    rows = [
+        {"name": trivial, "kind": "baseline", "cells": ["", told["heldout/baseline_psnr"], "", "", ""]},
+        {"name": stage.name, "kind": "model", "cells": found},
+    ]
+    note = (
+        f"{stage.heldout_clips} held-out clips of {stage.frames_per_clip} frames, encoded and decoded: {config.frame_tokens} tokens a frame"
+    )
+    note += f", {config.context_tokens} a context frame, codebook {config.codebook}."
+    return {"title": f"Reconstruction: {stage.name}", "columns": columns, "rows": rows, "note": note, "lower": ["mae"]}
 
 
 def keep(job: Job, folder: Path, trainer: TokenizerTrainer) -> None:

@@ -29,6 +29,7 @@ class TokenizerConfig:
     patch: int = 4  # compressive: latents of a patch of this side become one token
     heads: int = 4  # compressive: of the attention to the context
     dropout: float = 0.1
+    still: bool = False  # for a camera that stands still: frames are drawn upon their context, it upon a learnt picture; not published
 
     def __post_init__(self) -> None:
         if len(self.channels) < 2 or not self.levels or min(self.levels) < 2:
@@ -70,6 +71,7 @@ class TokenizerLoss:
     """Weights of the terms. The published run has lpips 1, adversary 0.1 from step 10,000, penalty 10."""
 
     l1: float = 1.0
+    moved: float = 0.0  # tokenizers with `still`: extra L1 weight of pixels that differ from the picture they are drawn upon
     lpips: float = 1.0  # needs its weights; 0 leaves them out
     net: Literal["alex", "vgg"] = "vgg"
     adversary: float = 0.1  # 0 trains none
@@ -77,7 +79,7 @@ class TokenizerLoss:
     penalty: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("l1", "lpips", "adversary", "penalty"):
+        for name in ("l1", "moved", "lpips", "adversary", "penalty"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} must not be negative")
 

@@ -57,12 +57,13 @@ class FrameTokenizer(nn.Module):
         self.quant_conv = nn.Conv2d(c.latent, len(c.levels), 1)
         self.post_quant_conv = nn.Conv2d(len(c.levels), c.latent, 1)
         self.decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups)
+        self.still = _still_picture(c, self.decoder)
 
     def forward(self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None) -> Reconstruction:
         """Encode, quantise with a straight-through gradient, decode. A context is not used."""
         B, T = frames_BT3HW.shape[:2]
         code, index = _quantise(self.quant_conv(self.encoder(frames_BT3HW.flatten(0, 1))[0]), self.config.levels)
-        pictures = self.decoder(self.post_quant_conv(code))[0]
+        pictures = _upon(self.still, self.decoder(self.post_quant_conv(code))[0])
         return Reconstruction(pictures.view(frames_BT3HW.shape), None, Codes(index.view(B, T, -1)))
 
     @torch.no_grad()
@@ -76,7 +77,7 @@ class FrameTokenizer(nn.Module):
         """Pictures of the frames, clamped to [0, 1]."""
         B, T, _ = codes.frames_BTN.shape
         code = fsq_dequantize(codes.frames_BTN, self.config.levels).view(B * T, *self.config.grid, -1).permute(0, 3, 1, 2)
-        pictures = self.decoder(self.post_quant_conv(code.to(self.post_quant_conv.weight.dtype)))[0]
+        pictures = _upon(self.still, self.decoder(self.post_quant_conv(code.to(self.post_quant_conv.weight.dtype)))[0])
         return pictures.clamp(0, 1).view(B, T, 3, self.config.height, self.config.width)
 
 
@@ -96,6 +97,7 @@ class CompressiveTokenizer(nn.Module):
         self.post_quant_linear = nn.Linear(len(c.levels), c.latent * c.patch**2)
         self.decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups, attention=False)
         self.cond_decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups, cross=cross)
+        self.still = _still_picture(c, self.decoder, self.cond_decoder)
 
     def _encode_context(self, context_B3HW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         z, features = self.encoder(context_B3HW)
@@ -113,11 +115,12 @@ class CompressiveTokenizer(nn.Module):
         p = self.config.patch
         return z_BCHW.view(B, C, H // p, p, W // p, p).permute(0, 2, 4, 3, 5, 1).reshape(B, -1, p * p * C)
 
-    def _decode_frames(self, code_BND: torch.Tensor, T: int, features: torch.Tensor) -> torch.Tensor:
+    def _decode_frames(self, code_BND: torch.Tensor, T: int, features: torch.Tensor, context_B3HW: torch.Tensor) -> torch.Tensor:
         p, (H, W) = self.config.patch, self.config.grid
         z = self.post_quant_linear(code_BND).view(-1, H // p, W // p, p, p, self.config.latent)
         z_BCHW = z.permute(0, 5, 1, 3, 2, 4).reshape(-1, self.config.latent, H, W)
-        return self.cond_decoder(z_BCHW, _repeat(features, T))[0]
+        drawn = self.cond_decoder(z_BCHW, _repeat(features, T))[0]
+        return drawn if self.still is None else _upon(_repeat(context_B3HW, T), drawn)
 
     def forward(self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None) -> Reconstruction:
         """Both passes with straight-through gradients."""
@@ -126,8 +129,9 @@ class CompressiveTokenizer(nn.Module):
         T = frames_BT3HW.shape[1]
         context_code, context_BK, features = self._encode_context(context_B3HW)
         frame_code, frames_BTN = self._encode_frames(frames_BT3HW, features)
-        context_picture, middle = self.decoder(self.post_quant_conv(context_code))
-        pictures = self._decode_frames(frame_code, T, middle)
+        drawn, middle = self.decoder(self.post_quant_conv(context_code))
+        context_picture = _upon(self.still, drawn)
+        pictures = self._decode_frames(frame_code, T, middle, context_picture.detach().clamp(0, 1))
         return Reconstruction(pictures.view(frames_BT3HW.shape), context_picture, Codes(frames_BTN, context_BK))
 
     @torch.no_grad()
@@ -142,7 +146,7 @@ class CompressiveTokenizer(nn.Module):
         """The context's picture and features; decode as many frames beside it as wanted."""
         code = fsq_dequantize(context_BK, self.config.levels).view(len(context_BK), *self.config.grid, -1).permute(0, 3, 1, 2)
         picture, middle = self.decoder(self.post_quant_conv(code.to(self.post_quant_conv.weight.dtype)))
-        return ContextCache(picture.clamp(0, 1), middle)
+        return ContextCache(_upon(self.still, picture).clamp(0, 1), middle)
 
     @torch.no_grad()
     def detokenize(self, codes: Codes, cache: ContextCache | None = None) -> torch.Tensor:
@@ -153,7 +157,7 @@ class CompressiveTokenizer(nn.Module):
             cache = self.context_cache(codes.context_BK)
         B, T, N = codes.frames_BTN.shape
         code = fsq_dequantize(codes.frames_BTN, self.config.levels).view(B * T, N, -1)
-        pictures = self._decode_frames(code.to(self.post_quant_linear.weight.dtype), T, cache.features)
+        pictures = self._decode_frames(code.to(self.post_quant_linear.weight.dtype), T, cache.features, cache.picture_B3HW)
         return pictures.clamp(0, 1).view(B, T, 3, self.config.height, self.config.width)
 
 
@@ -170,6 +174,20 @@ def utilisation(codes: torch.Tensor, codebook: int) -> tuple[float, float]:
     counts = torch.bincount(codes.reshape(-1), minlength=codebook).double()
     p = counts[counts > 0] / counts.sum()
     return float((counts > 0).double().mean()), float(torch.exp(-(p * p.log()).sum()))
+
+
+def _still_picture(config: TokenizerConfig, *decoders: Decoder) -> nn.Parameter | None:
+    """The picture of a place where nothing happens; decoders begin by adding nothing to it."""
+    if not config.still:
+        return None
+    for decoder in decoders:
+        nn.init.zeros_(decoder.conv_out.weight)
+        nn.init.zeros_(decoder.conv_out.bias)  # type: ignore[arg-type]
+    return nn.Parameter(torch.zeros(3, config.height, config.width))
+
+
+def _upon(below: torch.Tensor | None, drawn_B3HW: torch.Tensor) -> torch.Tensor:
+    return drawn_B3HW if below is None else below.float() + drawn_B3HW.float()
 
 
 def _repeat(features: torch.Tensor, times: int) -> torch.Tensor:

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 from ...core.config import OptimizerConfig, learning_rate
-from ...core.errors import NumericsError
+from ...core.errors import ConfigError, NumericsError
 from .config import TokenizerConfig, TokenizerLoss
 from .discriminator import PatchDiscriminator, gradient_penalty, hinge_loss, layers_for
 from .lpips import load_lpips
 from .tokenizer import VideoTokenizer, build_tokenizer, utilisation
+
+MOVED = 0.1  # a difference in some colour that is more than shading
 
 
 class TokenizerTrainer:
@@ -32,11 +34,16 @@ class TokenizerTrainer:
         device: torch.device | str = "cpu",
         bf16: bool = False,
         seed: int = 0,
+        still: torch.Tensor | None = None,
     ) -> None:
+        if loss.moved and not config.still:
+            raise ConfigError("moved: a weight needs video.tokenizer.still, so that there is a picture to differ from")
         torch.manual_seed(seed)  # equal weights on every rank
         self.loss, self.schedule, self.device, self.bf16 = loss, optimizer, torch.device(device), bf16
         self.model: VideoTokenizer = build_tokenizer(config).to(self.device).train()
-        adam = {"betas": optimizer.betas, "eps": optimizer.eps, "weight_decay": optimizer.weight_decay, "lr": optimizer.lr}
+        if self.model.still is not None and still is not None:
+            self.model.still.data.copy_(still)
+        adam = {"betas": optimizer.betas, "eps": optimizer.eps, "weight_decay": optimizer.weight_decay, "lr": optimizer.lr, "fused": True}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **adam)
         self.perceptual = load_lpips(loss.net, self.device) if loss.lpips else None
         self.adversary = self.adversary_optimizer = None
@@ -49,20 +56,21 @@ class TokenizerTrainer:
         """One update of the tokenizer, and one of the adversary once it takes part."""
         torch.manual_seed(_dropout_seed(self.step_number))
         fights = self.adversary is not None and self.step_number >= self.loss.adversary_from
-        with self._autocast():
+        with self._autocast(), torch.backends.mkldnn.flags(enabled=False):  # see _update
             made = self.model(frames_BT3HW, context_B3HW)
         fake, real = made.frames_BT3HW.flatten(0, 1).float(), frames_BT3HW.flatten(0, 1)
         values: dict[str, torch.Tensor] = {"l1": (fake - real).abs().mean()}
-        total = self.loss.l1 * values["l1"]
+        given = context_B3HW if made.context_B3HW is not None else None
+        total = self.loss.l1 * self._weighted(fake, real, given)
         if self.perceptual is not None:
             values["lpips"] = self._distance(fake, real)
             total = total + self.loss.lpips * values["lpips"]
-        if made.context_B3HW is not None and context_B3HW is not None:
+        if made.context_B3HW is not None and given is not None:
             context = made.context_B3HW.float()
-            values["context_l1"] = (context - context_B3HW).abs().mean()
-            total = total + self.loss.l1 * values["context_l1"]
+            values["context_l1"] = (context - given).abs().mean()
+            total = total + self.loss.l1 * self._weighted(context, given, None)
             if self.perceptual is not None:
-                values["context_lpips"] = self._distance(context, context_B3HW)
+                values["context_lpips"] = self._distance(context, given)
                 total = total + self.loss.lpips * values["context_lpips"]
         if fights:
             assert self.adversary is not None
@@ -81,6 +89,14 @@ class TokenizerTrainer:
         error = (fake.detach().clamp(0, 1) - real).square().mean()
         return told | {"psnr": float(-10 * torch.log10(error + 1e-8)), "codes_used": used, "perplexity": perplexity, "lr": self._lr()}
 
+    def _weighted(self, fake: torch.Tensor, real: torch.Tensor, below: torch.Tensor | None) -> torch.Tensor:
+        """L1, where small things that move count for more than their few pixels; a frame lies upon its context, that upon the still."""
+        error = (fake - real).abs()
+        if self.loss.moved and self.model.still is not None:
+            below = self.model.still.detach() if below is None else below.repeat_interleave(len(real) // len(below), 0)
+            error = error * (1 + self.loss.moved * ((real - below).abs().amax(1, keepdim=True) > MOVED))
+        return error.mean()
+
     def _distance(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         assert self.perceptual is not None
         with self._autocast():
@@ -94,7 +110,7 @@ class TokenizerTrainer:
 
     def _update(self, loss: torch.Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.backends.mkldnn.flags(enabled=False):  # on ARM its convolution gradients take twice the time of plain ones
+        with torch.backends.mkldnn.flags(enabled=False):  # on ARM its small convolutions take up to twice the time of plain ones
             loss.backward()
         if self.adversary is not None and model is self.model:
             self.adversary.zero_grad(set_to_none=True)  # the tokenizer's loss went through it

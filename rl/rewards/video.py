@@ -54,7 +54,8 @@ def ssim(a: torch.Tensor, b: torch.Tensor, *, window: int = 11, sigma: float = 1
 
 @lru_cache(maxsize=4)
 def _lpips(net: Backbone, device: str) -> torch.nn.Module:
-    return load_lpips(net, device)
+    model = load_lpips(net, device)
+    return model.to(memory_format=torch.channels_last) if device.startswith("cuda") else model  # what its bf16 convolutions want there
 
 
 def lpips(a: torch.Tensor, b: torch.Tensor, net: Backbone = "vgg") -> torch.Tensor:
@@ -64,7 +65,8 @@ def lpips(a: torch.Tensor, b: torch.Tensor, net: Backbone = "vgg") -> torch.Tens
     out = []
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=a.is_cuda):
         for start in range(0, len(a), piece):
-            out.append(model(a[start : start + piece].float(), b[start : start + piece].float()).float())
+            pair = (x[start : start + piece].float() for x in (a, b))
+            out.append(model(*(x.contiguous(memory_format=torch.channels_last) if a.is_cuda else x for x in pair)).float())
     return torch.cat(out)
 
 

@@ -1,6 +1,7 @@
 """Tokenizers: published sizes, round trips through codes, cached contexts, training, and the released names."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_patches_and_their_inverse() -> None:
     seen = []
     model.cond_decoder.forward = lambda z, f: (seen.append(z), f)  # type: ignore[method-assign]
     model.post_quant_linear = torch.nn.Identity()  # type: ignore[assignment]
-    model._decode_frames(patches, 1, torch.zeros(2, 16, 4, 6))
+    model._decode_frames(patches, 1, torch.zeros(2, 16, 4, 6), torch.zeros(2, 3, 16, 24))
     assert torch.equal(seen[0], z)
 
 
@@ -100,6 +101,32 @@ def test_training_lowers_the_loss_and_resumes_exactly(config: TokenizerConfig, t
     save_tokenizer(trainer.model, tmp_path / "t.safetensors")
     held = load_tokenizer(config, tmp_path / "t.safetensors")
     assert torch.equal(held.tokenize(frames, context).frames_BTN, trainer.model.eval().tokenize(frames, context).frames_BTN)
+
+
+@pytest.mark.parametrize("config", [FRAME, COMPRESSIVE], ids=["frame", "compressive"])
+def test_still_camera_begins_with_the_picture_and_weighs_what_moved(config: TokenizerConfig) -> None:
+    torch.manual_seed(2)
+    place, frames = torch.rand(3, 16, 24), torch.rand(2, 2, 3, 16, 24)
+    context = (place + 0.05).expand(2, 3, 16, 24).clone()
+    context[0, :, 4:8, 4:8] = 1 - context[0, :, 4:8, 4:8].round()
+    still = replace(config, still=True)
+    trainer = TokenizerTrainer(still, replace(PLAIN, moved=9.0), OptimizerConfig(lr=1e-3), still=place)
+    model = trainer.model
+    made = model.eval()(frames, context)
+    assert torch.allclose(made.frames_BT3HW, place.expand_as(made.frames_BT3HW), atol=1e-6)  # nothing is drawn yet
+    assert torch.allclose(model.detokenize(made.codes), made.frames_BT3HW, atol=1e-6)
+    fake = torch.zeros(4, 3, 16, 24)
+    real = context.repeat_interleave(2, 0).clone()
+    assert float(trainer._weighted(fake, real, context)) == pytest.approx(float(real.mean()))  # equal to what it lies upon
+    real[1, :, :8] = 1 - real[1, :, :8].round()
+    weight = torch.ones(4, 1, 16, 24)
+    weight[1, :, :8] = 10
+    assert float(trainer._weighted(fake, real, context)) == pytest.approx(float((real * weight).mean()), rel=1e-5)
+    given = context if config.kind == "compressive" else None
+    told = [trainer.step(context[:, None].repeat(1, 2, 1, 1, 1), given) for _ in range(12)]
+    assert told[-1]["loss"] < told[0]["loss"] and not torch.equal(model.still, place)
+    with pytest.raises(ConfigError, match="moved"):
+        TokenizerTrainer(config, replace(PLAIN, moved=1.0), OptimizerConfig(lr=1e-3))
 
 
 def test_bf16_keeps_codes_in_fp32() -> None:
