@@ -25,6 +25,7 @@ class Child:
 
     def start(self) -> None:
         """Let it import; does nothing when it was started before."""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finish` ends the processes it has started
         if self.process is None:
             with open(self.log, "wb") as stream:
                 pipes: dict = {"stdin": subprocess.PIPE, "stdout": stream, "stderr": subprocess.STDOUT}

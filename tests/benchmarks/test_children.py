@@ -1,9 +1,12 @@
 """Implementations in processes of their own: they wait for the word, and nothing of them is left."""
 
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from terrella.benchmarks.children import Child
 
@@ -45,8 +48,9 @@ def test_a_child_whose_parent_is_gone_does_not_begin(tmp_path) -> None:
     assert one.process.wait(60) != 0 and "begun" not in one.log.read_text().splitlines()
 
 
-def test_a_child_that_has_begun_dies_with_its_parent(tmp_path) -> None:
-    """A benchmark that a time limit kills leaves nothing on the machine."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_that_has_begun_dies_with_its_parent(tmp_path, number: int) -> None:
+    """A benchmark that a time limit ends leaves nothing on the machine."""
     inner = (
         "import time; from terrella.benchmarks.children import wait_for_word; wait_for_word(); print('begun', flush=True); time.sleep(99)"
     )
@@ -66,7 +70,7 @@ one.finish(100)
     while "begun" not in (tmp_path / "log").read_text():
         assert time.monotonic() < limit and parent.poll() is None
         time.sleep(0.1)
-    parent.kill()
+    parent.send_signal(number)
     parent.wait(30)
     while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < limit, "the child outlived its parent"
