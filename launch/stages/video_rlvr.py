@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -52,7 +53,21 @@ def run(stage: VideoReinforce, job: Job) -> dict[str, Any]:
         measure=measure,
         free_text=False,
     )
-    return practise(stage, job, drill)
+    outcome = practise(stage, job, drill)
+    if job.speaks:
+        job.run.write_result(f"{stage.name}-time", time_table(stage.name, [r for r in job.run.metrics.rows() if r["stage"] == stage.name]))
+    return outcome
+
+
+def time_table(name: str, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Where the time of a step goes; the first of several warms up and is left out."""
+    steps = steps[1:] or steps
+    whole, rollout, judge = (statistics.median(row[f"time/{part}_s"] for row in steps) for part in ("step", "rollout", "judge"))
+    parts = {"sampling": rollout - judge, "judging": judge, "learning": whole - rollout}
+    cells = [whole, *(seconds / whole for seconds in parts.values()), statistics.median(r["time/judged_frames_per_s"] for r in steps)]
+    columns = ["step, s", *(f"share of {part}" for part in parts), "judged frames/s"]
+    note = f"Medians over {len(steps)} steps; judging is decoding all samples of a step and comparing them with the truth."
+    return {"title": f"Time of a step: {name}", "columns": columns, "rows": [{"name": name, "kind": "model", "cells": cells}], "note": note}
 
 
 def described(job: Job, trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -105,7 +105,7 @@ def table(stage: VideoTokenizerTraining, job: Job, told: dict[str, float]) -> di
     trivial = "the context frame for ever" if config.kind == "compressive" else "the mean colour"
     found = [told[f"heldout/{name}"] for name in ("mae", "psnr", "ssim", "codes_used", "perplexity")]
     rows = [
-        {"name": trivial, "kind": "baseline", "cells": ["", told["heldout/baseline_psnr"], "", "", ""]},
+        {"name": trivial, "kind": "baseline", "cells": [None, told["heldout/baseline_psnr"], None, None, None]},
         {"name": stage.name, "kind": "model", "cells": found},
     ]
     note = (
