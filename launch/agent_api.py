@@ -27,9 +27,9 @@ def evaluate_agent(
     out: Path | None,
 ) -> None:
     """Play, score and print the table with 95 % intervals over seeds."""
-    from ..rl.agent_api import ApiPlayer
-    from ..rl.agent_eval import baseline_rows, summarise
-    from ..rl.agent_rollout import deal
+    from ..rl.agents.api import ApiPlayer
+    from ..rl.agents.evaluate import baseline_rows, summarise
+    from ..rl.agents.rollout import deal
     from ..rl.text_games.teacher import Teacher
     from ..rl.worlds.tasks import load_tasks
 

@@ -139,7 +139,7 @@ def evaluate(
         )
         return
     if url:
-        from ..rl.agent_config import AgentSettings
+        from ..rl.agents.config import AgentSettings
         from .agent_api import evaluate_agent
 
         evaluate_agent(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ...core.config import OptimizerConfig
-from ...rl.agent_config import AgentSettings, Variant
+from ...rl.agents.config import AgentSettings, Variant
 from ...rl.rollout.config import Rollouts
 from .base import Lora, OnPolicy, positive
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...data.tokenizers import Tokenizer, load_tokenizer
-from ...rl.agent_config import AgentSettings
+from ...rl.agents.config import AgentSettings
 from ...rl.worlds.tasks import Task, load_tasks
 from ..job import Job
 from ..settings.agent import AgentReinforce, AgentStart, AgentSupervised, Arm

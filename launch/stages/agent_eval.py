@@ -8,9 +8,9 @@ from typing import Any
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
-from ...rl.agent_config import AgentSettings
-from ...rl.agent_eval import AgentScores, baseline_rows, difference, state_perplexity, summarise
-from ...rl.agent_rollout import Player, deal, turns_of
+from ...rl.agents.config import AgentSettings
+from ...rl.agents.evaluate import AgentScores, baseline_rows, difference, state_perplexity, summarise
+from ...rl.agents.rollout import Player, deal, turns_of
 from ...rl.objective import logprob_score
 from ...rl.rollout.config import Embedded
 from ...rl.rollout.open import open_sampler

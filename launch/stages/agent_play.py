@@ -14,10 +14,10 @@ from ...core.rng import fold
 from ...data.schema import TEXT
 from ...data.shards import ShardWriter
 from ...data.trajectory import Invalid, Role
-from ...rl.agent_rollout import Player, Seat, actions_taken, deal, turns_of, world_finder
+from ...rl.agents.rollout import Player, Seat, actions_taken, deal, turns_of, world_finder
+from ...rl.agents.selfplay import Lesson, RandomPlayer, lessons, tagged_share
 from ...rl.journal import ReplaySampler
 from ...rl.rollout.sampler import Sampler, SamplingParams
-from ...rl.selfplay import Lesson, RandomPlayer, lessons, tagged_share
 from ..job import Job
 from ..settings.agent import AgentPlay
 from .agent import HELD_OUT, TRAIN, tasks_of, tokenizer_of, weights_of

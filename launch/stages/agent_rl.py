@@ -7,8 +7,8 @@ from typing import Any
 
 from ...core.rng import fold
 from ...data.trajectory import Trajectory
-from ...rl.agent_eval import summarise
-from ...rl.agent_rollout import Player, Seat, actions_taken, deal, describe_agents, turns_of
+from ...rl.agents.evaluate import summarise
+from ...rl.agents.rollout import Player, Seat, actions_taken, deal, describe_agents, turns_of
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ..job import Job
 from ..settings.agent import AgentReinforce

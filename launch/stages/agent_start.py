@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...data.tokenizers import PieceTokenizer
-from ...rl.agent_format import FORMATS, SYSTEM, prefix, turn_text
-from ...rl.selfplay import HIDDEN, THOUGHT
+from ...rl.agents.format import FORMATS, SYSTEM, prefix, turn_text
+from ...rl.agents.selfplay import HIDDEN, THOUGHT
 from ...rl.worlds.base import World
 from ...rl.worlds.tasks import Task
 from ..job import Job

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from ..agent_format import Parsed
+from ..agents.format import Parsed
 
 _CELL = re.compile(r"\(\d{1,3},\d{1,3}\)")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from terrella.rl.agent_format import parse
+from terrella.rl.agents.format import parse
 from terrella.rl.rewards.state_match import cell_accuracy, state_score, thing_f1, world_model_bonus
 from terrella.rl.worlds.sokoban import Sokoban, next_text
 

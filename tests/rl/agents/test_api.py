@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from terrella.data.trajectory import Invalid
 from terrella.launch.imagine import evaluate
-from terrella.rl.agent_api import ApiPlayer
-from terrella.rl.agent_config import AgentSettings
-from terrella.rl.agent_eval import difference, summarise
-from terrella.rl.agent_rollout import deal
+from terrella.rl.agents.api import ApiPlayer
+from terrella.rl.agents.config import AgentSettings
+from terrella.rl.agents.evaluate import difference, summarise
+from terrella.rl.agents.rollout import deal
 from terrella.rl.text_games.teacher import Teacher
 from terrella.rl.worlds.sokoban import ACTIONS, decode, shortest_solution
 from terrella.rl.worlds.tasks import load_tasks

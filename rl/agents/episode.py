@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.tokenizers import Tokenizer
-from ..data.trajectory import Invalid
-from .agent_config import AgentSettings
-from .agent_format import OPENING, SYSTEM, Parsed, parse, play, prefix, turn_text
-from .language import readable
-from .rewards.state_match import world_model_bonus
-from .rollout.sampler import Sample
-from .worlds.base import attempt
-from .worlds.tasks import Task
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid
+from ..language import readable
+from ..rewards.state_match import world_model_bonus
+from ..rollout.sampler import Sample
+from ..worlds.base import attempt
+from ..worlds.tasks import Task
+from .config import AgentSettings
+from .format import OPENING, SYSTEM, Parsed, parse, play, prefix, turn_text
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.batch import PackedBatch
-from ..data.packing import TrainSequence, pack, unpack
-from ..data.tokenizers import Tokenizer
-from ..data.trajectory import Invalid, Trajectory
-from .agent import AgentEpisode, AgentSettings, chat_of
-from .statistics import Estimate, mean
-from .worlds.baselines import ceiling, pass_at_k, random_policy
-from .worlds.tasks import Task
+from ...core.batch import PackedBatch
+from ...data.packing import TrainSequence, pack, unpack
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid, Trajectory
+from ..statistics import Estimate, mean
+from ..worlds.baselines import ceiling, pass_at_k, random_policy
+from ..worlds.tasks import Task
+from .episode import AgentEpisode, AgentSettings, chat_of
 
 Scorer = Callable[[list[PackedBatch]], list]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terrella.rl.agent_format import FORMATS, Turn, ground, has_states, messages, parse, play, prefix
+from terrella.rl.agents.format import FORMATS, Turn, ground, has_states, messages, parse, play, prefix
 from terrella.rl.worlds.sokoban import Sokoban
 from terrella.rl.worlds.tasks import load_tasks
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.tokenizers import Tokenizer
-from ..data.trajectory import Invalid, Trajectory
-from .agent import AgentEpisode, AgentSettings, Chat, chat_of
-from .multiturn import DEFAULT_LIMITS, Limits, rollout_worlds
-from .rollout.sampler import Sampler, SamplingParams
-from .worlds.base import World
-from .worlds.tasks import Task, allocate, group_seeds
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid, Trajectory
+from ..multiturn import DEFAULT_LIMITS, Limits, rollout_worlds
+from ..rollout.sampler import Sampler, SamplingParams
+from ..worlds.base import World
+from ..worlds.tasks import Task, allocate, group_seeds
+from .episode import AgentEpisode, AgentSettings, Chat, chat_of
 
 
 @dataclass

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .agent_config import Format
-from .worlds.base import World
-from .worlds.tasks import Task
+from ..worlds.base import World
+from ..worlds.tasks import Task
+from .config import Format
 
 SEPARATOR = "||"
 SYSTEM = "You are a helpful assistant that acts in small worlds. "

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from ..data.trajectory import Invalid, Trajectory
-from .agent_config import AgentSettings
-from .agent_format import OPENING, Turn, messages, parse, play
-from .agent_rollout import Seat
-from .text_games.teacher import Teacher
-from .worlds.base import attempt
+from ...data.trajectory import Invalid, Trajectory
+from ..text_games.teacher import Teacher
+from ..worlds.base import attempt
+from .config import AgentSettings
+from .format import OPENING, Turn, messages, parse, play
+from .rollout import Seat
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from ..data.tokenizers import Tokenizer
-from ..data.trajectory import Invalid, Role, TokenSequence
-from .agent import AgentEpisode
-from .agent_config import Format, Variant
-from .agent_format import OPENING, ground, has_states
-from .rollout.sampler import Sample, SampleRequest
-from .worlds.base import World
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid, Role, TokenSequence
+from ..rollout.sampler import Sample, SampleRequest
+from ..worlds.base import World
+from .config import Format, Variant
+from .episode import AgentEpisode
+from .format import OPENING, ground, has_states
 
 HIDDEN = "..."
 BLANK = "-"  # a token of its own, also where several stand together

@@ -9,11 +9,11 @@ import torch
 
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.data.trajectory import Invalid, Role
-from terrella.rl.agent_config import AgentSettings
-from terrella.rl.agent_eval import state_perplexity, summarise
-from terrella.rl.agent_rollout import Player, Seat, actions_taken, deal, describe_agents, turns_of, world_finder
+from terrella.rl.agents.config import AgentSettings
+from terrella.rl.agents.evaluate import state_perplexity, summarise
+from terrella.rl.agents.rollout import Player, Seat, actions_taken, deal, describe_agents, turns_of, world_finder
+from terrella.rl.agents.selfplay import RandomPlayer
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
-from terrella.rl.selfplay import RandomPlayer
 from terrella.rl.worlds.tasks import load_tasks
 
 TASKS, TOKENIZER = load_tasks(), ByteTokenizer()

@@ -6,11 +6,11 @@ import pytest
 
 from terrella.data.tokenizers import ByteTokenizer, HFTokenizer
 from terrella.data.trajectory import Role
-from terrella.rl.agent import PLAIN, AgentEpisode, AgentSettings
-from terrella.rl.agent_format import parse
+from terrella.rl.agents.episode import PLAIN, AgentEpisode, AgentSettings
+from terrella.rl.agents.format import parse
+from terrella.rl.agents.selfplay import RandomPlayer, encode_spans, held_out, lessons, tagged_share, written_response
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import SamplingParams
-from terrella.rl.selfplay import RandomPlayer, encode_spans, held_out, lessons, tagged_share, written_response
 from terrella.rl.worlds.sokoban_text import parse_state
 from terrella.rl.worlds.tasks import load_tasks
 
