@@ -13,7 +13,7 @@ import pytest
 from terrella.core.checkpoint import CheckpointReader
 from terrella.data.shards import ShardSet
 from terrella.launch.report import tables
-from terrella.rl.agent_format import parse
+from terrella.rl.agents.format import parse
 from terrella.tests.launch import tiny_agent, tiny_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
