@@ -120,6 +120,7 @@ class LanguageEvaluate(Comparison):
     n: int = 512  # held-out rows at most
     unseen_n: int = 256  # rows of unseen games or pages at most
     temperature: float = 0.0
+    greedy: bool = False  # tables of the likeliest answers as well
     drift_steps: int = 0  # text games: so many steps are imagined one after the other beside the true game, by the same actions
     drift_episodes: int = 64
     uses: ClassVar[tuple[str, ...]] = ("models", "data")

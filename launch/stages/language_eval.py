@@ -33,12 +33,15 @@ def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
     if TEST not in parts:
         raise ConfigError(f"stages: '{stage.data}' has no held-out questions for '{stage.name}'; name their shards with test: FOLDER")
     found: dict[tuple[str, str], Judgements] = {}
+    likeliest: dict[tuple[str, str], Judgements] = {}
     walked: dict[str, list[list[bool]]] = {}
     progress = Progress(stage.name, len(stage.models) * len(parts), speak=job.speaks)
     for name in stage.models:
         sampler = embedded_sampler(build_engine(job, None, name), job)
         for part, asked in parts.items():
-            found[name, part] = judge_part(stage, job, questions, sampler, asked)
+            found[name, part] = judge_part(stage, job, questions, sampler, asked, stage.temperature)
+            if stage.greedy:
+                likeliest[name, part] = judge_part(stage, job, questions, sampler, asked, 0.0)
             progress.update(len(found))
         if stage.drift_steps and parts[TEST][0].domain == "text-game":
             walked |= drifts(stage, job, questions, sampler, name)
@@ -46,8 +49,13 @@ def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
     if job.speaks:
         for part, asked in parts.items():
             judged = {name: found[name, part] for name in stage.models}
-            for name, told in (page_tables if web else game_tables)(stage, part, asked, judged).items():
-                job.run.write_result(name, told)
+            how = f"temperature {stage.temperature:g}" if stage.temperature else "greedy"
+            for name, told in (page_tables if web else game_tables)(stage, part, asked, judged, how).items():
+                job.run.write_result(f"{stage.name}-{name}", told)
+            if stage.greedy:
+                judged = {name: likeliest[name, part] for name in stage.models}
+                told = (page_tables if web else game_tables)(stage, part, asked, judged, "greedy")[part]
+                job.run.write_result(f"{stage.name}-{part}-greedy", told)
         if walked:
             told = drift_table(walked, f"Imagined states still exact after k steps, temperature {stage.temperature:g}")
             job.run.write_result(f"{stage.name}-drift", told)
@@ -80,11 +88,13 @@ def gains(asked: list[Question], after: Judgements, before: Judgements) -> list[
     return games.gains(after, before)
 
 
-def judge_part(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, asked: list[Question]) -> Judgements:
+def judge_part(
+    stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, asked: list[Question], temperature: float
+) -> Judgements:
     """All ranks' judgements of one model's answers, in the order of the questions."""
     mine = asked[job.rank :: job.ranks]
     tokenizer = questions.tokenizer
-    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+    params = SamplingParams(stage.max_new_tokens, temperature, stop_ids=(tokenizer.eos_id,))
     told = answers(sampler, mine, tokenizer, params, fold(job.recipe.seed, 3), questions.multiple)
     if asked[0].domain == "web-page":
         judged: Judgements = pages.judge_pages([q.answer for q in mine], told, stage.mode)
@@ -117,21 +127,25 @@ def kind_of(stage: LanguageEvaluate, name: str) -> str:
     return "control" if name == stage.control else "model"
 
 
-def game_tables(stage: LanguageEvaluate, part: str, asked: list[Question], judged: dict[str, Judgements]) -> dict[str, dict[str, Any]]:
+def game_tables(
+    stage: LanguageEvaluate, part: str, asked: list[Question], judged: dict[str, Judgements], how: str
+) -> dict[str, dict[str, Any]]:
     """The table of all models, and for the model of the headline its games and its verbs."""
     rows = [q.row for q in asked]
     models = [games.Model(name, j, kind_of(stage, name)) for name, j in judged.items()]
-    tables = {f"{stage.name}-{part}": games.table(rows, models, stage.mode, PARTS[part])}
+    tables = {part: games.table(rows, models, stage.mode, f"{PARTS[part]}, {how}")}
     for model in models if part == TEST else []:
         if model.name == stage.after:
-            tables |= {f"{stage.name}-by-{by}": games.breakdown(rows, model, stage.mode, by) for by in ("game", "verb")}
+            tables |= {f"by-{by}": games.breakdown(rows, model, stage.mode, by) for by in ("game", "verb")}
     return tables
 
 
-def page_tables(stage: LanguageEvaluate, part: str, asked: list[Question], judged: dict[str, Judgements]) -> dict[str, dict[str, Any]]:
+def page_tables(
+    stage: LanguageEvaluate, part: str, asked: list[Question], judged: dict[str, Judgements], how: str
+) -> dict[str, dict[str, Any]]:
     """The table of all models."""
     models = [(name, kind_of(stage, name), j) for name, j in judged.items()]
-    return {f"{stage.name}-{part}": pages.table([q.answer for q in asked], models, stage.mode, PARTS[part])}
+    return {part: pages.table([q.answer for q in asked], models, stage.mode, f"{PARTS[part]}, {how}")}
 
 
 def game_summary(stage: LanguageEvaluate, judged: dict[str, Judgements]) -> dict[str, Any]:
