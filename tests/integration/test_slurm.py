@@ -1,6 +1,7 @@
 """`terrella launch` on a real SLURM: several nodes, requeue by signal, a lost node, chains, arrays, refusals before submission."""
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from terrella.core.files import read_json
@@ -134,6 +136,29 @@ done
     assert "again on n" in slurm.log(slurm.job(job))
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None and "ray" not in os.environ.get("TERRELLA_REQUIRE", "").split(","),
+    reason="ray is not installed (requirements/ray.txt)",
+)
+def test_ray_cluster_inside_the_allocation_trains_to_the_end(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (job,) = job_ids(launch(slurm, run, "--nodes", "2", "--ranks-per-node", "1", "--ray"))
+    known = slurm.wait(job, deadline_s=PATIENCE_S)
+    log = slurm.log(known)
+    first, second = re.search(r"ray: start 1: trainer on (\w+), (\w+)", log).groups()
+    assert first != second and "ray: start 2" not in log, log  # one rank on each of Ray's nodes
+    assert tiny_run.results(run) == whole
+    assert (run / "logs" / "ray-trainer-1.log").is_file() and known["NumNodes"].startswith("2")
+    port = str(40000 + int(job) * 13 % 20000)
+    until("end of Ray", lambda: not ray_daemons(port), 60)
+
+
+def ray_daemons(port: str) -> list[str]:
+    """What is left on this machine of the Ray cluster whose head listens there."""
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if f":{port}" in line and ("raylet" in line or "gcs_server" in line)]
+
+
 def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # far too long to finish, so that the orphan is still training when the job starts anew on the other node
@@ -196,6 +221,13 @@ def test_refused_before_submission(slurm: Cluster, tmp_path: Path, options: list
     done = launch(slurm, tmp_path / "run", *options)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert not slurm.ask("squeue", "--noheader", "--states=PENDING,RUNNING", "--name=sokoban-tiny").strip()
+
+
+def test_an_account_is_submitted_unchecked_where_the_cluster_keeps_none(slurm: Cluster, tmp_path: Path) -> None:
+    done = launch(slurm, tmp_path / "run", "--account", "nope", "--setup", "exit 0")
+    (job,) = job_ids(done)
+    assert "note: --account nope: not checked" in done.stdout
+    assert slurm.wait(job)["Account"] == "nope"
 
 
 def test_every_ready_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
