@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -218,6 +219,12 @@ class SokobanConfig(RoomConfig):
             raise ValueError("observation: coord does not tell where inner walls are; it needs open: true")
 
 
+@lru_cache(maxsize=4096)
+def _room_of(config: RoomConfig, seed: int) -> bytes:
+    """A room once made is kept: the samples of a group all begin in it."""
+    return make_room(config, seed)[0]
+
+
 class Sokoban(World):
     """Push every box onto a target."""
 
@@ -227,13 +234,14 @@ class Sokoban(World):
 
     def __init__(self, **settings: Any) -> None:
         self.config = SokobanConfig(**settings)
+        self._rooms = RoomConfig(**{f.name: getattr(self.config, f.name) for f in fields(RoomConfig)})
         self.grid_words = dict(zip(self.config.grid, MEANINGS, strict=True))
         self.action_words = dict(enumerate(self.config.actions, start=1))
         self.codes: bytes | None = None
         self.steps = 0
 
     def reset(self, seed: int, sample: int = 0) -> str:
-        self.codes, _ = make_room(self.config, seed)
+        self.codes = _room_of(self._rooms, seed)
         self.steps = 0
         return self.render()
 
