@@ -62,6 +62,7 @@ STAGES = {
     "web-eval": "web_eval",
     "web-rl": "web_rl",
     "web-plan": "web_plan",
+    "web-site-pages": "web_site_pages",
 }
 
 

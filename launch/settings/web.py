@@ -10,7 +10,7 @@ from ...core.config import OptimizerConfig
 from ...rl.algorithms.config import GRPO
 from ...rl.rollout.config import Rollouts
 from .base import positive
-from .web_live import WebPlan, WebReinforce
+from .web_live import WebPlan, WebReinforce, WebSitePages
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
 PhaseMethod = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce", "grpo"]
@@ -343,6 +343,7 @@ WebStage = (
     | WebReinforce
     | WebEvaluate
     | WebPlan
+    | WebSitePages
     | WebPhases
 )
 

@@ -8,6 +8,22 @@ from typing import ClassVar, Literal
 from ...rl.rollout.config import Rollouts
 from ...rl.webrl.plan_config import PlanArm
 from .base import OnPolicy, positive
+from .language import WebPageData
+
+
+@dataclass(frozen=True)
+class WebSitePages(WebPageData):
+    """Page transitions recorded on the start's training tasks, in the shape of web-page-data: the oracle's actions, and random ones."""
+
+    kind: Literal["web-site-pages"]  # type: ignore[assignment]
+    tasks: int = 400
+    others: int = 3  # random actions tried in every state
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "tasks")
+        if self.transitions is not None or self.others < 0:
+            raise ValueError("transitions: they are recorded here; leave it out, and let others be 0 or above")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from ...rl.webrl.prompts import Prompter
 from ...rl.webrl.steps import WebTrajectory, read_trajectories
 from ...rl.worlds.tasks import load_tasks
 from ...rl.worlds.web.generate import SiteTask
+from ...rl.worlds.web.hosted import HostedWorld
 from ...rl.worlds.web.tasks import parse_task
 from ...rl.worlds.web.world import WebWorld
 from ..job import Job
@@ -64,6 +65,8 @@ def make_world(start: WebStart, test: bool = False) -> WebWorld:
     known = load_tasks(*start.tag_files)
     if tag not in known or known[tag].world != "web":
         raise ConfigError(f"tag: '{tag}' is no tag of a web world; see rl/worlds/tags.yaml and tag_files")
+    if known[tag].config["backend"] == "chromium":  # stages call worlds from several threads
+        return HostedWorld(**known[tag].config)
     world = known[tag].make()
     assert isinstance(world, WebWorld)
     return world

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...core.rng import fold, permutation
 from ...data.trajectory import Invalid, Trajectory
 from ...rl.multiturn import Limits, rollout_worlds
-from ...rl.rollout.sampler import Sample, Sampler, SamplingParams
+from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.webrl.episode import WebEpisode
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
@@ -21,7 +21,7 @@ LIMITS = Limits(workers=4, max_turns=200)
 
 
 @dataclass
-class Seat:
+class WebSeat:
     """A place in a step: a task and a sample of it. `episode` is the last one begun there; a fault may have begun several."""
 
     task: SiteTask
@@ -29,75 +29,65 @@ class Seat:
     sample_index: int
     episode: WebEpisode | None = None
 
-    def context(self) -> tuple[int, ...] | None:
-        return self.episode.context() if self.episode else None
 
-    def receive(self, sample: Sample) -> None:
-        assert self.episode is not None
-        self.episode.receive(sample)
-
-    def score(self) -> tuple[list[float], float | Invalid, dict[str, Any]]:
-        assert self.episode is not None
-        return self.episode.score()
-
-
-def deal(tasks: Sequence[SiteTask], groups: int, samples: int, step: int, seed: int) -> list[Seat]:
+def deal(tasks: Sequence[SiteTask], groups: int, samples: int, step: int, seed: int) -> list[WebSeat]:
     """The seats of one step: every task comes once before any comes again, in a fresh order every time."""
     places = range(step * groups, (step + 1) * groups)
     chosen = [(place, permutation(len(tasks), seed, place // len(tasks))[place % len(tasks)]) for place in places]
-    return [Seat(tasks[which], place, sample) for place, which in chosen for sample in range(samples)]
+    return [WebSeat(tasks[which], place, sample) for place, which in chosen for sample in range(samples)]
 
 
 def run(stage: WebReinforce, job: Job) -> dict[str, Any]:
-    """Train to the last step; say how many episodes succeeded on the way and how many actions and gradient tokens it took."""
+    """Train to the last step; say how many episodes it played, how many of them succeeded, and how many actions they took."""
     tasks = read_tasks(job, stage.tasks) if stage.tasks else pool_of(start_of(job))
-    players, prompter = Players(job), prompter_of(job)
-    counts = {"actions": 0, "episodes": 0, "successes": 0}
+    players = Players(job)
+    counts = {"episodes": 0, "successes": 0, "actions": 0}
 
-    def seats_of(step: int) -> list[Seat]:
+    def seats_of(step: int) -> list[WebSeat]:
         return list(job.share(deal(tasks, stage.prompts_per_step, stage.samples_per_prompt, step, fold(job.recipe.seed, 61))))
 
-    def play(sampler: Sampler, seats: list[Seat], params: SamplingParams, seed: int) -> list[Trajectory]:
+    def play(sampler: Sampler, seats: list[WebSeat], params: SamplingParams, seed: int) -> list[Trajectory]:
         found: list[Trajectory] = []
         for at in range(0, len(seats), stage.at_once):
             part = seats[at : at + stage.at_once]
             while len(players.worlds) < len(part):  # before threads ask for them
                 players.worlds.append(make_world(start_of(job)))
-
-            def maker(place: int, seat: Seat) -> Any:
-                def make() -> WebEpisode:
-                    seat.episode = players.episode(place, seat.task, seat.prompt_id, seat.sample_index)
-                    return seat.episode
-
-                return make
-
-            found += rollout_worlds(sampler, [maker(i, seat) for i, seat in enumerate(part)], params, seed, LIMITS)
+            makers = [_maker(players, place, seat) for place, seat in enumerate(part)]
+            found += rollout_worlds(sampler, makers, params, seed, LIMITS)
         return found
 
     def measure(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         good = [t for t in trajectories if not isinstance(t.reward, Invalid)]
-        mine = {"actions": sum(t.info["steps"] for t in good), "episodes": len(good), "successes": sum(t.info["success"] for t in good)}
+        mine = {"episodes": len(good), "successes": sum(t.info["success"] for t in good), "actions": sum(t.info["steps"] for t in good)}
         fresh = {name: sum(part[name] for part in job.gather(mine)) for name in mine}
         for name, value in fresh.items():
             counts[name] += value
         played = max(fresh["episodes"], 1)
-        return {"web/success": fresh["successes"] / played, "web/steps": fresh["actions"] / played, "actions": counts["actions"]}
+        return {"web/success": fresh["successes"] / played, "web/steps": fresh["actions"] / played, **counts}
 
     drill = Drill(
-        params=SamplingParams(start_of(job).max_new_tokens, stage.temperature, stop_ids=(prompter.stop_id,)),
+        params=SamplingParams(start_of(job).max_new_tokens, stage.temperature, stop_ids=(prompter_of(job).stop_id,)),
         microbatch_tokens=stage.microbatch_tokens,
         episodes_of=seats_of,
         progress=lambda values: f"success {values['web/success']:.3f}",
-        turns=turns,
+        turns=_turns,
         measure=measure,
         play=play,
         counts=counts,
     )
-    return {**practise(stage, job, drill), "tasks": len(tasks)}
+    return {"tasks": len(tasks), **practise(stage, job, drill)}
 
 
-def turns(seat: Seat) -> list[dict[str, Any]]:
-    """An episode as the report shows it: the page before each action, and what was written."""
+def _maker(players: Players, place: int, seat: WebSeat) -> Callable[[], WebEpisode]:
+    def make() -> WebEpisode:
+        seat.episode = players.episode(place, seat.task, seat.prompt_id, seat.sample_index)
+        return seat.episode
+
+    return make
+
+
+def _turns(seat: WebSeat) -> list[dict[str, Any]]:
+    """The rounds of an episode as the report shows them: the page before each action, what was written, and the next page."""
     rounds = seat.episode.rounds if seat.episode else []
     after = [html for _, _, html, _, _ in rounds[1:]] + [rounds[-1][2] if rounds else ""]
     return [

@@ -73,7 +73,8 @@ class WebEpisode:
         steps = tuple(WebStep(r[0], r[1], after, r[2], r[3], r[4]) for r, after in zip(self.rounds, following, strict=True))
         score = max(0.0, self.world.score)
         known = None if task.task_id.startswith(MADE) else score
-        return WebTrajectory(task.task_id, task.intent, task.sites[0], steps, known or 0.0, known, key)
+        assert self.world.task is not None  # its intent: some pages say themselves what they ask for
+        return WebTrajectory(task.task_id, self.world.task.intent, task.sites[0], steps, known or 0.0, known, key)
 
 
 def demonstrate(episode: WebEpisode, noise: float, rng: random.Random) -> None:

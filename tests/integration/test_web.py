@@ -6,6 +6,7 @@ import http.server
 import importlib.util
 import json
 import os
+import random
 import shutil
 import threading
 import time
@@ -334,3 +335,38 @@ def test_scripted_oracles_solve_miniwob_pages() -> None:
                 if not world.score:
                     failed.append((name, seed, world.task.intent))
     assert len(names) >= 25 and failed == []
+
+
+def test_miniwob_tasks_are_played_from_several_threads(miniwob) -> None:
+    from terrella.data.tokenizers import ByteTokenizer
+    from terrella.rl.rollout.concurrent import run_all
+    from terrella.rl.webrl.episode import WebEpisode, demonstrate
+    from terrella.rl.webrl.prompts import Prompter
+    from terrella.rl.worlds.web.hosted import HostedWorld
+    from terrella.rl.worlds.web.tasks import parse_task
+
+    told = {"source": "miniwob", "backend": "chromium", "pages": ("click-button", "enter-text"), "instances": 2, "split": "test"}
+    worlds = [HostedWorld(**told, deadline_s=60) for _ in range(2)]
+    known = worlds[0].tasks
+    assert len(known) == 4 and parse_task(dict(known[0].task.raw)) == known[0].task
+
+    def player(number: int):
+        def play():
+            found = []
+            for place in (number, number + 2):
+                episode = WebEpisode(worlds[number], known[place], place, 0, Prompter(ByteTokenizer(), 20000))
+                demonstrate(episode, 0.0, random.Random(0))
+                found.append(episode.trajectory(str(place)))
+            return found
+
+        return play
+
+    for _ in range(2):  # other threads than before
+        parts = run_all([player(0), player(1)], workers=2, deadline_s=300, what="episode")
+        trajectories = [t for part in parts for t in part]
+        assert all(t.success and t.intent and t.intent != t.task_id for t in trajectories)
+    held = worlds[0].snapshot()
+    worlds[1].restore(held)
+    assert worlds[1].task.intent == worlds[0].task.intent and worlds[1].html == worlds[0].html
+    for world in worlds:
+        world.close()

@@ -62,7 +62,8 @@ class _Process:
         kept = [f"EXCLUDE {host.partition(':')[0]}" for host in sorted(hosts) if not local]
         rules = [f"MAP *.test 127.0.0.1:{self.server.port}"] if self.server else []
         arguments = [
-            "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
+            "--no-sandbox", "--disable-gpu", "--in-process-gpu", "--disable-dev-shm-usage", "--no-first-run",
+            "--disable-background-networking",
             f"--host-resolver-rules={', '.join([*rules, 'MAP * ~NOTFOUND', *kept])}",
         ]  # fmt: skip
         self.browser = _shared.tool.chromium.launch(executable_path=path, args=arguments, timeout=max(60.0, timeout_s) * 1000)
@@ -100,12 +101,19 @@ def _release(key: Any, process: _Process) -> None:
 
 
 class ChromiumBackend:
-    """A context of its own in a Chromium that the worlds of a thread share. `fetch` gives the local sites; None for pages elsewhere."""
+    """A context of its own in a Chromium that the worlds of a thread share. `fetch` gives the local sites; None for pages elsewhere.
+
+    With `live` an action meets its element where it is then; without, where it was when the page was looked at, which saves the browser
+    two of the four questions of a step and is enough for pages that stay as they are between steps.
+    """
 
     has_layout = True
 
-    def __init__(self, limits: Limits, fetch: Fetch | None = None, *, browser: str = "", skip: str = "", probe: str = "null") -> None:
-        self.limits, self.skip = limits, skip  # a selector of what is no part of the page
+    def __init__(
+        self, limits: Limits, fetch: Fetch | None = None, *, browser: str = "", skip: str = "", probe: str = "null", live: bool = True
+    ) -> None:
+        self.limits, self.skip, self.live = limits, skip, live  # skip: a selector of what is no part of the page
+        self.centres: dict[str, list[float] | None] = {}
         self.script, self.probed = _script(probe), None  # an expression of ours whose value every look brings along
         self.unsettled = False
         self.path, self.fetch, self.token = find_chromium(browser), fetch, secrets.token_hex(8)
@@ -127,6 +135,11 @@ class ChromiumBackend:
         if not self.pages:
             raise WorldFault("web: no tab is open; call begin first")
         return self.pages[self.front]
+
+    @property
+    def connected(self) -> bool:
+        """Whether the browser is still there."""
+        return self.context is not None and self.process.browser.is_connected()
 
     @property
     def _ms(self) -> float:
@@ -221,18 +234,19 @@ class ChromiumBackend:
 
     def look(self) -> Page:
         quiet = 1000 * self.limits.settle_s if self.unsettled else -1
-        options = {"budget": min(3000.0, self._ms / 3), "skip": self.skip, "quiet": quiet}
+        options = {"budget": min(3000.0, self._ms / 3), "skip": self.skip, "quiet": quiet, "live": self.live}
         for attempt in (1, 2, 3):
             try:
                 self.snapshot = self.page.wait_for_function(self.script, arg=options, timeout=self._ms)
-                raw = json.loads(self.snapshot.evaluate("s => s.data"))
+                # the handle of a text is the text itself, so that it need not be asked for
+                raw = json.loads(self.snapshot.evaluate("s => s.data") if self.live else str(self.snapshot))
                 break
             except Exception as error:
                 # the page was replaced while it was being read
                 if attempt == 3 or not any(told in str(error) for told in ("context was destroyed", "navigat", "Cannot find context")):
                     raise fault("reading the page", self.limits, error) from error
                 self._loaded(time.monotonic() + self.limits.deadline_s / 2)
-        self.probed, self.unsettled = raw["probe"], False
+        self.probed, self.unsettled, self.centres = raw["probe"], False, raw.get("centres", {})
         found = from_snapshot(raw)
         found.truncated = found.truncated or self.late
         return found
@@ -278,13 +292,17 @@ class ChromiumBackend:
             raise ActionFailed(f"{refused[:80]} is not among the allowed hosts")
 
     def _centre(self, element: Element) -> tuple[float, float]:
-        found = self.snapshot.evaluate(_CENTRE, element.index)
+        found = self.snapshot.evaluate(_CENTRE, element.index) if self.live else self.centres.get(str(element.index))
         if found is None:
             raise ActionFailed("the element is gone or out of sight")
         return found[0], found[1]
 
     def _handle(self, element: Element) -> Any:
-        found = self.snapshot.evaluate_handle("(s, i) => s.elements[i]", element.index).as_element()
+        if self.live:
+            found = self.snapshot.evaluate_handle("(s, i) => s.elements[i]", element.index).as_element()
+        else:
+            script = "([x, y, tag]) => { const e = document.elementFromPoint(x, y); return e && e.closest(tag); }"
+            found = self.page.evaluate_handle(script, [*self._centre(element), element.tag]).as_element()
         if found is None:
             raise ActionFailed("the element is gone")
         return found
@@ -307,8 +325,9 @@ class ChromiumBackend:
                     return
                 page.mouse.click(x, y)
                 page.keyboard.press("Control+A")
-                page.keyboard.press("Backspace")
                 text = action.text if element.tag == "textarea" else action.text.replace("\r", "").replace("\n", "")
+                if not text:  # a text takes the place of what is selected
+                    page.keyboard.press("Backspace")
                 if len(text) > 1:  # all but the last letter at once; the last with its key events, which scripts listen to
                     page.keyboard.insert_text(text[:-1])
                 page.keyboard.type(text[-1:])
@@ -378,7 +397,8 @@ class ChromiumBackend:
     def run(self, script: str, argument: Any = None) -> Any:
         """The value of a script of ours in the page in front, within the deadline. Never for text of pages or models."""
         try:
-            return self.page.wait_for_function(f"async a => [await ({script})(a)]", arg=argument, timeout=self._ms).evaluate("v => v[0]")
+            told = self.page.wait_for_function(f"async a => JSON.stringify([await ({script})(a)])", arg=argument, timeout=self._ms)
+            return json.loads(str(told))[0]  # the handle of a text is the text itself
         except Exception as error:
             raise fault("a script", self.limits, error) from error
 

@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from ..base import WorldFault
-from .backend import Limits, Start
+from .backend import ActionFailed, Limits, Start
 from .chromium import ChromiumBackend
 
 VIEWPORT = (500, 320)
@@ -42,7 +42,8 @@ class MiniWob:
 
     def __init__(self, *, browser: str = "", deadline_s: float = 10.0) -> None:
         limits = Limits(files=str(page_folder()), deadline_s=deadline_s, settle_s=0.0)
-        self.backend = ChromiumBackend(limits, browser=browser, skip="#reward-display, #click-canvas, #sync-task-cover", probe=_STATUS)
+        skip = "#reward-display, #click-canvas, #sync-task-cover"
+        self.backend = ChromiumBackend(limits, browser=browser, skip=skip, probe=_STATUS, live=False)
         self.shown = ""
 
     def start(self, name: str, seed: int) -> str:
@@ -50,8 +51,15 @@ class MiniWob:
         if name not in page_names():
             raise WorldFault(f"web: MiniWoB++ has no page {name!r}; it has {len(page_names())}, such as {', '.join(page_names()[:3])}")
         if name != self.shown or len(self.backend.pages) != 1:
-            self.shown = ""
-            self.backend.begin(Start(((page_folder() / "miniwob" / f"{name}.html").as_uri(),), viewport=VIEWPORT))
+            known, self.shown = self.shown, ""
+            url = (page_folder() / "miniwob" / f"{name}.html").as_uri()
+            if known and len(self.backend.pages) == 1 and self.backend.connected:
+                try:
+                    self.backend.open(url)  # the pages keep nothing: a context of its own for each would cost a second of processor time
+                except ActionFailed as error:
+                    raise WorldFault(f"web: cannot open {name}: {error}") from error
+            else:
+                self.backend.begin(Start((url,), viewport=VIEWPORT))
             self.shown = name
         told = self.backend.run(_START, str(seed))
         if told is None:

@@ -10,16 +10,20 @@ async (options) => {
   const KEPT = ["title", "value", "type", "placeholder", "selected", "data-testid", "data-label", "role", "aria-label", "alt", "for", "id",
     "name", "href", "class", "disabled", "required", "readonly", "maxlength", "contenteditable", "target"];
   const elements = [];
+  const centres = {}; // where the pointer meets an element, by index
   let truncated = false;
   const clip = (r) => {
     const left = Math.max(0, r.left), top = Math.max(0, r.top), right = Math.min(W, r.right), bottom = Math.min(H, r.bottom);
     return right - left > 0 && bottom - top > 0 && (right - left) * (bottom - top) >= 1 ? [(left + right) / 2, (top + bottom) / 2] : null;
   };
-  const hit = (element, rects) => {
+  const hit = (element, rects, index) => {
     for (const rect of rects) {
       const at = clip(rect);
       const top = at && document.elementFromPoint(at[0], at[1]);
-      if (top && (top === element || element.contains(top))) return true;
+      if (top && (top === element || element.contains(top))) {
+        centres[index] = at;
+        return true;
+      }
     }
     return false;
   };
@@ -53,7 +57,8 @@ async (options) => {
     if (meets || rects.length > 1) {
       const style = getComputedStyle(element);
       if (meets && style.visibility !== "hidden" && element.getAttribute("aria-hidden") !== "true") flags |= 1;
-      if (style.visibility !== "hidden" && clickable(element, tag, style) && hit(element, rects)) flags |= 2;
+      if (style.visibility !== "hidden" && clickable(element, tag, style) && hit(element, rects, index)) flags |= 2;
+      else if (flags && !options.live) centres[index] = clip(first);
     }
     const inSelect = tag === "OPTION" || tag === "OPTGROUP";
     const children = [];
@@ -75,5 +80,7 @@ async (options) => {
     return [tag.toLowerCase(), attributes, index, flags, box, held(element, tag), children];
   };
   const tree = visit(document.documentElement) || ["html", {}, 0, 1, null, null, []];
-  return { elements, data: JSON.stringify({ probe: PROBE, tree, url: location.href, title: document.title, truncated }) };
+  const page = { probe: PROBE, tree, url: location.href, title: document.title, truncated };
+  if (!options.live) return JSON.stringify({ ...page, centres });
+  return { elements, data: JSON.stringify(page) };
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from .evaluators import Dialect, evaluate
 from .generate import CONTENT, SiteTask, make_site_tasks, resolve, script_text
 from .judge import Judge
 from .login import LoginForm, credentials, fill_in, read_state, redact
+from .miniwob_tasks import SITE, miniwob_tasks, place_of
 from .observe import accessibility_nodes, accessibility_tree, simplified_html
 from .sites import SITES, SiteSet
 from .sites.base import PASSWORD, USER
@@ -101,13 +102,13 @@ class WebWorld(World):
 
     @functools.cached_property
     def tasks(self) -> tuple[SiteTask, ...]:
-        """The tasks that seeds walk over (local sites and task files)."""
+        """The tasks that seeds walk over (local sites and task files), or so many instances of every MiniWoB++ page."""
         config = self.config
         if config.source == "sites":
             return _site_tasks(config.content, config.contents, tuple(config.sites), config.instances, config.split)
         if config.source == "file":
             return tuple(SiteTask(task, "all", ()) for task in load_web_tasks(config.tasks_file, config.addresses))
-        return ()
+        return tuple(miniwob_tasks(config.pages or self._all_pages(), config.instances, config.split))
 
     def _open_backend(self) -> Backend:
         if self.backend is not None:
@@ -142,20 +143,28 @@ class WebWorld(World):
             chosen = self.tasks[seed % len(self.tasks)]
             self.origin: dict[str, Any] = {"seed": seed}
             return self._begin(chosen.task, chosen.steps)
+        names = config.pages or self._all_pages()
+        name = names[seed % len(names)]
+        self.origin = {"seed": seed}
+        return self._begin_page(WebTask(f"{name}.{seed}", (SITE,), "", (), Evaluation(()), template=name), name, seed)
+
+    def _all_pages(self) -> tuple[str, ...]:
         from .miniwob import page_names
 
-        self._open_backend()
-        names = self.config.pages or page_names()
-        name = names[seed % len(names)]
+        return page_names()
+
+    def _begin_page(self, task: WebTask, name: str, seed: int) -> str:
+        """Begin an instance of a MiniWoB++ page; it says itself what is asked for."""
+        backend = self._open_backend()
         intent = self.miniwob.start(name, seed)
-        self.origin = {"seed": seed}
-        task = WebTask(f"{name}.{seed}", ("miniwob",), intent, (self.backend.url if self.backend else "",), Evaluation(()), template=name)
-        return self._ready(task, ())
+        return self._ready(replace(task, intent=intent, start_urls=(backend.url,)), ())
 
     def open_task(self, record: dict[str, Any] | WebTask, steps: tuple[Step, ...] = ()) -> str:
         """Begin a task of the caller's, such as one of a task file or a generated instruction, in place of a seed's."""
         task = record if isinstance(record, WebTask) else parse_task(record)
         self.origin = {"record": json.loads(json.dumps(dict(task.raw)))}
+        if self.config.source == "miniwob":
+            return self._begin_page(task, *place_of(task))
         return self._begin(task, steps)
 
     def _begin(self, task: WebTask, steps: tuple[Step, ...]) -> str:
@@ -329,17 +338,18 @@ class WebWorld(World):
         return script_text(action, self.page.labels.get(action.element) if action.element is not None else None)
 
     def random_action(self, rng: random.Random) -> str:
-        """A click, words of the task typed into a field, or an exit, each element equally likely."""
+        """A click, words of the task typed into a field, or an exit, each element equally likely, in the grammar of the observation."""
         check_started(self, self.task)
         assert self.task is not None
-        words = self.task.intent.split()
-        label = rng.choice([*self.page.labels, None])
-        if label is None:
-            return WebAction("exit").call
-        if self.page.labels[label].tag not in ("input", "textarea"):
-            return WebAction("click", label).call
+        brackets, words = self.config.observation == "accessibility", self.task.intent.split()
+        chosen = rng.choice([*(number for number, e in self.elements.items() if e.label is not None), None])
+        if chosen is None:
+            return "```stop []```" if brackets else WebAction("exit").call
+        if self.elements[chosen].tag not in ("input", "textarea"):
+            return f"```click [{chosen}]```" if brackets else WebAction("click", chosen).call
         start = rng.randrange(len(words))
-        return WebAction("search", label, " ".join(words[start : start + rng.randint(1, 4)]).replace('"', "")).call
+        text = " ".join(words[start : start + rng.randint(1, 4)]).replace('"', "")
+        return f"```type [{chosen}] [{text}] [1]```" if brackets else WebAction("search", chosen, text).call
 
     @property
     def trace(self) -> Trace:
