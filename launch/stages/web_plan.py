@@ -79,13 +79,13 @@ def _play(
             for (number, task), episode in zip(part, episodes, strict=True):
                 if episode.fault is None:
                     results[number] = (task.task.sites[0], episode.world.score >= 1.0)
-    more = {"unreadable": getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)}
-    tally, whole, lost = Tally(), Results(), 0
-    for part_results, part_tally, part_more, count in job.gather((results, planner.tally, more, len(mine) - len(results))):
+    unreadable = getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
+    parts = job.gather((results, planner.tally, unreadable, len(mine) - len(results)))
+    tally, whole = Tally(), Results()
+    for part_results, part_tally, _, _ in parts:
         whole.update(part_results)
         tally.add(part_tally)
-        more = part_more if part_more is more else {k: more[k] + v for k, v in part_more.items()}
-        lost += count
+    more, lost = {"unreadable": sum(part[2] for part in parts)}, sum(part[3] for part in parts)
     return dict(sorted(whole.items())), tally, more, lost
 
 
