@@ -115,7 +115,7 @@ def chromium_rates(workers: int, seconds: float) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="browsers, each with one context")
+    parser.add_argument("--workers", type=int, default=4, help="browsers, each with one context; more than cores, as each waits for frames")
     parser.add_argument("--seconds", type=float, default=20.0, help="of browsing")
     parser.add_argument("--no-browser", action="store_true")
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")

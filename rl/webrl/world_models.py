@@ -9,12 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ...core.rng import fold
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid
 from ..language import prompt_ids, readable
 from ..rewards.web_page import read_sections
 from ..rollout.sampler import Sampler, SampleRequest, SamplingParams
+from ..web_pages.assignment import assign
+from ..web_pages.changes import pair_cost
 from ..web_pages.prompt import PageTransition
 from ..web_pages.tree import BadTree, Node, parse_line, parse_tree, write_tree
 from ..worlds.base import attempt
@@ -56,25 +60,30 @@ def brackets(action: WebAction, page: Page) -> str:
 
 
 def apply_changes(tree: str, answer: str) -> str | None:
-    """The page after a list of changes: deleted items go, updated ones take the place of their id, new ones come last. None where the
-    answer is no list of changes."""
+    """The page after a list of changes: deleted items go, updated ones take the place of the item most like them, new ones come last. None
+    where the answer is no list of changes. A list names items as they are afterwards, so where ids move the place is a guess."""
     sections = read_sections(answer, "strict")
     if isinstance(sections, str):
         return None
-    new, deleted, updated = sections
+    new, gone, updated = sections[0], Counter(sections[1]), sections[2]
     try:
-        fresh = [parse_line(line) for line in new]
-        other = {node.id: node for node in map(parse_line, updated)}
+        fresh, changed = [parse_line(line) for line in new], [parse_line(line) for line in updated]
     except BadTree:
         return None
-    gone = Counter(deleted)
     kept: list[Node] = []
     for node in parse_tree(tree):
         if gone[node.line]:
             gone[node.line] -= 1
         else:
-            changed = other.get(node.id)
-            kept.append(Node(node.id, changed.role, changed.name, changed.properties, node.depth) if changed else node)
+            kept.append(node)
+    for role in {node.role for node in changed}:
+        places = [i for i, node in enumerate(kept) if node.role == role]
+        mine = [node for node in changed if node.role == role][: len(places)]
+        if mine:
+            costs = np.array([[pair_cost(kept[i], node) for i in places] for node in mine])
+            for node, column in zip(mine, assign(costs), strict=True):
+                old = kept[places[column]]
+                kept[places[column]] = Node(old.id, node.role, node.name, node.properties, old.depth)
     kept += [Node(n.id, n.role, n.name, n.properties, 1) for n in fresh]
     return write_tree([Node(i, n.role, n.name, n.properties, n.depth if i > 1 else 0) for i, n in enumerate(kept, 1)])
 

@@ -11,6 +11,7 @@ from terrella.rl.webrl.episode import WebEpisode
 from terrella.rl.webrl.plan_config import PlanArm
 from terrella.rl.webrl.planning import Imagined, Planner, PredictedPage, commonest, likeness
 from terrella.rl.webrl.prompts import Prompter
+from terrella.rl.webrl.world_data import site_transitions
 from terrella.rl.webrl.world_models import (
     CorruptedWorld,
     CriticValue,
@@ -216,3 +217,13 @@ def test_values_of_critic_and_language_model(known, ways) -> None:
 def test_mistakes_are_named(told: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         PlanArm("a", **told)
+
+
+def test_transitions_of_the_sites_are_true_and_begin_episodes(known) -> None:
+    found = list(site_transitions(spare(), spare(), known[:2], 2, seed=0))
+    assert [t.previous_action == "" for t in found].count(True) == 2 and found[0].previous_action == ""
+    firsts = [t for t in found if t.objective == known[0].task.intent]
+    assert len(firsts) >= len(known[0].steps) - 1 and not any(t.action.startswith("stop") for t in found)
+    assert firsts[0].action.startswith("type [") and firsts[0].next_observation == firsts[1].observation
+    same = [likeness(apply_changes(t.observation, t.changes.write()) or "", t.next_observation) for t in found]
+    assert min(same) > 0.9 and sum(s == 1.0 for s in same) >= 0.9 * len(same)  # the place of an updated item may be a guess
