@@ -20,7 +20,7 @@ from . import record
 HORIZON = 7
 NETS = {"lpips": "vgg", "lpips_alex": "alex"}
 DECODER = TokenizerConfig(
-    kind="compressive", height=64, width=64, channels=[32, 64, 128], encoder_resnets=1, levels=[8, 5, 5, 5], patch=4, still=True
+    kind="compressive", height=64, width=64, channels=[32, 64, 128], encoder_resnets=1, latent=64, levels=[8, 5, 5, 5], patch=4, still=True
 )  # that of video-gpu
 
 

@@ -55,8 +55,13 @@ def run(stage: VideoEvaluate, job: Job) -> dict[str, Any]:
     if job.speaks:
         write(stage, job, *everything, tasks=tasks, decoder=decoder, own=scores)
     job.barrier()
-    table = everything[0]
-    return {f"{name}/{metric}": float(clip_means(table[name][: stage.runs], metric).mean()) for name in stage.models for metric in names}
+    means = {name: {m: clip_means(everything[0][name][: stage.runs], m) for m in names} for name in stage.models}
+    outcome: dict[str, Any] = {f"{name}/{m}": float(values.mean()) for name, found in means.items() for m, values in found.items()}
+    for other in (stage.before, stage.control):
+        if stage.after and other:  # paired: the same clips
+            pairs = {m: estimate(means[stage.after][m] - means[other][m]).to_cell() for m in names}
+            outcome |= {f"{stage.after} minus {other}/{m}": cell for m, cell in pairs.items()}
+    return outcome
 
 
 def gather_one(job: Job, mine: ClipScores | None) -> ClipScores | None:
@@ -112,7 +117,6 @@ def write(
     rows.append({"name": "the true tokens, decoded", "kind": "other", "cells": truth})
     lower = [c for c in columns if c not in BETTER_HIGH]
     note = f"n = {n} held-out clips, {clips_text(stage, decoder)}; means over frames and {stage.runs} sampling runs, "
-    note += "95 % intervals over clips. "
     note += "95 % intervals over clips. "
     note += "Standard deviation over the sampling runs: " + "; ".join(run_spread(stage, scores, m) for m in stage.metrics) + "."
     job.run.write_result(
