@@ -60,7 +60,7 @@ class Child:
 
 def wait_for_word() -> None:
     """The child's side: wait to begin; a parent that is gone never says so, and one that is killed later takes this process with it."""
-    from ..launch.worker import die_with_parent
+    from ..core.process import die_with_parent
 
     die_with_parent()
     if not sys.stdin.readline():

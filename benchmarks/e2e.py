@@ -23,13 +23,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..models.geometry import flops_per_token
 from . import record
 from .children import Child, wait_for_word
 from .rollout import CASES as ROLLOUTS
 from .rollout import TINY as TINY_MODEL
 from .rollout import Case, random_engine, recorder, requests_of, synchronize
 from .sync import ColocatedVllm
-from .train import PEAK_TFLOPS, QWEN, flops_per_token
+from .train import PEAK_TFLOPS, QWEN
 
 VIDEO = "video-gpt 127M 64x8, 7x(80+13)"
 CASES = {
@@ -342,7 +343,7 @@ def add_rows(rows: record.Recorder, name: str, impl: str, result: dict[str, Any]
         rows.add(name, impl, "peak memory of the device", result["device_gib"], "GB")
         peak = next((v for k, v in PEAK_TFLOPS.items() if k in torch.cuda.get_device_name()), None)
         if times.get("train") and peak:
-            work = flops_per_token(case.model, [case.length]) * case.prompts * case.samples * case.length
+            work = flops_per_token(case.model, case.length) * case.prompts * case.samples * case.length
             rows.add(name, impl, "mfu in training", work / statistics.median(times["train"]) / peak / 1e12, "share")
     if "drift" in result:
         rows.add(name, impl, "sampler drift, mean |dlogp|", result["drift"], "error")

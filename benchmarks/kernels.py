@@ -17,9 +17,10 @@ import triton
 
 from ..kernels import PolicySettings, PolicyTerms, gae, linear_logprob, linear_policy_loss, rmsnorm, rope, rope_table, swiglu, token_logprob
 from ..kernels.advantage import reference_gae
-from ..kernels.logprob import Shard, reference_token_logprob
+from ..kernels.logprob import reference_token_logprob
 from ..kernels.logprob_triton import finish_rows, launch_backward, launch_stats
 from ..kernels.policy_triton import launch_terms
+from ..kernels.vocab import Shard
 from . import record, rivals
 from .timing import Timer, Timing, graphed
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.config import VIDEO_GPT, ModelConfig
+from ..models.geometry import GEOMETRIES, flops_per_token
 from . import record
 from .children import Child, wait_for_word
 
@@ -67,8 +68,6 @@ def find_case(name: str) -> tuple[ModelConfig, list[int]]:
     """A named case, or `SIZE[/LAYERS] COUNTxLENGTH`: a size of `terrella plan`, cut to so many layers."""
     if name in CASES:
         return CASES[name]
-    from ..launch.plan.geometry import GEOMETRIES
-
     match = SIZED.fullmatch(name)
     if match is None or match["size"] not in GEOMETRIES:
         raise ValueError(
@@ -81,15 +80,9 @@ def find_case(name: str) -> tuple[ModelConfig, list[int]]:
     return replace(model, layers=min(layers, model.layers)), [int(match["length"])] * int(match["count"])
 
 
-def flops_per_token(model: ModelConfig, lengths: list[int]) -> float:
-    """Matrix-multiply work of forward and backward, causal attention counted as half."""
-    qkv = model.hidden * model.head_dim * (model.heads + 2 * model.kv_heads)
-    mlp = 3 * model.hidden * model.ffn
-    if model.experts:
-        mlp = model.hidden * (3 * model.experts_per_token * model.expert_ffn + model.experts)
-    layer = qkv + model.heads * model.head_dim * model.hidden + mlp
-    attention = sum(n * n for n in lengths) / sum(lengths) * model.heads * model.head_dim
-    return 6.0 * (model.layers * layer + model.vocab * model.hidden) + 6.0 * model.layers * attention
+def mean_length(lengths: list[int]) -> float:
+    """The sequence length that the average token attends over, for counting arithmetic."""
+    return sum(n * n for n in lengths) / sum(lengths)
 
 
 def child(impl: str, regime: str, case: str, steps: int, kernels: Path | None) -> None:
@@ -242,7 +235,7 @@ def _record(recorder: record.Recorder, job: Work, result: dict[str, Any], peak: 
     recorder.add(job.case, name, "first_loss", result["losses"][0], "nat")
     share = ""
     if peak is not None:
-        percent = middle * flops_per_token(model, lengths) / peak / 1e10
+        percent = middle * flops_per_token(model, mean_length(lengths)) / peak / 1e10
         recorder.add(job.case, name, "mfu", percent, "%")
         share = f" {percent:.1f} % of {peak:.0f} TFLOP/s"
     memory = f"peak {result['peak_gib']:.1f} GiB"

@@ -15,8 +15,8 @@ import torch
 
 from ..kernels import linear_logprob, linear_policy_loss, linear_triton
 from ..kernels.advantage_triton import triton_gae
-from ..kernels.logprob import Shard
 from ..kernels.logprob_triton import finish_rows, launch_backward, launch_stats
+from ..kernels.vocab import Shard
 from .kernels import GRPO_SETTINGS, VOCAB, grpo_terms, head, random_logits
 from .timing import Timer
 

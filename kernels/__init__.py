@@ -5,7 +5,8 @@ from .advantage import bilevel_gae, gae, group_advantage, variance_filter
 from .fsq import fsq_dequantize, fsq_quantize
 from .linear_logprob import linear_logprob
 from .logprob import token_logprob
-from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, linear_policy_loss, policy_terms
+from .policy import PolicyOutput, PolicySettings, PolicyTerms
+from .policy_loss import linear_policy_loss, policy_terms
 from .qkv import cut_heads, qkv_rope
 from .rmsnorm import rmsnorm
 from .rope import rope, rope_table

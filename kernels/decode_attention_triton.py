@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .decode_attention import CacheLayer, Rows, Shared, Tiles
+from .decode_cache import CacheLayer, Rows, Shared, Tiles
 
 LOG2E = 1.4426950408889634
 LOWEST = tl.constexpr(-1.0e30)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .fsq import fsq_constants
+from .fsq_levels import fsq_constants
 from .logprob_triton import _tanh
 
 

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 import triton
 
-from .logprob import Shard, gather_stats, vocab_shard
 from .logprob_triton import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
-from .policy_loss import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
+from .policy import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
 from .policy_triton import launch_terms, named_sums
+from .vocab import Shard, gather_stats, vocab_shard
 
 SCORE_BYTES = 640 << 20  # logits held at a time when scoring
 GRAD_BYTES = 1280 << 20  # logits held at a time when making gradients: fewer, larger chunks re-read the fp32 sums less often

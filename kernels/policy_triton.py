@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .logprob_triton import LOG2E, multiprocessors
-from .policy_loss import MAX_LOG_RATIO, SUM_NAMES, PolicySettings, PolicyTerms
+from .policy import MAX_LOG_RATIO, SUM_NAMES, PolicySettings, PolicyTerms
 
 MAX_LR = tl.constexpr(MAX_LOG_RATIO)
 SUMS = tl.constexpr(len(SUM_NAMES))

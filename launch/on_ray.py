@@ -141,8 +141,8 @@ def _follow(job: RayJob, machines: Actors, asked: list[int]) -> int:
 
 def main() -> None:
     """Run `terrella` with the words after the parent's process id, and die with that parent."""
+    from ..core.process import die_with_parent
     from .cli import main as terrella
-    from .worker import die_with_parent
 
     die_with_parent()
     if os.getppid() != int(sys.argv[1]):

@@ -72,7 +72,7 @@ def seconds_left(points: list[dict[str, Any]], step: int, total: int | None) -> 
 def utilisation(run: RunData, tokens_per_s: float) -> float | None:
     """Share of the GPUs' bf16 peak that the tokens' forward and backward passes take; None on GPUs that the planner does not know."""
     from ..models.config import ModelConfig
-    from .plan.geometry import count
+    from ..models.geometry import count
     from .plan.machine import GPUS
 
     names = (run.environment.get("hardware") or {}).get("gpus") or [""]

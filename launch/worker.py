@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -20,6 +18,7 @@ from ..core import lease as leases
 from ..core import run as runs
 from ..core.errors import TerrellaError, WorkerError
 from ..core.files import write_json
+from ..core.process import die_with_parent
 from ..core.sinks import open_sinks
 from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
 from .supervise import STOPPED, error_file
@@ -64,14 +63,6 @@ STAGES = {
     "web-plan": "web_plan",
     "web-site-pages": "web_site_pages",
 }
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when the supervisor is killed, so that no orphan goes on training."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-        if os.getppid() == 1:
-            os._exit(1)
 
 
 def start_logging(folder: Path, rank: int) -> None:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
-from ..kernels.decode_attention import CacheLayer, Rows, cached_attention
+from ..kernels.decode_attention import cached_attention
+from ..kernels.decode_cache import CacheLayer, Rows
 
 
 class _GatherKeys(torch.autograd.Function):

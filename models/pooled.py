@@ -15,7 +15,8 @@ import torch.nn.functional as F
 
 from ..kernels import rmsnorm, rope, swiglu
 from ..kernels.batch_invariant import is_batch_invariant
-from ..kernels.decode_attention import CacheLayer, Rows, Shared, Tiles, append_kv, cached_attention
+from ..kernels.decode_attention import append_kv, cached_attention
+from ..kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from .config import ModelConfig
 from .decode import DecodeWeights
 from .rope import inverse_frequencies, rotate, rotation_table

@@ -7,7 +7,8 @@ import torch
 from ..core.batch import PackedBatch
 from ..core.engine import Head
 from ..kernels.linear_logprob import linear_logprob
-from ..kernels.policy_loss import PolicySettings, PolicyTerms, kl_estimate, linear_policy_loss
+from ..kernels.policy import PolicySettings, PolicyTerms, kl_estimate
+from ..kernels.policy_loss import linear_policy_loss
 
 POSITIVE = 1e-5  # a log-prob may exceed 0 by rounding only
 

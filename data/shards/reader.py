@@ -102,7 +102,7 @@ class Reader:
         if self.workers:
             from .workers import read_ahead
 
-            source = read_ahead(self, self.workers)
+            source = read_ahead(self.blocks, self.taken, self.workers)
         else:
             source = self.blocks(self.taken)
         for block in source:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-if TYPE_CHECKING:
-    from .reader import Reader
-
+Blocks = Callable[[int, int, int, int], Iterator[Iterator[Any]]]  # from a place on, of one worker of so many, so many samples each
 BLOCK = 64
 DEADLINE_S = 600.0
 
 
 class _Ahead(IterableDataset):
-    def __init__(self, reader: Reader) -> None:
-        self.reader, self.start = reader, reader.taken
+    def __init__(self, blocks: Blocks, start: int) -> None:
+        self.blocks, self.start = blocks, start
 
     def __iter__(self) -> Iterator[list[Any]]:
         info = get_worker_info()
         assert info is not None
-        return (list(block) for block in self.reader.blocks(self.start, info.id, info.num_workers, BLOCK))
+        return (list(block) for block in self.blocks(self.start, info.id, info.num_workers, BLOCK))
 
 
 def _as_it_is(block: list[Any]) -> list[Any]:
     return block
 
 
-def read_ahead(reader: Reader, workers: int) -> Iterator[list[Any]]:
-    """Blocks of samples from where the reader stands. The loader asks its workers in turn, so the order is that of one process."""
+def read_ahead(blocks: Blocks, start: int, workers: int) -> Iterator[list[Any]]:
+    """Blocks of samples from a place on. The loader asks its workers in turn, so the order is that of one process."""
     loader = DataLoader(
-        _Ahead(reader),
+        _Ahead(blocks, start),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=4,

@@ -10,8 +10,8 @@ from ...core import schema
 from ...core.errors import ConfigError
 from ...core.progress import clock
 from ...models.config import ModelConfig
+from ...models.geometry import GEOMETRIES, count
 from .. import recipe as recipes
-from .geometry import GEOMETRIES, count
 from .layout import Layout, Work, impossible
 from .machine import GPUS
 from .measured import expert_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from .geometry import activation_bytes, count
+from ...models.geometry import activation_bytes, count
 from .layout import Layout, Work
 from .machine import Gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .geometry import GEOMETRIES, flops_per_token
+from ...models.geometry import GEOMETRIES, flops_per_token
 from .layout import Layout, Work
 from .machine import GPUS
 from .timing import step_time

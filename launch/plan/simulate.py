@@ -7,7 +7,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from .geometry import count
+from ...models.geometry import count
 from .layout import Layout, Work
 from .machine import Gpu
 from .timing import StepTime, step_time

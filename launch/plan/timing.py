@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from .geometry import GEOMETRIES, count, flops_per_token, mlp_width
+from ...models.geometry import GEOMETRIES, count, flops_per_token, mlp_width
 from .layout import Layout, Work
 from .machine import ANCHOR_BF16_S, GPUS, Constants, Gpu
 from .measured import Measured, expert_steps

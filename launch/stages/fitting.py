@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ...core.batch import PackedBatch
 from ...core.engine import Engine
 from ...core.progress import Progress
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from ...rl.loop import require_finite
 from ...rl.objective import make_loss
 from ..job import Job

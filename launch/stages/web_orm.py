@@ -12,7 +12,7 @@ import numpy as np
 from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from ...rl.objective import make_loss
 from ...rl.webrl.orm import NO, YES, accuracy, verdict_row, yes_score
 from ...rl.webrl.prompts import single_token

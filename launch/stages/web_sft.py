@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from ...rl.objective import make_loss
 from ..job import Job
 from ..settings.web import WebSupervised

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ...data.packing import TrainSequence
     from ...data.trajectory import Trajectory
-    from ...kernels.policy_loss import PolicySettings
+    from ...kernels.policy import PolicySettings
     from .common import Gather, Scores
 
 # kind of the settings -> module of this folder

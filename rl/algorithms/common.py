@@ -15,7 +15,7 @@ import torch
 from ...data.packing import TrainSequence, role_weight
 from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from ...kernels.advantage import group_advantage
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from .config import Policy
 
 Gather = Callable[[Any], list[Any]]  # every data-parallel rank's value

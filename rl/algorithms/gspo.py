@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import GSPO

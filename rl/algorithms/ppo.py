@@ -17,7 +17,7 @@ from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...data.trajectory import TokenSequence, Trajectory
 from ...kernels.advantage import bilevel_gae, gae
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import PPO

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import SFT

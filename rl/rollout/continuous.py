@@ -16,7 +16,7 @@ import torch
 
 from ...core.errors import ConfigError, NumericsError
 from ...core.rng import fold, signed
-from ...kernels.decode_attention import Rows, Tiles
+from ...kernels.decode_cache import Rows, Tiles
 from ...models.pooled import Pool, PooledDecoder, token_bytes
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 from .step import FIELDS, WINDOW, DecodeStep, bucket_of, to_device

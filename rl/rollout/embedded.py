@@ -18,7 +18,7 @@ from ...core.errors import ConfigError, NumericsError
 from ...core.rng import key_tensor
 from ...data.trajectory import Invalid
 from ...kernels.batch_invariant import batch_invariant
-from ...kernels.decode_attention import tile_tokens
+from ...kernels.decode_cache import tile_tokens
 from ...models.config import ModelConfig
 from ...models.decode import Decoder, KVCache, decode_weights
 from ...models.pooled import PooledDecoder, same_tensors

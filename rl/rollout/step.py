@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ...core.rng import uniform_tensor
 from ...kernels.batch_invariant import is_batch_invariant
-from ...kernels.decode_attention import Rows, Shared
+from ...kernels.decode_cache import Rows, Shared
 from ...kernels.linear_logprob import linear_logprob
 from ...kernels.sample import sample_tokens
 from ...models.pooled import PooledDecoder

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ...data.packing import TrainSequence
-from ...kernels.policy_loss import PolicySettings
+from ...kernels.policy import PolicySettings
 from . import advantage
 from .steps import WebStep, WebTrajectory, mc_returns
 

@@ -40,7 +40,7 @@ def gap(engine: Engine, asked: list[SampleRequest], samples: list[Any]) -> float
 
 
 def another_step(engine: Engine) -> None:
-    from terrella.kernels.policy_loss import PolicySettings
+    from terrella.kernels.policy import PolicySettings
 
     ids = torch.randint(0, 8, (4, 12), generator=torch.Generator().manual_seed(6)).numpy()
     weight = torch.full((12,), 1 / 44).numpy()

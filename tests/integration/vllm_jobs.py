@@ -27,7 +27,7 @@ MODELS = {
 
 def trained(name: str, steps: int) -> Engine:
     """The same engine every time: seeded weights, then `steps` optimizer steps on fixed tokens."""
-    from terrella.kernels.policy_loss import PolicySettings
+    from terrella.kernels.policy import PolicySettings
 
     engine = Engine(build_gpt(MODELS[name]), ParallelConfig(), OptimizerConfig(lr=3e-2), PrecisionConfig(), 0)
     ids = torch.randint(0, MODELS[name].vocab, (4, 12), generator=torch.Generator().manual_seed(5)).numpy()

@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from terrella.kernels.batch_invariant import batch_invariant, matmul
-from terrella.kernels.decode_attention import (
-    CacheLayer,
-    Rows,
-    Shared,
-    Tiles,
-    append_kv,
-    cached_attention,
-    reference_append,
-    reference_attention,
-)
+from terrella.kernels.decode_attention import append_kv, cached_attention, reference_append, reference_attention
+from terrella.kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from terrella.kernels.dispatch import interpreting
 from terrella.kernels.rope import rope_table
 from terrella.kernels.sample import reference_sample, sample_tokens

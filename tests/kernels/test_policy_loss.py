@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from terrella.kernels import PolicySettings, PolicyTerms, linear_policy_loss
-from terrella.kernels.policy_loss import reference_policy_terms
+from terrella.kernels.policy import reference_policy_terms
 
 
 def column(*values):

@@ -33,7 +33,8 @@ from terrella.kernels.advantage import reference_gae
 from terrella.kernels.dispatch import interpreting
 from terrella.kernels.fsq import reference_fsq_dequantize, reference_fsq_quantize
 from terrella.kernels.logprob import reference_token_logprob
-from terrella.kernels.policy_loss import reference_policy_loss, reference_policy_terms
+from terrella.kernels.policy import reference_policy_terms
+from terrella.kernels.policy_loss import reference_policy_loss
 from terrella.kernels.qkv import reference_qkv_rope
 from terrella.kernels.rmsnorm import reference_rmsnorm
 from terrella.kernels.rope import reference_rope

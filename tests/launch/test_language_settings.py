@@ -7,8 +7,8 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
 from terrella.launch.plan.command import geometry
-from terrella.launch.plan.geometry import count
 from terrella.models.families import read_hf_config
+from terrella.models.geometry import count
 
 # of the released config.json files; what is not here has no place in our sizes
 PUBLISHED = {

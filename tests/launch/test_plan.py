@@ -11,13 +11,13 @@ from terrella.benchmarks.train import find_case
 from terrella.core.errors import ConfigError
 from terrella.launch.plan import machine, measured, simulate
 from terrella.launch.plan.command import plan, published_table
-from terrella.launch.plan.geometry import GEOMETRIES, count, flops_per_token
 from terrella.launch.plan.layout import Layout, Work, impossible
 from terrella.launch.plan.machine import GPUS
 from terrella.launch.plan.memory import cache_bytes, memory, too_large
 from terrella.launch.plan.published import HELD_OUT, mean_error
 from terrella.launch.plan.search import search
 from terrella.launch.plan.timing import expert_factor, fitted, step_time
+from terrella.models.geometry import GEOMETRIES, count, flops_per_token
 
 H100 = GPUS["h100"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...models.config import ModelConfig
+from .config import ModelConfig
 
 
 def _dense(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, head_dim: int = 128, **more) -> ModelConfig:
@@ -65,7 +65,7 @@ def count(model: ModelConfig) -> Counts:
     return Counts(attention, mlp, active, table, 0 if model.tied else table, model.layers)
 
 
-def flops_per_token(model: ModelConfig, sequence: int) -> float:
+def flops_per_token(model: ModelConfig, sequence: float) -> float:
     """Arithmetic of one trained token, forward and backward, attention counted causally: the numerator of every MFU here."""
     return 6.0 * count(model).active + 6.0 * model.layers * sequence * model.heads * model.head_dim
 
