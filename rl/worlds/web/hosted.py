@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -57,5 +58,7 @@ class HostedWorld(WebWorld):
 
     def __del__(self) -> None:
         """A world that nobody has any more gives its browser back."""
-        if getattr(self, "backend", None) is not None:
-            self.home.submit(self.backend.close)
+        backend = getattr(self, "backend", None)
+        if backend is not None:
+            with contextlib.suppress(RuntimeError):  # at the end of the process no thread takes work any more, and the browser ends too
+                self.home.submit(backend.close)
