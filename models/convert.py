@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from ..core.checkpoint import MANIFEST, CheckpointReader, Entry, publish, write_shard
 from ..core.config import ParallelConfig, PrecisionConfig
@@ -29,22 +28,10 @@ from . import formats, hf
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, parameter_names
 from .hub import resolve
-from .lora import LoraConfig, merged, write_peft
+from .lora import LoraConfig, write_peft
+from .source import Source, adapters, one_rank, weight
 
 Kind = Literal["auto", "checkpoint", "hf", "peft", "verl-fsdp", "verl-megatron", "accelerate", "bin", "nemo"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model to convert: its config and its full tensors by global name."""
-
-    kind: str
-    path: Path
-    config: ModelConfig
-    tensor: Callable[[str], torch.Tensor]
-    lora: LoraConfig | None = None
-    carry_from: Path | None = None  # where tokenizer and generation files are
-    value_heads: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def detect(path: Path) -> str:
@@ -111,23 +98,6 @@ def _open_checkpoint(path: Path, base: Path | None) -> Source:
     return Source("checkpoint", path, ModelConfig.from_dict(described["model"]), reader.full, lora, base)
 
 
-def _adapters(source: Source, name: str) -> tuple[str, str] | None:
-    """Names of a weight's adapter, where it has one."""
-    prefix, _, last = name.rpartition(".")
-    if source.lora is None or last != "weight" or ".experts." in name or prefix.rsplit(".", 1)[-1] not in source.lora.targets:
-        return None
-    return f"{prefix}.lora.a", f"{prefix}.lora.b"
-
-
-def weight(source: Source, name: str) -> torch.Tensor:
-    """A full tensor with its adapter folded in."""
-    pair = _adapters(source, name)
-    if pair is None or source.lora is None:
-        return source.tensor(name)
-    parts = [(part, source.tensor(part)) for part in (*pair, name)]
-    return dict(merged(parts, source.lora))[name]
-
-
 def _stream(source: Source) -> Iterator[tuple[str, torch.Tensor]]:
     for name in parameter_names(source.config):
         yield name, weight(source, name)
@@ -169,7 +139,7 @@ def _to_peft(source: Source, out: Path, base: str | Path | None) -> dict[str, An
         raise ConfigError("--base: a PEFT folder needs the Hugging Face folder of its base model, also to prove it")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    names = [pair for name in parameter_names(source.config) for pair in _adapters(source, name) or ()]
+    names = [pair for name in parameter_names(source.config) for pair in adapters(source, name) or ()]
     write_peft(partial, source.config, source.lora, ((name, source.tensor(name)) for name in names), str(base))
     # The proof merges what was written into the base and compares with the checkpoint's own merged model.
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
@@ -255,27 +225,3 @@ def _rounded(source: Source, name: str, layer: int, dtype: torch.dtype) -> torch
     if name in (EMBEDDING, "output_layer.weight"):
         return None
     return weight(source, name.replace("layers.0.", f"layers.{layer}.", 1)).to(dtype).float()
-
-
-class one_rank:
-    """A world of one rank, where the process has none yet."""
-
-    def __enter__(self) -> None:
-        from ..core.mcore import setup, shim
-
-        self.own = not dist.is_initialized()
-        if not self.own and dist.get_world_size() > 1:
-            raise ConfigError("conversion runs in one process; start it without torchrun")
-        if not torch.cuda.is_available():
-            shim.install()
-        if self.own:
-            self.folder = tempfile.mkdtemp()
-            setup.start_process_group(init_method=f"file://{self.folder}/store", rank=0, world=1)
-
-    def __exit__(self, *_: object) -> None:
-        from ..core.mcore import setup
-
-        if self.own:
-            setup.stop_parallel()
-            dist.destroy_process_group()
-            shutil.rmtree(self.folder, ignore_errors=True)

@@ -22,6 +22,7 @@ from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, read_json, write_json
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, hf_names, read_hf_config, to_hf, write_hf_config
+from .families.base import Tensors
 from .families.glm import chatglm_name, from_chatglm
 from .lora import merged
 
@@ -116,9 +117,6 @@ def check_all_used(files: HFFolder, config: ModelConfig, chatglm: bool = False) 
     left = sorted(n for n in files.names() - known if "rotary" not in n and not (config.tied and n == "lm_head.weight"))
     if left:
         raise ConfigError(f"{files.folder}: the model has no place for tensor '{left[0]}' ({len(left)} such)")
-
-
-Tensors = Iterable[tuple[str, torch.Tensor]]
 
 
 def hf_tensors(config: ModelConfig, parameters: Tensors, dtype: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,10 +19,7 @@ from ..core.errors import ConfigError
 from ..core.files import make_folder, write_json
 from .config import ModelConfig
 from .families import FAMILIES, hf_names
-from .families.base import split_qkv
-
-if TYPE_CHECKING:
-    from .hf import Tensors
+from .families.base import Tensors, split_qkv
 
 
 @dataclass(frozen=True)

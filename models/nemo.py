@@ -7,7 +7,7 @@ longer holds language models, so nothing of it is needed or used here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -16,9 +16,7 @@ from ..core.errors import ConfigError
 from ..core.files import make_folder, write_atomic
 from .config import ModelConfig
 from .families import parameter_names
-
-if TYPE_CHECKING:
-    from .convert import Source
+from .source import Source, one_rank, weight
 
 _FUSED = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
@@ -102,7 +100,6 @@ def read_settings(path: Path) -> ModelConfig:
 
 def open_nemo(folder: Path) -> Source:
     """Open a NeMo 2 folder. All its tensors are read at once."""
-    from .convert import Source, one_rank
 
     config = read_settings(folder / "context" / "model.yaml")
     with one_rank():
@@ -125,7 +122,6 @@ def open_nemo(folder: Path) -> Source:
 
 def write_nemo(source: Source, out: Path) -> None:
     """Write a model's weights and settings as a NeMo 2 folder."""
-    from .convert import one_rank, weight
 
     if source.config.experts:
         raise ConfigError(f"{source.path}: models with experts are not supported for NeMo folders")

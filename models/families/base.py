@@ -7,7 +7,7 @@ its value; gate and up projections are stacked. Rows that pad the vocabulary exi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 Get = Callable[[str], "torch.Tensor"]
+Tensors = Iterable[tuple[str, "torch.Tensor"]]  # by global name
 
 
 @dataclass(frozen=True)

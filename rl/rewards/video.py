@@ -55,7 +55,9 @@ def ssim(a: torch.Tensor, b: torch.Tensor, *, window: int = 11, sigma: float = 1
 @lru_cache(maxsize=4)
 def _lpips(net: Backbone, device: str) -> torch.nn.Module:
     model = load_lpips(net, device)
-    return model.to(memory_format=torch.channels_last) if device.startswith("cuda") else model  # what its bf16 convolutions want there
+    if device.startswith("cuda"):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its bf16 convolutions want there
+    return model
 
 
 def lpips(a: torch.Tensor, b: torch.Tensor, net: Backbone = "vgg") -> torch.Tensor:
