@@ -76,7 +76,12 @@ class WebSupervised:
     data: str
     init: str
     training: Training
+    prompts: float = 0.0  # weight of the tokens that were read: a model from scratch learns to copy words from them
     uses: ClassVar[tuple[str, ...]] = ("data", "init")
+
+    def __post_init__(self) -> None:
+        if self.prompts < 0:
+            raise ValueError(f"prompts: {self.prompts} must be 0 (actions only) or above")
 
 
 @dataclass(frozen=True)

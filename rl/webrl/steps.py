@@ -37,6 +37,12 @@ class WebStep:
         """1 on the action's tokens, aligned with `ids`."""
         return np.asarray([0.0] * len(self.prompt) + [1.0] * len(self.action), np.float32)
 
+    def read(self, pad_id: int) -> np.ndarray:
+        """1 on the prompt's tokens that follow another token of it, so neither on padding in front nor on the first one."""
+        mask = 1.0 - self.mask
+        mask[: int(np.argmax(self.ids != pad_id)) + 1] = 0.0
+        return mask
+
 
 @dataclass(frozen=True)
 class WebTrajectory:

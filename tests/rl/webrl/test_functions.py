@@ -68,6 +68,12 @@ def test_a_row_counts_once_whatever_its_length() -> None:
         actor.row("released", actor.Weighed(step(), 1.0), 4)
 
 
+def test_what_was_read_is_learnt_without_padding_and_first_token() -> None:
+    told = WebStep((0, 0, 1, 5, 6), (7, 2), (1,), "", "a")
+    assert told.read(0).tolist() == [0, 0, 0, 1, 1, 0, 0] and told.mask.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert step().read(0).tolist() == [0, 1, 0, 0, 0]
+
+
 def test_replay_keeps_the_band_of_one_success_per_task_up_to_twice_the_new() -> None:
     earlier = [trajectory("x", 0.0), trajectory("x", 1.0, 3), trajectory("x", 1.0, 3), trajectory("y", 1.0, 4)]
     places = replay.candidates(earlier, seed=0)
