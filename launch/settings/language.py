@@ -83,11 +83,14 @@ class LanguageSupervised(Supervision):
     kind: Literal["language-sft"]
     lora: Lora | None = None
     non_gold_ratio: float | None = 0.4  # rows without a changed object, for each with one; null takes all rows as they are
+    question_weight: float = 0.0  # of the questions' own tokens, beside 1 of the answers': models from scratch learn to copy from them
     microbatch_tokens: int = 8192
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "microbatch_tokens")
+        if self.question_weight < 0:
+            raise ValueError(f"question_weight: {self.question_weight} must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)

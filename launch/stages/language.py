@@ -111,9 +111,16 @@ def answer_tokens(lesson: TokenSequence) -> int:
     return lesson.roles.count(Role.STATE)
 
 
-def weighted(lessons: Sequence[TokenSequence], total: int) -> list[TrainSequence]:
-    """Answers to imitate; the loss is the mean over `total` answer tokens of the whole step."""
-    return [TrainSequence.of(s, ce=role_weight(s, Role.STATE, 1.0 / total)) for s in lessons]
+def weighted(lessons: Sequence[TokenSequence], total: int, question: float, pad_id: int) -> list[TrainSequence]:
+    """Answers to imitate; the loss is the mean over `total` answer tokens of the whole step, and `question` times the sum over those of
+    the questions divided by the same total. What pads a question is not learnt."""
+    made = []
+    for lesson in lessons:
+        weight = role_weight(lesson, Role.STATE, 1.0 / total)
+        if question:
+            weight = weight + role_weight(lesson, Role.PROMPT, question / total) * (np.asarray(lesson.ids) != pad_id)
+        made.append(TrainSequence.of(lesson, ce=weight.astype(np.float32)))
+    return made
 
 
 def start_of(job: Job) -> LanguageStart | None:

@@ -24,7 +24,8 @@ def run(stage: LanguageSupervised, job: Job) -> dict[str, Any]:
         places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
         mine = [questions.lesson(stream[place]) for place in places[engine.data_rank :: engine.data_size]]
         total = sum(job.gather(sum(map(answer_tokens, mine))))
-        return Portion(even_out(pack(weighted(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather), total)
+        rows = weighted(mine, total, stage.question_weight, questions.tokenizer.pad_id)
+        return Portion(even_out(pack(rows, budget=stage.microbatch_tokens, pad=False), job.gather), total)
 
     return fit(stage, job, engine, steps, lambda kept: portion)
 

@@ -82,3 +82,15 @@ def test_one_gpu_needs_no_download(name: str) -> None:
 def test_a_data_stage_without_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="name a folder of shards to train on"):
         recipes.load("text-game-sft", ("stages.2.train=null",))
+
+
+def test_questions_are_learnt_with_their_own_weight_and_padding_never() -> None:
+    from terrella.data.trajectory import Role, TokenSequence
+    from terrella.launch.stages.language import answer_tokens, weighted
+
+    pad, ids = 0, (0, 0, 7, 8, 9, 5, 6, 2)
+    lesson = TokenSequence(ids, (Role.PROMPT,) * 5 + (Role.STATE,) * 3)
+    assert answer_tokens(lesson) == 3
+    (plain,), (both,) = (weighted([lesson], 6, question, pad) for question in (0.0, 0.5))
+    assert plain.ce.tolist() == pytest.approx([0] * 5 + [1 / 6] * 3)
+    assert both.ce.tolist() == pytest.approx([0, 0] + [0.5 / 6] * 3 + [1 / 6] * 3)
