@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.files import make_folder
 from ...rl.webrl.world_data import site_transitions
 from ..job import Job
+from ..settings.language import WebPageData
 from ..settings.web_live import WebSitePages
 from . import web_page_data
 from .web import make_world, pool_of, seeded, start_of
@@ -29,4 +30,5 @@ def run(stage: WebSitePages, job: Job) -> dict[str, Any]:
         found = site_transitions(make_world(start), make_world(start), tasks, stage.others, job.recipe.seed)
         path.write_text("".join(json.dumps(t.to_row(), ensure_ascii=False) + "\n" for t in found), encoding="utf-8")
     job.barrier()
-    return web_page_data.run(replace(stage, transitions=str(path)), job)
+    told = {f.name: getattr(stage, f.name) for f in fields(WebPageData)}
+    return web_page_data.run(WebPageData(**told | {"kind": "web-page-data", "transitions": str(path)}), job)
