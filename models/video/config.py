@@ -71,7 +71,7 @@ class TokenizerLoss:
     """Weights of the terms. The published run has lpips 1, adversary 0.1 from step 10,000, penalty 10."""
 
     l1: float = 1.0
-    moved: float = 0.0  # tokenizers with `still`: extra L1 weight of pixels that differ from the picture they are drawn upon
+    moved: float = 0.0  # tokenizers with `still`: weight of the mean L1 of those pixels that differ from the picture they are drawn upon
     lpips: float = 1.0  # needs its weights; 0 leaves them out
     net: Literal["alex", "vgg"] = "vgg"
     adversary: float = 0.1  # 0 trains none

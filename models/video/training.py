@@ -90,12 +90,13 @@ class TokenizerTrainer:
         return told | {"psnr": float(-10 * torch.log10(error + 1e-8)), "codes_used": used, "perplexity": perplexity, "lr": self._lr()}
 
     def _weighted(self, fake: torch.Tensor, real: torch.Tensor, below: torch.Tensor | None) -> torch.Tensor:
-        """L1, where small things that move count for more than their few pixels; a frame lies upon its context, that upon the still."""
+        """L1 over all pixels, and again over those that moved, however few: a frame lies upon its context, that upon the still picture."""
         error = (fake - real).abs()
-        if self.loss.moved and self.model.still is not None:
-            below = self.model.still.detach() if below is None else below.repeat_interleave(len(real) // len(below), 0)
-            error = error * (1 + self.loss.moved * ((real - below).abs().amax(1, keepdim=True) > MOVED))
-        return error.mean()
+        if not self.loss.moved or self.model.still is None:
+            return error.mean()
+        below = self.model.still.detach() if below is None else below.repeat_interleave(len(real) // len(below), 0)
+        moved = (real - below).abs().amax(1, keepdim=True) > MOVED
+        return error.mean() + self.loss.moved * (error * moved).sum() / (3 * moved.sum()).clamp(min=1)
 
     def _distance(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         assert self.perceptual is not None
