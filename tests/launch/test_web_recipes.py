@@ -42,9 +42,10 @@ def test_grpo_is_a_method_of_the_same_block() -> None:
 def test_arms_of_one_run_are_compared_in_one_table() -> None:
     found = stages("webrl-sites-1gpu")
     assert [n for n, stage in found.items() if stage.kind == "web-eval"] == ["eval"]
-    assert found["eval"].models == ["sft", *(f"{arm}-{n}-actor" for arm in ("phase", "no-replay", "no-kl") for n in (1, 2, 3, 4))]
+    assert found["eval"].models == ["sft", *(f"{arm}-{n}-actor" for arm in ("phase", "no-replay", "no-kl", "paper") for n in (1, 2, 3, 4))]
     assert (found["phase-2-replay"].ratio, found["no-replay-2-replay"].ratio) == (2.0, 0.0)
-    assert (found["phase-2-actor"].method, found["no-kl-2-actor"].method) == ("paper", "reinforce")
+    methods = [found[f"{arm}-2-actor"].method for arm in ("phase", "no-kl", "paper")]
+    assert methods == ["released", "filtered_bc", "paper"] and "no-kl-2-critic" not in found
     assert found["no-kl-1-tasks"].failures == found["phase-1-tasks"].failures == ["first"]
 
 
