@@ -24,6 +24,7 @@ from .web import TOKENIZER, make_world, pool_of
 
 # tags and attributes whole; a word takes the space after it, so that a name is the same pieces wherever it stands and can be copied
 _PIECE = re.compile(r'</[a-z0-9]+> ?|<[a-z0-9]+(?:> ?| [a-z-]+="| )|" [a-z-]+="|"> ?|[A-Za-z]+ ?')
+UNREADABLE = "\ufffd"  # stands for ids above the tokenizer's, which a model with a larger vocabulary may write and a page then shows
 LOOKS = 400  # tasks whose pages the words are taken from
 
 
@@ -76,4 +77,5 @@ def pieces_of(stage: WebStart, vocab: int) -> PieceTokenizer:
     room = vocab - 3 - len(characters) - len(fixed)
     known = {*fixed, *characters}
     common = [w for w, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if len(w) > 1 and w not in known]
-    return PieceTokenizer([*fixed, *sorted(common[: max(room, 0)]), *characters])
+    spare = [UNREADABLE] if len(common) < room else []
+    return PieceTokenizer([*fixed, *sorted(common[: max(room, 0)]), *characters, *spare])
