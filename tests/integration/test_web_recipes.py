@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 RECIPE = """
 name: web-small
 world: language
-model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 420, max_positions: 1600, tied: true}
+model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 420, max_positions: 4096, tied: true}
 stages:
 - {kind: web-start, name: start, tag: WebClicks, test_tag: WebClicksTest, templates: [407], max_prompt_tokens: 96, max_new_tokens: 8,
    max_verdict_tokens: 96, pad_prompts_to: 96}
