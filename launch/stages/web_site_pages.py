@@ -30,5 +30,6 @@ def run(stage: WebSitePages, job: Job) -> dict[str, Any]:
         found = site_transitions(make_world(start), make_world(start), tasks, stage.others, job.recipe.seed)
         path.write_text("".join(json.dumps(t.to_row(), ensure_ascii=False) + "\n" for t in found), encoding="utf-8")
     job.barrier()
-    told = {f.name: getattr(stage, f.name) for f in fields(WebPageData)}
-    return web_page_data.run(WebPageData(**told | {"kind": "web-page-data", "transitions": str(path)}), job)
+    told: dict[str, Any] = {f.name: getattr(stage, f.name) for f in fields(WebPageData)}
+    told |= {"kind": "web-page-data", "transitions": str(path)}
+    return web_page_data.run(WebPageData(**told), job)
