@@ -68,7 +68,7 @@ def _quoted(text: str) -> str:
 
 def parse_call(text: str) -> WebAction:
     """The action of a WebRL response: the last `exit(`, else `do(`, else `go_backward(` or `go_forward(`; else kind `none`."""
-    comments = tuple(line.strip() for line in text.splitlines() if line.lstrip().startswith("#"))
+    comments = tuple(line.strip() for line in text.split("\n") if line.lstrip().startswith("#"))
     first_error = ""
     for name in _CALLS:
         at = text.rfind(f"{name}(")

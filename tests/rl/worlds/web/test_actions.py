@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from terrella.rl.worlds.web.actions import WebAction, parse_brackets, parse_call
@@ -84,6 +84,7 @@ def test_bracket_grammar(text: str) -> None:
 
 
 @given(st.text(max_size=200))
+@example("\x1e#")  # a separator that only some count as the end of a line
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_read_and_any_argument_comes_back(text: str) -> None:
     assert parse_call(text).kind and parse_brackets(text).kind
