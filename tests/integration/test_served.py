@@ -20,7 +20,7 @@ PATIENCE_S = 900.0
 # one sequence at a time: then nothing that a server computes depends on what else it was asked, and runs can be compared bit by bit
 SETTINGS = [
     "model.head_dim=32",  # the smallest that vLLM has a CPU kernel for
-    "stages.1.steps=12",
+    "stages.1.steps=80",  # long enough for a signal to find it at work
     "stages.1.log_every=1",
     "stages.2.prompts_per_step=2",
     "stages.2.samples_per_prompt=2",
@@ -55,7 +55,7 @@ def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(slurm: Cluster, 
         monkeypatch.setenv(name, value)
     run = tmp_path / "run"
     (job,) = job_ids(launch(slurm, run, "--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", sets=SETTINGS))
-    for start, (stage, step) in enumerate([("pretrain", 2), ("pretrain", 9), ("rlvr", 2)]):
+    for start, (stage, step) in enumerate([("pretrain", 2), ("pretrain", 20), ("rlvr", 2)]):
         until(f"step {step} of {stage}", lambda stage=stage, step=step: reached(run, stage, step), PATIENCE_S)
         asked = time.monotonic()
         slurm.ask("scancel", "--batch", "--signal=USR1", job)
