@@ -44,6 +44,7 @@ OWN = {
         "stages.5.drift_steps=2",
         "stages.5.drift_episodes=2",
         "stages.0.seeds=1",
+        "stages.0.heldout_per_verb=5",
         "stages.0.games=[weigh-stones]",
         "stages.0.unseen_games=[fill-bucket]",
     ],
@@ -55,7 +56,7 @@ CHAT = "{% for m in messages %}{{ '<bos>' + m['role'] + ' ' + m['content'] }}{% 
 ADAPTED = """
 name: adapted
 world: language
-model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 768, max_positions: 512, tied: true}
+model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 640, max_positions: 512, tied: true}
 stages:
 - {kind: language-start, name: start, folder: FOLDER}
 - {kind: language-data, name: data, train: RUN/stages/data/train, test: RUN/stages/data/test}

@@ -33,6 +33,7 @@ SMALL = [
     "stages.5.tasks=8",
     "stages.5.samples=1",
     "stages.5.actor.checkpoint_every=1",
+    "stages.5.actor.epochs=12",  # long enough for a kill to find it at work
     "stages.5.critic.checkpoint_every=1",
     "stages.5.evaluate=8",
     "stages.5.evaluate_samples=1",
