@@ -67,3 +67,8 @@ def read_json(path: Path, default: Any = None) -> Any:
         return default
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StorageError(f"{path}: not a JSON file ({error}); move it away and run the same command again") from error
+
+
+def json_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(number from 1, line) of JSON lines, empty ones left out. A line feed alone ends a line: strings may hold U+2028 and its like."""
+    return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ...core.files import json_lines
 from ..pickles import load_release
 from ..schema import TEXT
 from ..shards.order import permutation
@@ -132,7 +133,7 @@ def _trace_items(path: Path, actions: Path, replay: str, done: float) -> Iterato
         yield dropped("no actions file: the score is not known")
         return
     try:
-        steps = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        steps = [json.loads(line) for _, line in json_lines(path.read_text(encoding="utf-8"))]
         score = float(json.loads(told.read_text(encoding="utf-8"))["score"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         yield dropped(f"not readable: {type(error).__name__}")

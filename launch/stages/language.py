@@ -24,7 +24,7 @@ from .agent import tokenizer_of as agent_tokenizer
 from .common import TOKENIZER, split_cut
 
 CUT = 0x637574  # the key of the draw
-SHORT = 1024  # tokens of a lesson that is kept
+KEPT, SHORT = 8192, 1024  # lessons that are kept, and their tokens at most
 TRAIN, TEST, UNSEEN = "train", "test", "unseen"
 
 
@@ -93,13 +93,13 @@ class Questions:
         return read_pair(self.train[index])
 
     def lesson(self, index: int) -> TokenSequence:
-        """A question of train with the answer to imitate; short ones are kept, for the epochs to come."""
-        if index not in self._lessons:
-            made = answer_sequence(self.tokenizer, self.at(index), self.multiple)
-            if len(made.ids) > SHORT:
-                return made
+        """A question of train with the answer to imitate; short ones of small data are kept, for the epochs to come."""
+        if index in self._lessons:
+            return self._lessons[index]
+        made = answer_sequence(self.tokenizer, self.at(index), self.multiple)
+        if len(made.ids) <= SHORT and len(self._lessons) < KEPT:
             self._lessons[index] = made
-        return self._lessons[index]
+        return made
 
     @cached_property
     def _lessons(self) -> dict[int, TokenSequence]:

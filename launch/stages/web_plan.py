@@ -45,11 +45,13 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     told: dict[str, Any] = {}
     invalid = 0
     bar = Bar(stage.name, len(stage.arms), speak=job.speaks)
-    for arm in stage.arms:
-        found[arm.name], tally, more, lost = _play(stage, job, arm, tasks, ways)
-        invalid += lost
-        told[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
-        bar.update(len(found), f"{arm.name}: {percent(_rate(found[arm.name]))}")
+    with ExitStack() as stack:
+        actor = _open(stage, job, stage.actor, "actor", stack)
+        for arm in stage.arms:
+            found[arm.name], tally, more, lost = _play(stage, job, arm, actor, tasks, ways)
+            invalid += lost
+            told[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
+            bar.update(len(found), f"{arm.name}: {percent(_rate(found[arm.name]))}")
     ends = {"random policy": _random(job, stage, tasks), "oracle": {i: (t.task.sites[0], True) for i, t in enumerate(tasks)}}
     if job.speaks:
         job.run.guard()
@@ -60,17 +62,16 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
 
 
 def _play(
-    stage: WebPlan, job: Job, arm: PlanArm, tasks: list[SiteTask], ways: dict[str, list[PredictedPage]]
+    stage: WebPlan, job: Job, arm: PlanArm, actor: OpenSampler, tasks: list[SiteTask], ways: dict[str, list[PredictedPage]]
 ) -> tuple[Results, Tally, dict[str, int], int]:
     """One arm on this rank's tasks; results, tally and counts of all ranks."""
     players, prompter, seed = Players(job, test=True), prompter_of(job), fold(job.recipe.seed, SEED)
     params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=(prompter.stop_id,))
     results: Results = {}
     with ExitStack() as stack:
-        opened = _open(stage, job, stage.actor, f"{arm.name} actor", stack)
         world = _world(stage, job, arm, tasks, ways, stack)
-        value = _value(job, arm, ways, opened)
-        planner = Planner(arm, opened.sampler, params, seed, world, value)
+        value = _value(job, arm, ways, actor)
+        planner = Planner(arm, actor.sampler, params, seed, world, value)
         mine = [(i, t) for i, t in enumerate(tasks)][job.rank :: job.ranks]
         for at in range(0, len(mine), stage.at_once):
             part = mine[at : at + stage.at_once]
@@ -126,7 +127,7 @@ def _world(
     return CorruptedWorld(true, elsewhere, arm.wrong, seed)
 
 
-def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], opened: OpenSampler) -> Value | None:
+def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: OpenSampler) -> Value | None:
     if arm.world == "none":
         return None
     if arm.value == "progress":
@@ -134,7 +135,7 @@ def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], opened:
     prompter = prompter_of(job)
     if arm.value == "sampled":
         params = SamplingParams(256, 1.0, stop_ids=(prompter.stop_id,))
-        return SampledValue(opened.sampler, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
+        return SampledValue(actor.sampler, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
     if job.recipe.parallel.model_size > 1:
         raise ConfigError(f"stages: arm '{arm.name}': value: critic needs tensor, pipeline and context = 1, as every rank plans for itself")
     assert arm.critic is not None

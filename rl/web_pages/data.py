@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ...core.files import json_lines
 from ...data.schema import PAIR
 from .prompt import PageTransition
 
@@ -27,7 +28,7 @@ def load_transitions(path: str | Path | None = None) -> list[PageTransition]:
         blob = Path(path).read_bytes()
     text = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob
     found = []
-    for number, line in enumerate(text.decode("utf-8").splitlines(), 1):
+    for number, line in json_lines(text.decode("utf-8")):
         try:
             found.append(PageTransition.from_row(json.loads(line)))
         except ValueError as error:

@@ -74,7 +74,7 @@ def _episode(wire: Any, app: str, seed: int, steps: int) -> Iterator[PageTransit
 
     def look() -> tuple[list[Node], dict[int, int]]:
         nodes, inner = tree_of(wire.send("Accessibility.getFullAXTree")["nodes"])
-        for node in sorted(nodes, key=lambda n: n.id):
+        for node in nodes:
             ids.setdefault(node.id, len(ids) + 1)
         mine = [Node(ids[n.id], n.role, n.name, n.properties, n.depth) for n in nodes]
         return mine, {ids[k]: v for k, v in inner.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ...core.files import json_lines
 from ...data.convert.webrl import SUCCESS, add_returns, replay_filter, trajectory_steps
 from ...data.pickles import load_release
 from ..statistics import Estimate, proportion
@@ -54,7 +55,7 @@ class Found:
 def read_lines(path: Path) -> list[Any]:
     """The values of a JSONL file."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [json.loads(line) for _, line in json_lines(path.read_text(encoding="utf-8"))]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as JSONL: {error}") from error
 

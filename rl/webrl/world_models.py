@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...core.rng import fold
+from ...core.rng import fold, uniform
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid
 from ..language import prompt_ids, readable
@@ -124,9 +124,8 @@ class CorruptedWorld:
             others = self.elsewhere[state.episode.task.task.sites[0]]
             told = "\0".join([state.intent, *state.episode.world.actions, *(c.action for c in state.path), candidate.action])
             number = int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest())
-            draw = fold(self.seed, number)
-            if (draw >> 11) * 2.0**-53 < self.wrong and not isinstance(found[i], Invalid):
-                found[i] = others[fold(draw) % len(others)]
+            if uniform(self.seed, number) < self.wrong and not isinstance(found[i], Invalid):
+                found[i] = others[fold(self.seed, number, 1) % len(others)]
         return found
 
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ...core.files import json_lines
 from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
 
 MAX_LENGTH = 200
@@ -109,8 +110,8 @@ class Countdown(World):
         self.rows = None
         self.nums: list[int] | None = None
         if self.config.file:
-            lines = Path(self.config.file).read_text(encoding="utf-8").splitlines()
-            rows = [(list(map(int, row["nums"])), int(row["target"])) for row in map(json.loads, filter(str.strip, lines))]
+            lines = json_lines(Path(self.config.file).read_text(encoding="utf-8"))
+            rows = [(list(map(int, row["nums"])), int(row["target"])) for row in (json.loads(line) for _, line in lines)]
             self.rows = [row for row in rows if additive_solution(*row)]
             if not self.rows:
                 raise WorldFault(f"countdown: {self.config.file} has no row that sums and differences solve")

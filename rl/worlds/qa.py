@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.files import json_lines
 from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
 
 MARK = "The answer is:"
@@ -71,7 +72,7 @@ class QA(World):
         self.query: str | None = None
         if self.config.file:
             self.rows = []
-            for number, line in enumerate(Path(self.config.file).read_text(encoding="utf-8").splitlines(), start=1):
+            for number, line in json_lines(Path(self.config.file).read_text(encoding="utf-8")):
                 try:
                     row = json.loads(line)
                     self.rows.append((row["query"], gold_answer(row["response"])))

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...core.files import json_lines
 from .base import WorldFault
 
 
@@ -42,7 +43,7 @@ class Goal:
 def load_products(path: str | Path) -> list[Product]:
     """Read JSON lines of {id, contents, product}, the document format of the public search index."""
     products = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in json_lines(Path(path).read_text(encoding="utf-8")):
         try:
             row = json.loads(line)["product"]
             options = {name.lower(): tuple(str(v).lower() for v in values) for name, values in (row.get("options") or {}).items() if values}
