@@ -186,7 +186,7 @@ def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Calla
     settings = OptimizerConfig(
         optimizer="adam", lr=1e-5, use_distributed_optimizer=True, clip_grad=1.0, bf16=True, params_dtype=torch.bfloat16
     )
-    optimizer = get_megatron_optimizer(settings, [ddp])
+    optimizer = get_megatron_optimizer(settings, [ddp], use_gloo_process_groups=False)
     config.finalize_model_grads_func = finalize_model_grads
 
     def forward(_, chunk):
