@@ -76,7 +76,7 @@ class Recorder:
             "gpu": gpu or platform.machine(),
             "versions": versions,
             "bench": bench,
-            "command": re.sub(r" --out \S+", "", command),  # where a file lay is of no use to a reader
+            "command": re.sub(r" --(out|logs) \S+", "", command),  # where files lay is of no use to a reader
         }
         self.rows: list[Row] = []
 

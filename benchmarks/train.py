@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import json
 import re
+import shlex
 import statistics
 import sys
 import tempfile
@@ -190,7 +191,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if cuda else ""
     packages = ("torch", "triton", "transformers", "megatron-core", "transformer_engine", "liger_kernel")
     versions = " ".join(f"{name} {_version(name, args.te)}" for name in packages)
-    recorder = record.Recorder("train", "python -m terrella.benchmarks.train " + " ".join(sys.argv[1:]), gpu, versions)
+    recorder = record.Recorder("train", "python -m terrella.benchmarks.train " + shlex.join(sys.argv[1:]), gpu, versions)
     peak = next((v for k, v in PEAK_TFLOPS.items() if k in gpu), None)
     cases = args.case or (["qwen2.5-1.5b 4x4096"] if cuda else ["tiny 4x64"])
     for case in cases:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,7 @@ def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare:
         raise ConfigError(f"'{name}' is no benchmark here; those are: {', '.join(available())}")
     path = out or record.RESULTS
     before = len(record.read(path))
-    code = subprocess.call([sys.executable, "-m", f"terrella.benchmarks.{name}", "--out", str(path), *options])
+    code = run([sys.executable, "-m", f"terrella.benchmarks.{name}", "--out", str(path), *options])
     rows = record.read(path)
     new = rows[before:]
     click.echo(f"{len(new)} rows appended to {path}")
@@ -92,6 +93,16 @@ def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare:
         error = TerrellaError(f"benchmark {name} ended with code {code}")
         error.exit_code = code if 0 < code < 126 else 1
         raise error
+
+
+def run(command: list[str]) -> int:
+    """The exit code of a command. A request to end is passed on, so that what was measured until then is still judged and kept."""
+    with subprocess.Popen(command) as process:
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            return process.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:

@@ -1,6 +1,10 @@
 """The bench command: dispatch, the record, baselines and what counts as worse."""
 
-import subprocess
+import os
+import signal
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +13,7 @@ from click.testing import CliRunner
 
 from terrella.benchmarks import record
 from terrella.core.errors import ConfigError, TerrellaError
-from terrella.launch.bench import CHARTS, as_baseline, available, bench, draw, judge
+from terrella.launch.bench import CHARTS, as_baseline, available, bench, draw, judge, run
 
 
 def row(metric: str, value: float, unit: str, impl: str = "terrella") -> record.Row:
@@ -42,10 +46,24 @@ def test_a_benchmark_that_fails_half_way_keeps_what_it_measured(tmp_path: Path, 
         record.append([row("tokens_per_s", 5.0, "tokens/s")], out)
         return 3
 
-    monkeypatch.setattr(subprocess, "call", half)
+    monkeypatch.setattr("terrella.launch.bench.run", half)
     done = CliRunner().invoke(bench, ["train", "--out", str(out), "--baseline", "--compare"])
     assert isinstance(done.exception, TerrellaError) and done.exception.exit_code == 3 and "1 rows kept as baseline" in done.output
     assert [r.run_id for r in record.read(out)] == ["r1", "baseline:r1"]
+
+
+def test_a_request_to_end_is_passed_on_and_outlived(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    script = f"import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(60)"
+
+    def end() -> None:
+        while not began.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    assert run([sys.executable, "-c", script]) == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
