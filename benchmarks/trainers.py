@@ -16,7 +16,7 @@ def make_tokens(model: ModelConfig, lengths: list[int]):
     return torch.randint(0, model.vocab, (sum(lengths),), generator=draw), torch.randint(0, model.vocab, (sum(lengths),), generator=draw)
 
 
-def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime: str) -> Callable[[], float]:
+def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime: str, graphs: bool = False) -> Callable[[], float]:
     """One step of the engine; in the regime `pure` of its model with torch's Adam on the bf16 weights, which the engine never does."""
     import torch
 
@@ -34,7 +34,8 @@ def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime:
     precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32", fp8=fp8)
     gpt.initial_weight = lambda name, shape, seed, std: torch.zeros(()).expand(shape)  # drawn below; on the host it takes minutes
     build = gpt.build_gpt(model, layers=layers)  # type: ignore[arg-type]
-    engine = Engine(build, ParallelConfig(), OptimizerConfig(lr=1e-5, clip_grad=1.0) if regime == "master" else None, precision)
+    parallel = ParallelConfig(cuda_graphs=graphs)
+    engine = Engine(build, parallel, OptimizerConfig(lr=1e-5, clip_grad=1.0) if regime == "master" else None, precision)
     shapes = {p.name: p.param.shape for p in engine.local_parameters()}
     engine.load_weights(lambda name: _draw(name, shapes[name], model.init_std, engine.device))
     tokens, targets = make_tokens(model, lengths)
@@ -275,7 +276,7 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
 def make_step(impl: str, regime: str, model: ModelConfig, lengths: list[int]) -> Callable[[], float]:
     """The step function of an implementation."""
     if impl.startswith("terrella"):
-        return ours(model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), regime)
+        return ours(model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), regime, impl.endswith("graphs"))
     if impl == "megatron-core TE":
         return stock_megatron(model, lengths, regime)
     return transformers_model(model, lengths, impl.removeprefix("transformers "), regime)

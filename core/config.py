@@ -21,6 +21,7 @@ class ParallelConfig:
     recompute: Literal["none", "full"] = "none"  # activations of whole layers are made again in the backward pass
     overlap_grad_reduce: bool = False  # gradients are summed over data ranks while the backward pass still runs
     overlap_param_gather: bool = False  # updated weights are gathered in the background, until something reads them
+    cuda_graphs: bool = False  # on a GPU: layers are replayed as graphs once a microbatch's shape has come back; for small models
     timeout_minutes: float = 10.0  # of every collective
 
     def __post_init__(self) -> None:
@@ -31,6 +32,8 @@ class ParallelConfig:
             raise ValueError("virtual_pipeline: needs pipeline > 1")
         if self.sequence_parallel and self.tensor == 1:
             raise ValueError("sequence_parallel: needs tensor > 1")
+        if self.cuda_graphs and (self.model_size * self.expert > 1 or self.recompute != "none" or self.overlap_grad_reduce):
+            raise ValueError("cuda_graphs: needs tensor, pipeline, context and expert of 1, recompute: none and overlap_grad_reduce: false")
         if self.timeout_minutes <= 0:
             raise ValueError("timeout_minutes: must be positive")
 

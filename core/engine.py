@@ -250,6 +250,10 @@ class Engine:
         from .mcore import offload
 
         self._settle()
+        for chunk in self.chunks:
+            graphs: Any = getattr(chunk, "graphs", None)
+            if graphs is not None:
+                graphs.forget()  # they know the addresses of what is moved
         self._parked = offload.park(self.chunks, self._wrapped, self.optimizer)
 
     def reload(self) -> None:

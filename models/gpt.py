@@ -23,6 +23,7 @@ from ..core.mcore.transformer import transformer_config
 from ..kernels import adam_update
 from . import te
 from .config import ModelConfig
+from .graphed import GraphedBlock
 from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
 from .lora import LoraConfig, attach, initial_adapter
@@ -53,6 +54,7 @@ class GPT(GPTModel):
         self.layer_offset = get_transformer_layer_offset(config, chunk)
         inverse_R, self.rotary_factor = inverse_frequencies(model)
         self.register_buffer("inverse_R", inverse_R, persistent=False)
+        self.graphs: GraphedBlock | None = None
         self.value_head = make_head(value_head, model.hidden, config.params_dtype) if self.post_process else None
         for name, param in self.named_parameters():
             if name.endswith("linear_fc1.weight"):
@@ -61,7 +63,17 @@ class GPT(GPTModel):
     def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:  # type: ignore[override]
         """Hidden states (T, 1, H); T is further divided by the tensor ranks under sequence parallelism."""
         hidden = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
-        return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=self.packed_input(positions_T, layout))
+        packed = self.packed_input(positions_T, layout)
+        if self.graphs is not None and hidden is not None and self.training and torch.is_grad_enabled():
+            return self.graphs(hidden, packed)
+        return self._layers(hidden, packed)
+
+    def _layers(self, hidden: torch.Tensor | None, packed: PackedInput) -> torch.Tensor:
+        return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
+
+    def use_graphs(self) -> None:
+        """Run the layers of training passes as CUDA graphs; the weights must have their gradient buffers by the first of them."""
+        self.graphs = GraphedBlock(self._layers, list(self.decoder.parameters()))
 
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
         """What every layer is told of the batch."""
@@ -125,12 +137,18 @@ class GPTBuilder:
             expert_ffn=m.expert_ffn,
             expert_weights_sum_to_one=m.expert_weights_sum_to_one,
         )
-        layer = te.te_layer_spec(config) if self._use_te(precision) else layer_spec(config)
+        use_te = self._use_te(precision)
+        if parallel.cuda_graphs and (use_te or m.experts or precision.params != "bf16"):
+            raise ConfigError("parallel.cuda_graphs: needs our layers without experts (layers: ours) and precision.params: bf16")
+        layer = te.te_layer_spec(config) if use_te else layer_spec(config)
         chunks = parallel.virtual_pipeline
-        built: list[torch.nn.Module] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]
+        built: list[Any] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]
         if self.lora is not None:
             for chunk in built:
                 attach(chunk, self.lora, parallel.sequence_parallel)
+        if parallel.cuda_graphs and torch.cuda.is_available():
+            for chunk in built:
+                chunk.use_graphs()
         for p in named_parameters(built):
             with torch.no_grad():
                 p.param.copy_(p.shard.cut(initial_weight(p.name, p.shard.full_shape(p.param.shape), seed, m.init_std)))

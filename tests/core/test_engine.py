@@ -40,6 +40,8 @@ def test_settings_that_cannot_be() -> None:
         (ParallelConfig, {"virtual_pipeline": 2}, "virtual_pipeline: needs pipeline"),
         (ParallelConfig, {"sequence_parallel": True}, "sequence_parallel: needs tensor"),
         (ParallelConfig, {"tensor": 0}, "tensor: must be at least 1"),
+        (ParallelConfig, {"cuda_graphs": True, "tensor": 2}, "cuda_graphs: needs tensor"),
+        (ParallelConfig, {"cuda_graphs": True, "recompute": "full"}, "recompute: none"),
         (OptimizerConfig, {"schedule": "cosine"}, "total_steps"),
         (OptimizerConfig, {"min_lr": 1.0}, "min_lr"),
         (PrecisionConfig, {"fp8": True}, "fp8: needs params: bf16"),

@@ -16,9 +16,9 @@ needs_te = pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is 
 
 
 @cache
-def measure(layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1) -> dict:
+def measure(layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1, graphs: bool = False) -> dict:
     job = "terrella.tests.parallel.jobs:measure_wide"
-    return run_ranks(job, 1, layers=layers, precision=precision, fp8=fp8, packed=packed, steps=steps)[0]
+    return run_ranks(job, 1, layers=layers, precision=precision, fp8=fp8, packed=packed, steps=steps, graphs=graphs)[0]
 
 
 def compare(other: dict, packed: bool, loss: float, gradient: float) -> None:
@@ -34,6 +34,14 @@ def compare(other: dict, packed: bool, loss: float, gradient: float) -> None:
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "even"])
 def test_our_layers_in_bf16(packed: bool) -> None:
     compare(measure("ours", packed=packed), packed, loss=1e-3, gradient=3e-2)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "even"])
+def test_graphs_change_nothing(packed: bool) -> None:
+    """Captured after a few passes, in the middle of training: every loss and gradient norm stays what it is without graphs."""
+    without, captured = measure("ours", packed=packed, steps=8), measure("ours", packed=packed, steps=8, graphs=True)
+    assert captured["captured"] >= 1
+    assert captured["losses"] == without["losses"] and captured["norms"] == without["norms"]
 
 
 @needs_te

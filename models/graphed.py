@@ -1,0 +1,118 @@
+"""The layers of a model as CUDA graphs: what a small model's step costs the host is paid once for each shape, not in every step.
+
+Embedding, head and loss stay outside. A shape is captured when it comes back; others run as they are. Shape suffixes: T tokens, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .layers import PackedInput
+
+MOST = 4  # captured shapes; each keeps the addresses of its activations
+SEEN = 2  # passes of a shape before it is captured: they compile its kernels
+FORGET = 4096  # shapes counted
+
+Block = Callable[[torch.Tensor, PackedInput], torch.Tensor]
+
+
+def shape_of(packed: PackedInput) -> tuple[Any, ...]:
+    """What a captured pass cannot change: everything but the contents of `table_T2R`, `cu_q` and `cu_k`."""
+    layout = packed.layout
+    groups = tuple((g.count, g.q_len, g.k_len) for g in layout.groups) if layout.restore_T is None else ()
+    return (len(packed.rows_T), len(layout.cu_q), layout.max_q, layout.max_k, groups)
+
+
+class GraphedBlock:
+    """Runs the layers of a chunk, by graphs where their shape is known. Gradients of the weights go straight to their fp32 buffers."""
+
+    def __init__(self, run: Block, weights: list[torch.nn.Parameter]) -> None:
+        self.run, self.weights = run, weights
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all graphs and their memory; called where weights or gradients change their addresses."""
+        self.pairs: dict[tuple[Any, ...], _Pair] = {}
+        self.seen: Counter[tuple[Any, ...]] = Counter()
+
+    def __call__(self, hidden_T1H: torch.Tensor, packed: PackedInput) -> torch.Tensor:
+        shape = shape_of(packed)
+        pair = self.pairs.get(shape)
+        if pair is None:
+            if len(self.seen) > FORGET:
+                self.seen.clear()
+            self.seen[shape] += 1
+            if self.seen[shape] <= SEEN or len(self.pairs) == MOST:
+                return self.run(hidden_T1H, packed)
+            pool = next(iter(self.pairs.values())).forward.pool() if self.pairs else None
+            pair = self.pairs[shape] = capture(self.run, self.weights, hidden_T1H, packed, pool)
+        return _Replay.apply(hidden_T1H, torch.zeros((), device=hidden_T1H.device, requires_grad=True), packed, pair)
+
+
+@dataclass
+class _Pair:
+    """A captured forward and backward pass, and the tensors they read and write."""
+
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph
+    packed: PackedInput
+    hidden: torch.Tensor
+    out: torch.Tensor
+    grad_out: torch.Tensor
+    grad_hidden: torch.Tensor
+    turn: int = 0
+
+
+def capture(run: Block, weights: list[torch.nn.Parameter], hidden_T1H: torch.Tensor, packed: PackedInput, pool: Any) -> _Pair:
+    """Record both passes. One ordinary pass with a gradient of zero, on a stream of its own, comes before, and changes nothing."""
+    trained: list[Any] = [w for w in weights if w.requires_grad]
+    layout = replace(packed.layout, cu_q=packed.layout.cu_q.clone(), cu_k=packed.layout.cu_k.clone())
+    packed = replace(packed, layout=layout, table_T2R=packed.table_T2R.clone())
+    hidden = hidden_T1H.detach().clone().requires_grad_()
+    grad_out = torch.zeros_like(hidden)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for weight in trained:
+            weight.grad_added_to_main_grad = False
+        torch.autograd.grad(run(hidden, packed), [hidden, *trained], grad_out)
+        plain = [w for w in trained if not w.grad_added_to_main_grad]  # the others' gradients are added by the product that makes them
+    torch.cuda.current_stream().wait_stream(side)
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    # NCCL's watchdog asks for events from a thread of its own, which a capture of the whole process would take for an error
+    with torch.cuda.graph(forward, pool=pool, capture_error_mode="thread_local"):
+        out = run(hidden, packed)
+    with torch.cuda.graph(backward, pool=forward.pool(), capture_error_mode="thread_local"):
+        grad_hidden, *grads = torch.autograd.grad(out, [hidden, *plain], grad_out)
+        for weight, grad in zip(plain, grads, strict=True):
+            weight.main_grad.add_(grad)
+    return _Pair(forward, backward, packed, hidden, out.detach(), grad_out, grad_hidden)
+
+
+class _Replay(torch.autograd.Function):
+    """`anchor` has a gradient even where the hidden states have none (frozen embeddings): the weights' must be made."""
+
+    @staticmethod
+    def forward(ctx, hidden_T1H, anchor, packed: PackedInput, pair: _Pair):
+        with torch.no_grad():
+            pair.hidden.copy_(hidden_T1H)
+        pair.packed.table_T2R.copy_(packed.table_T2R)
+        pair.packed.layout.cu_q.copy_(packed.layout.cu_q)
+        pair.packed.layout.cu_k.copy_(packed.layout.cu_k)
+        pair.forward.replay()
+        pair.turn += 1
+        ctx.pair, ctx.turn = pair, pair.turn
+        return pair.out.detach()
+
+    @staticmethod
+    def backward(ctx, grad_T1H):
+        if ctx.turn != ctx.pair.turn:
+            raise RuntimeError("cuda_graphs: another forward pass of this shape came before the backward pass of this one")
+        ctx.pair.grad_out.copy_(grad_T1H)
+        ctx.pair.backward.replay()
+        return ctx.pair.grad_hidden.detach(), None, None, None
