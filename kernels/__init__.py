@@ -10,7 +10,7 @@ from .policy_loss import linear_policy_loss, policy_terms
 from .qkv import cut_heads, qkv_rope
 from .rmsnorm import rmsnorm
 from .rope import rope, rope_table
-from .swiglu import swiglu, swiglu_backward
+from .swiglu import swiglu, swiglu_backward, weighted_swiglu, weighted_swiglu_backward
 
 __all__ = [
     "PolicyOutput",
@@ -34,4 +34,6 @@ __all__ = [
     "swiglu_backward",
     "token_logprob",
     "variance_filter",
+    "weighted_swiglu",
+    "weighted_swiglu_backward",
 ]

@@ -29,6 +29,7 @@ from .. import kernels
 from ..core.layout import DocumentLayout
 from ..core.mcore.wgrad import add_weight_grad
 from .attention import packed_attention
+from .experts import GroupedExperts
 from .rope import rotate
 
 
@@ -163,7 +164,9 @@ def layer_spec(config) -> ModuleSpec:
     spec.submodules.self_attention.module = PackedSelfAttention
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = IdentityOp
-    if not config.num_moe_experts:
+    if config.num_moe_experts:
+        spec.submodules.mlp.submodules.experts.module = GroupedExperts
+    else:
         spec.submodules.mlp.module = GatedMLP
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
