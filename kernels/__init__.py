@@ -10,6 +10,7 @@ from .policy_loss import linear_policy_loss, policy_terms
 from .qkv import cut_heads, qkv_rope
 from .rmsnorm import rmsnorm
 from .rope import rope, rope_table
+from .rows import sum_rows
 from .swiglu import swiglu, swiglu_backward, weighted_swiglu, weighted_swiglu_backward
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "rmsnorm",
     "rope",
     "rope_table",
+    "sum_rows",
     "swiglu",
     "swiglu_backward",
     "token_logprob",

@@ -6,7 +6,6 @@ Shape suffixes: N rows (a token has one for each of its experts on this rank), E
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -52,39 +51,52 @@ def _weight_grads(weights: list, inputs_NK: torch.Tensor, grads_NM: torch.Tensor
     return found
 
 
+class HostCounts:
+    """Counts that are on their way to the host: the forward pass does not wait for them."""
+
+    def __init__(self, counts_E: torch.Tensor) -> None:
+        self.counts_E = counts_E.to("cpu", non_blocking=True)
+        self.copied = torch.cuda.current_stream().record_event() if counts_E.is_cuda else None
+
+    def read(self) -> list[int]:
+        """The counts, once they are there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.counts_E.tolist()
+
+
 class _Experts(torch.autograd.Function):
     """fc1, the gate weighted by the router's probability, fc2. The weighted product is made again in the backward pass."""
 
     @staticmethod
-    def forward(ctx, x_NH: torch.Tensor, probs_N: torch.Tensor, ends_E: torch.Tensor, counts: list[int], *weights: torch.Tensor):
-        fc1, fc2 = weights[: len(counts)], weights[len(counts) :]
+    def forward(ctx, x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, *weights: torch.Tensor):
+        fc1, fc2 = weights[: len(counts_E)], weights[len(counts_E) :]
+        ends_E = counts_E.cumsum(0, dtype=torch.int32).to(x_NH.device, non_blocking=True)
         gates_N2F = _product(x_NH, torch.stack(fc1).transpose(1, 2), ends_E)
         ctx.save_for_backward(x_NH, probs_N, ends_E, gates_N2F, *weights)
-        ctx.counts = counts
+        ctx.counts = HostCounts(counts_E)
         return _product(kernels.weighted_swiglu(gates_N2F, probs_N), torch.stack(fc2).transpose(1, 2), ends_E)
 
     @staticmethod
     def backward(ctx, grad_NH: torch.Tensor):  # type: ignore[override]
         x_NH, probs_N, ends_E, gates_N2F, *weights = ctx.saved_tensors
-        counts, grad_NH = ctx.counts, grad_NH.contiguous()
+        counts, grad_NH = ctx.counts.read(), grad_NH.contiguous()
         fc1, fc2 = weights[: len(counts)], weights[len(counts) :]
         dy_NF = _product(grad_NH, torch.stack(fc2), ends_E)
         dgates_N2F, dprobs_N, y_NF = kernels.weighted_swiglu_backward(gates_N2F, probs_N, dy_NF)
         dfc2 = _weight_grads(fc2, y_NF, grad_NH, counts)
         dfc1 = _weight_grads(fc1, x_NH, dgates_N2F, counts)
         dx_NH = _product(dgates_N2F, torch.stack(fc1), ends_E) if ctx.needs_input_grad[0] else None
-        return dx_NH, dprobs_N, None, None, *dfc1, *dfc2
+        return dx_NH, dprobs_N, None, *dfc1, *dfc2
 
 
 def grouped_experts(
-    x_NH: torch.Tensor, probs_N: torch.Tensor, counts: list[int], fc1: list[torch.Tensor], fc2: list[torch.Tensor]
+    x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, fc1: list[torch.Tensor], fc2: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Gated experts over rows that are sorted by expert, `counts` of them for each; a row's output is weighted by its probability."""
-    if sum(counts) != len(x_NH):
-        raise ValueError(f"{len(x_NH)} rows for experts that were given {sum(counts)}")
-    # Copied without a wait: the host's memory is read before the call returns.
-    ends_E = torch.tensor(list(accumulate(counts)), dtype=torch.int32).to(x_NH.device, non_blocking=True)
-    return _Experts.apply(x_NH.contiguous(), probs_N, ends_E, counts, *fc1, *fc2)
+    """Gated experts over rows that are sorted by expert, so many for each; a row's output is weighted by its probability."""
+    if not counts_E.is_cuda and counts_E.sum() != len(x_NH):
+        raise ValueError(f"{len(x_NH)} rows for experts that were given {counts_E.sum()}")
+    return _Experts.apply(x_NH.contiguous(), probs_N, counts_E, *fc1, *fc2)
 
 
 class GroupedExperts(SequentialMLP):
@@ -109,5 +121,4 @@ class GroupedExperts(SequentialMLP):
         fc1, fc2 = self._weights()
         if not fc1 or not can_group(permuted_local_hidden_states):
             return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
-        # The dispatcher has brought the counts to the host already.
-        return grouped_experts(permuted_local_hidden_states, permuted_probs, tokens_per_expert.tolist(), fc1, fc2), None
+        return grouped_experts(permuted_local_hidden_states, permuted_probs, tokens_per_expert, fc1, fc2), None

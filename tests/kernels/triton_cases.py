@@ -24,6 +24,7 @@ from terrella.kernels import (
     rmsnorm,
     rope,
     rope_table,
+    sum_rows,
     swiglu,
     swiglu_backward,
     token_logprob,
@@ -40,6 +41,7 @@ from terrella.kernels.policy_loss import reference_policy_loss
 from terrella.kernels.qkv import reference_qkv_rope
 from terrella.kernels.rmsnorm import reference_rmsnorm
 from terrella.kernels.rope import reference_rope
+from terrella.kernels.rows import reference_sum_rows
 from terrella.kernels.swiglu import (
     reference_swiglu,
     reference_swiglu_backward,
@@ -481,6 +483,19 @@ def test_weighted_swiglu(rows, width):
         assert norm_error(y, y2) <= 1e-6
     for dx, dweight, again in (weighted_swiglu_backward(x, weight, dy), reference_weighted_swiglu_backward(x, weight, dy)):
         assert norm_error(dx, want_dx) <= 1e-6 and norm_error(dweight, want_dweight) <= 1e-6 and norm_error(again, y2) <= 1e-6
+
+
+@pytest.mark.parametrize("sums,per_sum,width", [(5, 1, 3), (9, 8, 128), (4, 3, 2500), (0, 2, 16), *([(70_000, 8, 256)] if LARGE else [])])
+def test_sum_rows(sums, per_sum, width):
+    x = torch.randn(sums * per_sum + 2, width, device=DEVICE)
+    rows = torch.randint(0, len(x), (sums, per_sum), device=DEVICE)
+    want = torch.stack([x.double()[rows[:, k]] for k in range(per_sum)]).sum(0)
+    for got in (sum_rows(x, rows), reference_sum_rows(x, rows)):
+        assert got.shape == want.shape and norm_error(got, want) <= 1e-6
+    narrow = x.bfloat16()  # added up in fp32, rounded once
+    want = torch.stack([narrow.double()[rows[:, k]] for k in range(per_sum)]).sum(0)
+    for got in (sum_rows(narrow, rows), reference_sum_rows(narrow, rows)):
+        assert norm_error(got, want) <= 2.0**-8
 
 
 @pytest.mark.parametrize("levels", [[7, 5, 5, 5, 5], [8, 6, 5], [8, 8, 8, 6, 5]], ids=str)

@@ -57,7 +57,7 @@ def test_outputs_and_gradients(counts: list[int], dtype: torch.dtype, tolerance:
     if buffers:
         for weight in weights:
             weight.main_grad = torch.ones_like(weight, dtype=torch.float32)
-    out = grouped_experts(x, probs, counts, fc1, fc2)
+    out = grouped_experts(x, probs, torch.tensor(counts, device=device), fc1, fc2)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(6)).to(device, dtype)
     want, gradients = exact(inputs, counts, upstream)
     assert out.dtype == dtype and near(out, want, tolerance)
@@ -78,7 +78,7 @@ def test_frozen_experts_still_pass_gradients_on() -> None:
     for weight in (*fc1, *fc2):
         weight.requires_grad_(False)
         weight.main_grad = torch.zeros_like(weight)
-    out = grouped_experts(x, probs, counts, fc1, fc2)
+    out = grouped_experts(x, probs, torch.tensor(counts), fc1, fc2)
     out.sum().backward()
     _, gradients = exact(inputs, counts, torch.ones_like(out))
     assert near(x.grad, gradients[0], 1e-6) and near(probs.grad, gradients[1], 1e-6)
@@ -88,7 +88,7 @@ def test_frozen_experts_still_pass_gradients_on() -> None:
 def test_counts_that_are_not_the_rows_are_refused() -> None:
     x, probs, fc1, fc2 = drawn([3, 2], torch.float32, "cpu")
     with pytest.raises(ValueError, match="5 rows for experts that were given 6"):
-        grouped_experts(x, probs, [3, 3], fc1, fc2)
+        grouped_experts(x, probs, torch.tensor([3, 3]), fc1, fc2)
 
 
 def measure(grouped: bool, world: int = 1, parallel: dict | None = None, **changes) -> dict:
