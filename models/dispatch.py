@@ -73,7 +73,10 @@ class LocalDispatcher(MoEAllGatherTokenDispatcher):
 
 def keep_local(layer: Any) -> None:
     """Give a layer whose experts are all on this rank, whole, the dispatcher for that; others keep theirs."""
-    if isinstance(layer, MoELayer) and layer.token_dispatcher.tp_ep_group.size() == 1:
+    if not isinstance(layer, MoELayer):
+        return
+    dispatcher: Any = layer.token_dispatcher
+    if dispatcher.tp_ep_group.size() == 1:
         layer.token_dispatcher = LocalDispatcher(
             layer.num_local_experts, layer.local_expert_indices, config=layer.config, pg_collection=get_default_pg_collection()
         )

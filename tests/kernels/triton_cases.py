@@ -472,6 +472,12 @@ def test_swiglu(width):
         assert norm_error(dx, x2.grad) <= 1e-6 and norm_error(again, y2) <= 1e-6
 
 
+@pytest.mark.skipif(not LARGE, reason="the interpreter's grid has no limits")
+def test_swiglu_of_more_rows_than_a_grid_is_high():
+    x = torch.randn(70_000, 32, device=DEVICE)
+    assert norm_error(swiglu(x), reference_swiglu(x.double())) <= 1e-6
+
+
 @pytest.mark.parametrize("rows,width", [(5, 3), (8, 128), (4, 2500), (0, 16), *([(70_000, 768)] if LARGE else [])])
 def test_weighted_swiglu(rows, width):
     x, dy = torch.randn(rows, 2 * width, device=DEVICE) * 3, torch.randn(rows, width, device=DEVICE)
