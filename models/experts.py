@@ -15,7 +15,7 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from .. import kernels
 from ..core.mcore.wgrad import add_weight_grad
 
-_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)  # public since torch 2.10
+_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)  # the older name
 
 
 def can_group(x_NH: torch.Tensor) -> bool:
