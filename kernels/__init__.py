@@ -10,7 +10,8 @@ from .policy_loss import linear_policy_loss, policy_terms
 from .qkv import cut_heads, qkv_rope
 from .rmsnorm import rmsnorm
 from .rope import rope, rope_table
-from .swiglu import swiglu, swiglu_backward
+from .rows import sum_rows
+from .swiglu import swiglu, swiglu_backward, weighted_swiglu, weighted_swiglu_backward
 
 __all__ = [
     "PolicyOutput",
@@ -30,8 +31,11 @@ __all__ = [
     "rmsnorm",
     "rope",
     "rope_table",
+    "sum_rows",
     "swiglu",
     "swiglu_backward",
     "token_logprob",
     "variance_filter",
+    "weighted_swiglu",
+    "weighted_swiglu_backward",
 ]

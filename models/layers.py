@@ -29,6 +29,8 @@ from .. import kernels
 from ..core.layout import DocumentLayout
 from ..core.mcore.wgrad import add_weight_grad
 from .attention import packed_attention
+from .dispatch import keep_local
+from .experts import GroupedExperts
 from .rope import rotate
 
 
@@ -145,6 +147,10 @@ class PackedSelfAttention(SelfAttention):
 class Layer(TransformerLayer):
     """Megatron's layer with each residual addition inside the norm that follows it."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        keep_local(self.mlp)
+
     def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
         normed, residual = self.input_layernorm.with_residual(hidden_states)
         attended, _ = self.self_attention(normed, attention_mask=None, packed_seq_params=packed_seq_params)
@@ -163,7 +169,9 @@ def layer_spec(config) -> ModuleSpec:
     spec.submodules.self_attention.module = PackedSelfAttention
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = IdentityOp
-    if not config.num_moe_experts:
+    if config.num_moe_experts:
+        spec.submodules.mlp.submodules.experts.module = GroupedExperts
+    else:
         spec.submodules.mlp.module = GatedMLP
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm

@@ -24,9 +24,12 @@ from terrella.kernels import (
     rmsnorm,
     rope,
     rope_table,
+    sum_rows,
     swiglu,
     swiglu_backward,
     token_logprob,
+    weighted_swiglu,
+    weighted_swiglu_backward,
 )
 from terrella.kernels.adam import reference_adam_update
 from terrella.kernels.advantage import reference_gae
@@ -38,7 +41,13 @@ from terrella.kernels.policy_loss import reference_policy_loss
 from terrella.kernels.qkv import reference_qkv_rope
 from terrella.kernels.rmsnorm import reference_rmsnorm
 from terrella.kernels.rope import reference_rope
-from terrella.kernels.swiglu import reference_swiglu, reference_swiglu_backward
+from terrella.kernels.rows import reference_sum_rows
+from terrella.kernels.swiglu import (
+    reference_swiglu,
+    reference_swiglu_backward,
+    reference_weighted_swiglu,
+    reference_weighted_swiglu_backward,
+)
 
 CUDA = torch.cuda.is_available() and not interpreting()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -461,6 +470,38 @@ def test_swiglu(width):
     assert norm_error(y, y2) <= 1e-6 and norm_error(x.grad, x2.grad) <= 1e-6
     for dx, again in (swiglu_backward(base, grad), reference_swiglu_backward(base, grad)):
         assert norm_error(dx, x2.grad) <= 1e-6 and norm_error(again, y2) <= 1e-6
+
+
+@pytest.mark.skipif(not LARGE, reason="the interpreter's grid has no limits")
+def test_swiglu_of_more_rows_than_a_grid_is_high():
+    x = torch.randn(70_000, 32, device=DEVICE)
+    assert norm_error(swiglu(x), reference_swiglu(x.double())) <= 1e-6
+
+
+@pytest.mark.parametrize("rows,width", [(5, 3), (8, 128), (4, 2500), (0, 16), *([(70_000, 768)] if LARGE else [])])
+def test_weighted_swiglu(rows, width):
+    x, dy = torch.randn(rows, 2 * width, device=DEVICE) * 3, torch.randn(rows, width, device=DEVICE)
+    weight = torch.rand(rows, device=DEVICE)
+    x2, weight2 = x.double().requires_grad_(), weight.double().requires_grad_()
+    y2 = reference_swiglu(x2) * weight2[:, None]
+    want_dx, want_dweight = torch.autograd.grad(y2, (x2, weight2), dy.double())
+    for y in (weighted_swiglu(x, weight), reference_weighted_swiglu(x, weight)):
+        assert norm_error(y, y2) <= 1e-6
+    for dx, dweight, again in (weighted_swiglu_backward(x, weight, dy), reference_weighted_swiglu_backward(x, weight, dy)):
+        assert norm_error(dx, want_dx) <= 1e-6 and norm_error(dweight, want_dweight) <= 1e-6 and norm_error(again, y2) <= 1e-6
+
+
+@pytest.mark.parametrize("sums,per_sum,width", [(5, 1, 3), (9, 8, 128), (4, 3, 2500), (0, 2, 16), *([(70_000, 8, 256)] if LARGE else [])])
+def test_sum_rows(sums, per_sum, width):
+    x = torch.randn(sums * per_sum + 2, width, device=DEVICE)
+    rows = torch.randint(0, len(x), (sums, per_sum), device=DEVICE)
+    want = torch.stack([x.double()[rows[:, k]] for k in range(per_sum)]).sum(0)
+    for got in (sum_rows(x, rows), reference_sum_rows(x, rows)):
+        assert got.shape == want.shape and norm_error(got, want) <= 1e-6
+    narrow = x.bfloat16()  # added up in fp32, rounded once
+    want = torch.stack([narrow.double()[rows[:, k]] for k in range(per_sum)]).sum(0)
+    for got in (sum_rows(narrow, rows), reference_sum_rows(narrow, rows)):
+        assert norm_error(got, want) <= 2.0**-8
 
 
 @pytest.mark.parametrize("levels", [[7, 5, 5, 5, 5], [8, 6, 5], [8, 8, 8, 6, 5]], ids=str)

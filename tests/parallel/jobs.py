@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -188,3 +190,40 @@ def measure_wide(
         "norms": [r.grad_norm for r in results],
         "captured": captured,
     }
+
+
+WIDE_MOE = replace(WIDE, tied=False, qkv_bias=False, qk_norm=True, layers=2, experts=8, experts_per_token=2, expert_ffn=128)
+
+
+@contextmanager
+def grouping(wanted: bool) -> Iterator[list[int]]:
+    """Experts grouped wherever that can be computed, CPU included, or nowhere. The list has the rows of every grouped call."""
+    from terrella.models import experts
+
+    allowed, compute, calls = experts.can_group, experts.grouped_experts, []
+
+    def counted(x_NH: torch.Tensor, *rest: Any) -> torch.Tensor:
+        calls.append(len(x_NH))
+        return compute(x_NH, *rest)
+
+    experts.can_group = lambda x_NH: wanted and (not x_NH.is_cuda or allowed(x_NH))
+    experts.grouped_experts = counted
+    try:
+        yield calls
+    finally:
+        experts.can_group, experts.grouped_experts = allowed, compute
+
+
+def measure_experts(grouped: bool, parallel: dict[str, Any], precision: str = "fp32", **changes: Any) -> dict[str, Any]:
+    """Loss, gradients, and the weights after a step of a model with experts; and how often they were grouped."""
+    from terrella.models.gpt import build_gpt
+
+    build = build_gpt(replace(WIDE_MOE, **changes), layers="ours")
+    engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=1e-3), PrecisionConfig(precision), seed=3)  # type: ignore[arg-type]
+    mine = share(engine, batches(4, vocab=WIDE_MOE.vocab))
+    with grouping(grouped) as calls:
+        metrics = engine.accumulate(mine, fused_loss)
+        gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
+        result = engine.step(mine, fused_loss)
+    weights = {name: value.cpu().clone() for name, value in engine.parameters()}
+    return {"loss": metrics["loss"], "norm": result.grad_norm, "gradients": gradients, "weights": weights, "calls": len(calls)}

@@ -1,0 +1,82 @@
+"""Tokens to experts and back where all experts are on one rank: two gathers, without a wait for the device or an atomic addition.
+
+Megatron's own ways add the experts' outputs up in bf16 by atomics, in any order, and read sizes back to the host in every layer.
+Shape suffixes: T tokens, E experts, K experts of one token, N = T x K rows sorted by expert, H hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
+from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+
+from .. import kernels
+
+
+def row_order(map_TE: torch.Tensor, per_token: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token and expert of every row (N, N), rows sorted by expert and then by token, and the rows of every token (T, K).
+
+    Every token has `per_token` experts, so that all sizes are known beforehand and the host does not ask the device for them.
+    """
+    tokens, rows = len(map_TE), len(map_TE) * per_token
+    chosen = map_TE.T.reshape(-1)
+    row = (chosen.cumsum(0) - 1).masked_fill(~chosen, rows)  # what nobody chose goes to a place behind the end
+    place_N = row.new_empty(rows + 1).scatter_(0, row, torch.arange(len(row), device=row.device))[:rows]
+    token_N = place_N % tokens
+    return token_N, place_N // tokens, token_N.argsort(stable=True).view(tokens, per_token)
+
+
+class _ToRows(torch.autograd.Function):
+    """A copy of a token for each of its experts; the way back is `_ToTokens`."""
+
+    @staticmethod
+    def forward(ctx, x_TH: torch.Tensor, row_TK: torch.Tensor, token_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(row_TK)
+        return x_TH.index_select(0, token_N)
+
+    @staticmethod
+    def backward(ctx, grad_NH: torch.Tensor):  # type: ignore[override]
+        return kernels.sum_rows(grad_NH.contiguous(), *ctx.saved_tensors), None, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """The sum of every token's rows; the way back is `_ToRows`."""
+
+    @staticmethod
+    def forward(ctx, x_NH: torch.Tensor, row_TK: torch.Tensor, token_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(token_N)
+        return kernels.sum_rows(x_NH.contiguous(), row_TK)
+
+    @staticmethod
+    def backward(ctx, grad_TH: torch.Tensor):  # type: ignore[override]
+        return grad_TH.index_select(0, *ctx.saved_tensors), None, None
+
+
+class LocalDispatcher(MoEAllGatherTokenDispatcher):
+    """Megatron's dispatcher that gathers tokens, with nothing to gather: what it does within the rank, done in order."""
+
+    def dispatch_postprocess(self, hidden_states, probs):
+        map_TE: Any = self.routing_map
+        self.token_N, expert_N, self.row_TK = row_order(map_TE, self.router_topk)
+        probs_N = probs.reshape(-1).index_select(0, self.token_N * map_TE.shape[1] + expert_N)
+        self.routing_map = None
+        return _ToRows.apply(hidden_states, self.row_TK, self.token_N), map_TE.sum(0), probs_N
+
+    def combine_preprocess(self, hidden_states):
+        out_TH = _ToTokens.apply(hidden_states, self.row_TK, self.token_N)
+        self.row_TK = self.token_N = None
+        return out_TH
+
+
+def keep_local(layer: Any) -> None:
+    """Give a layer whose experts are all on this rank, whole, the dispatcher for that; others keep theirs."""
+    if not isinstance(layer, MoELayer):
+        return
+    dispatcher: Any = layer.token_dispatcher
+    if dispatcher.tp_ep_group.size() == 1:
+        layer.token_dispatcher = LocalDispatcher(
+            layer.num_local_experts, layer.local_expert_indices, config=layer.config, pg_collection=get_default_pg_collection()
+        )

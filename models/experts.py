@@ -1,0 +1,124 @@
+"""All experts of a rank at once: two grouped matrix products, where Megatron runs two small ones for every expert.
+
+Parameters stay Megatron's, one pair for each expert, so names, shards, checkpoints and weight sync know nothing of this.
+Shape suffixes: N rows (a token has one for each of its experts on this rank), E experts, H hidden, F width of an expert.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.moe.experts import SequentialMLP
+
+from .. import kernels
+from ..core.mcore.wgrad import add_weight_grad
+
+_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)  # the older name
+
+
+def can_group(x_NH: torch.Tensor) -> bool:
+    """Whether these rows go through grouped products: they are made for bf16 on CUDA."""
+    return x_NH.is_cuda and x_NH.dtype == torch.bfloat16 and _grouped_mm is not None
+
+
+def _product(x_NK: torch.Tensor, weight_EKM: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """Each expert's rows times its matrix."""
+    if not len(x_NK):
+        return x_NK.new_empty((0, weight_EKM.shape[-1]))
+    return _grouped_mm(x_NK, weight_EKM, offs=ends_E)
+
+
+def _weight_grads(weights: list, inputs_NK: torch.Tensor, grads_NM: torch.Tensor, counts: list[int]) -> list[torch.Tensor | None]:
+    """Every expert's weight gradient: added to its fp32 buffer where it has one, else returned.
+
+    One product each: the grouped one rounds to bf16, and on some devices leaves garbage for an expert without rows.
+    """
+    found: list[torch.Tensor | None] = []
+    unread = None  # autograd wants a tensor even for a gradient that was already added; the experts' share their memory
+    for weight, x, grad in zip(weights, inputs_NK.split(counts), grads_NM.split(counts), strict=True):
+        total = getattr(weight, "main_grad", None)
+        if not weight.requires_grad:
+            found.append(None)
+        elif total is None:
+            found.append(grad.t() @ x)
+        else:
+            add_weight_grad(x, grad, total)
+            weight.grad_added_to_main_grad = True  # Megatron's hook then only counts this gradient
+            unread = torch.empty_like(weight) if unread is None else unread
+            found.append(unread.view_as(weight))
+    return found
+
+
+class HostCounts:
+    """Counts that are on their way to the host: the forward pass does not wait for them."""
+
+    def __init__(self, counts_E: torch.Tensor) -> None:
+        self.counts_E = counts_E.to("cpu", non_blocking=True)
+        self.copied = torch.cuda.current_stream().record_event() if counts_E.is_cuda else None
+
+    def read(self) -> list[int]:
+        """The counts, once they are there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.counts_E.tolist()
+
+
+class _Experts(torch.autograd.Function):
+    """fc1, the gate weighted by the router's probability, fc2. The weighted product is made again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, *weights: torch.Tensor):
+        fc1, fc2 = weights[: len(counts_E)], weights[len(counts_E) :]
+        ends_E = counts_E.cumsum(0, dtype=torch.int32).to(x_NH.device, non_blocking=True)
+        gates_N2F = _product(x_NH, torch.stack(fc1).transpose(1, 2), ends_E)
+        ctx.save_for_backward(x_NH, probs_N, ends_E, gates_N2F, *weights)
+        ctx.counts = HostCounts(counts_E)
+        return _product(kernels.weighted_swiglu(gates_N2F, probs_N), torch.stack(fc2).transpose(1, 2), ends_E)
+
+    @staticmethod
+    def backward(ctx, grad_NH: torch.Tensor):  # type: ignore[override]
+        x_NH, probs_N, ends_E, gates_N2F, *weights = ctx.saved_tensors
+        counts, grad_NH = ctx.counts.read(), grad_NH.contiguous()
+        fc1, fc2 = weights[: len(counts)], weights[len(counts) :]
+        dy_NF = _product(grad_NH, torch.stack(fc2), ends_E)
+        dgates_N2F, dprobs_N, y_NF = kernels.weighted_swiglu_backward(gates_N2F, probs_N, dy_NF)
+        dfc2 = _weight_grads(fc2, y_NF, grad_NH, counts)
+        dfc1 = _weight_grads(fc1, x_NH, dgates_N2F, counts)
+        dx_NH = _product(dgates_N2F, torch.stack(fc1), ends_E) if ctx.needs_input_grad[0] else None
+        return dx_NH, dprobs_N, None, *dfc1, *dfc2
+
+
+def grouped_experts(
+    x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, fc1: list[torch.Tensor], fc2: list[torch.Tensor]
+) -> torch.Tensor:
+    """Gated experts over rows that are sorted by expert, so many for each; a row's output is weighted by its probability."""
+    if not counts_E.is_cuda and counts_E.sum() != len(x_NH):
+        raise ValueError(f"{len(x_NH)} rows for experts that were given {counts_E.sum()}")
+    return _Experts.apply(x_NH.contiguous(), probs_N, counts_E, *fc1, *fc2)
+
+
+class GroupedExperts(SequentialMLP):
+    """Megatron's experts, computed together where the device can; one after the other elsewhere, cut over tensor ranks, or adapted."""
+
+    _found: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+
+    def _weights(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Both weights of every expert; empty where an expert has to run by itself. Looked up once: 128 experts take the host a while."""
+        if self._found is None:
+            experts: Any = list(self.local_experts)
+            linears = [linear for expert in experts for linear in (expert.linear_fc1, expert.linear_fc2)]
+            plain = all(type(m) in (ColumnParallelLinear, RowParallelLinear) and not m._forward_hooks for m in linears)
+            even = all(size % 8 == 0 for m in linears for size in m.weight.shape)  # rows of 16 bytes in bf16
+            if plain and even and len(experts) > 1 and self.tp_group.size() == 1:
+                self._found = [e.linear_fc1.weight for e in experts], [e.linear_fc2.weight for e in experts]
+            else:
+                self._found = [], []
+        return self._found
+
+    def forward(self, permuted_local_hidden_states, tokens_per_expert, permuted_probs):
+        fc1, fc2 = self._weights()
+        if not fc1 or not can_group(permuted_local_hidden_states):
+            return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
+        return grouped_experts(permuted_local_hidden_states, permuted_probs, tokens_per_expert, fc1, fc2), None
