@@ -54,7 +54,7 @@ class Constants:
     layer_kernels: float = 110.0  # of a dense layer, forward and backward; counted in megatron-core 0.16.1 with this project's layers
     router_kernels: float = 24.0  # more with experts: routing and sorting; counted likewise
     expert_kernels: float = 6.0  # more for each expert on the GPU: three products of two matrices, as a grouped matmul gives them out
-    own_expert_kernels: float = 19.0  # likewise where experts come one after the other; counted likewise
+    own_expert_kernels: float = 2.0  # likewise for this engine: grouped, but for the gradients of the two weights of each
     tile: float = 128.0  # rows of a matmul's tile: the last one of every expert is half empty on average
     hop_s: float = 8e-6  # latency of one step of a ring between nodes; assumed
 
