@@ -39,7 +39,7 @@ CASES = {
     f"rollout {VIDEO}": ROLLOUTS[VIDEO],
     "rollout tiny 4x2, 3x(8+2)": ROLLOUTS["tiny 4x2, 3x(8+2)"],
 }
-IMPLEMENTATIONS = {"grpo": ("terrella vllm", "trl vllm", "terrella embedded"), "rollout": ("terrella embedded", "vllm")}
+IMPLEMENTATIONS = {"grpo": ("terrella embedded", "terrella vllm", "trl vllm"), "rollout": ("terrella embedded", "vllm")}
 MICROBATCH = 16  # sequences in a microbatch, for all
 VLLM_SHARE = 0.38  # of the GPU's memory: the cache then holds all samples of a step at once
 CACHE_GIB = 48.0  # of the embedded sampler, as much as vLLM gets
