@@ -149,7 +149,7 @@ def test_a_folder_with_a_chat_template_is_trained_by_adapters(games: Path, tmp_p
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("recipe", "score", "least"), [("text-game-tiny", "changed", 400), ("web-page-tiny", "F1, changed pages", 600)], ids=["games", "pages"]
+    ("recipe", "score", "least"), [("text-game-tiny", "changed", 400), ("web-page-tiny", "F1, changed pages", 350)], ids=["games", "pages"]
 )
 def test_rlvr_raises_the_score_of_held_out_transitions(recipe: str, score: str, least: int, tmp_path: Path) -> None:
     """The claim of docs/language.md, with the settings that ship: better than imitation alone, outside the paired interval."""
