@@ -165,7 +165,7 @@ class PieceTokenizer:
 
 
 class BPETokenizer:
-    """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits always alone."""
+    """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits alone unless in a name."""
 
     pad_id: int = 0
     bos_id: int | None = 1
@@ -176,15 +176,19 @@ class BPETokenizer:
         self.vocab_size = fast.get_vocab_size()
 
     @classmethod
-    def train(cls, texts: list[str], vocab_size: int) -> BPETokenizer:
-        """At most `vocab_size` pieces; merges may cross words, so that a recurring template becomes one piece."""
+    def train(cls, texts: list[str], vocab_size: int, names: str = "") -> BPETokenizer:
+        """At most `vocab_size` pieces; merges may cross words, so that a recurring template becomes one piece.
+
+        No merge crosses the border of what the expression `names` finds (digits of a name included), so that a name is spelt alike
+        wherever it stands and can be copied from there.
+        """
         from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Fast
 
         if vocab_size < len(SPECIALS) + 256:
             raise ValueError(f"vocab_size: {vocab_size} is below {len(SPECIALS) + 256}, the bytes and the special tokens")
         fast = Fast(models.BPE())
-        split = pre_tokenizers.Split(Regex(r"\d|\n"), "isolated")
+        split = pre_tokenizers.Split(Regex(rf"{names}|\d|\n" if names else r"\d|\n"), "isolated")
         bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         fast.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])  # pyright: ignore[reportAttributeAccessIssue]
         fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from ...core.files import make_folder
@@ -13,8 +15,8 @@ from ...data.shards import ShardWriter
 from ...data.tokenizers import BPETokenizer
 from ...rl.language import read_pair
 from ...rl.text_games.crawl import bare_prompt, crawl_all, prompts
-from ...rl.text_games.splits import split_rows
-from ..job import Job
+from ...rl.text_games.splits import not_learnt, split_rows
+from ..job import Job, log
 from ..settings.language import TextGameData
 from .common import TOKENIZER
 from .language import TEST, TRAIN, UNSEEN, start_of
@@ -32,6 +34,8 @@ def run(stage: TextGameData, job: Job) -> dict[str, Any]:
         make_folder(folder)
         rows = crawl_all([*stage.games, *stage.unseen_games], range(stage.seeds))
         split = split_rows(rows, each=stage.heldout_per_verb, unseen_games=stage.unseen_games, seed=job.recipe.seed)
+        if missing := not_learnt(split):
+            log.warning("heldout_per_verb: nothing is left to learn %d kinds of rows from (%s); take more seeds", len(missing), missing[0])
         parts = {TRAIN: split.train, TEST: split.test, UNSEEN: split.unseen_games}
         progress = Progress("questions", sum(map(len, parts.values())))
         done, texts = 0, []
@@ -48,11 +52,18 @@ def run(stage: TextGameData, job: Job) -> dict[str, Any]:
                         question = read_pair(sample)
                         texts.append(question.prompt + question.answer)
         if start_of(job) is None:
-            BPETokenizer.train(texts, job.model.vocab).save(folder / TOKENIZER)
+            BPETokenizer.train(texts, job.model.vocab, names_in(split.train)).save(folder / TOKENIZER)
         outcome = {
             **{f"{name}_rows": len(members) for name, members in parts.items()},
             **{f"{name}_changed": sum(map(is_changed, members)) for name, members in parts.items()},
+            "kinds_not_learnt": len(missing),
             "pad_prompts_to": stage.pad_prompts_to,
         }
     job.barrier()
     return outcome
+
+
+def names_in(rows: Sequence[dict[str, Any]]) -> str:
+    """An expression for the names of the rows' things, the longest first."""
+    labels = {o["name"].rpartition(" (ID: ")[0] for row in rows for o in row["current_state"]["objects"]}
+    return rf"(?:{'|'.join(sorted(map(re.escape, labels), key=lambda label: (-len(label), label)))}) \(ID: \d+\)"

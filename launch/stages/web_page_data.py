@@ -17,6 +17,8 @@ from ..settings.language import WebPageData
 from .common import TOKENIZER
 from .language import TEST, TRAIN, UNSEEN, start_of
 
+IDS = r"\[\d+\]"  # of the page's items: one piece each, to be copied
+
 
 def run(stage: WebPageData, job: Job) -> dict[str, Any]:
     """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again."""
@@ -44,7 +46,7 @@ def run(stage: WebPageData, job: Job) -> dict[str, Any]:
                     if name == TRAIN:
                         texts.append(sample["prompt.json"][0]["content"] + sample["target.json"])
         if start_of(job) is None:
-            BPETokenizer.train(texts, job.model.vocab).save(folder / TOKENIZER)
+            BPETokenizer.train(texts, job.model.vocab, IDS).save(folder / TOKENIZER)
         outcome["pad_prompts_to"] = stage.pad_prompts_to
     job.barrier()
     return outcome

@@ -44,6 +44,16 @@ def split_rows(rows: Sequence[Row], *, each: int = 5, unseen_games: Sequence[str
     return Split(train, test, [row for row in rows if row["game"] in unseen_games])
 
 
+def not_learnt(split: Split) -> list[str]:
+    """The kinds of held-out rows (game, verb, whether the action changed something) that no training row is of."""
+    trained = {_kind(row) for row in split.train}
+    return sorted({_kind(row) for row in split.test} - trained)
+
+
+def _kind(row: Row) -> str:
+    return f"{row['game']}: {verb_of(action_of(row))}, {'changed' if changed_by_action(row) else 'unchanged'}"
+
+
 def question(row: Row) -> str:
     """What a world model is asked in this row; equal questions have equal answers."""
     state = row["current_state"]

@@ -79,6 +79,19 @@ def test_bpe_learns_templates_and_reads_back(tmp_path):
         BPETokenizer.train(texts, 100)
 
 
+def test_bpe_spells_a_name_alike_wherever_it_stands(tmp_path):
+    texts = [
+        f"{{'name': 'cup (ID: {i})', 'in': ['cup (ID: {i})', 'tea bag (ID: 12)']}}\nput tea bag (ID: 12) in cup (ID: {i})" for i in range(9)
+    ]
+    tokenizer = BPETokenizer.train(texts, 340, r"(?:tea bag|cup) \(ID: \d+\)")
+    tokenizer.save(tmp_path)
+    for reader in (tokenizer, load_tokenizer(tmp_path)):
+        ids = reader.encode(texts[3])
+        assert reader.decode(ids) == texts[3] and len(reader.encode("17")) == 2
+        name = reader.encode("tea bag (ID: 12)")
+        assert sum(ids[i : i + len(name)] == name for i in range(len(ids))) == 2 and len(name) <= 2
+
+
 def test_given_pieces_are_taken_whole_and_their_hugging_face_twin_agrees(tmp_path: Path) -> None:
     tokenizer = PieceTokenizer(["<answer>", " </answer>", "Up", "(1,2)", "(1", *"(),12 U#√\n"])
     text = "<answer>Up (1,2)(1,1)#√\n </answer>"

@@ -11,7 +11,7 @@ import pytest
 from terrella.data.convert.text_game import Prompts, difference, is_changed, is_gold
 from terrella.rl.rewards.text_game import Transition, state_difference
 from terrella.rl.text_games.rows import action_of, changed_by_action, loose_names, row_faults, verb_of
-from terrella.rl.text_games.splits import RatioSampler, split_rows
+from terrella.rl.text_games.splits import RatioSampler, not_learnt, split_rows
 
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
 
@@ -130,6 +130,13 @@ def test_split_holds_out_five_and_five_of_a_verb() -> None:
     assert counts == {("take", True): 5, ("put", False): 5}  # here a verb either always or never changes something
     assert len(split.train) == 70 and len(split.unseen_games) == 3
     assert split == split_rows(rows, unseen_games=["new"]) and split.test != split_rows(rows, unseen_games=["new"], seed=1).test
+
+
+def test_a_verb_that_is_held_out_whole_is_named() -> None:
+    rows = [row(i, "take") for i in range(9)] + [row(20 + i, "put") for i in range(5)]
+    assert not_learnt(split_rows(rows, each=4)) == []
+    missing = not_learnt(split_rows(rows, each=5))
+    assert len(missing) == 1 and ": put, " in missing[0]
 
 
 def test_a_held_out_question_is_not_trained_on() -> None:
