@@ -59,7 +59,7 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
     tables = {p.stem: json.loads(p.read_text()) for p in (run / "results").glob("*.json")}
     told = tables["evaluate"]
     assert [row["kind"] for row in told["rows"]] == ["baseline", "model", "control", "model", "control", "other"]
-    assert told["columns"] == ["mae", "mse", "psnr", "ssim", "repeats"]
+    assert told["columns"] == ["mae", "mse", "psnr", "ssim", "moved", "repeats"]
     assert all(0 < row["cells"][0]["value"] < 1 for row in told["rows"])
     curve = [cell["value"] for cell in tables["evaluate-best-of"]["rows"][1]["cells"]]
     assert curve == sorted(curve, reverse=True)
