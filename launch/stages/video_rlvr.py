@@ -39,7 +39,7 @@ def run(stage: VideoReinforce, job: Job) -> dict[str, Any]:
     def measure(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         speed = {"time/judge_s": judge.seconds, "time/judged_frames_per_s": judge.pictures / max(judge.seconds, 1e-9)}
         judge.seconds, judge.pictures = 0.0, 0
-        return described(job, trajectories) | speed
+        return described(job, trajectories) | room(job, trajectories) | speed
 
     drill = Drill(
         params=SamplingParams(
@@ -77,3 +77,16 @@ def described(job: Job, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if not everyone:
         return {}
     return {f"clip/{name}": sum(float(info[name]) for info in everyone) / len(everyone) for name in everyone[0]}
+
+
+def room(job: Job, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How much the samples of one clip differ: without a spread inside groups there is nothing to learn from."""
+    groups: dict[int, list[float]] = {}
+    for part in job.gather([(t.prompt_id, t.reward) for t in trajectories if not isinstance(t.reward, Invalid)]):
+        for prompt, reward in part:
+            groups.setdefault(prompt, []).append(reward)
+    held = [g for g in groups.values() if len(g) > 1]
+    if not held:
+        return {}
+    spread = statistics.fmean(statistics.stdev(g) for g in held)
+    return {"reward/group_std": spread, "reward/best_minus_mean": statistics.fmean(max(g) - statistics.fmean(g) for g in held)}

@@ -14,6 +14,8 @@ from ...kernels.fsq import fsq_dequantize, fsq_quantize
 from .blocks import Decoder, Encoder
 from .config import TokenizerConfig
 
+SPREAD = 3.0  # of a still camera's first latents: codes that begin all alike are ignored by the decoder, and then stay so
+
 
 @dataclass(frozen=True)
 class Codes:
@@ -98,13 +100,20 @@ class CompressiveTokenizer(nn.Module):
         self.decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups, attention=False)
         self.cond_decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups, cross=cross)
         self.still = _still_picture(c, self.decoder, self.cond_decoder)
+        if c.still:
+            for layer in (self.quant_conv, self.quant_linear):
+                layer.weight.data *= SPREAD
 
     def _encode_context(self, context_B3HW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         z, features = self.encoder(context_B3HW)
         return *_quantise(self.quant_conv(z), self.config.levels), features
 
-    def _encode_frames(self, frames_BT3HW: torch.Tensor, features: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _encode_frames(
+        self, frames_BT3HW: torch.Tensor, features: list[torch.Tensor], context_B3HW: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         B, T = frames_BT3HW.shape[:2]
+        if self.still is not None:  # what a code has to say is what differs from the picture that it is drawn upon
+            frames_BT3HW = frames_BT3HW - context_B3HW[:, None]
         z = self.cond_encoder(frames_BT3HW.flatten(0, 1), [_repeat(f, T) for f in features])[0]
         code, index = fsq_quantize(self.quant_linear(self._patches(z)).flatten(0, 1).float(), self.config.levels)
         return code.view(B * T, -1, len(self.config.levels)), index.view(B, T, -1)
@@ -128,7 +137,7 @@ class CompressiveTokenizer(nn.Module):
             raise ValueError("the compressive tokenizer needs a context frame")
         T = frames_BT3HW.shape[1]
         context_code, context_BK, features = self._encode_context(context_B3HW)
-        frame_code, frames_BTN = self._encode_frames(frames_BT3HW, features)
+        frame_code, frames_BTN = self._encode_frames(frames_BT3HW, features, context_B3HW)
         drawn, middle = self.decoder(self.post_quant_conv(context_code))
         context_picture = _upon(self.still, drawn)
         pictures = self._decode_frames(frame_code, T, middle, context_picture.detach().clamp(0, 1))
@@ -139,7 +148,7 @@ class CompressiveTokenizer(nn.Module):
         if context_B3HW is None:
             raise ValueError("the compressive tokenizer needs a context frame")
         _, context_BK, features = self._encode_context(context_B3HW)
-        return Codes(self._encode_frames(frames_BT3HW, features)[1], context_BK)
+        return Codes(self._encode_frames(frames_BT3HW, features, context_B3HW)[1], context_BK)
 
     @torch.no_grad()
     def context_cache(self, context_BK: torch.Tensor) -> ContextCache:

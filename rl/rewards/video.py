@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from ...models.video.lpips import Backbone, load_lpips
 
@@ -39,17 +38,21 @@ def ssim(a: torch.Tensor, b: torch.Tensor, *, window: int = 11, sigma: float = 1
     """Gaussian structural similarity of a range of 1, averaged over colours and places where the window fits."""
     if min(a.shape[-2:]) < window:
         raise ValueError(f"ssim: pictures of {a.shape[-2]} x {a.shape[-1]} are smaller than its window of {window}")
-    M, C, H, W = a.shape
-    x = torch.arange(window, device=a.device, dtype=torch.float32) - (window - 1) / 2
-    g = torch.exp(-(x**2) / (2 * sigma**2))
-    g = g / g.sum()
-    parts = torch.stack([a.float(), b.float(), a.float() ** 2, b.float() ** 2, a.float() * b.float()]).view(5 * M * C, 1, H, W)
-    blurred = F.conv2d(F.conv2d(parts, g.view(1, 1, -1, 1)), g.view(1, 1, 1, -1))
-    mu_a, mu_b, aa, bb, ab = blurred.view(5, M, C, *blurred.shape[-2:])
+    blur_h, blur_w = (_blur(side, window, sigma, a.device) for side in a.shape[-2:])
+    a, b = a.float(), b.float()
+    # a product of matrices, as convolutions of so few channels are slow
+    mu_a, mu_b, aa, bb, ab = (blur_h @ x @ blur_w.T for x in (a, b, a * a, b * b, a * b))
     c1, c2 = 0.01**2, 0.03**2
     va, vb, vab = aa - mu_a**2, bb - mu_b**2, ab - mu_a * mu_b
     value = ((2 * mu_a * mu_b + c1) * (2 * vab + c2)) / ((mu_a**2 + mu_b**2 + c1) * (va + vb + c2))
     return value.flatten(1).mean(1)
+
+
+def _blur(side: int, window: int, sigma: float, device: torch.device) -> torch.Tensor:
+    """[side - window + 1, side]: what a Gaussian window sees at each place where it fits."""
+    x = torch.arange(side, device=device, dtype=torch.float32) - torch.arange(side - window + 1, device=device)[:, None]
+    g = torch.exp(-((x - (window - 1) / 2) ** 2) / (2 * sigma**2)) * ((x >= 0) & (x < window))
+    return g / g.sum(1, keepdim=True)
 
 
 @lru_cache(maxsize=4)

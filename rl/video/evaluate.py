@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...core.rng import fold
 from ...data.trajectory import Invalid
@@ -19,12 +20,15 @@ from ..rollout.sampler import Sampler, SamplingParams
 from ..statistics import Estimate, mean
 from .imagine import ClipDecoder, ClipTask, ImaginedClip, to_pictures
 
+MOVED = "moved"  # the error of the pixels that moved, beside the metrics
+MOVED_BY = 0.1  # a difference in some colour that is more than shading
+
 
 @dataclass(frozen=True)
 class ClipScores:
     """One run over all clips."""
 
-    metrics: dict[str, np.ndarray]  # [C, T] each
+    metrics: dict[str, np.ndarray]  # [C, T] each; `moved` is NaN where nothing moved
     repeats_C: np.ndarray  # whether the last frame's codes equal those of the one before
     rows: np.ndarray  # [C, L] tokens with the predictions in them
 
@@ -59,7 +63,17 @@ def score_rows(rows: np.ndarray, tasks: Sequence[ClipTask], decoder: ClipDecoder
     """Tokens against the true frames; the true tokens give what the tokenizer alone costs."""
     scored = decoder.score(rows, [t.truth_THW3 for t in tasks], names)
     repeats = (scored.codes_BTN[:, -1] == scored.codes_BTN[:, -2]).all(-1).cpu().numpy()
-    return ClipScores({name: value.cpu().numpy() for name, value in scored.metrics.items()}, repeats, rows)
+    metrics = {name: value.cpu().numpy() for name, value in scored.metrics.items()}
+    moved = [moved_error(picture, task) for picture, task in zip(scored.pictures_BT3HW, tasks, strict=True)]
+    return ClipScores(metrics | {MOVED: np.stack(moved)}, repeats, rows)
+
+
+def moved_error(pictures_T3HW: torch.Tensor, task: ClipTask) -> np.ndarray:
+    """[T]: mean absolute error of the pixels that truly differ from the last given frame; NaN in frames where none does."""
+    true, given = (to_pictures(x, pictures_T3HW.device) for x in (task.truth_THW3, task.given_HW3))
+    moved_THW = (true - given).abs().amax(1) > MOVED_BY
+    error_THW = (pictures_T3HW - true).abs().mean(1)
+    return ((error_THW * moved_THW).sum((1, 2)) / moved_THW.sum((1, 2))).cpu().numpy()
 
 
 def without_repeats(
@@ -84,23 +98,31 @@ def without_repeats(
 
 def copy_baseline(tasks: Sequence[ClipTask], names: tuple[Metric, ...], device: Any) -> dict[str, np.ndarray]:
     """The last given frame for ever; [C, T] each."""
-    out: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    out: dict[str, list[np.ndarray]] = {name: [] for name in (*names, MOVED)}
     for task in tasks:
         true = to_pictures(task.truth_THW3[None], device)
         still = to_pictures(task.given_HW3[None, None], device).expand_as(true)
         for name, value in frame_metrics(still, true, names).items():
             out[name].append(value.cpu().numpy()[0])
+        out[MOVED].append(moved_error(still[0], task))
     return {name: np.stack(values) for name, values in out.items()}
 
 
 def clip_means(runs: Sequence[ClipScores], name: str) -> np.ndarray:
     """[C]: a metric averaged over frames and runs."""
-    return np.mean([run.metrics[name].mean(1) for run in runs], 0)
+    return over_frames(np.mean([run.metrics[name] for run in runs], 0))
+
+
+def over_frames(values_CT: np.ndarray) -> np.ndarray:
+    """[C]: the mean of the frames that have a value; NaN where none has."""
+    there = ~np.isnan(values_CT)
+    with np.errstate(invalid="ignore"):
+        return np.where(there, values_CT, 0.0).sum(1) / there.sum(1)
 
 
 def estimate(values_C: np.ndarray) -> Estimate:
-    """A mean over clips with its interval."""
-    return mean([float(v) for v in values_C])
+    """A mean over the clips that have a value, with its interval."""
+    return mean([float(v) for v in values_C if not np.isnan(v)])
 
 
 def best_of(runs: Sequence[ClipScores], name: str, size: int) -> Estimate:

@@ -12,6 +12,7 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed")]
 
 SMALL = [
+    "ranks=2",
     "stages.0.episodes=24",
     "stages.0.heldout_episodes=8",
     "stages.0.frames=8",
@@ -53,12 +54,12 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     stages = {p.stem: json.loads(p.read_text()) for p in (run / "stages").glob("*.json")}
     assert 0 < stages["tokenizer"]["heldout/codes_used"] <= 1 and stages["tokens"] == stages["tokens"] | {"clips": 48, "heldout_clips": 8}
-    assert stages["rlvr"]["tokens"] == 2 * 2 * 4 * 4 * 16  # steps, prompts, samples, frames, codes: forced actions do not count
+    assert stages["rlvr"]["tokens"] == 2 * 2 * 4 * 2 * 16  # steps, prompts, samples, frames, codes: forced actions do not count
     assert stages["control"]["tokens"] >= stages["rlvr"]["tokens"]
     tables = {p.stem: json.loads(p.read_text()) for p in (run / "results").glob("*.json")}
     told = tables["evaluate"]
     assert [row["kind"] for row in told["rows"]] == ["baseline", "model", "control", "model", "control", "other"]
-    assert told["columns"] == ["mae", "mse", "psnr", "ssim", "repeats"]
+    assert told["columns"] == ["mae", "mse", "psnr", "ssim", "moved", "repeats"]
     assert all(0 < row["cells"][0]["value"] < 1 for row in told["rows"])
     curve = [cell["value"] for cell in tables["evaluate-best-of"]["rows"][1]["cells"]]
     assert curve == sorted(curve, reverse=True)
@@ -69,7 +70,7 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
     assert {"real2sim", "real2sim-agreement"} <= set(tables) and "detector_agrees" in stages["real2sim"]
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rlvr = [m for m in metrics if m["stage"] == "rlvr"]
-    assert len(rlvr) == 2 and all({"reward/mean", "clip/mae", "clip/repeats", "time/judge_s"} <= set(m) for m in rlvr)
+    assert len(rlvr) == 2 and all({"reward/mean", "reward/group_std", "clip/mae", "clip/repeats", "time/judge_s"} <= set(m) for m in rlvr)
     text = (run / "report.html").read_text()
     assert "data:image/png;base64," in text and "Held-out clips" in text
     assert (run / "export" / "model.safetensors").exists()
@@ -77,15 +78,16 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(3000)
-def test_shipped_settings_give_frames_that_can_be_told_apart(tmp_path: Path) -> None:
-    """The recipe as it is: frames come back from their tokens, and predictions are about as good as their tokens allow."""
+def test_shipped_settings_raise_the_reward(tmp_path: Path) -> None:
+    """The recipe as it is: the codes of frames carry motion, and RLVR predicts held-out clips better than the model it started from."""
     run = tmp_path / "run"
     words = [sys.executable, "-m", "terrella", "train", "video-tiny", "--run", str(run), "--until", "evaluate"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=2900)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     stages = {p.stem: json.loads(p.read_text()) for p in (run / "stages").glob("*.json")}
-    assert stages["tokenizer"]["heldout/psnr"] > 26  # 20.7 before frames were drawn upon their context; 29.1 was seen
+    assert stages["tokenizer"]["heldout/perplexity"] > 8  # collapsed codes have 1 to 2
+    assert stages["tokenizer"]["heldout/psnr"] > 24
     told = json.loads((run / "results" / "evaluate.json").read_text())
     mae = {row["name"]: row["cells"][0]["value"] for row in told["rows"]}
-    assert mae["pretrain"] < 0.02 and mae["pretrain"] < 1.5 * mae["the true tokens, decoded"]
-    assert stages["evaluate"]["rlvr minus control/mae"]["low"] < 0, stages["evaluate"]  # RLVR is not clearly worse than more imitation
+    rise = stages["evaluate"]["rlvr minus pretrain/mae"]  # paired by clip; the reward is minus the MAE
+    assert rise["n"] == 96 and rise["high"] < 0, (mae, stages["evaluate"])

@@ -26,7 +26,7 @@ def test_shipped_recipes_have_the_published_layouts() -> None:
         ("stages.4.reward={mae: 0, lpips: 0}", "at least one metric"),
         ("stages.6.headline=lpips", "headline"),
         ("stages.3.data=nowhere", "nowhere"),
-        ("stages.1.window=2", "window"),
+        ("stages.1.window=1", "window"),
     ],
 )
 def test_mistakes_are_named(override: str, message: str) -> None:

@@ -15,7 +15,7 @@ from terrella.models.video.blocks import Decoder, Encoder
 from terrella.models.video.config import RT1_COMPRESSIVE, RT1_FRAME, TokenizerConfig, TokenizerLoss
 from terrella.models.video.discriminator import PatchDiscriminator, gradient_penalty, layers_for
 from terrella.models.video.released import load_released, tokenizer_config
-from terrella.models.video.tokenizer import Codes, CompressiveTokenizer, FrameTokenizer, build_tokenizer, utilisation
+from terrella.models.video.tokenizer import SPREAD, Codes, CompressiveTokenizer, FrameTokenizer, build_tokenizer, utilisation
 from terrella.models.video.training import TokenizerTrainer, load_tokenizer, save_tokenizer
 
 SMALL = {"height": 16, "width": 24, "channels": [8, 8, 16], "latent": 8, "groups": 4, "levels": [5, 5, 5]}
@@ -101,6 +101,21 @@ def test_training_lowers_the_loss_and_resumes_exactly(config: TokenizerConfig, t
     save_tokenizer(trainer.model, tmp_path / "t.safetensors")
     held = load_tokenizer(config, tmp_path / "t.safetensors")
     assert torch.equal(held.tokenize(frames, context).frames_BTN, trainer.model.eval().tokenize(frames, context).frames_BTN)
+
+
+def test_still_camera_encodes_what_differs_from_the_context() -> None:
+    torch.manual_seed(4)
+    frames, context = torch.rand(2, 3, 3, 16, 24), torch.rand(2, 3, 16, 24)
+    model = build_tokenizer(replace(COMPRESSIVE, still=True)).eval()
+    seen: list[torch.Tensor] = []
+    model.cond_encoder.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    model.tokenize(frames, context)
+    model(frames, context)
+    assert len(seen) == 2 and all(torch.equal(x, (frames - context[:, None]).flatten(0, 1)) for x in seen)
+    torch.manual_seed(4)
+    torch.rand(2, 3, 3, 16, 24), torch.rand(2, 3, 16, 24)
+    plain = build_tokenizer(COMPRESSIVE)
+    assert torch.allclose(model.quant_linear.weight, SPREAD * plain.quant_linear.weight)
 
 
 @pytest.mark.parametrize("config", [FRAME, COMPRESSIVE], ids=["frame", "compressive"])

@@ -101,6 +101,12 @@ def test_evaluation_and_rejection() -> None:
     still = evaluate.copy_baseline(tasks, names, "cpu")
     want = np.abs(tasks[0].truth_THW3[0].astype(float) - tasks[0].given_HW3).mean() / 255
     assert still["mae"][0, 0] == pytest.approx(want, abs=1e-5)
+    gap_THW3 = np.abs(tasks[0].truth_THW3.astype(float) - tasks[0].given_HW3) / 255
+    moved_THW = gap_THW3.max(-1) > evaluate.MOVED_BY
+    assert still[evaluate.MOVED][0, 0] == pytest.approx(gap_THW3[0][moved_THW[0]].mean(), abs=1e-5)
+    assert right.metrics[evaluate.MOVED].shape == (4, 3) and evaluate.clip_means(both, evaluate.MOVED).shape == (4,)
+    calm = evaluate.over_frames(np.array([[1.0, np.nan], [np.nan, np.nan]]))  # no pixel moved in three of four frames
+    assert calm[0] == 1.0 and np.isnan(calm[1]) and evaluate.estimate(calm).n == 1
     stuck = evaluate.ClipScores(wrong.metrics, np.array([True, False, True, False]), wrong.rows)
     mended = evaluate.without_repeats(stuck, 3, Oracle(tasks, decoder.layout), tasks, decoder, names, params, 0)
     assert (mended.repeats_C[[0, 2]] == right.repeats_C[[0, 2]]).all() and not mended.repeats_C[[1, 3]].any()
