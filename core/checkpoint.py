@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from .config import LAYOUT
 from .errors import ConfigError, DeadlineError, StorageError, TerrellaError
 from .files import make_folder, read_json, storage_errors, write_json
 from .mcore.params import Shard
@@ -330,7 +331,7 @@ def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
         adam.set_state(engine.optimizer, part, read.pop("master"), read, manifest["updates"])
     adam.publish_masters(engine.optimizer)
     engine.steps = manifest["step"]
-    if manifest["world"] == world and manifest["parallel"] == asdict(engine.parallel):
+    if manifest["world"] == world and all(manifest["parallel"].get(key) == getattr(engine.parallel, key) for key in LAYOUT):
         setup.restore_generators(reader.generators(rank))
     return reader.extra
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 from .errors import ConfigError
 
+LAYOUT = ("tensor", "pipeline", "virtual_pipeline", "context", "expert", "sequence_parallel")  # which rank holds what
+
 
 @dataclass(frozen=True)
 class ParallelConfig:

@@ -64,6 +64,14 @@ def train_experts(folder: str, parallel: dict) -> None:
     engine.save(Path(folder), {"position": 2})
 
 
+def generator_after(folder: str, parallel: dict) -> torch.Tensor:
+    """The state of torch's generator, which was somewhere else, after loading."""
+    engine = jobs.make_engine(parallel)
+    torch.manual_seed(123)
+    engine.load(Path(folder))
+    return torch.get_rng_state()
+
+
 def load_error(folder: str, parallel: dict) -> str:
     """The message of the error that loading gives."""
     from terrella.core.errors import TerrellaError

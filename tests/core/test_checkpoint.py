@@ -79,6 +79,14 @@ def test_resume_in_another_layout(saved: tuple[Path, list], tmp_path: Path, worl
         assert torch.equal(value, before.full(name)), name
 
 
+def test_random_states_come_back_where_ranks_hold_the_same(saved: tuple[Path, list]) -> None:
+    """Settings that move nothing between ranks, and ones that a later release added, do not matter; another layout starts afresh."""
+    folder = str(saved[0])
+    same, later = (run_ranks(f"{JOBS}:generator_after", 2, folder=folder, parallel=p)[0] for p in ({}, {"timeout_minutes": 7.0}))
+    other = run_ranks(f"{JOBS}:generator_after", 2, folder=folder, parallel={"tensor": 2})[0]
+    assert torch.equal(same, later) and not torch.equal(same, other)
+
+
 def test_experts_move_between_layouts(tmp_path: Path) -> None:
     """Saved by two expert ranks, loaded by one and by two tensor ranks: the same weights and moments, to the bit."""
     run_ranks(f"{JOBS}:train_experts", 2, folder=str(tmp_path / "ep2"), parallel={"expert": 2})
