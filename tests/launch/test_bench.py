@@ -53,7 +53,7 @@ def test_a_benchmark_that_fails_half_way_keeps_what_it_measured(tmp_path: Path, 
 
 
 def test_a_request_to_end_is_passed_on_and_outlived(tmp_path: Path) -> None:
-    began = tmp_path / "began"
+    began, handler = tmp_path / "began", signal.getsignal(signal.SIGTERM)
     script = f"import pathlib, time; pathlib.Path({str(began)!r}).touch(); time.sleep(60)"
 
     def end() -> None:
@@ -63,7 +63,7 @@ def test_a_request_to_end_is_passed_on_and_outlived(tmp_path: Path) -> None:
 
     threading.Thread(target=end, daemon=True).start()
     assert run([sys.executable, "-c", script]) == -signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
