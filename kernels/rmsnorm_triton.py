@@ -80,7 +80,8 @@ class _RMSNorm(torch.autograd.Function):
         dx_NH = torch.empty_like(sum_NH)
         block, warps = _config(hidden)
         programs = max(1, min(rows, multiprocessors(sum_NH.device) * max(1, 32 // warps)))
-        part_PH = torch.zeros((programs, hidden), dtype=torch.float32, device=sum_NH.device)
+        made = torch.empty if rows else torch.zeros  # every program writes its part
+        part_PH = made((programs, hidden), dtype=torch.float32, device=sum_NH.device)
         if rows:
             _backward_kernel[(programs,)](
                 dy_NH.contiguous(), dsum_NH.contiguous(), sum_NH, weight_H, rstd_N, dx_NH, part_PH, rows, hidden,
