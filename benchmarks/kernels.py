@@ -485,7 +485,7 @@ def main(argv: list[str] | None = None) -> int:
     rivals.add_path(options.rivals)
     torch.manual_seed(0)
     versions = f"torch {torch.__version__}; triton {triton.__version__}"
-    command = "terrella bench kernels " + " ".join(sys.argv[1:] if argv is None else argv)
+    command = record.command_line("terrella bench kernels", sys.argv[1:] if argv is None else argv)
     recorder = record.Recorder("kernels", command, torch.cuda.get_device_name(), versions, options.commit)
     b = Bench(recorder, options.out, options.budget, options.scale, options.quick)
     ceilings(b)

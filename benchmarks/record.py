@@ -10,6 +10,7 @@ import csv
 import datetime
 import platform
 import re
+import shlex
 import subprocess
 import uuid
 from collections.abc import Iterable
@@ -64,6 +65,12 @@ def commit_id(root: Path | None = None) -> str:
         return ""
 
 
+def command_line(start: str, words: list[str]) -> str:
+    """The command of a row, as one would type it; where files lay on the machine is of no use to a reader."""
+    told = re.sub(r" --(out|logs|kernels) \S+", "", f"{start} {shlex.join(words)}".strip())
+    return re.sub(r" (--\S+) /\S+", r" \1 FOLDER", told)
+
+
 class Recorder:
     """Collects rows of one command under the facts they share."""
 
@@ -76,7 +83,7 @@ class Recorder:
             "gpu": gpu or platform.machine(),
             "versions": versions,
             "bench": bench,
-            "command": re.sub(r" --(out|logs) \S+", "", command),  # where files lay is of no use to a reader
+            "command": command,
         }
         self.rows: list[Row] = []
 

@@ -224,7 +224,7 @@ def recorder(bench: str) -> record.Recorder:
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return record.Recorder(bench, f"python -m terrella.benchmarks.{bench} {' '.join(sys.argv[1:])}".strip(), gpu, versions())
+    return record.Recorder(bench, record.command_line(f"python -m terrella.benchmarks.{bench}", sys.argv[1:]), gpu, versions())
 
 
 def versions() -> str:

@@ -11,7 +11,6 @@ import importlib.util
 import itertools
 import json
 import re
-import shlex
 import statistics
 import sys
 import tempfile
@@ -194,7 +193,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if cuda else ""
     packages = ("torch", "triton", "transformers", "megatron-core", "transformer_engine", "liger_kernel")
     versions = " ".join(f"{name} {_version(name, args.te)}" for name in packages)
-    recorder = record.Recorder("train", "python -m terrella.benchmarks.train " + shlex.join(sys.argv[1:]), gpu, versions)
+    recorder = record.Recorder("train", record.command_line("python -m terrella.benchmarks.train", sys.argv[1:]), gpu, versions)
     peak = next((v for k, v in PEAK_TFLOPS.items() if k in gpu), None)
     cases = args.case or (["qwen2.5-1.5b 4x4096"] if cuda else ["tiny 4x64"])
     for case in cases:
@@ -202,13 +201,12 @@ def main() -> None:
     works = []
     for case, impl in itertools.product(cases, args.impl or IMPLEMENTATIONS):
         known = IMPLEMENTATIONS[impl]
-        why = missing(known.get("needs"), args.te) or (
-            "even sequences only"
-            if known.get("even") and len(set(find_case(case)[1])) > 1
-            else "no experts"
-            if known.get("dense") and find_case(case)[0].experts
-            else ""
-        )
+        model, lengths = find_case(case)
+        why = missing(known.get("needs"), args.te)
+        if known.get("even") and len(set(lengths)) > 1:
+            why = why or "even sequences only"
+        if known.get("dense") and model.experts:
+            why = why or "no experts"
         if why:
             print(f"{case} | {impl}: left out, {why}")
             continue

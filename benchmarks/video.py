@@ -59,7 +59,8 @@ def main(words: list[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     told = sys.argv[1:] if words is None else words
     name = torch.cuda.get_device_name() if device.type == "cuda" else ""
-    recorder = record.Recorder("video", " ".join(["python -m terrella.benchmarks.video", *told]), name, f"torch {torch.__version__}")
+    command = record.command_line("python -m terrella.benchmarks.video", told)
+    recorder = record.Recorder("video", command, name, f"torch {torch.__version__}")
     case = f"{given.size} px, {given.frames} frames at once"
 
     def put(metric: str, work: Callable[[], object], frames: int = given.frames) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core.errors import TerrellaError
 from ...core.rng import fold
 from ...data.trajectory import Invalid
 from ..rewards.video import BETTER_HIGH, Metric, frame_metrics
@@ -64,6 +65,9 @@ def score_rows(rows: np.ndarray, tasks: Sequence[ClipTask], decoder: ClipDecoder
     scored = decoder.score(rows, [t.truth_THW3 for t in tasks], names)
     repeats = (scored.codes_BTN[:, -1] == scored.codes_BTN[:, -2]).all(-1).cpu().numpy()
     metrics = {name: value.cpu().numpy() for name, value in scored.metrics.items()}
+    for name, values_CT in metrics.items():  # only `moved` may lack a value
+        if lost := np.isnan(values_CT).sum():
+            raise TerrellaError(f"metric '{name}' is NaN in {lost} of {values_CT.size} decoded frames; look at the tokenizer")
     moved = [moved_error(picture, task) for picture, task in zip(scored.pictures_BT3HW, tasks, strict=True)]
     return ClipScores(metrics | {MOVED: np.stack(moved)}, repeats, rows)
 

@@ -9,7 +9,8 @@ from terrella.benchmarks.kernels import main
 
 
 def rows(value, run_id, impl="terrella", unit="ms", metric="ms"):
-    recorder = record.Recorder("kernels", "terrella bench kernels --out here.csv", "GPU", "torch x", commit="abc", run_id=run_id)
+    command = record.command_line("terrella bench kernels", ["--out", "here.csv"])
+    recorder = record.Recorder("kernels", command, "GPU", "torch x", commit="abc", run_id=run_id)
     recorder.add("case, with a comma", impl, metric, value, unit, p20=value * 0.9)
     return recorder.rows
 
@@ -22,6 +23,12 @@ def test_round_trip(tmp_path):
     assert path.read_text().splitlines()[0] == "run_id,date,commit,gpu,versions,bench,case,impl,metric,value,p20,p80,unit,command"
     assert [r.value for r in got] == [1.25, 2.5] and got[0].case == "case, with a comma" and got[0].p20 == 1.125 and got[0].p80 is None
     assert got[0].command == "terrella bench kernels"
+
+
+def test_commands_say_how_and_not_where():
+    words = ["--case", "a 4x8", "--out", "/x/y.csv", "--rivals", "/x/r", "--logs", "/x", "--steps", "3"]
+    assert record.command_line("terrella bench train", words) == "terrella bench train --case 'a 4x8' --rivals FOLDER --steps 3"
+    assert not [r.command for r in record.read() if " /" in r.command]
 
 
 def test_other_columns_are_an_error(tmp_path):

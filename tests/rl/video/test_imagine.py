@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from terrella.core.errors import TerrellaError
 from terrella.data.trajectory import Role
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
@@ -84,6 +85,15 @@ def test_ids_that_are_no_codes_are_clamped_for_the_picture_only() -> None:
     row[at] = decoder.layout.eos
     pictures, codes = decoder.pictures(row[None])
     assert codes[0, 1, 0] == decoder.layout.codebook - 1 and torch.isfinite(pictures).all() and row[at] == decoder.layout.eos
+
+
+def test_a_metric_that_is_no_number_is_named() -> None:
+    decoder = decoder_of(COMPRESSIVE)
+    tasks = tasks_of(decoder, 2)
+    with torch.no_grad():
+        next(iter(decoder.tokenizer.cond_decoder.parameters())).fill_(float("nan"))
+    with pytest.raises(TerrellaError, match="'mae' is NaN in 6 of 6"):
+        evaluate.score_rows(np.stack([t.row_L for t in tasks]), tasks, decoder, ("mae",))
 
 
 def test_evaluation_and_rejection() -> None:
