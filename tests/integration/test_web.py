@@ -10,7 +10,6 @@ import random
 import shutil
 import threading
 import time
-from contextlib import closing
 
 import pytest
 
@@ -55,12 +54,26 @@ def chromium():
         backend.close()
 
 
+@pytest.fixture
+def open_world():
+    """Worlds that end with the test, also a failed one: a browser left open would keep the next test from starting its own."""
+    opened = []
+
+    def open_(**settings) -> WebWorld:
+        opened.append(WebWorld(backend="chromium", **settings))
+        return opened[-1]
+
+    yield open_
+    for world in opened:
+        world.close()
+
+
 TALL = (1280, 4000)  # everything is in the viewport, as the page model has none
 
 
-def test_the_page_model_is_held_to_chromium_on_the_local_sites() -> None:
+def test_the_page_model_is_held_to_chromium_on_the_local_sites(open_world) -> None:
     """Same ids, tags, text and score for the same script. Left out: boxes and the viewport (with its scrolling)."""
-    real = WebWorld(backend="chromium", split="all", boxes=False, viewport=TALL)
+    real = open_world(split="all", boxes=False, viewport=TALL)
     model = WebWorld(backend="dom", split="all", boxes=False)
     seen: set[int] = set()
     for seed, task in enumerate(real.tasks):
@@ -75,11 +88,10 @@ def test_the_page_model_is_held_to_chromium_on_the_local_sites() -> None:
             assert ours == theirs and real.error == model.error, (task.task.intent, action)
         assert real.score == model.score == 1.0 and real.backend.url == model.backend.url
     assert len(seen) == 51
-    real.close()
 
 
-def test_odd_actions_have_the_same_effect_in_both() -> None:
-    real = WebWorld(backend="chromium", split="all", boxes=False, viewport=TALL, sites=("map", "shopping"))
+def test_odd_actions_have_the_same_effect_in_both(open_world) -> None:
+    real = open_world(split="all", boxes=False, viewport=TALL, sites=("map", "shopping"))
     model = WebWorld(backend="dom", split="all", boxes=False, sites=("map", "shopping"))
     seed = next(s for s, t in enumerate(real.tasks) if t.task.template_id == 601)
     assert real.reset(seed) == model.reset(seed)
@@ -102,11 +114,32 @@ exit()"""
     for action in actions.splitlines():
         ours, theirs = model.step(action), real.step(action)
         assert real.html == model.html and ours.info == theirs.info and real.backend.url == model.backend.url, action
-    real.close()
 
 
-def test_names_and_roles_agree_with_the_browsers_own_accessibility_tree() -> None:
-    world = WebWorld(backend="chromium", split="all", viewport=TALL)
+def test_history_of_tabs_is_the_same_in_both(open_world) -> None:
+    worlds = [open_world(sites=("map",)), WebWorld(backend="dom", sites=("map",))]
+    for world in worlds:
+        world.reset(0)
+    backends = [world.backend for world in worlds]
+    for backend in backends:
+        backend.begin(Start(("http://map.test/",)))
+    steps = ["back", "goto http://map.test/saved", "back", "forward", "forward"]  # the blank page under a start is none of its history
+    steps += ["new_tab", "back", "goto http://map.test/", "back", "forward", "close_tab", "back"]  # that of a new tab is
+    for step in steps:
+        kind, _, text = step.partition(" ")
+        refused = []
+        for backend in backends:
+            try:
+                backend.act(WebAction(kind, text=text), None)
+            except ActionFailed as error:
+                refused.append(str(error))
+        assert len(refused) in (0, 2) and len(set(refused)) < 2, (step, refused)
+        assert backends[0].url == backends[1].url, step
+    assert backends[0].url == "http://map.test/"
+
+
+def test_names_and_roles_agree_with_the_browsers_own_accessibility_tree(open_world) -> None:
+    world = open_world(split="all", viewport=TALL)
     roles = {"link", "button", "heading", "combobox", "checkbox", "searchbox", "textbox"}
     for number in (203, 302, 104, 403):
         world.reset(next(s for s, t in enumerate(world.tasks) if t.task.template_id == number))
@@ -118,11 +151,10 @@ def test_names_and_roles_agree_with_the_browsers_own_accessibility_tree() -> Non
         ours, _ = accessibility_nodes(world.page)
         told = [[(n.role, n.name) for n in nodes if n.role in roles - {"combobox"}] for nodes in (ours, theirs)]
         assert told[0] == told[1] and len(told[0]) > 5
-    world.close()
 
 
-def test_boxes_and_scrolling_follow_the_viewport() -> None:
-    world = WebWorld(backend="chromium", split="all", viewport=(800, 200), sites=("reddit",))
+def test_boxes_and_scrolling_follow_the_viewport(open_world) -> None:
+    world = open_world(split="all", viewport=(800, 200), sites=("reddit",))
     world.reset(0)
     assert "data-bbox" in world.html and write_markup(parse_markup(world.html)) == world.html
     before = world.html
@@ -130,7 +162,6 @@ def test_boxes_and_scrolling_follow_the_viewport() -> None:
     assert world.html != before and result.info["action_is_effective"]
     world.step('do(action="Scroll Up")')
     assert world.html == before
-    world.close()
 
 
 class Pages(http.server.BaseHTTPRequestHandler):
@@ -255,7 +286,7 @@ def test_cookies_tabs_and_the_place_of_a_start(pages, chromium) -> None:
     assert backend.locate("[...document.querySelectorAll('p')].map(e => e.tagName).join(' ')") == "P"
 
 
-def test_a_task_file_on_sites_elsewhere(pages, tmp_path) -> None:
+def test_a_task_file_on_sites_elsewhere(pages, tmp_path, open_world) -> None:
     record = {
         "task_id": 4, "sites": ["reddit"], "intent": "Open two", "start_url": "__REDDIT__/one", "require_login": True,
         "storage_state": "./.auth/reddit_state.json",
@@ -267,20 +298,19 @@ def test_a_task_file_on_sites_elsewhere(pages, tmp_path) -> None:
     cookie = {"name": "k", "value": "v", "domain": "127.0.0.1", "path": "/"}
     (tmp_path / "reddit_state.json").write_text(json.dumps({"cookies": [cookie], "origins": []}))
     base = f"http://127.0.0.1:{pages.server_port}"
-    world = WebWorld(
-        source="file", backend="chromium", observation="accessibility", tasks_file=str(tmp_path / "tasks.json"), auth_folder=str(tmp_path),
+    world = open_world(
+        source="file", observation="accessibility", tasks_file=str(tmp_path / "tasks.json"), auth_folder=str(tmp_path),
         addresses={"__REDDIT__": base},
     )  # fmt: skip
     world.reset(0)
     world.step(f"```goto [{base}/two]```")
     assert world.step("```stop []```").reward == 1.0
-    world.close()
 
 
-def test_a_film_of_an_episode(tmp_path) -> None:
+def test_a_film_of_an_episode(tmp_path, open_world) -> None:
     from PIL import Image
 
-    world = WebWorld(backend="chromium", film=True, sites=("map",))
+    world = open_world(film=True, sites=("map",))
     world.reset(0)
     while not world.done:
         world.step(world.demonstrate())
@@ -292,7 +322,6 @@ def test_a_film_of_an_episode(tmp_path) -> None:
     assert picture.size == (1280, 720) and marked > 100
     assert (tmp_path / f"render_{world.task.task_id}.html").read_text().count("<img") == len(files)
     assert "terrella-mark" not in world.backend.html()
-    world.close()
 
 
 @pytest.fixture(scope="module")
@@ -322,18 +351,18 @@ def test_all_miniwob_pages_load_and_reset_by_seed(miniwob) -> None:
     assert faults == []
 
 
-def test_scripted_oracles_solve_miniwob_pages() -> None:
+def test_scripted_oracles_solve_miniwob_pages(open_world) -> None:
     from terrella.rl.worlds.web.miniwob_oracles import ORACLES
 
     names, failed = tuple(ORACLES), []
-    with closing(WebWorld(source="miniwob", backend="chromium", pages=names, max_steps=15)) as world:
-        for number, name in enumerate(names):
-            for seed in (number, number + len(names)):  # the page of a seed is seed modulo the number of pages
-                world.reset(seed)
-                while not world.done:
-                    world.step(world.demonstrate())
-                if not world.score:
-                    failed.append((name, seed, world.task.intent))
+    world = open_world(source="miniwob", pages=names, max_steps=15)
+    for number, name in enumerate(names):
+        for seed in (number, number + len(names)):  # the page of a seed is seed modulo the number of pages
+            world.reset(seed)
+            while not world.done:
+                world.step(world.demonstrate())
+            if not world.score:
+                failed.append((name, seed, world.task.intent))
     assert len(names) >= 25 and failed == []
 
 
@@ -361,12 +390,14 @@ def test_miniwob_tasks_are_played_from_several_threads(miniwob) -> None:
 
         return play
 
-    for _ in range(2):  # other threads than before
-        parts = run_all([player(0), player(1)], workers=2, deadline_s=300, what="episode")
-        trajectories = [t for part in parts for t in part]
-        assert all(t.success and t.intent and t.intent != t.task_id for t in trajectories)
-    held = worlds[0].snapshot()
-    worlds[1].restore(held)
-    assert worlds[1].task.intent == worlds[0].task.intent and worlds[1].html == worlds[0].html
-    for world in worlds:
-        world.close()
+    try:
+        for _ in range(2):  # other threads than before
+            parts = run_all([player(0), player(1)], workers=2, deadline_s=300, what="episode")
+            trajectories = [t for part in parts for t in part]
+            assert all(t.success and t.intent and t.intent != t.task_id for t in trajectories)
+        held = worlds[0].snapshot()
+        worlds[1].restore(held)
+        assert worlds[1].task.intent == worlds[0].task.intent and worlds[1].html == worlds[0].html
+    finally:
+        for world in worlds:
+            world.close()

@@ -120,6 +120,7 @@ class ChromiumBackend:
         self._connect()
         self.context: Any = None
         self.pages: list[Any] = []
+        self.begun: tuple[Any, ...] = ()  # the tabs of the start
         self.front = 0
         self.snapshot: Any = None
         self.navigating = self.arrived = 0  # navigations begun and ended since the action
@@ -185,7 +186,7 @@ class ChromiumBackend:
             raise WorldFault(f"web: cannot begin: {error}") from error
         except Exception as error:
             raise fault("begin", self.limits, error) from error
-        self.front = 0
+        self.front, self.begun = 0, tuple(self.pages)
         if len(self.pages) > 1:
             self.page.bring_to_front()  # a tab in the back draws no frames, and waiting for one would take long
 
@@ -370,13 +371,18 @@ class ChromiumBackend:
                 pass
 
     def _history(self, kind: str) -> None:
-        before = self.url
+        """Asked first, gone then: a step onto the blank page that lies under a start cannot be undone at once, as it changes processes."""
+        wire = self.context.new_cdp_session(self.page)
+        told = wire.send("Page.getNavigationHistory")
+        wire.detach()
+        place = told["currentIndex"] + (1 if kind == "forward" else -1)
+        unseen = self.page in self.begun and place == 0 and told["entries"][0]["url"] == "about:blank"
+        if unseen or not 0 <= place < len(told["entries"]):
+            raise ActionFailed(f"there is no page to go {kind} to")
+        end = time.monotonic() + self.limits.deadline_s / 2
         go = self.page.go_back if kind == "back" else self.page.go_forward
         go(wait_until="commit", timeout=self._ms / 2)
-        if self.url == "about:blank" and before != "about:blank":
-            self.page.go_forward(wait_until="commit", timeout=self._ms / 2)
-        if self.url == before:
-            raise ActionFailed(f"there is no page to go {kind} to")
+        self._loaded(end)
 
     def _settle(self) -> None:
         """Wait for the navigation that the action began, if it began one."""
@@ -416,7 +422,7 @@ class ChromiumBackend:
     def _end_context(self) -> None:
         if self.context is not None:
             self.context.close()
-        self.context, self.pages, self.front, self.snapshot = None, [], 0, None
+        self.context, self.pages, self.begun, self.front, self.snapshot = None, [], (), 0, None
 
     def close(self) -> None:
         if self.key is None:
