@@ -46,7 +46,7 @@ class Builder(Protocol):
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]: ...
 
     def adam(self, *args: Any, **options: Any) -> None:
-        """One tensor's AdamW update on a GPU: (master, gradient, both moments, rounded copy, step, divisor of the gradient, settings)."""
+        """AdamW's update on a GPU: (list of (master, gradient, both moments, rounded copy, step), divisor of the gradients, settings)."""
 
     def describe(self) -> dict[str, Any]: ...
 

@@ -8,7 +8,7 @@ from .logprob import token_logprob
 from .policy import PolicyOutput, PolicySettings, PolicyTerms
 from .policy_loss import linear_policy_loss, policy_terms
 from .qkv import cut_heads, qkv_rope
-from .rmsnorm import rmsnorm
+from .rmsnorm import rmsnorm, rmsnorm_backward, rmsnorm_forward
 from .rope import rope, rope_table
 from .rows import sum_rows
 from .swiglu import swiglu, swiglu_backward, weighted_swiglu, weighted_swiglu_backward
@@ -29,6 +29,8 @@ __all__ = [
     "policy_terms",
     "qkv_rope",
     "rmsnorm",
+    "rmsnorm_backward",
+    "rmsnorm_forward",
     "rope",
     "rope_table",
     "sum_rows",

@@ -1,42 +1,90 @@
-"""Triton side of kernels/adam.py: every number is read once and written once. N elements."""
+"""Triton side of kernels/adam.py: every number is read once and written once, all tensors in one launch. N elements."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
+
+from .adam import Part
+from .dispatch import cdiv
+
+BLOCK, CHUNK = 2048, 65536  # elements at once, and of one program
 
 
 @triton.jit
 def _adam_kernel(
-    p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, step_ptr, divisor_ptr, N, lr, beta1, beta2, log_beta1, log_beta2, eps, decay,
-    BLOCK: tl.constexpr, COPY: tl.constexpr,
+    table_ptr, place_ptr, divisor_ptr, lr, beta1, beta2, log_beta1, log_beta2, eps, decay,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, COPY: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     divisor = tl.load(divisor_ptr)
     if tl.abs(divisor) < float("inf"):  # false for NaN too
-        step = tl.load(step_ptr)
-        o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        ok = o < N
-        g = tl.load(g_ptr + o, mask=ok, other=0.0) / divisor
-        m = beta1 * tl.load(m_ptr + o, mask=ok, other=0.0) + (1.0 - beta1) * g
-        v = beta2 * tl.load(v_ptr + o, mask=ok, other=0.0) + (1.0 - beta2) * g * g
-        p = tl.load(p_ptr + o, mask=ok, other=0.0) * (1.0 - lr * decay)
+        tensor = tl.load(place_ptr + 2 * tl.program_id(0)).to(tl.int64)
+        start = tl.load(place_ptr + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
+        row = table_ptr + 7 * tensor
+        p_ptr = tl.load(row).to(tl.pointer_type(tl.float32))
+        g_ptr = tl.load(row + 1).to(tl.pointer_type(tl.float32))
+        m_ptr = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+        v_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+        copy_ptr = tl.load(row + 4).to(tl.pointer_type(tl.bfloat16))
+        step = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32)))
+        end = tl.minimum(start + CHUNK, tl.load(row + 6))
+        if ALIGNED:  # else the compiler must take every element for itself
+            p_ptr, g_ptr, m_ptr = tl.multiple_of(p_ptr, 16), tl.multiple_of(g_ptr, 16), tl.multiple_of(m_ptr, 16)
+            v_ptr, copy_ptr, end = tl.multiple_of(v_ptr, 16), tl.multiple_of(copy_ptr, 16), tl.multiple_of(end, 16)
         correction1, correction2 = 1.0 - tl.exp2(step * log_beta1), 1.0 - tl.exp2(step * log_beta2)
-        p -= lr / correction1 * m / (tl.sqrt(v / correction2) + eps)
-        tl.store(m_ptr + o, m, mask=ok)
-        tl.store(v_ptr + o, v, mask=ok)
-        tl.store(p_ptr + o, p, mask=ok)
-        if COPY:
-            tl.store(copy_ptr + o, p.to(copy_ptr.dtype.element_ty), mask=ok)
+        for first in range(start, end, BLOCK):
+            o = first + tl.arange(0, BLOCK)
+            ok = o < end
+            g = tl.load(g_ptr + o, mask=ok, other=0.0) / divisor
+            m = beta1 * tl.load(m_ptr + o, mask=ok, other=0.0) + (1.0 - beta1) * g
+            v = beta2 * tl.load(v_ptr + o, mask=ok, other=0.0) + (1.0 - beta2) * g * g
+            p = tl.load(p_ptr + o, mask=ok, other=0.0) * (1.0 - lr * decay)
+            p -= lr / correction1 * m / (tl.sqrt(v / correction2) + eps)
+            tl.store(m_ptr + o, m, mask=ok)
+            tl.store(v_ptr + o, v, mask=ok)
+            tl.store(p_ptr + o, p, mask=ok)
+            if COPY:
+                tl.store(copy_ptr + o, p.to(tl.bfloat16), mask=ok)
 
 
-def triton_adam_update(master_N, grad_N, exp_avg_N, exp_avg_sq_N, copy_N, step, divisor, *, lr, betas, eps, weight_decay) -> None:
+_tables: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+def _table(rows: tuple[int, ...], parts: list[Part], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Addresses, seven for a tensor, and the tensor and chunk of each program; made again only when an address has changed."""
+    found = _tables.get(rows)
+    if found is None:
+        for *wide, copy, step in parts:
+            fine = all(x.dtype == torch.float32 and x.is_contiguous() for x in (*wide, step))
+            if not fine or not (copy is None or (copy.dtype == torch.bfloat16 and copy.is_contiguous())):
+                raise ValueError("adam_update: takes contiguous fp32 tensors, and bf16 copies")
+        if len(_tables) == 16:
+            _tables.clear()
+        chunks = [(i, chunk) for i, count in enumerate(rows[6::7]) for chunk in range(cdiv(count, CHUNK))]
+        found = _tables[rows] = (torch.tensor(rows, device=device), torch.tensor(chunks, dtype=torch.int32, device=device))
+    return found
+
+
+def triton_adam_update(
+    parts: Sequence[Part], divisor: torch.Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> None:
     """See `adam_update`."""
-    import math
-
-    count = master_N.numel()
-    if count:
-        _adam_kernel[(triton.cdiv(count, 2048),)](
-            master_N, grad_N, exp_avg_N, exp_avg_sq_N, master_N if copy_N is None else copy_N, step, divisor, count, float(lr),
-            betas[0], betas[1], math.log2(betas[0]), math.log2(betas[1]), eps, float(weight_decay), BLOCK=2048, COPY=copy_N is not None,
-            num_warps=8,
+    kinds: dict[tuple[bool, bool], tuple[list[int], list[Part]]] = {}
+    for part in parts:
+        count = part[0].numel()
+        if count:
+            row = [(part[0] if x is None else x).data_ptr() for x in part]
+            aligned = not (count % 16 or any(address % 16 for address in row[:5]))
+            rows, members = kinds.setdefault((part[4] is None, aligned), ([], []))
+            rows += (*row, count)
+            members.append(part)
+    for (own, aligned), (rows, members) in kinds.items():
+        table, place = _table(tuple(rows), members, divisor.device)
+        _adam_kernel[(len(place),)](
+            table, place, divisor, float(lr), betas[0], betas[1], math.log2(betas[0]), math.log2(betas[1]), eps, float(weight_decay),
+            BLOCK=BLOCK, CHUNK=CHUNK, COPY=not own, ALIGNED=aligned, num_warps=8,
         )  # fmt: skip

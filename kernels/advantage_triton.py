@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import power_of_2
+
 
 @triton.jit
 def _compose(a1, b1, d1, e1, f1, a2, b2, d2, e2, f2):
@@ -120,7 +122,7 @@ def _small_lam_kernel(
 
 def gae_config(tokens: int) -> tuple[int, int]:
     """(tokens a block, warps)."""
-    block = min(512, max(16, triton.next_power_of_2(tokens)))
+    block = min(512, max(16, power_of_2(tokens)))
     return block, max(1, block // 128)
 
 

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv
+
 
 @triton.jit(do_not_specialize=["M"])  # one binary whatever the number of rows
 def _matmul_kernel(
@@ -39,7 +41,7 @@ def triton_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor |
     if out_MN is None:
         out_MN = torch.empty((M, N), dtype=a_MK.dtype, device=a_MK.device)
     if M:
-        _matmul_kernel[(triton.cdiv(N, 128), triton.cdiv(M, 64))](
+        _matmul_kernel[(cdiv(N, 128), cdiv(M, 64))](
             a_MK, b_KN, out_MN, M, N, K, a_MK.stride(0), 1, b_KN.stride(0), b_KN.stride(1), out_MN.stride(0), BM=64, BN=128, BK=64,
             PRECISION="ieee" if a_MK.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
         )  # fmt: skip

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .decode_cache import CacheLayer, Rows, Shared, Tiles
+from .dispatch import power_of_2
 
 LOG2E = 1.4426950408889634
 LOWEST = tl.constexpr(-1.0e30)
@@ -184,7 +185,7 @@ def row_shape(rows: int, dim: int, wide: bool) -> dict[str, int]:
 
 
 def _padded(dim: int) -> int:
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, power_of_2(dim))
 
 
 def triton_append(
@@ -208,7 +209,7 @@ def triton_append(
             qkv_TGED, q_THD, cache.k, cache.v, cache.base_2, table_PC, q_norm, k_norm,
             tiles.row_T if ragged else rows.own_len_N, tiles.offset_T if ragged else rows.own_len_N,
             rows.prefix_len_N, rows.own_start_N, rows.own_cap_N, rows.own_len_N, table_PC.shape[0], eps,
-            GROUPS=groups, PER=per, D=dim, HALF=table_PC.shape[1] // 2, SLOTS=triton.next_power_of_2(slots),
+            GROUPS=groups, PER=per, D=dim, HALF=table_PC.shape[1] // 2, SLOTS=power_of_2(slots),
             DP=_padded(dim), RAGGED=ragged, NORM=norms is not None, INTERLEAVED=interleaved, num_warps=2 if per > 1 else 1,
         )  # fmt: skip
     return q_THD
@@ -231,13 +232,13 @@ def triton_attention(
     common["PRECISION"] = "ieee" if q_THD.dtype == torch.float32 else "tf32"
     if shared is not None:
         tiles_x, together = shared.rows_XR.shape
-        wide = max(16, triton.next_power_of_2(together * per))
+        wide = max(16, power_of_2(together * per))
         _prefix_kernel[(tiles_x, groups)](
             q_THD, cache.k, cache.v, cache.base_2, rows.prefix_start_N, rows.prefix_len_N, shared.rows_XR, shared.done_N, acc, ml,
             scale * LOG2E, BM=wide, R=together, BN=64, num_warps=4, num_stages=2, **common,
         )  # fmt: skip
     programs, most = (len(tiles.tile_X4), tiles.most) if ragged else (tokens, 1)
-    wide = max(16, triton.next_power_of_2(most * per))
+    wide = max(16, power_of_2(most * per))
     shape = row_shape(wide, dim, q_THD.dtype == torch.float32)
     _attention_kernel[(programs, groups, splits)](
         q_THD, o_THD, cache.k, cache.v, cache.base_2, rows.prefix_start_N, rows.prefix_len_N, rows.own_start_N, rows.own_cap_N,
@@ -246,6 +247,6 @@ def triton_attention(
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(tokens * heads,)](
-            acc, ml, o_THD, tokens * heads, D=dim, DP=_padded(dim), SPLITS=splits, SP=triton.next_power_of_2(splits), num_warps=1
+            acc, ml, o_THD, tokens * heads, D=dim, DP=_padded(dim), SPLITS=splits, SP=power_of_2(splits), num_warps=1
         )
     return o_THD

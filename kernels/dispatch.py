@@ -9,8 +9,19 @@ from functools import cache
 import torch
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. On the host Triton's own goes through twenty calls, and a small model's step waits for the host."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n; 1 for nothing."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 @cache
 def triton_available() -> bool:
+    """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 

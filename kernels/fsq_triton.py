@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv, power_of_2
 from .fsq_levels import fsq_constants
 from .logprob_triton import _tanh
 
@@ -68,8 +69,8 @@ class _Quantize(torch.autograd.Function):
         code_NC, slope_NC = (torch.empty((N, C), dtype=torch.float32, device=z_NC.device) for _ in range(2))
         index_N = torch.empty(N, dtype=torch.long, device=z_NC.device)
         if N:
-            _quantize_kernel[(triton.cdiv(N, 256),)](
-                z_NC, _constants(levels, z_NC.device), code_NC, index_N, slope_NC, N, C=C, CB=triton.next_power_of_2(C), BLOCK=256
+            _quantize_kernel[(cdiv(N, 256),)](
+                z_NC, _constants(levels, z_NC.device), code_NC, index_N, slope_NC, N, C=C, CB=power_of_2(C), BLOCK=256
             )
         ctx.save_for_backward(slope_NC)
         ctx.dtype = z_NC.dtype
@@ -93,8 +94,8 @@ def triton_fsq_dequantize(index: torch.Tensor, levels: tuple[int, ...]) -> torch
     flat = index.reshape(-1).contiguous()
     code = torch.empty((len(flat), len(levels)), dtype=torch.float32, device=index.device)
     if len(flat):
-        _dequantize_kernel[(triton.cdiv(len(flat), 256),)](
+        _dequantize_kernel[(cdiv(len(flat), 256),)](
             flat, _constants(levels, index.device), code, len(flat), math.prod(levels), C=len(levels),
-            CB=triton.next_power_of_2(len(levels)), BLOCK=256,
+            CB=power_of_2(len(levels)), BLOCK=256,
         )  # fmt: skip
     return code.view(*index.shape, len(levels))

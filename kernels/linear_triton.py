@@ -14,8 +14,8 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-import triton
 
+from .dispatch import cdiv
 from .logprob_triton import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
 from .policy import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
 from .policy_triton import launch_terms, named_sums
@@ -31,7 +31,7 @@ COLUMN_TILE = 256
 def even_parts(total: int, most: int, tile: int) -> list[slice]:
     """Slices of whole tiles, at most `most` long (one tile at least), and even, so that the last is no sliver."""
     most = max(tile, most // tile * tile)
-    size = triton.cdiv(triton.cdiv(total, max(1, triton.cdiv(total, most))), tile) * tile
+    size = cdiv(cdiv(total, max(1, cdiv(total, most))), tile) * tile
     return [slice(start, min(start + size, total)) for start in range(0, total, max(size, 1))]
 
 

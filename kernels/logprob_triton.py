@@ -13,6 +13,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv
 from .vocab import Shard, gather_stats, vocab_shard
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -378,7 +379,7 @@ def merge_shards(stats_WN4: torch.Tensor, temperature: float) -> torch.Tensor:
     W, N, _ = stats_WN4.shape
     out_N4 = torch.empty_like(stats_WN4[0])
     if N:
-        _merge_kernel[(triton.cdiv(N, 64),)](stats_WN4, out_N4, N, W, 1.4426950408889634 / temperature, ROWS=64, num_warps=2)
+        _merge_kernel[(cdiv(N, 64),)](stats_WN4, out_N4, N, W, 1.4426950408889634 / temperature, ROWS=64, num_warps=2)
     return out_N4
 
 
@@ -390,7 +391,7 @@ def finish_rows(
     if N == 0:
         return
     high, low = split_float(1.0 / temperature)
-    _finish_kernel[(triton.cdiv(N, 64),)](
+    _finish_kernel[(cdiv(N, 64),)](
         stats_WN4, targets_N, targets_N if mask_N is None else mask_N, out_4N, N, W, out_4N.stride(0), vocab,
         1.4426950408889634 / temperature, high, low, ROWS=64, MASK=mask_N is not None, num_warps=2,
     )  # fmt: skip
@@ -438,7 +439,7 @@ def launch_backward(
     if N == 0:
         return
     block, warps = config
-    tiles = triton.cdiv(columns, block)
+    tiles = cdiv(columns, block)
     _backward_kernel[(tiles * N,)](
         logits_NV, out_NV, targets_N, saved_4N, grad_N, grad_N if grad_entropy_N is None else grad_entropy_N,
         targets_N if mask_N is None else mask_N, targets_N if source_N is None else source_N,

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv
 from .logprob_triton import LOG2E, multiprocessors
 from .policy import MAX_LOG_RATIO, SUM_NAMES, PolicySettings, PolicyTerms
 
@@ -220,7 +221,7 @@ def launch_terms(
     """Report sums and, last, the loss; fills `grad_N` with d loss / d logprob when given."""
     N = len(logprob_N)
     rows, vector, warps, per_sm = config
-    tiles = triton.cdiv(N, rows * vector)
+    tiles = cdiv(N, rows * vector)
     programs = max(1, min(tiles, multiprocessors(logprob_N.device) * per_sm))
     part = torch.empty((programs, len(SUM_NAMES)), dtype=torch.float32, device=logprob_N.device)
     out = torch.empty(len(SUM_NAMES) + 1, dtype=torch.float32, device=logprob_N.device)

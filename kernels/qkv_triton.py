@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv, power_of_2
+
 
 @triton.jit
 def _place(token, h, H, G, EACH):
@@ -84,11 +86,11 @@ def _launch(x_TC, bias_C, q_THD, k_TGD, v_TGD, table_TR, backward: bool) -> None
     tokens, heads, dim = q_THD.shape
     groups, rotated = k_TGD.shape[1], table_TR.shape[1]
     total = heads + 2 * groups
-    block = min(16, triton.next_power_of_2(total))
+    block = min(16, power_of_2(total))
     if tokens:
-        _qkv_kernel[(tokens, triton.cdiv(total, block))](
+        _qkv_kernel[(tokens, cdiv(total, block))](
             x_TC, x_TC if bias_C is None else bias_C, q_THD, k_TGD, v_TGD, table_TR, heads, groups, heads // groups, R=rotated, D=dim,
-            HALF=triton.next_power_of_2(rotated // 2), REST=triton.next_power_of_2(max(1, dim - rotated)), HEADS=block,
+            HALF=power_of_2(rotated // 2), REST=power_of_2(max(1, dim - rotated)), HEADS=block,
             BIAS=bias_C is not None, BACKWARD=backward, num_warps=4,
         )  # fmt: skip
 

@@ -30,3 +30,29 @@ def rmsnorm(
 
         return triton_rmsnorm(x_NH, weight_H, residual_NH, eps)
     return reference_rmsnorm(x_NH, weight_H, residual_NH, eps=eps)
+
+
+def rmsnorm_forward(
+    x_NH: torch.Tensor, weight_H: torch.Tensor, residual_NH: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(normalised, x + residual, 1 / root mean square of each row (N)), for callers that go back by `rmsnorm_backward`."""
+    if use_triton(x_NH):
+        from .rmsnorm_triton import triton_rmsnorm_forward
+
+        return triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps)
+    sum_NH = x_NH if residual_NH is None else x_NH + residual_NH
+    rstd_N = torch.rsqrt(sum_NH.square().mean(-1) + eps)
+    return sum_NH * rstd_N[:, None] * weight_H, sum_NH, rstd_N
+
+
+def rmsnorm_backward(
+    dy_NH: torch.Tensor, dsum_NH: torch.Tensor, sum_NH: torch.Tensor, weight_H: torch.Tensor, rstd_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gradient of the sum, the one it has from elsewhere added; gradient of the weight in fp32); not differentiable."""
+    if use_triton(dy_NH):
+        from .rmsnorm_triton import triton_rmsnorm_backward
+
+        return triton_rmsnorm_backward(dy_NH, dsum_NH, sum_NH, weight_H, rstd_N)
+    normed_NH, dn_NH = sum_NH * rstd_N[:, None], dy_NH * weight_H
+    dx_NH = rstd_N[:, None] * (dn_NH - normed_NH * (dn_NH * normed_NH).mean(-1, keepdim=True)) + dsum_NH
+    return dx_NH, (dy_NH * normed_NH).sum(0)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv, power_of_2
 from .logprob_triton import multiprocessors
 
 
@@ -52,42 +53,53 @@ def _backward_kernel(
 
 
 def _config(hidden: int) -> tuple[int, int]:
-    block = triton.next_power_of_2(hidden)
+    block = power_of_2(hidden)
     return block, max(1, min(16, block // 512))
+
+
+def triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `rmsnorm_forward`; rows lie one after the other."""
+    rows, hidden = x_NH.shape
+    y_NH = torch.empty_like(x_NH)
+    sum_NH = x_NH if residual_NH is None else torch.empty_like(x_NH)
+    rstd_N = torch.empty(rows, dtype=torch.float32, device=x_NH.device)
+    block, warps = _config(hidden)
+    if rows:
+        _forward_kernel[(rows,)](
+            x_NH, x_NH if residual_NH is None else residual_NH, weight_H, y_NH, sum_NH, rstd_N, hidden, eps,
+            BLOCK=block, RESIDUAL=residual_NH is not None, num_warps=warps,
+        )  # fmt: skip
+    return y_NH, sum_NH, rstd_N
+
+
+def triton_rmsnorm_backward(dy_NH, dsum_NH, sum_NH, weight_H, rstd_N) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `rmsnorm_backward`."""
+    rows, hidden = sum_NH.shape
+    dx_NH = torch.empty_like(sum_NH)
+    block, warps = _config(hidden)
+    programs = max(1, min(rows, multiprocessors(sum_NH.device) * max(1, 32 // warps)))
+    made = torch.empty if rows else torch.zeros  # every program writes its part
+    part_PH = made((programs, hidden), dtype=torch.float32, device=sum_NH.device)
+    if rows:
+        _backward_kernel[(programs,)](
+            dy_NH.contiguous(), dsum_NH.contiguous(), sum_NH, weight_H, rstd_N, dx_NH, part_PH, rows, hidden,
+            cdiv(rows, programs), BLOCK=block, RESIDUAL=True, num_warps=warps,
+        )  # fmt: skip
+    return dx_NH, part_PH.sum(0)
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_NH, weight_H, residual_NH, eps):
-        rows, hidden = x_NH.shape
-        y_NH = torch.empty_like(x_NH)
-        sum_NH = x_NH if residual_NH is None else torch.empty_like(x_NH)
-        rstd_N = torch.empty(rows, dtype=torch.float32, device=x_NH.device)
-        block, warps = _config(hidden)
-        if rows:
-            _forward_kernel[(rows,)](
-                x_NH, x_NH if residual_NH is None else residual_NH, weight_H, y_NH, sum_NH, rstd_N, hidden, eps,
-                BLOCK=block, RESIDUAL=residual_NH is not None, num_warps=warps,
-            )  # fmt: skip
+        y_NH, sum_NH, rstd_N = triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps)
         ctx.save_for_backward(sum_NH, weight_H, rstd_N)
         ctx.residual = residual_NH is not None
         return (y_NH, sum_NH) if ctx.residual else (y_NH, x_NH.view_as(x_NH))
 
     @staticmethod
     def backward(ctx, dy_NH, dsum_NH):
-        sum_NH, weight_H, rstd_N = ctx.saved_tensors
-        rows, hidden = sum_NH.shape
-        dx_NH = torch.empty_like(sum_NH)
-        block, warps = _config(hidden)
-        programs = max(1, min(rows, multiprocessors(sum_NH.device) * max(1, 32 // warps)))
-        made = torch.empty if rows else torch.zeros  # every program writes its part
-        part_PH = made((programs, hidden), dtype=torch.float32, device=sum_NH.device)
-        if rows:
-            _backward_kernel[(programs,)](
-                dy_NH.contiguous(), dsum_NH.contiguous(), sum_NH, weight_H, rstd_N, dx_NH, part_PH, rows, hidden,
-                triton.cdiv(rows, programs), BLOCK=block, RESIDUAL=True, num_warps=warps,
-            )  # fmt: skip
-        return dx_NH, part_PH.sum(0).to(weight_H.dtype), dx_NH if ctx.residual else None, None
+        dx_NH, dweight_H = triton_rmsnorm_backward(dy_NH, dsum_NH, *ctx.saved_tensors)
+        return dx_NH, dweight_H.to(ctx.saved_tensors[1].dtype), dx_NH if ctx.residual else None, None
 
 
 def triton_rmsnorm(x: torch.Tensor, weight_H: torch.Tensor, residual: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv, power_of_2
+
 
 @triton.jit
 def _rope_kernel(
@@ -44,11 +46,11 @@ def _turn(x_TAD: torch.Tensor, table_PR: torch.Tensor, positions_T: torch.Tensor
         x_TAD = x_TAD.contiguous()
     y_TAD = torch.empty((tokens, heads, dim), dtype=x_TAD.dtype, device=x_TAD.device)
     rotated = table_PR.shape[1]
-    block = min(16, triton.next_power_of_2(heads))
+    block = min(16, power_of_2(heads))
     if tokens:
-        _rope_kernel[(tokens, triton.cdiv(heads, block))](
+        _rope_kernel[(tokens, cdiv(heads, block))](
             x_TAD, y_TAD, table_PR, positions_T, heads, table_PR.shape[0], x_TAD.stride(0), x_TAD.stride(1), R=rotated, D=dim,
-            HALF=triton.next_power_of_2(rotated // 2), REST=triton.next_power_of_2(max(1, dim - rotated)), AB=block, INVERSE=inverse,
+            HALF=power_of_2(rotated // 2), REST=power_of_2(max(1, dim - rotated)), AB=block, INVERSE=inverse,
             num_warps=4,
         )  # fmt: skip
     return y_TAD

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv, power_of_2
+
 
 @triton.jit
 def _sum_rows_kernel(x_ptr, row_ptr, out_ptr, H, K: tl.constexpr, BLOCK: tl.constexpr):
@@ -28,6 +30,6 @@ def triton_sum_rows(x_NH: torch.Tensor, row_TK: torch.Tensor) -> torch.Tensor:
     (count, per_sum), width = row.shape, x.shape[1]
     out = x.new_empty((count, width))
     if count:
-        block = min(1024, triton.next_power_of_2(width))
-        _sum_rows_kernel[(count, triton.cdiv(width, block))](x, row, out, width, K=per_sum, BLOCK=block, num_warps=4)
+        block = min(1024, power_of_2(width))
+        _sum_rows_kernel[(count, cdiv(width, block))](x, row, out, width, K=per_sum, BLOCK=block, num_warps=4)
     return out

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv, power_of_2
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-3.0e38)
@@ -134,14 +136,14 @@ def triton_sample(
     token_B = torch.empty(rows, dtype=torch.int64, device=logits_BV.device)
     logprob_B = torch.empty(rows, dtype=torch.float32, device=logits_BV.device)
     lines, warps = (512, 8) if vocab > 32768 else (128, 4)
-    tiles = triton.cdiv(triton.cdiv(vocab, lines * 8), 8)
-    parts = triton.cdiv(vocab, lines * 8 * tiles)
+    tiles = cdiv(cdiv(vocab, lines * 8), 8)
+    parts = cdiv(vocab, lines * 8 * tiles)
     stats_BP4 = torch.empty((rows, parts, 4), dtype=torch.float32, device=logits_BV.device)
     if rows:
         shape = {"RB": lines, "K": 8, "TILES": tiles, "PARTS": parts, "num_warps": warps}
         _stats_kernel[(parts, rows)](logits_BV, temperature_B, low_B, high_B, stats_BP4, logits_BV.stride(0), vocab, **shape)
         _pick_kernel[(rows,)](
             logits_BV, u_B, temperature_B, low_B, high_B, stats_BP4, token_B, logprob_B, logits_BV.stride(0), vocab,
-            TP=triton.next_power_of_2(tiles), PP=triton.next_power_of_2(parts), **shape,
+            TP=power_of_2(tiles), PP=power_of_2(parts), **shape,
         )  # fmt: skip
     return token_B, logprob_B

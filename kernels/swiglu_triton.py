@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .dispatch import cdiv, power_of_2
+
 
 @triton.jit
 def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, y_ptr, F, BLOCK: tl.constexpr, BACKWARD: tl.constexpr, AGAIN: tl.constexpr):
@@ -31,8 +33,8 @@ def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, y_ptr, F, BLOCK: tl.constexpr, BACKWA
 def _launch(x_N2F: torch.Tensor, dy_NF: torch.Tensor, out: torch.Tensor, backward: bool, y_NF: torch.Tensor | None = None) -> None:
     rows, width = x_N2F.shape[0], x_N2F.shape[1] // 2
     if rows:
-        block = min(2048, triton.next_power_of_2(width))
-        _swiglu_kernel[(rows, triton.cdiv(width, block))](
+        block = min(2048, power_of_2(width))
+        _swiglu_kernel[(rows, cdiv(width, block))](
             x_N2F, dy_NF, out, out if y_NF is None else y_NF, width, BLOCK=block, BACKWARD=backward, AGAIN=y_NF is not None, num_warps=4
         )
 
@@ -92,7 +94,7 @@ def _weighted_kernel(x_ptr, w_ptr, dy_ptr, y_ptr, dx_ptr, dw_ptr, F, BLOCK: tl.c
 def _launch_weighted(x, weight, dy, y, dx, dweight, backward: bool) -> None:
     rows, width = y.shape
     if rows:
-        block = min(1024, triton.next_power_of_2(width))
+        block = min(1024, power_of_2(width))
         _weighted_kernel[(rows,)](x, weight, dy, y, dx, dweight, width, BLOCK=block, BACKWARD=backward, num_warps=4)
 
 

@@ -27,10 +27,11 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from .. import kernels
 from ..core.layout import DocumentLayout
-from ..core.mcore.wgrad import add_weight_grad
+from ..kernels.batch_invariant import is_batch_invariant
 from .attention import packed_attention
 from .dispatch import keep_local
 from .experts import GroupedExperts
+from .halves import after_attention, before_attention, weight_gradient
 from .rope import rotate
 
 
@@ -84,12 +85,7 @@ class _GatedOutput(torch.autograd.Function):
     def backward(ctx, grad_TH: torch.Tensor):
         x_T2F, weight_HF = ctx.saved_tensors
         dx_T2F, y_TF = kernels.swiglu_backward(x_T2F, grad_TH @ weight_HF)
-        total = getattr(weight_HF, "main_grad", None)
-        if total is None:
-            return dx_T2F, grad_TH.T @ y_TF
-        add_weight_grad(y_TF, grad_TH, total)
-        weight_HF.grad_added_to_main_grad = True  # Megatron's hook then only counts this gradient
-        return dx_T2F, torch.empty_like(weight_HF)
+        return dx_T2F, weight_gradient(weight_HF, y_TF, grad_TH)
 
 
 class GatedMLP(MLP):
@@ -129,10 +125,14 @@ class PackedSelfAttention(SelfAttention):
         self.linear_qkv.skip_bias_add = True  # the kernel that cuts the heads adds it
 
     def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
-        packed: PackedInput = packed_seq_params
         x, bias = self.linear_qkv(hidden_states)
-        x_TC, heads, groups = x.squeeze(1), self.num_attention_heads_per_partition, self.num_query_groups_per_partition
-        if x.is_cuda and self.q_layernorm is None and not packed.interleaved:
+        out_TA = self.attend(x.squeeze(1), bias, packed_seq_params)
+        return self.linear_proj(out_TA[:, None])
+
+    def attend(self, x_TC: torch.Tensor, bias: torch.Tensor | None, packed: PackedInput) -> torch.Tensor:
+        """What lies between the projections: (T, A)."""
+        heads, groups = self.num_attention_heads_per_partition, self.num_query_groups_per_partition
+        if self.q_layernorm is None and not packed.interleaved:
             query, key, value = kernels.qkv_rope(x_TC, bias, packed.table_T2R, heads, groups)
         else:
             query, key, value = kernels.cut_heads(x_TC, bias, heads, groups)
@@ -140,23 +140,51 @@ class PackedSelfAttention(SelfAttention):
                 query, key = self.q_layernorm(query), self.k_layernorm(key)
             query, key = packed.rotate(query), packed.rotate(key)
         context_group: Any = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
-        out_THD = packed_attention(query, key, value, packed.layout, None, context_group)
-        return self.linear_proj(out_THD.reshape(out_THD.shape[0], 1, -1))
+        return packed_attention(query, key, value, packed.layout, None, context_group).flatten(1)
 
 
 class Layer(TransformerLayer):
     """Megatron's layer with each residual addition inside the norm that follows it."""
+
+    in_halves: bool | None = None  # None: on a GPU, where nothing speaks against it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         keep_local(self.mlp)
 
     def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
+        if self._whole_weights() and (hidden_states.is_cuda if self.in_halves is None else self.in_halves):
+            return self._by_halves(hidden_states, packed_seq_params), None
         normed, residual = self.input_layernorm.with_residual(hidden_states)
         attended, _ = self.self_attention(normed, attention_mask=None, packed_seq_params=packed_seq_params)
         normed, residual = self.pre_mlp_layernorm.with_residual(attended, residual)
         out, _ = self.mlp(normed)
         return residual + out, None
+
+    def _whole_weights(self) -> bool:
+        """Whether the functions of models/halves.py do what the modules would: a dense block, no other tensor ranks, no adapters."""
+        if self.config.tensor_model_parallel_size > 1 or not isinstance(self.mlp, GatedMLP) or is_batch_invariant():
+            return False
+        attention: Any = self.self_attention
+        linears = (attention.linear_qkv, attention.linear_proj, self.mlp.linear_fc1, self.mlp.linear_fc2)
+        return not any("lora" in linear._modules for linear in linears)
+
+    def _by_halves(self, hidden: torch.Tensor, packed: PackedInput) -> torch.Tensor:
+        attention: Any = self.self_attention
+        mlp, first, second = self.mlp, self.input_layernorm, self.pre_mlp_layernorm
+        qkv = attention.linear_qkv
+        x_TC, residual_TH = before_attention(hidden.squeeze(1), first.weight, qkv.weight, first.eps)
+        attended_TA = attention.attend(x_TC, qkv.bias, packed)
+        out = after_attention(
+            attended_TA,
+            residual_TH,
+            attention.linear_proj.weight,
+            second.weight,
+            mlp.linear_fc1.weight,
+            mlp.linear_fc2.weight,
+            second.eps,
+        )
+        return out[:, None]
 
 
 def layer_spec(config) -> ModuleSpec:
@@ -173,8 +201,8 @@ def layer_spec(config) -> ModuleSpec:
         spec.submodules.mlp.submodules.experts.module = GroupedExperts
     else:
         spec.submodules.mlp.module = GatedMLP
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    # none rather than Megatron's identity, so that the kernel for heads without norms is taken
+    attention.q_layernorm = attention.k_layernorm = RMSNorm if config.qk_layernorm else None
     return spec
 
 

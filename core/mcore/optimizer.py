@@ -143,22 +143,18 @@ def update(optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float, ke
 
 def _update_by_kernel(optimizer, kernel: Callable[..., None], norm: torch.Tensor, divisor: torch.Tensor) -> None:
     found = list(state_parts(optimizer))
+    groups: dict[int, tuple[dict[str, Any], list[Any]]] = {}
     for part in found:
         if not part.state:
             part.state["step"] = torch.zeros((), device=part.master.device)
             part.state.update({name: torch.zeros_like(part.master) for name in MOMENTS})
-    torch._foreach_add_([part.state["step"] for part in found], norm.isfinite().float())
-    for part in found:
         run_N = part.param.data.view(-1)[part.start : part.end]
-        kernel(
-            part.master.data,
-            part.master.grad,
-            *(part.state[name] for name in MOMENTS),
-            None if run_N.data_ptr() == part.master.data_ptr() else run_N,  # fp32 weights are their own masters
-            part.state["step"],
-            divisor,
-            **{key: part.group[key] for key in ("lr", "betas", "eps", "weight_decay")},
-        )
+        copy_N = None if run_N.data_ptr() == part.master.data_ptr() else run_N  # fp32 weights are their own masters
+        one = (part.master.data, part.master.grad, *(part.state[name] for name in MOMENTS), copy_N, part.state["step"])
+        groups.setdefault(id(part.group), (part.group, []))[1].append(one)
+    torch._foreach_add_([part.state["step"] for part in found], norm.isfinite().float())
+    for settings, members in groups.values():
+        kernel(members, divisor, **{key: settings[key] for key in ("lr", "betas", "eps", "weight_decay")})
 
 
 @dataclass(frozen=True)

@@ -541,20 +541,39 @@ def test_qkv_rope(heads, groups, dim, rotated, biased):
     assert b is None or norm_error(b.grad, b2.grad) <= 1e-6
 
 
-@pytest.mark.parametrize("size", [3, 5000])
-def test_adam_update(size):
-    start, grads = torch.randn(size, device=DEVICE), [torch.randn(size, device=DEVICE) for _ in range(4)]
+def test_adam_update():
+    """Several tensors at once, larger than a program's part and smaller, of sizes that are and are not multiples of 16."""
+    sizes = (3, 5000, 70000, 65536, 0)
     options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
-    theirs = start.double().requires_grad_()
-    adam = torch.optim.AdamW([theirs], **options)
-    runs = [(update, [start.clone(), torch.zeros_like(start), torch.zeros_like(start)]) for update in (adam_update, reference_adam_update)]
-    rounded, step = start.bfloat16(), torch.zeros((), device=DEVICE)
-    for divisor, grad in zip((1.0, 2.5, float("nan"), 1.0), grads, strict=True):
+    starts = [torch.randn(size, device=DEVICE) for size in sizes]
+    theirs = [start.double().requires_grad_() for start in starts]
+    adam = torch.optim.AdamW(theirs, **options)
+    steps = [torch.zeros((), device=DEVICE) for _ in sizes]
+    runs = []
+    for update in (adam_update, reference_adam_update):
+        masters = [start.clone() for start in starts]
+        copies = [None if size == 5000 else start.bfloat16() for size, start in zip(sizes, starts, strict=True)]
+        runs.append((update, masters, [torch.zeros_like(x) for x in starts], [torch.zeros_like(x) for x in starts], copies))
+    for divisor in (1.0, 2.5, float("nan"), 1.0):
+        grads = [torch.randn(size, device=DEVICE) for size in sizes]
         if divisor == divisor:
-            step += 1
-            theirs.grad = grad.double() / divisor
+            torch._foreach_add_(steps, 1.0)
+            for their, grad in zip(theirs, grads, strict=True):
+                their.grad = grad.double() / divisor
             adam.step()
-        for update, (master, exp_avg, exp_avg_sq) in runs:
-            update(master, grad, exp_avg, exp_avg_sq, rounded, step, torch.tensor(divisor, device=DEVICE), **options)
-            assert norm_error(master, theirs) <= 1e-6
-            torch.testing.assert_close(rounded.float(), master, rtol=2**-7, atol=0)  # Triton's interpreter cuts, a GPU rounds
+        for update, masters, averages, squares, copies in runs:
+            parts = list(zip(masters, grads, averages, squares, copies, steps, strict=True))
+            update(parts, torch.tensor(divisor, device=DEVICE), **options)
+            for their, master, copy in zip(theirs, masters, copies, strict=True):
+                assert not len(master) or norm_error(master, their) <= 1e-6
+                if copy is not None:
+                    torch.testing.assert_close(copy.float(), master, rtol=2**-7, atol=0)  # Triton's interpreter cuts, a GPU rounds
+
+
+def test_adam_refuses_what_it_would_misread():
+    x = torch.zeros(32, device=DEVICE)
+    with pytest.raises(ValueError, match="contiguous fp32"):
+        adam_update(
+            [(x, x[::2], x, x, None, torch.ones((), device=DEVICE))], torch.ones((), device=DEVICE), lr=1.0, betas=(0.9, 0.9), eps=1.0,
+            weight_decay=0.0,
+        )  # fmt: skip

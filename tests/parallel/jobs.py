@@ -87,6 +87,7 @@ MOE = ModelConfig(
     layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61, qk_norm=True, experts=4, experts_per_token=2, expert_ffn=24
 )
 TIED = replace(DENSE, tied=True, qk_norm=True, qkv_bias=False)
+INTERLEAVED = replace(DENSE, rotary_interleaved=True, rotary_fraction=0.5)
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 
@@ -116,10 +117,23 @@ KINDS: dict[str, dict[str, Any]] = {
     "dense": {},
     "kernel": {},
     "tied": {"model": TIED},
+    "interleaved": {"model": INTERLEAVED},
     "moe": {"model": MOE},
     "lora": {"lora": LORA},
     "value": {"value_head": "scalar"},
 }
+
+
+def measure_by_halves(parallel: dict[str, Any], kind: str, packed: bool) -> dict[str, Any]:
+    """The same with layers as two functions each, which a CPU does not choose by itself; `taken` is how many layers ran that way."""
+    from terrella.models import layers
+
+    taken, inner = [], layers.Layer._by_halves
+    layers.Layer.in_halves, layers.Layer._by_halves = True, lambda *args: taken.append(1) or inner(*args)
+    try:
+        return measure(parallel, kind, packed) | {"taken": len(taken)}
+    finally:
+        layers.Layer.in_halves, layers.Layer._by_halves = None, inner
 
 
 def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) -> dict[str, Any]:

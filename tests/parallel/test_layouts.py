@@ -76,6 +76,34 @@ def test_kind_of_model(row: str) -> None:
     compare(measure(1, True, kind=kind), measure(world, True, tuple(parallel.items()), kind))
 
 
+HALVES = {
+    "one": ("dense", True, 1, {}),
+    "even": ("dense", False, 1, {}),
+    "recompute": ("dense", True, 1, {"recompute": "full"}),
+    "overlap": ("dense", True, 2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+    "pp2": ("dense", True, 2, {"pipeline": 2}),
+    "cp2": ("dense", True, 2, {"context": 2}),
+    "tied": ("tied", True, 1, {}),
+    "interleaved": ("interleaved", True, 1, {}),
+}
+
+
+@pytest.mark.parametrize("row", HALVES)
+def test_layers_in_halves_agree_with_modules(row: str) -> None:
+    kind, packed, world, parallel = HALVES[row]
+    halves = run_ranks("terrella.tests.parallel.jobs:measure_by_halves", world, parallel=parallel, packed=packed, kind=kind)[0]
+    assert halves["taken"] > 0
+    compare(measure(1, packed, kind=kind), halves)
+
+
+@pytest.mark.parametrize(("kind", "parallel"), [("lora", {}), ("moe", {}), ("dense", {"tensor": 2})])
+def test_halves_are_left_where_they_would_be_wrong(kind: str, parallel: dict) -> None:
+    world = parallel.get("tensor", 1)
+    halves = run_ranks("terrella.tests.parallel.jobs:measure_by_halves", world, parallel=parallel, packed=True, kind=kind)[0]
+    assert halves["taken"] == 0
+    compare(measure(1, True, kind=kind), halves)
+
+
 def test_kernel_agrees_with_plain_softmax() -> None:
     compare(measure(1, True), measure(1, True, kind="kernel"))
 
