@@ -1,0 +1,134 @@
+"""Every Triton kernel compiled for an H100 on a machine without one: what the interpreter forgives, the compiler does not.
+
+Run by test_compiles.py in a process of its own. Ops are called on CPU tensors of real shapes and types; a driver that only knows the
+target lets Triton compile each launch and launches nothing. Prints one JSON line for each compiled kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compiler
+from triton.runtime import driver, jit
+
+from terrella import kernels
+from terrella.kernels.batch_invariant import matmul
+from terrella.kernels.decode_attention import append_kv, cached_attention
+from terrella.kernels.decode_cache import CacheLayer, Rows, Shared
+from terrella.kernels.logprob_triton import merge_shards
+from terrella.kernels.sample import sample_tokens
+
+
+class Target:
+    """A driver that knows what to compile for, and nothing else."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", int(sys.argv[1]), 32)
+
+
+class Silent:
+    """Stands for a loaded kernel."""
+
+    function, packed_metadata = 0, ()
+
+    def launch_metadata(self, *args: Any) -> None: ...
+
+    def run(self, *args: Any) -> None: ...
+
+
+def compile_only(self: Any, key: Any, signature: Any, device: int, constexprs: Any, options: Any, attrs: Any, warmup: bool) -> Silent:
+    made = compiler.compile(
+        ASTSource(self, signature, constexprs, attrs), target=driver.active.get_current_target(), options=options.__dict__
+    )
+    ptx = made.asm["ptx"]
+    name = f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}"
+    wide = len(re.findall(r"(?:ld|st)\.global[\w.:]*\.v[248]\.", ptx))
+    print(json.dumps({"kernel": name, "cubin": len(made.asm["cubin"]), "wide": wide}), flush=True)
+    kernel = self.device_caches[device][0][key] = Silent()
+    return kernel
+
+
+def all_kernels() -> list[str]:
+    """Names of everything that is launched: by this project's rule they end in `_kernel`."""
+    found = []
+    for module in pkgutil.iter_modules(kernels.__path__):
+        if module.name.endswith("_triton"):
+            inside = vars(importlib.import_module(f"{kernels.__name__}.{module.name}"))
+            mine = [n for n, x in inside.items() if isinstance(x, jit.JITFunction) and x.fn.__module__ == inside["__name__"]]
+            found += [f"{module.name}.{name}" for name in mine if name.endswith("_kernel")]
+    return found
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16).requires_grad_()
+
+
+def call_everything() -> None:
+    """Each op forward and back as a model of this project calls it: bf16, Qwen2.5-1.5B's and the video model's widths."""
+    hidden, vocab, rows = 1536, 151936, 32
+    targets, ones = torch.zeros(rows, dtype=torch.long), torch.ones(rows)
+    for size in (vocab, 9008):
+        for entropy in (False, True):
+            logp, extra = kernels.token_logprob(bf16(rows, size), targets, entropy=entropy)
+            (logp.sum() if extra is None else (logp + extra).sum()).backward()
+    merge_shards(torch.zeros(2, rows, 4), 1.0)
+    terms = kernels.PolicyTerms(ce_weight=ones, pg_weight=ones, kl_weight=ones, advantage=ones, old_logprob=ones, ref_logprob=ones)
+    states, head = torch.zeros(rows, 64, requires_grad=True), torch.zeros(9008, 64, requires_grad=True)  # a CPU has no mixed products
+    kernels.linear_policy_loss(states, head, targets, terms, kernels.PolicySettings()).loss.backward()
+    kernels.linear_logprob(states, head, targets)[0].sum().backward()
+    kernels.policy_terms(ones.clone().requires_grad_(), None, terms, kernels.PolicySettings())
+    flat = torch.ones(4, 256)
+    for lam in (0.95, 0.1):
+        kernels.gae(flat, flat, flat.bool(), gamma=0.99, lam=lam)
+    kernels.bilevel_gae(flat, flat, flat.bool(), flat.bool())
+    y, total = kernels.rmsnorm(bf16(rows, hidden), bf16(hidden), bf16(rows, hidden))
+    (y + total).sum().backward()
+    q, k, v = kernels.qkv_rope(bf16(rows, 2048), bf16(2048), torch.zeros(rows, 128), 12, 2)
+    (q.sum() + k.sum() + v.sum()).backward()
+    kernels.rope(bf16(rows, 12, 128), torch.zeros(rows, 128), targets).sum().backward()
+    kernels.swiglu(bf16(rows, 2 * 8960)).sum().backward()
+    kernels.swiglu_backward(bf16(rows, 2 * 8960).detach(), bf16(rows, 8960).detach())
+    kernels.weighted_swiglu(bf16(rows, 1536).detach(), ones)
+    kernels.weighted_swiglu_backward(bf16(rows, 1536).detach(), ones, bf16(rows, 768).detach())
+    kernels.sum_rows(bf16(rows, 2048).detach(), targets.view(-1, 8).int())
+    part = (*(torch.zeros(4096) for _ in range(4)), bf16(4096).detach(), torch.ones(()))
+    kernels.adam_update([part], torch.ones(()), lr=1.0, betas=(0.9, 0.9), eps=1.0, weight_decay=0.1)
+    kernels.fsq_quantize(torch.zeros(rows, 5).requires_grad_(), (8, 8, 8, 5, 5))[0].sum().backward()
+    kernels.fsq_dequantize(torch.zeros(rows, dtype=torch.long), (8, 8, 8, 5, 5))
+    matmul(bf16(rows, hidden).detach(), bf16(hidden, 256).detach())
+    sample_tokens(bf16(rows, vocab).detach(), torch.zeros(rows, dtype=torch.float64), ones, targets, targets + vocab)
+    decode(12, 2, 128)
+    decode(12, 12, 64)
+
+
+def decode(heads: int, groups: int, dim: int) -> None:
+    """One new token for each of eight sequences, with a shared prefix and with keys cut among programs."""
+    count, size = 8, groups * dim * 64
+    cache = CacheLayer(*(torch.zeros(2 * count * size, dtype=torch.bfloat16) for _ in range(2)), torch.zeros(2, dtype=torch.long))
+    column = torch.arange(count)
+    rows = Rows(column * 0, column * 0 + 32, (column + 1) * size, column * 0 + 64, column * 0 + 8)
+    q = append_kv(torch.zeros(count, groups, heads // groups + 2, dim, dtype=torch.bfloat16), cache, rows, torch.zeros(512, dim))
+    shared = Shared(torch.arange(count, dtype=torch.int32).view(1, -1), column * 0 + 32)
+    for options in ({}, {"splits": 4}, {"shared": shared}):
+        cached_attention(q, cache, rows, groups, scale=0.1, **options)
+
+
+if __name__ == "__main__":
+    driver.set_active(Target())  # type: ignore[arg-type]
+    jit.JITFunction._do_compile = compile_only  # type: ignore[method-assign]
+    torch.Tensor.is_cuda = torch.nn.Parameter.is_cuda = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    print(json.dumps({"all": all_kernels()}), flush=True)
+    call_everything()
