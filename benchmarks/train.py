@@ -115,7 +115,7 @@ def child(impl: str, regime: str, case: str, steps: int, kernels: Path | None) -
     peak = used() / 2**30 if cuda else 0.0
     print("RESULT " + json.dumps({"times": times, "losses": losses, "peak_gib": peak}), flush=True)
     if kernels is not None:
-        (kernels / f"{impl}-{regime}-{case}.txt".replace(" ", "_")).write_text(kernel_table(step, cuda))
+        (kernels / re.sub(r"[ /]", "_", f"{impl}-{regime}-{case}.txt")).write_text(kernel_table(step, cuda))
 
 
 def kernel_table(step: Callable[[], float], cuda: bool) -> str:

@@ -73,7 +73,7 @@ class GPT(GPTModel):
 
     def use_graphs(self) -> None:
         """Run the layers of training passes as CUDA graphs; the weights must have their gradient buffers by the first of them."""
-        self.graphs = GraphedBlock(self._layers, list(self.decoder.parameters()))
+        self.graphs = GraphedBlock(self._layers, self.decoder)
 
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
         """What every layer is told of the batch."""

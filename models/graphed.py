@@ -6,7 +6,8 @@ Embedding, head and loss stay outside. A shape is captured when it comes back; o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +32,9 @@ def shape_of(packed: PackedInput) -> tuple[Any, ...]:
 class GraphedBlock:
     """Runs the layers of a chunk, by graphs where their shape is known. Gradients of the weights go straight to their fp32 buffers."""
 
-    def __init__(self, run: Block, weights: list[torch.nn.Parameter]) -> None:
-        self.run, self.weights = run, weights
+    def __init__(self, run: Block, module: torch.nn.Module) -> None:
+        self.run, self.module = run, module
+        self.turn = 0  # forward passes; the graphs share their memory, so that only the last one's activations are there
         self.forget()
 
     def forget(self) -> None:
@@ -50,8 +52,8 @@ class GraphedBlock:
             if self.seen[shape] <= SEEN or len(self.pairs) == MOST:
                 return self.run(hidden_T1H, packed)
             pool = next(iter(self.pairs.values())).forward.pool() if self.pairs else None
-            pair = self.pairs[shape] = capture(self.run, self.weights, hidden_T1H, packed, pool)
-        return _Replay.apply(hidden_T1H, torch.zeros((), device=hidden_T1H.device, requires_grad=True), packed, pair)
+            pair = self.pairs[shape] = capture(self.run, self.module, hidden_T1H, packed, pool)
+        return _Replay.apply(hidden_T1H, torch.zeros((), device=hidden_T1H.device, requires_grad=True), packed, pair, self)
 
 
 @dataclass
@@ -65,12 +67,28 @@ class _Pair:
     out: torch.Tensor
     grad_out: torch.Tensor
     grad_hidden: torch.Tensor
-    turn: int = 0
 
 
-def capture(run: Block, weights: list[torch.nn.Parameter], hidden_T1H: torch.Tensor, packed: PackedInput, pool: Any) -> _Pair:
+@contextmanager
+def _stand_ins(module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    """Leaves of their own in the place of `weights`, on the same memory.
+
+    Megatron keeps the weights' accumulation nodes alive. They belong to the default stream, and a capture that meets them fails.
+    """
+    made = {id(weight): torch.nn.Parameter(weight.detach()) for weight in weights}
+    places = [(owner, name, made[id(w)], w) for owner in module.modules() for name, w in owner._parameters.items() if id(w) in made]
+    try:
+        for owner, name, leaf, _ in places:
+            owner._parameters[name] = leaf
+        yield [made[id(weight)] for weight in weights]
+    finally:
+        for owner, name, _, weight in places:
+            owner._parameters[name] = weight
+
+
+def capture(run: Block, module: torch.nn.Module, hidden_T1H: torch.Tensor, packed: PackedInput, pool: Any) -> _Pair:
     """Record both passes. One ordinary pass with a gradient of zero, on a stream of its own, comes before, and changes nothing."""
-    trained: list[Any] = [w for w in weights if w.requires_grad]
+    trained: list[Any] = [w for w in module.parameters() if w.requires_grad]
     layout = replace(packed.layout, cu_q=packed.layout.cu_q.clone(), cu_k=packed.layout.cu_k.clone())
     packed = replace(packed, layout=layout, table_T2R=packed.table_T2R.clone())
     hidden = hidden_T1H.detach().clone().requires_grad_()
@@ -80,17 +98,19 @@ def capture(run: Block, weights: list[torch.nn.Parameter], hidden_T1H: torch.Ten
     with torch.cuda.stream(side):
         for weight in trained:
             weight.grad_added_to_main_grad = False
-        torch.autograd.grad(run(hidden, packed), [hidden, *trained], grad_out)
+        torch.autograd.grad(run(hidden, packed), hidden, grad_out)
         plain = [w for w in trained if not w.grad_added_to_main_grad]  # the others' gradients are added by the product that makes them
     torch.cuda.current_stream().wait_stream(side)
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     # NCCL's watchdog asks for events from a thread of its own, which a capture of the whole process would take for an error
-    with torch.cuda.graph(forward, pool=pool, capture_error_mode="thread_local"):
-        out = run(hidden, packed)
-    with torch.cuda.graph(backward, pool=forward.pool(), capture_error_mode="thread_local"):
-        grad_hidden, *grads = torch.autograd.grad(out, [hidden, *plain], grad_out)
-        for weight, grad in zip(plain, grads, strict=True):
-            weight.main_grad.add_(grad)
+    mode: Any = {"capture_error_mode": "thread_local"}
+    with _stand_ins(module, plain) as leaves:
+        with torch.cuda.graph(forward, pool=pool, **mode):
+            out = run(hidden, packed)
+        with torch.cuda.graph(backward, pool=forward.pool(), **mode):
+            grad_hidden, *grads = torch.autograd.grad(out, [hidden, *leaves], grad_out)
+            for weight, grad in zip(plain, grads, strict=True):
+                weight.main_grad.add_(grad)
     return _Pair(forward, backward, packed, hidden, out.detach(), grad_out, grad_hidden)
 
 
@@ -98,21 +118,21 @@ class _Replay(torch.autograd.Function):
     """`anchor` has a gradient even where the hidden states have none (frozen embeddings): the weights' must be made."""
 
     @staticmethod
-    def forward(ctx, hidden_T1H, anchor, packed: PackedInput, pair: _Pair):
+    def forward(ctx, hidden_T1H, anchor, packed: PackedInput, pair: _Pair, block: GraphedBlock):
         with torch.no_grad():
             pair.hidden.copy_(hidden_T1H)
         pair.packed.table_T2R.copy_(packed.table_T2R)
         pair.packed.layout.cu_q.copy_(packed.layout.cu_q)
         pair.packed.layout.cu_k.copy_(packed.layout.cu_k)
         pair.forward.replay()
-        pair.turn += 1
-        ctx.pair, ctx.turn = pair, pair.turn
+        block.turn += 1
+        ctx.pair, ctx.block, ctx.turn = pair, block, block.turn
         return pair.out.detach()
 
     @staticmethod
     def backward(ctx, grad_T1H):
-        if ctx.turn != ctx.pair.turn:
-            raise RuntimeError("cuda_graphs: another forward pass of this shape came before the backward pass of this one")
+        if ctx.turn != ctx.block.turn:
+            raise RuntimeError("cuda_graphs: another forward pass came before the backward pass of this one")
         ctx.pair.grad_out.copy_(grad_T1H)
         ctx.pair.backward.replay()
-        return ctx.pair.grad_hidden.detach(), None, None, None
+        return ctx.pair.grad_hidden.detach(), None, None, None, None

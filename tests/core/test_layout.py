@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 from terrella.core.batch import PackedBatch
 from terrella.core.layout import context_rows, document_layout, pad_batch, slice_batch
 from terrella.models.attention import packed_attention
-
-
-def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: list[int]) -> torch.Tensor:
-    document = torch.zeros(bounds[-1], dtype=torch.long)
-    for start in bounds[1:-1]:
-        document[start:] += 1
-    rows = torch.arange(bounds[-1])
-    seen = (document[:, None] == document[None, :]) & (rows[None, :] <= rows[:, None])
-    repeat = q.shape[1] // k.shape[1]
-    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(repeat, 1)) / q.shape[-1] ** 0.5
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v.repeat_interleave(repeat, 1))
+from terrella.tests.core.attention_reference import full_attention
 
 
 @settings(max_examples=40, deadline=None)

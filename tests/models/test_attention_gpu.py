@@ -9,7 +9,7 @@ import torch
 
 from terrella.core.layout import context_rows, document_layout
 from terrella.models.attention import packed_attention
-from terrella.tests.core.test_layout import full_attention
+from terrella.tests.core.attention_reference import full_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -183,26 +183,21 @@ def fused_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple
     return out.loss, {"loss": out.loss, "tokens": out.sums["tokens"]}
 
 
-def measure_wide(
-    layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1, graphs: bool = False
-) -> dict[str, Any]:
+def measure_wide(layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1) -> dict[str, Any]:
     """Loss, gradients and the losses of a few steps of a model wide enough for every GPU kernel."""
     from terrella.models.gpt import build_gpt
 
     build = build_gpt(WIDE, layers=layers)  # type: ignore[arg-type]
-    engine = Engine(build, ParallelConfig(cuda_graphs=graphs), OptimizerConfig(lr=1e-3), PrecisionConfig(precision, fp8=fp8), seed=3)  # type: ignore[arg-type]
+    engine = Engine(build, ParallelConfig(), OptimizerConfig(lr=1e-3), PrecisionConfig(precision, fp8=fp8), seed=3)  # type: ignore[arg-type]
     items = batches(4, vocab=WIDE.vocab, packed=packed)
     metrics = engine.accumulate(items, fused_loss)
     gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
     results = [engine.step(items, fused_loss) for _ in range(steps)]
-    captured = len(engine.chunks[0].graphs.pairs) if graphs else 0  # type: ignore[union-attr]
     return {
         "loss": metrics["loss"],
         "gradients": gradients,
         "norm": results[0].grad_norm,
         "losses": [r.metrics["loss"] for r in results],
-        "norms": [r.grad_norm for r in results],
-        "captured": captured,
     }
 
 

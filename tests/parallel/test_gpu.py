@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from terrella.tests.models.graph_jobs import check_graphs
 from terrella.tests.parallel.pool import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -16,9 +17,9 @@ needs_te = pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is 
 
 
 @cache
-def measure(layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1, graphs: bool = False) -> dict:
+def measure(layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1) -> dict:
     job = "terrella.tests.parallel.jobs:measure_wide"
-    return run_ranks(job, 1, layers=layers, precision=precision, fp8=fp8, packed=packed, steps=steps, graphs=graphs)[0]
+    return run_ranks(job, 1, layers=layers, precision=precision, fp8=fp8, packed=packed, steps=steps)[0]
 
 
 def compare(other: dict, packed: bool, loss: float, gradient: float) -> None:
@@ -36,12 +37,10 @@ def test_our_layers_in_bf16(packed: bool) -> None:
     compare(measure("ours", packed=packed), packed, loss=1e-3, gradient=3e-2)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "even"])
-def test_graphs_change_nothing(packed: bool) -> None:
-    """Captured after a few passes, in the middle of training: every loss and gradient norm stays what it is without graphs."""
-    without, captured = measure("ours", packed=packed, steps=8), measure("ours", packed=packed, steps=8, graphs=True)
-    assert captured["captured"] >= 1
-    assert captured["losses"] == without["losses"] and captured["norms"] == without["norms"]
+@pytest.mark.parametrize("packed,lora", [(True, False), (False, False), (False, True)], ids=["packed", "even", "lora"])
+def test_graphs_change_nothing(packed: bool, lora: bool, tmp_path: Path) -> None:
+    """Captured in the middle of training, and again after an offload: every loss, gradient norm and weight stays what it is without."""
+    check_graphs(packed, lora, tmp_path)
 
 
 @needs_te
