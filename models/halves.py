@@ -56,7 +56,7 @@ class _After(torch.autograd.Function):
         normed_TH, sum_TH, rstd_T = rmsnorm_forward(attended_TA @ out_HA.T, norm_H, residual_TH, eps)
         gates_T2F = normed_TH @ up_2FH.T
         ctx.save_for_backward(attended_TA, sum_TH, normed_TH, rstd_T, gates_T2F, out_HA, norm_H, up_2FH, down_HF)
-        return (swiglu(gates_T2F) @ down_HF.T).add_(sum_TH)
+        return sum_TH + swiglu(gates_T2F) @ down_HF.T
 
     @staticmethod
     def backward(ctx, grad_TH):

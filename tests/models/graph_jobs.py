@@ -82,7 +82,9 @@ def measure(graphs: bool, packed: bool, folder: str, lora: bool = False) -> dict
     """Losses, norms and final weights of steps with ever other contents, with scores, an offload and a loaded checkpoint in between."""
     if torch.cuda.is_available():
         return _measure(graphs, packed, Path(folder), lora)
-    with patch.multiple(torch.cuda, graph=record, CUDAGraph=Recording):
+    from terrella.models.layers import Layer
+
+    with patch.multiple(torch.cuda, graph=record, CUDAGraph=Recording), patch.object(Layer, "in_halves", True):  # as on a GPU
         return _measure(graphs, packed, Path(folder), lora)
 
 
