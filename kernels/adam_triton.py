@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from .adam import Part
 from .dispatch import cdiv
 
 BLOCK, CHUNK = 2048, 65536  # elements at once, and of one program
@@ -54,7 +54,7 @@ def _adam_kernel(
 _tables: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def _table(rows: tuple[int, ...], parts: list[Part], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _table(rows: tuple[int, ...], parts: list[Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Addresses, seven for a tensor, and the tensor and chunk of each program; made again only when an address has changed."""
     found = _tables.get(rows)
     if found is None:
@@ -70,10 +70,10 @@ def _table(rows: tuple[int, ...], parts: list[Part], device: torch.device) -> tu
 
 
 def triton_adam_update(
-    parts: Sequence[Part], divisor: torch.Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    parts: Sequence[Any], divisor: torch.Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> None:
     """See `adam_update`."""
-    kinds: dict[tuple[bool, bool], tuple[list[int], list[Part]]] = {}
+    kinds: dict[tuple[bool, bool], tuple[list[int], list[Any]]] = {}
     for part in parts:
         count = part[0].numel()
         if count:
