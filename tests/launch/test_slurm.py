@@ -152,7 +152,7 @@ def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path
     """The rendered script itself, with stand-ins for srun and scontrol: what a real SLURM does is in tests/integration."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "srun").write_text("#!/bin/bash\ntrap 'exit 75' USR1\necho ready\nfor i in $(seq 600); do sleep 0.05; done\n")
+    (bin_folder / "srun").write_text("#!/bin/bash\ntrap 'exit 75' USR1\necho ready\nwhile :; do sleep 0.05; done\n")
     (bin_folder / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\nkill -TERM $PPID\n')
     for path in bin_folder.iterdir():
         path.chmod(0o755)
@@ -162,7 +162,7 @@ def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path
     shell = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert shell.stdout is not None and shell.stdout.readline() == "ready\n"
     shell.send_signal(signal.SIGUSR1)
-    shell.wait(timeout=60)
+    shell.wait(timeout=300)
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
     with contextlib.suppress(ProcessLookupError):
         os.killpg(shell.pid, signal.SIGKILL)  # the shell's own timer
@@ -179,7 +179,7 @@ def test_crashes_are_requeued_a_few_times_and_settings_never(tmp_path: Path, cod
     script = tmp_path / "job"
     script.write_text(dry_run("--gpus", "0", "--run", str(tmp_path / "run")))
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "1"}
-    starts = [subprocess.run(["bash", str(script)], env=environment, capture_output=True, timeout=60) for _ in range(requeues + 1)]
+    starts = [subprocess.run(["bash", str(script)], env=environment, capture_output=True, timeout=300) for _ in range(requeues + 1)]
     asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
     assert asked == ["requeue 12"] * requeues and starts[-1].returncode == code
 
