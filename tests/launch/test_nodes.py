@@ -9,9 +9,9 @@ import pytest
 
 from terrella.core import lease as leases
 from terrella.core.errors import ConfigError, DeadlineError, StorageError
+from terrella.core.ports import free_port
 from terrella.launch import nodes
 from terrella.launch.nodes import Place, disagreement, gather, introduce, join, require_shared
-from terrella.launch.supervise import free_port
 
 
 def meet(others: list[dict], reply: dict) -> tuple[list, list]:
