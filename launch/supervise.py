@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..core.errors import TerrellaError, WorkerError
+from ..core.errors import StorageError, TerrellaError, WorkerError
 from ..core.files import read_json, storage_errors
 from ..core.ports import free_port
 from ..core.run import LEASE_VARIABLE, Run
@@ -148,6 +148,12 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
         failure = TerrellaError(error["message"])
         failure.exit_code = error["exit_code"]
         raise failure
+    unwritten = next((r for r, c in codes.items() if c == StorageError.exit_code), None)
+    if unwritten is not None:
+        raise StorageError(
+            f"{run}: worker {unwritten} could not write its files, nor what went wrong: the disk is full or cannot be written; "
+            "free space or choose another --run folder, then run the same command again"
+        )
     rank, code = next((r, c) for r, c in codes.items() if c not in (0, STOPPED))
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     raise WorkerError(

@@ -167,7 +167,9 @@ class Cluster:
         """End the jobs and then the daemons that were started here, by their ids."""
         self.ask("scancel", "--user=root", "--full", "--signal=KILL", check=False)
         self.ask("scancel", "--user=root", check=False)
-        time.sleep(1.0)
+        limit = time.monotonic() + 60.0  # what a job started must not outlive its cluster
+        while self.ask("squeue", "--noheader", check=False).strip() and time.monotonic() < limit:
+            time.sleep(0.5)
         files = [*self.folder.glob("slurmd-n*.pid"), self.folder / "slurmctld.pid", self.folder / "munge" / "munged.pid"]
         pids = [int(path.read_text()) for path in files if path.is_file() and path.read_text().strip()]
         for number, grace_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
