@@ -16,7 +16,7 @@ from terrella.launch.report import tables
 from terrella.rl.agents.format import parse
 from terrella.tests.launch import tiny_agent, tiny_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 OTHERS = ["spa-frozenlake-tiny", "spa-sudoku-tiny", "spa-countdown-tiny", "spa-qa-tiny", "spa-webshop-tiny"]
 SHORT = [f"stages.{i}.groups=2" for i in (3, 4, 11)] + ["stages.1.groups=8", "stages.2.epochs=2", "stages.11.samples_per_group=2"]
 
@@ -68,7 +68,7 @@ def test_killed_runs_end_like_an_uninterrupted_one(whole: tuple[dict, float], tm
             process.wait(timeout=rng.uniform(0.2, 0.9) * took)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
-            process.wait(timeout=30)
+            process.wait(timeout=300)
             killed += 1
     done = tiny_agent.train(run)
     assert done.returncode == 0, done.stderr[-2000:]

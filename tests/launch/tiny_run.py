@@ -7,6 +7,7 @@ from pathlib import Path
 
 from terrella.core.metrics import MetricsFile, comparable
 
+PATIENCE_S = 900.0  # of a busy machine; a free one needs a minute
 OVERRIDES = [
     "model.layers=1",
     "model.hidden=32",
@@ -41,7 +42,7 @@ def command(run: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "terrella", "train", "sokoban-tiny", "--run", str(run), *sets]
 
 
-def train(run: Path, *more: str, timeout: float = 240) -> subprocess.CompletedProcess:
+def train(run: Path, *more: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess:
     """Run it to its end."""
     return subprocess.run(command(run, *more), capture_output=True, text=True, timeout=timeout)
 
