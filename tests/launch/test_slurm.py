@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from terrella.core.errors import ConfigError, TerrellaError
+from terrella.core.errors import ConfigError, DeadlineError, TerrellaError
 from terrella.launch import recipe as recipes
 from terrella.launch.launch import launch
-from terrella.launch.slurm import cluster, ready
+from terrella.launch.slurm import cluster, ready, submit
 from terrella.launch.slurm.render import Plan, cut, load, render, sweep_settings
 from terrella.launch.slurm.settings import JobSettings, seconds
 from terrella.launch.slurm.submit import fields
@@ -225,3 +225,17 @@ def test_without_slurm_the_error_says_where_to_go(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TerrellaError, match="run this on a SLURM login node, or use --dry-run"):
         fields("1")
     assert shutil.which("bash") is None
+
+
+def test_a_controller_that_turns_a_caller_away_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "POLL_S", 0.01)
+    busy = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    once = f'[ -f {tmp_path}/asked ] || {{ touch {tmp_path}/asked; {busy}; }}; echo "JobId=1 JobState=RUNNING"'
+    monkeypatch.setenv("PATH", stand_in(tmp_path, scontrol=once)["PATH"])
+    assert fields("1") == {"JobId": "1", "JobState": "RUNNING"}
+    stand_in(tmp_path, scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert fields("1") == {}
+    stand_in(tmp_path, scontrol=busy)
+    monkeypatch.setattr(submit, "SILENT_S", 0.05)
+    with pytest.raises(DeadlineError, match="no answer about job 1"):
+        fields("1")
