@@ -73,7 +73,7 @@ def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(who
     nodes, driver = RayCluster(), None
     try:
         nodes.add_node(num_cpus=2, include_dashboard=False)
-        second = nodes.add_node(num_cpus=2)
+        second = nodes.add_node(wait=False, num_cpus=2)
         nodes.wait_for_nodes(timeout=300)
         words = [*tiny_run.command(run, *SETTINGS, "ranks=1"), "--ray", "--sampler-hosts", "1"]
         with open(said, "wb") as stream:
