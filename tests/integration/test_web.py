@@ -246,7 +246,7 @@ def test_endless_silent_and_busy_pages_end_within_the_deadline(pages, chromium) 
 
 def test_a_page_of_five_megabytes_is_read_within_the_deadline(pages, chromium) -> None:
     """Its 270,000 elements take seconds of layout, more on a busy machine; the default deadline would make it a fault there."""
-    base, deadline = f"http://127.0.0.1:{pages.server_port}", 120.0
+    base, deadline = f"http://127.0.0.1:{pages.server_port}", 300.0
     backend = chromium(Limits(hosts=frozenset({f"127.0.0.1:{pages.server_port}"}), deadline_s=deadline))
     backend.begin(Start((f"{base}/x",)))
     began = time.monotonic()
