@@ -28,18 +28,6 @@ def whole(folder_of_whole: Path) -> tuple[dict, float]:
     return tiny_run.results(folder_of_whole), time.monotonic() - begun
 
 
-def kill_once(run: Path, after_s: float) -> bool:
-    """Start the run and kill it after so many seconds; False when it had finished before."""
-    process = subprocess.Popen(tiny_run.command(run), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        process.wait(timeout=after_s)
-        return False
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=300)
-        return True
-
-
 def wait_for(path: Path) -> None:
     end = time.monotonic() + tiny_run.PATIENCE_S
     while not path.exists():
@@ -49,25 +37,23 @@ def wait_for(path: Path) -> None:
 
 def check(whole: tuple[dict, float], folder: Path, seed: int, kills: int) -> None:
     expected, took = whole
-    rng = random.Random(seed)
-    killed = sum(kill_once(folder, rng.uniform(0.05, 0.95) * took) for _ in range(kills))
-    done = tiny_run.train(folder)
+    run = tiny_run.kill_often(tiny_run.command, folder, took, random.Random(seed), kills)
+    done = tiny_run.train(run)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert killed, "every start finished before its kill; the test saw nothing"
-    got = tiny_run.results(folder)
+    got = tiny_run.results(run)
     assert got.keys() == expected.keys()
     for name in expected:
         assert got[name] == expected[name], name
 
 
 def test_killed_runs_end_like_an_uninterrupted_one(whole: tuple[dict, float], tmp_path: Path) -> None:
-    check(whole, tmp_path / "run", seed=1, kills=3)
+    check(whole, tmp_path, seed=1, kills=3)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_runs_many_times(whole: tuple[dict, float], tmp_path: Path, seed: int) -> None:
-    check(whole, tmp_path / "run", seed=100 + seed, kills=2)
+    check(whole, tmp_path, seed=100 + seed, kills=2)
 
 
 def test_a_finished_run_says_so_and_another_owner_is_refused(whole: tuple[dict, float], tmp_path: Path) -> None:
