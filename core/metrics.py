@@ -35,10 +35,10 @@ class MetricsFile:
 
     def append(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Write one row and force it to disk."""
-        self.guard()
         values = {**values, **self.beside()}
         line = json.dumps({"stage": stage, "step": step, **{k: _checked(v) for k, v in values.items()}})
         with storage_errors(self.path), open(self.path, "a", encoding="utf-8") as stream:
+            self.guard()  # once open: a successor puts a new file in this one's place, and what is still written here goes nowhere
             stream.write(line + "\n")
             stream.flush()
             os.fsync(stream.fileno())

@@ -21,6 +21,7 @@ from ..core.errors import ConfigError, DeadlineError, StorageError
 
 GATHER_S = 300.0
 CLOCK_SKEW_S = 5.0
+DOUBTS = 3  # how often a clock must seem wrong before it is called so
 SHARED_S = 30.0  # until a lease written on one node is seen on another; network file systems cache
 
 
@@ -99,6 +100,7 @@ def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], timeout_s: f
     """On the first node: wait for all others, compare them, and let them in or say why not."""
     deadline = time.monotonic() + timeout_s
     waiting: dict[int, tuple[dict[str, Any], socket.socket]] = {}
+    doubts: list[int] = []  # nodes whose clock seemed wrong
     with socket.create_server(("", place.port), backlog=place.nodes) as server:
         while len(waiting) < place.nodes - 1:
             server.settimeout(max(0.01, deadline - time.monotonic()))
@@ -114,6 +116,10 @@ def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], timeout_s: f
             except (OSError, ValueError, KeyError):
                 continue  # not one of ours
             hello["heard"] = time.time()
+            if abs(hello["time"] - hello["heard"]) > CLOCK_SKEW_S and doubts.count(hello["node"]) < DOUBTS:
+                doubts.append(hello["node"])
+                caller.close()  # it calls again: a busy machine is slow to send or to hear, a wrong clock stays wrong
+                continue
             waiting[int(hello["node"])] = (hello, caller)
     problem = next(filter(None, (disagreement(me, hello) for hello, _ in waiting.values())), None)
     for _, caller in waiting.values():

@@ -20,8 +20,9 @@ from typing import IO, TYPE_CHECKING
 
 from ..core.errors import TerrellaError, WorkerError
 from ..core.files import make_folder
+from ..core.ports import free_port
 from ..rl.rollout.hosts import VARIABLE
-from .supervise import STOPPED, free_port
+from .supervise import STOPPED
 
 if TYPE_CHECKING:
     from ..rl.ray_pool import Actors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,20 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..core.errors import TerrellaError, WorkerError
+from ..core.errors import StorageError, TerrellaError, WorkerError
 from ..core.files import read_json, storage_errors
+from ..core.ports import free_port
 from ..core.run import LEASE_VARIABLE, Run
 
 GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the end of the others
 STALL_S, LOOK_S = 300.0, 20.0  # when ranks that do not move are worth a message, and how often that is looked at
 STOPPED = 75  # a worker that saved and stopped on request; the run can be started again
-
-
-def free_port() -> int:
-    """A port on the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def error_file(run: Path, rank: int) -> Path:
@@ -155,6 +148,12 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
         failure = TerrellaError(error["message"])
         failure.exit_code = error["exit_code"]
         raise failure
+    unwritten = next((r for r, c in codes.items() if c == StorageError.exit_code), None)
+    if unwritten is not None:
+        raise StorageError(
+            f"{run}: worker {unwritten} could not write its files, nor what went wrong: the disk is full or cannot be written; "
+            "free space or choose another --run folder, then run the same command again"
+        )
     rank, code = next((r, c) for r, c in codes.items() if c not in (0, STOPPED))
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     raise WorkerError(

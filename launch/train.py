@@ -12,10 +12,11 @@ from ..core import run as runs
 from ..core import schema
 from ..core.errors import ConfigError, TerrellaError
 from ..core.files import read_json
+from ..core.ports import free_port
 from ..core.profile import PROFILE_VARIABLE
 from . import recipe as recipes
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
-from .supervise import STOPPED, Span, free_port, run_workers
+from .supervise import STOPPED, Span, run_workers
 
 
 @click.command()

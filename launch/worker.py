@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 from ..core import health, schema
 from ..core import lease as leases
 from ..core import run as runs
-from ..core.errors import TerrellaError, WorkerError
+from ..core.errors import StorageError, TerrellaError, WorkerError
 from ..core.files import write_json
 from ..core.process import die_with_parent
 from ..core.sinks import open_sinks
@@ -142,11 +143,14 @@ def main() -> None:
     try:
         code = run_stages(path, rank, ranks, *sys.argv[2:3])
     except Exception as error:
-        traceback.print_exc()
-        if isinstance(error, TerrellaError):
-            write_json(error_file(path, rank), {"message": str(error), "exit_code": error.exit_code, "order": time.time()})
         code = getattr(error, "exit_code", 1)
-    sys.stdout.flush()
+        if isinstance(error, TerrellaError):
+            with contextlib.suppress(StorageError):  # a full disk may take not even this; the code tells then
+                write_json(error_file(path, rank), {"message": str(error), "exit_code": error.exit_code, "order": time.time()})
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)  # a peer's death may have left collectives that never end; there is nothing more to save
 
 

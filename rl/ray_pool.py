@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import ConfigError, DeadlineError, WorkerError
+from ..core.ports import free_port
 from ..data.trajectory import Invalid
 from .rollout.sampler import Sample, SampleRequest
-from .sync.ports import free_port
+
+LOST_S = 20.0  # until Ray tells of a death that a peer has felt
 
 
 class Host:
@@ -106,6 +108,9 @@ class Actors:
         except ray.exceptions.GetTimeoutError as error:
             self.close()
             raise DeadlineError(f"ray: {target}: {count} actors did not start within {start_s:.0f} s") from error
+        except ray.exceptions.RayActorError as error:  # with its node: a place on it may still be given after its loss
+            self.close()
+            raise WorkerError(f"ray: {target}: an actor was lost while it started: {_reason(error)}") from error
 
     def close(self) -> None:
         """End the actors and free their places."""
@@ -225,7 +230,7 @@ class Gang(Actors):
 
         if isinstance(error, ray.exceptions.RayActorError):
             return first
-        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=5.0)
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=LOST_S)
         for reference in ready:
             try:
                 ray.get(reference)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.errors import TerrellaError
+from ...core.errors import DeadlineError, TerrellaError
 from ...core.files import write_atomic
 from .cluster import ask
 from .render import Script
 
 POLL_S = 2.0
+SILENT_S = 300.0
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
 
 
@@ -55,9 +56,15 @@ def submit(scripts: Sequence[Script], paths: Sequence[Path], logs: Path) -> list
 
 def fields(job: str) -> dict[str, str]:
     """What the controller knows of a job; empty when it has forgotten it."""
-    answer = ask("scontrol", "--oneliner", "show", "job", job)
-    line = answer.stdout.splitlines()[0] if answer.returncode == 0 and answer.stdout else ""
-    return dict(word.split("=", 1) for word in line.split() if "=" in word)
+    end = time.monotonic() + SILENT_S
+    while True:
+        answer = ask("scontrol", "--oneliner", "show", "job", job)
+        if answer.returncode == 0 or "Invalid job id" in answer.stderr:
+            line = answer.stdout.splitlines()[0] if answer.stdout else ""
+            return dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if time.monotonic() > end:
+            raise DeadlineError(f"scontrol: no answer about job {job} for {SILENT_S:.0f} s: {answer.stderr.strip()}")
+        time.sleep(POLL_S)  # a busy controller turns callers away; the job goes on
 
 
 def follow(job: Submitted, say: Callable[[str], None], poll_s: float = POLL_S) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...core.errors import DeadlineError, WorkerError
-from ..sync.ports import free_port
+from ...core.ports import free_port
 from .vllm_config import VllmSettings, use_newest_runner
 
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from ...core.files import make_folder, write_json
+from ...core.ports import free_port
 from .flat import checksum, checksums, flatten
-from .ports import free_port
 from .shared_memory import Shared
 
 Weights = Iterable[tuple[str, torch.Tensor]]

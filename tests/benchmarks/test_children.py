@@ -23,20 +23,23 @@ def test_a_child_begins_at_the_word_and_tells_its_figures(tmp_path) -> None:
     time.sleep(0.5)
     one.start()  # a second start changes nothing
     assert "RESULT" not in one.log.read_text()
-    result = one.finish(30)
+    result = one.finish(300)
     assert isinstance(result, dict) and result["word"] == "go\n" and result["device_gib"] >= 0
 
 
 def test_one_that_fails_or_takes_too_long_says_why(tmp_path) -> None:
     broken = child(tmp_path, "import sys; sys.stdin.readline(); raise ValueError('no such thing')")
     broken.start()
-    assert "no such thing" in str(broken.finish(30))
-    slow = child(tmp_path, "import sys, time; sys.stdin.readline(); print('half way', flush=True); time.sleep(60)")
+    assert "no such thing" in str(broken.finish(300))
+    slow = child(tmp_path, "import time; print('half way', flush=True); time.sleep(3600)")
     slow.start()
-    begun = time.monotonic()
+    limit = time.monotonic() + 300
+    while "half way" not in slow.log.read_text():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
     said = slow.finish(1.0)
     assert isinstance(said, str) and said.startswith("no result within 1 s") and "half way" in said
-    assert time.monotonic() - begun < 20 and slow.process is not None and slow.process.poll() is not None
+    assert slow.process is not None and slow.process.poll() is not None
 
 
 def test_a_child_whose_parent_is_gone_does_not_begin(tmp_path) -> None:
@@ -45,14 +48,14 @@ def test_a_child_whose_parent_is_gone_does_not_begin(tmp_path) -> None:
     one.start()
     assert one.process is not None and one.process.stdin is not None
     one.process.stdin.close()
-    assert one.process.wait(60) != 0 and "begun" not in one.log.read_text().splitlines()
+    assert one.process.wait(300) != 0 and "begun" not in one.log.read_text().splitlines()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_child_that_has_begun_dies_with_its_parent(tmp_path, number: int) -> None:
     """A benchmark that a time limit ends leaves nothing on the machine."""
     inner = (
-        "import time; from terrella.benchmarks.children import wait_for_word; wait_for_word(); print('begun', flush=True); time.sleep(99)"
+        "import time; from terrella.benchmarks.children import wait_for_word; wait_for_word(); print('begun', flush=True); time.sleep(3600)"
     )
     code = f"""
 import sys
@@ -62,16 +65,16 @@ one = Child("unused", [], Path({str(tmp_path / "log")!r}))
 one.command = [sys.executable, "-c", {inner!r}]
 one.start()
 print(one.process.pid, flush=True)
-one.finish(100)
+one.finish(3600)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    pid, limit = int(parent.stdout.readline()), time.monotonic() + 60
+    pid, limit = int(parent.stdout.readline()), time.monotonic() + 300
     while "begun" not in (tmp_path / "log").read_text():
         assert time.monotonic() < limit and parent.poll() is None
         time.sleep(0.1)
     parent.send_signal(number)
-    parent.wait(30)
+    parent.wait(300)
     while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < limit, "the child outlived its parent"
         time.sleep(0.1)

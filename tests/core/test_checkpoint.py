@@ -148,10 +148,14 @@ def kill_during_save(root: Path, times: int, seed: int) -> None:
         assert process.stdout is not None
         try:
             assert process.stdout.readline().strip() == "saving"
+            limit = time.monotonic() + 120
+            while not CheckpointStore(root).steps():  # kills before the first whole one would prove nothing
+                assert time.monotonic() < limit
+                time.sleep(0.02)
             time.sleep(draw.uniform(0.0, 0.4))
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(300)
         store = CheckpointStore(root)
         for step in store.steps():
             reader = CheckpointReader(store.path(step))
@@ -162,7 +166,7 @@ def kill_during_save(root: Path, times: int, seed: int) -> None:
 
 def test_kill_during_save(tmp_path: Path) -> None:
     kill_during_save(tmp_path, 2, seed=1)
-    assert CheckpointStore(tmp_path).steps(), "no save was ever finished: the kills came too early to prove anything"
+    assert CheckpointStore(tmp_path).steps()
 
 
 @pytest.mark.full

@@ -50,9 +50,6 @@ def another_step(engine: Engine) -> None:
 
 def colocated(folder: str, environment: dict[str, str]) -> dict[str, Any]:
     """A colocated sampler opened as a stage does: two versions through shared memory, then its process killed in the middle."""
-    import threading
-    import time
-
     from terrella.rl.rollout.config import Vllm
     from terrella.rl.rollout.open import open_sampler
 
@@ -71,22 +68,24 @@ def colocated(folder: str, environment: dict[str, str]) -> dict[str, Any]:
             versions.append(sorted({s.weight_version for s in samples}))
             another_step(engine)
         opened.publish(engine.steps)
+        asked = questions(160, 64)  # five times as many as are decoded at once
         calm = sampler.generate(asked)
+        llm_engine = sampler.llm.llm_engine
+        step, steps = llm_engine.step, []
 
-        def kill() -> None:
-            time.sleep(0.2)
-            sampler.children[0].kill()
+        def step_and_kill() -> Any:
+            steps.append(step())
+            if len(steps) == 3:
+                sampler.children[0].kill()
+            return steps[-1]
 
-        threading.Thread(target=kill).start()
-        begun = time.monotonic()
+        llm_engine.step = step_and_kill
         again = sampler.generate(asked)
-        taken = time.monotonic() - begun
         return {
             "gaps": gaps,
             "versions": versions,
             "same": again == calm,
             "restarts": sampler.restarts,
-            "seconds": taken,
             "gap": gap(engine, asked, again),
         }
     finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "sinfo", "scontrol", "munged")
 FIRST_PORT = 17000
+ANSWER_S = 300.0  # of a command; a busy machine needs seconds where a free one needs milliseconds
 
 CONFIG = """\
 ClusterName=test
@@ -22,7 +23,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=cred_expire=5,socket={folder}/munge/munge.socket
+AuthInfo=cred_expire=15,socket={folder}/munge/munge.socket
 SlurmctldPort={port}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -41,9 +42,12 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 JobRequeue=1
-SlurmdTimeout=10
+SlurmdTimeout=30
 SlurmctldTimeout=60
 KillWait=5
+MessageTimeout=100
+TCPTimeout=10
+BatchStartTimeout=300
 MinJobAge=600
 SlurmdParameters=config_overrides
 {gres_types}
@@ -78,7 +82,7 @@ class Cluster:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TERRELLA"))}
         return {**kept, "SLURM_CONF": str(self.folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
 
-    def up(self, deadline_s: float = 120.0) -> Cluster:
+    def up(self, deadline_s: float = 600.0) -> Cluster:
         """Start munge, the controller and the nodes, and wait until the nodes are idle."""
         for name in ("state", "log", "munge", "dev", *(f"spool-n{i + 1}" for i in range(self.nodes))):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -121,13 +125,13 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(text)
 
     def _run(self, *command: str) -> None:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=ANSWER_S)
         if done.returncode:
             raise RuntimeError(f"{command[0]}: {done.stdout}{done.stderr}")
 
     def ask(self, *command: str, check: bool = True, cwd: Path | None = None) -> str:
         """The answer of a SLURM command."""
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, cwd=cwd)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=ANSWER_S, cwd=cwd)
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
         return done.stdout
@@ -137,7 +141,7 @@ class Cluster:
         line = self.ask("scontrol", "--oneliner", "show", "job", job).splitlines()[0]
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
-    def wait(self, job: str, states: tuple[str, ...] = ("COMPLETED",), deadline_s: float = 240.0) -> dict[str, str]:
+    def wait(self, job: str, states: tuple[str, ...] = ("COMPLETED",), deadline_s: float = 600.0) -> dict[str, str]:
         """Wait until a job is in one of the states; another end is an error."""
         limit = time.monotonic() + deadline_s
         while True:
@@ -163,7 +167,9 @@ class Cluster:
         """End the jobs and then the daemons that were started here, by their ids."""
         self.ask("scancel", "--user=root", "--full", "--signal=KILL", check=False)
         self.ask("scancel", "--user=root", check=False)
-        time.sleep(1.0)
+        limit = time.monotonic() + 60.0  # what a job started must not outlive its cluster
+        while self.ask("squeue", "--noheader", check=False).strip() and time.monotonic() < limit:
+            time.sleep(0.5)
         files = [*self.folder.glob("slurmd-n*.pid"), self.folder / "slurmctld.pid", self.folder / "munge" / "munged.pid"]
         pids = [int(path.read_text()) for path in files if path.is_file() and path.read_text().strip()]
         for number, grace_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):

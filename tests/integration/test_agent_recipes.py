@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from terrella.launch.report import tables
 from terrella.rl.agents.format import parse
 from terrella.tests.launch import tiny_agent, tiny_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 OTHERS = ["spa-frozenlake-tiny", "spa-sudoku-tiny", "spa-countdown-tiny", "spa-qa-tiny", "spa-webshop-tiny"]
 SHORT = [f"stages.{i}.groups=2" for i in (3, 4, 11)] + ["stages.1.groups=8", "stages.2.epochs=2", "stages.11.samples_per_group=2"]
 
@@ -61,18 +60,9 @@ def test_the_same_turns_again_with_other_states(whole: tuple[dict, float], folde
 
 def test_killed_runs_end_like_an_uninterrupted_one(whole: tuple[dict, float], tmp_path: Path) -> None:
     expected, took = whole
-    rng, run, killed = random.Random(7), tmp_path / "run", 0
-    for _ in range(3):
-        process = subprocess.Popen(tiny_agent.command(run), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=rng.uniform(0.2, 0.9) * took)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait(timeout=30)
-            killed += 1
+    run = tiny_run.kill_often(tiny_agent.command, tmp_path, took, random.Random(7), 3)
     done = tiny_agent.train(run)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert killed, "every start finished before its kill; the test saw nothing"
     got = tiny_run.results(run)
     assert got.keys() == expected.keys()
     for name in expected:

@@ -7,7 +7,7 @@ import pytest
 
 from terrella.tests.launch import tiny_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 
 def only_error(done: subprocess.CompletedProcess) -> str:

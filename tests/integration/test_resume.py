@@ -12,7 +12,7 @@ import pytest
 
 from terrella.tests.launch import tiny_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
@@ -28,50 +28,44 @@ def whole(folder_of_whole: Path) -> tuple[dict, float]:
     return tiny_run.results(folder_of_whole), time.monotonic() - begun
 
 
-def kill_once(run: Path, after_s: float) -> bool:
-    """Start the run and kill it after so many seconds; False when it had finished before."""
-    process = subprocess.Popen(tiny_run.command(run), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        process.wait(timeout=after_s)
-        return False
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
-        return True
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + tiny_run.PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < end, f"no {path.name} after {tiny_run.PATIENCE_S:.0f} s"
+        time.sleep(0.05)
 
 
 def check(whole: tuple[dict, float], folder: Path, seed: int, kills: int) -> None:
     expected, took = whole
-    rng = random.Random(seed)
-    killed = sum(kill_once(folder, rng.uniform(0.05, 0.95) * took) for _ in range(kills))
-    done = tiny_run.train(folder)
+    run = tiny_run.kill_often(tiny_run.command, folder, took, random.Random(seed), kills)
+    done = tiny_run.train(run)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert killed, "every start finished before its kill; the test saw nothing"
-    got = tiny_run.results(folder)
+    got = tiny_run.results(run)
     assert got.keys() == expected.keys()
     for name in expected:
         assert got[name] == expected[name], name
 
 
 def test_killed_runs_end_like_an_uninterrupted_one(whole: tuple[dict, float], tmp_path: Path) -> None:
-    check(whole, tmp_path / "run", seed=1, kills=3)
+    check(whole, tmp_path, seed=1, kills=3)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_runs_many_times(whole: tuple[dict, float], tmp_path: Path, seed: int) -> None:
-    check(whole, tmp_path / "run", seed=100 + seed, kills=2)
+    check(whole, tmp_path, seed=100 + seed, kills=2)
 
 
 def test_a_finished_run_says_so_and_another_owner_is_refused(whole: tuple[dict, float], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = subprocess.Popen(tiny_run.command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (folder / "stages" / "selfplay.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    second = tiny_run.train(folder)
-    assert second.returncode == 4 and "is in use by process" in second.stderr
-    assert first.wait(timeout=240) == 0
+    try:
+        wait_for(folder / "stages" / "selfplay.json")
+        second = tiny_run.train(folder)
+        assert second.returncode == 4 and "is in use by process" in second.stderr
+        assert first.wait(timeout=tiny_run.PATIENCE_S) == 0
+    finally:
+        first.kill()
     again = tiny_run.train(folder)
     assert again.returncode == 0 and "has finished" in again.stdout
     assert tiny_run.results(folder)["metrics"] == whole[0]["metrics"]
@@ -80,11 +74,12 @@ def test_a_finished_run_says_so_and_another_owner_is_refused(whole: tuple[dict, 
 def test_a_request_to_stop_saves_and_the_run_goes_on(whole: tuple[dict, float], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen(tiny_run.command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=120)
+    try:
+        wait_for(folder / "metrics.jsonl")
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=tiny_run.PATIENCE_S)
+    finally:
+        process.kill()
     assert process.returncode == 75 and "saved and stopped on request" in error
     done = tiny_run.train(folder)
     assert done.returncode == 0 and tiny_run.results(folder) == whole[0]
@@ -100,14 +95,15 @@ def test_the_export_loads_in_transformers_and_can_be_evaluated(whole: tuple[dict
         "ids = t('#_PU', return_tensors='pt').input_ids; assert ids.shape == (1, 4), ids\n"
         "assert m(ids).logits.shape == (1, 4, m.config.vocab_size)\n"
     )
-    loaded = subprocess.run([sys.executable, "-c", code, str(export)], capture_output=True, text=True, timeout=200)
-    assert loaded.returncode == 0, loaded.stderr
+    captured: dict = {"capture_output": True, "text": True, "timeout": tiny_run.PATIENCE_S}
     command = [sys.executable, "-m", "terrella"]
+    loaded = subprocess.run([sys.executable, "-c", code, str(export)], **captured)
+    assert loaded.returncode == 0, loaded.stderr
     shared = ["SimpleSokoban", "--model", str(export), "--n", "4", "--rooms", "2"]
-    scored = subprocess.run([*command, "eval", *shared, "--out", str(tmp_path / "e.json")], capture_output=True, text=True, timeout=200)
+    scored = subprocess.run([*command, "eval", *shared, "--out", str(tmp_path / "e.json")], **captured)
     assert scored.returncode == 0 and "copy the state" in scored.stdout, scored.stderr
     assert json.loads((tmp_path / "e.json").read_text())["rows"][-1]["cells"][0]["value"] == 1.0
-    rolled = subprocess.run([*command, "rollout", *shared, "--out", str(tmp_path / "r.jsonl")], capture_output=True, text=True, timeout=200)
+    rolled = subprocess.run([*command, "rollout", *shared, "--out", str(tmp_path / "r.jsonl")], **captured)
     assert rolled.returncode == 0 and len((tmp_path / "r.jsonl").read_text().splitlines()) == 4
-    other = subprocess.run([*command, "eval", "FrozenLake", *shared[1:]], capture_output=True, text=True, timeout=200)
+    other = subprocess.run([*command, "eval", "FrozenLake", *shared[1:]], **captured)
     assert other.returncode == 2 and "no grid dynamics" in other.stderr

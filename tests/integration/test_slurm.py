@@ -20,9 +20,9 @@ from terrella.launch.slurm import ready
 from terrella.tests.integration.slurm_cluster import Cluster, missing
 from terrella.tests.launch import tiny_run
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
-SETTINGS = ["stages.1.log_every=1", "stages.1.steps=24", "stages.1.checkpoint_every=7"]
+SETTINGS = ["stages.1.log_every=1", "stages.1.steps=60", "stages.1.checkpoint_every=7"]
 PATIENCE_S = 600.0  # of a busy machine; an idle one needs a tenth
 
 
@@ -89,15 +89,25 @@ def reached(run: Path, stage: str, step: int) -> bool:
     return any(row["stage"] == stage and row["step"] >= step for row in MetricsFile(run / "metrics.jsonl").rows())
 
 
+def last_step(run: Path) -> tuple[str, int] | None:
+    return max(((row["stage"], row["step"]) for row in [*MetricsFile(run / "metrics.jsonl").rows()][-1:]), default=None)
+
+
+def requeue_at(cluster: Cluster, run: Path, job: str, points: list[tuple[str, int]], deadline_s: float = PATIENCE_S) -> None:
+    """Warn the job by signal once it has come to each of the points, as SLURM does before a time limit, and see it requeued."""
+    for start, (stage, step) in enumerate(points):
+        # a step of this start too: the signal before may have come late, and a job that waits to start again hears none
+        before = last_step(run)
+        until(f"step {step} of {stage}", lambda: reached(run, stage, step) and last_step(run) != before, deadline_s)
+        cluster.ask("scancel", "--batch", "--signal=USR1", job)
+        until(f"requeue {start + 1}", lambda: int(cluster.job(job)["Restarts"]) > start, deadline_s)
+    assert "no checkpoint in time" not in cluster.log(cluster.job(job))
+
+
 def test_two_nodes_requeued_by_signal_at_three_points_equal_one_machine(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (job,) = job_ids(launch(slurm, run, "--nodes", "2", "--ranks-per-node", "1"))
-    for start, (stage, step) in enumerate([("pretrain", 2), ("pretrain", 12), ("rlvr", 1)]):
-        until(f"step {step} of {stage}", lambda stage=stage, step=step: reached(run, stage, step))
-        asked = time.monotonic()
-        slurm.ask("scancel", "--batch", "--signal=USR1", job)
-        until(f"requeue {start + 1}", lambda start=start: int(slurm.job(job)["Restarts"]) > start)
-        assert time.monotonic() - asked < 60, "the checkpoint came too late for the time limit"
+    requeue_at(slurm, run, job, [("pretrain", 2), ("pretrain", 30), ("rlvr", 1)])
     known = slurm.wait(job, deadline_s=PATIENCE_S)
     assert known["Restarts"] == "3" and known["NumNodes"].startswith("2")
     assert tiny_run.results(run) == whole
@@ -113,26 +123,25 @@ def test_sampler_nodes_are_found_and_requeued_with_the_trainer(slurm: Cluster, t
     stand_in.write_text(
         """#!/bin/bash
 if [ "$1" = serve ]; then
-  mkdir -p "$2"; echo "$SLURMD_NODENAME" > "$2/$SLURMD_NODENAME.json"; exec sleep 600
+  mkdir -p "$2"; echo "$SLURMD_NODENAME" > "$2/new"; mv "$2/new" "$2/$SLURMD_NODENAME.json"; exec sleep 3600
 fi
 [ "${SLURM_RESTART_COUNT:-0}" = 1 ] && { echo "again on $SLURMD_NODENAME of $TERRELLA_NODES"; exit 0; }
 trap 'exit 75' USR1
 folder=${TERRELLA_SAMPLER_HOSTS%:*}
-for i in $(seq 600); do
-  [ -f "$folder"/*.json ] && echo "trainer $SLURMD_NODENAME, sampler $(cat "$folder"/*.json)" > RUN/met
-  sleep 0.2
-done
+until [ -f "$folder"/*.json ]; do sleep 0.2; done
+echo "trainer $SLURMD_NODENAME, sampler $(cat "$folder"/*.json)" > RUN/new; mv RUN/new RUN/met
+while :; do sleep 0.2; done
 """.replace("RUN", str(tmp_path))
     )
     stand_in.chmod(0o755)
     run = tmp_path / "run"
     options = ["--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", *mixed, "--setup", f"export PATH={stand_in.parent}:$PATH"]
     (job,) = job_ids(launch(slurm, run, *options, sets=["stages.2.rollouts={sampler: {kind: vllm}}"]))
-    until("address of the sampler", (tmp_path / "met").exists, 120)
+    until("address of the sampler", (tmp_path / "met").exists)
     assert sorted((tmp_path / "met").read_text().replace(",", "").split()[1::2]) == ["n1", "n2"]
     slurm.ask("scancel", "--batch", "--signal=USR1", job)
-    until("second start", lambda: slurm.job(job)["Restarts"] == "1", 120)
-    until("end of the job", lambda: slurm.job(job)["JobState"] == "COMPLETED", 120)
+    until("second start", lambda: slurm.job(job)["Restarts"] == "1")
+    until("end of the job", lambda: slurm.job(job)["JobState"] == "COMPLETED")
     assert "again on n" in slurm.log(slurm.job(job))
 
 
@@ -150,7 +159,7 @@ def test_ray_cluster_inside_the_allocation_trains_to_the_end(slurm: Cluster, who
     assert tiny_run.results(run) == whole
     assert (run / "logs" / "ray-trainer-1.log").is_file() and known["NumNodes"].startswith("2")
     port = str(40000 + int(job) * 13 % 20000)
-    until("end of Ray", lambda: not ray_daemons(port), 60)
+    until("end of Ray", lambda: not ray_daemons(port))
 
 
 def ray_daemons(port: str) -> list[str]:
@@ -172,7 +181,7 @@ def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, wh
         until("second start", lambda: read_json(run / "lease.json")["token"] != orphan["token"])
         known = slurm.job(job)
         assert known["Restarts"] == "1" and known["NodeList"] not in ("(null)", first)
-        until("end of the orphan", lambda: not Path(f"/proc/{orphan['pid']}").exists(), 120)
+        until("end of the orphan", lambda: not Path(f"/proc/{orphan['pid']}").exists())
         assert "no longer owns the run directory" in (run / "logs" / "rank-0.log").read_text()
         at = max(row["step"] for row in MetricsFile(run / "metrics.jsonl").rows())
         until("step after the take-over", lambda: reached(run, "pretrain", at + 5))
@@ -183,14 +192,14 @@ def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, wh
         slurm._run("/usr/sbin/slurmd", "-f", str(slurm.folder / "slurm.conf"), "-N", first)
     rows = comparable(MetricsFile(run / "metrics.jsonl").rows())
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))  # nothing twice, nothing lost
-    assert rows[:24] == [row for row in whole["metrics"] if row["stage"] == "pretrain"]
+    assert rows[:60] == [row for row in whole["metrics"] if row["stage"] == "pretrain"]
 
 
 def test_chain_of_jobs_is_followed_to_its_end(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = launch(slurm, run, "--ranks-per-node", "2", "--split-after", "pretrain", "--follow")
     first, second = job_ids(done)[:2]
-    assert f"job {second}: completed" in done.stdout and "pretrain: 24/24" in done.stdout
+    assert f"job {second}: completed" in done.stdout and "pretrain: 60/60" in done.stdout
     assert slurm.job(first)["JobState"] == slurm.job(second)["JobState"] == "COMPLETED"
     assert tiny_run.results(run) == whole
 
@@ -200,9 +209,9 @@ def test_array_sweeps_settings_each_in_its_own_run(slurm: Cluster, tmp_path: Pat
     jobs = job_ids(done)
     for task in ("0", "1"):
         slurm.wait(f"{jobs[1]}_{task}", deadline_s=PATIENCE_S)
-    slurm.ask("scancel", jobs[2])
+    slurm.ask("scancel", jobs[2], check=False)  # it may have ended
     losses = [[r["loss"] for r in MetricsFile(tmp_path / "run" / task / "metrics.jsonl").rows()] for task in ("000", "001")]
-    assert len(losses[0]) == len(losses[1]) == 24 and losses[0] != losses[1]
+    assert len(losses[0]) == len(losses[1]) == 60 and losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +247,9 @@ def test_every_ready_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path)
         paths = sorted(ready.FOLDER.glob("*.sbatch"))
         assert paths
         for path in paths:
-            done = subprocess.run(["sbatch", "--test-only", str(path)], env=cluster.environment, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                ["sbatch", "--test-only", str(path)], env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S
+            )
             assert done.returncode == 0, f"{path.name}: {done.stderr}"
             nodes = int(re.search(r"--nodes=(\d+)", path.read_text())[1])
             assert f"using {64 * nodes} processors" in done.stderr

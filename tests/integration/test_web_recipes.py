@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 RECIPE = """
 name: web-small
 world: language
@@ -39,7 +39,7 @@ def test_web_stages_run_and_tell_what_happened(tmp_path: Path) -> None:
     recipe, run = tmp_path / "small.yaml", tmp_path / "run"
     recipe.write_text(RECIPE)
     done = subprocess.run(
-        [sys.executable, "-m", "terrella", "train", str(recipe), "--run", str(run)], capture_output=True, text=True, timeout=900
+        [sys.executable, "-m", "terrella", "train", str(recipe), "--run", str(run)], capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     outcome = {p.stem: json.loads(p.read_text()) for p in (run / "stages").glob("*.json")}

@@ -20,11 +20,11 @@ def run_cases(environment: dict[str, str], limit: int) -> None:
 
 def test_cached_attention_and_sampling_through_the_interpreter() -> None:
     pytest.importorskip("triton")
-    run_cases({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, 280)
+    run_cases({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, 1000)
 
 
 @pytest.mark.gpu
 def test_cached_attention_and_sampling_on_the_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    run_cases({}, 280)
+    run_cases({}, 1000)

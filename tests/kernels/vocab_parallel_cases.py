@@ -55,7 +55,7 @@ def whole(name):
 def rank_main(rank, world, rendezvous, folder):
     """The same on one shard; the gathers are counted."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=120)
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=600)
     )
     group = dist.new_group(list(range(world)))
     gathered, plain = [], logprob_module.gather_stats

@@ -10,7 +10,7 @@ from terrella.launch import cli, recipe
 from terrella.launch.cli import VERBS
 
 
-def terrella(*args: str, timeout: float = 60) -> subprocess.CompletedProcess:
+def terrella(*args: str, timeout: float = 300) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "terrella", *args], capture_output=True, text=True, timeout=timeout)
 
 
@@ -35,7 +35,7 @@ def test_what_does_not_train_needs_no_torch_and_little_time(words: list[str]) ->
         f"finally:\n    assert not {HEAVY} & set(sys.modules), 'a heavy package was imported'\n"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     if words == ["--help"]:

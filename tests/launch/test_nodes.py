@@ -3,15 +3,16 @@
 import json
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from terrella.core import lease as leases
 from terrella.core.errors import ConfigError, DeadlineError, StorageError
+from terrella.core.ports import free_port
 from terrella.launch import nodes
 from terrella.launch.nodes import Place, disagreement, gather, introduce, join, require_shared
-from terrella.launch.supervise import free_port
 
 
 def meet(others: list[dict], reply: dict) -> tuple[list, list]:
@@ -60,6 +61,31 @@ def test_what_must_agree() -> None:
     assert "sees 7 GPUs" in (disagreement(me, {**other, "gpus": 7}) or "")
     assert "clock is +60 s" in (disagreement(me, {**other, "time": 160.0}) or "")
     assert "install the same everywhere" in (disagreement(me, {**other, "versions": {**me["versions"], "torch": "1.0"}}) or "")
+
+
+def test_a_call_heard_late_is_no_wrong_clock(monkeypatch) -> None:
+    clock, late = time.time, [-60.0, -60.0]
+    monkeypatch.setattr(nodes.time, "time", lambda: clock() + (late.pop() if late and threading.current_thread().name == "late" else 0.0))
+    coordinator = f"127.0.0.1:{free_port()}"
+    got: list = []
+    caller = threading.Thread(target=lambda: got.append(join(Place(1, 2, coordinator), hello(1), 60)), name="late")
+    caller.start()
+    (first,) = gather(Place(0, 2, coordinator), hello(0), {"token": "t", "port": 1}, 60)
+    caller.join(60)
+    assert got[0]["token"] == "t" and abs(first["time"] - first["heard"]) < 5 and not late
+    late = [-60.0] * 99
+    with pytest.raises(ConfigError, match="its clock is -60 s off"):
+        caller = threading.Thread(target=lambda: got.append(attempt(coordinator)), name="late")
+        caller.start()
+        gather(Place(0, 2, coordinator), hello(0), {"token": "t", "port": 1}, 60)
+    caller.join(60)
+    assert "its clock is -60 s off" in got[1]
+
+
+def attempt(coordinator: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        join(Place(1, 2, coordinator), hello(1), 60)
+    return str(error.value)
 
 
 def test_waits_have_deadlines_that_name_what_is_missing() -> None:

@@ -110,7 +110,7 @@ def test_prometheus_serves_the_newest_rows(tmp_path: Path, monkeypatch: pytest.M
     metrics.append("rlvr", 3, {"reward/mean": 0.25, "note": "x"})
     metrics.append("rlvr", 4, {"reward/mean": 0.5, "time/slow_rank": 2})
     port = sink.web.server_address[1]  # type: ignore[attr-defined]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
         text = answer.read().decode()
     labels = '{run="a \\"run\\"",stage="rlvr"}'
     assert f"# TYPE terrella_reward_mean gauge\nterrella_reward_mean{labels} 0.5\n" in text

@@ -31,9 +31,11 @@ def browser():
     except ImportError:
         missing("the Python package playwright is not installed")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=60_000)
-        yield started
-        started.close()
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=300_000)
+        try:
+            yield started
+        finally:
+            started.close()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def open_page(browser, reports):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(120_000)
         page.faults = []
         page.on("console", lambda message: page.faults.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: page.faults.append(str(error)))
@@ -143,7 +145,7 @@ def test_keyboard_reaches_curves_and_rollouts(open_page):
     chart.locator(":scope > svg").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    assert "step" in chart.locator(".at").inner_text()
+    chart.locator(".at", has_text="step").wait_for()
     page.locator(".list button").first.focus()
     page.keyboard.press("ArrowDown")
     assert page.locator(".list button").nth(1).get_attribute("aria-current") == "true"
@@ -156,7 +158,9 @@ def test_hover_reads_the_recorded_value(open_page):
     chart.scroll_into_view_if_needed()
     box = chart.locator(":scope > svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2)
-    stage, step = chart.locator(".at").inner_text().split(" · step ")
+    at = chart.locator(".at", has_text=" · step ")  # a move of the pointer is told with the next frame
+    at.wait_for()
+    stage, step = at.inner_text().split(" · step ")
     shown = float(chart.locator(".legend b").first.inner_text())
     part = page.evaluate("JSON.parse(document.getElementById('data').textContent).panels[0].series[0].parts[0]")
     assert stage == "grpo"
@@ -169,8 +173,11 @@ def test_injected_markup_stays_text(browser, tmp_path):
     text = (run / "rollouts" / "grpo-3.jsonl").read_text().replace("room-", attack.replace("'", ""))
     (run / "rollouts" / "grpo-3.jsonl").write_text(text)
     page = browser.new_page()
-    page.goto(build_report(run).as_uri())
-    page.locator("#browser select[name=step]").select_option("3")
-    assert attack.replace("'", "") in page.locator(".detail h3").inner_text()
-    assert page.evaluate("window.hacked") is None
-    page.close()
+    try:
+        page.set_default_timeout(120_000)
+        page.goto(build_report(run).as_uri())
+        page.locator("#browser select[name=step]").select_option("3")
+        assert attack.replace("'", "") in page.locator(".detail h3").inner_text()
+        assert page.evaluate("window.hacked") is None
+    finally:
+        page.close()

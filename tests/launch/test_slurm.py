@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from terrella.core.errors import ConfigError, TerrellaError
+from terrella.core.errors import ConfigError, DeadlineError, TerrellaError
 from terrella.launch import recipe as recipes
 from terrella.launch.launch import launch
-from terrella.launch.slurm import cluster, ready
+from terrella.launch.slurm import cluster, ready, submit
 from terrella.launch.slurm.render import Plan, cut, load, render, sweep_settings
 from terrella.launch.slurm.settings import JobSettings, seconds
 from terrella.launch.slurm.submit import fields
@@ -152,7 +152,7 @@ def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path
     """The rendered script itself, with stand-ins for srun and scontrol: what a real SLURM does is in tests/integration."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "srun").write_text("#!/bin/bash\ntrap 'exit 75' USR1\necho ready\nfor i in $(seq 600); do sleep 0.05; done\n")
+    (bin_folder / "srun").write_text("#!/bin/bash\ntrap 'exit 75' USR1\necho ready\nwhile :; do sleep 0.05; done\n")
     (bin_folder / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/asked\nkill -TERM $PPID\n')
     for path in bin_folder.iterdir():
         path.chmod(0o755)
@@ -162,7 +162,7 @@ def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path
     shell = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert shell.stdout is not None and shell.stdout.readline() == "ready\n"
     shell.send_signal(signal.SIGUSR1)
-    shell.wait(timeout=60)
+    shell.wait(timeout=300)
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
     with contextlib.suppress(ProcessLookupError):
         os.killpg(shell.pid, signal.SIGKILL)  # the shell's own timer
@@ -179,7 +179,7 @@ def test_crashes_are_requeued_a_few_times_and_settings_never(tmp_path: Path, cod
     script = tmp_path / "job"
     script.write_text(dry_run("--gpus", "0", "--run", str(tmp_path / "run")))
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "1"}
-    starts = [subprocess.run(["bash", str(script)], env=environment, capture_output=True, timeout=60) for _ in range(requeues + 1)]
+    starts = [subprocess.run(["bash", str(script)], env=environment, capture_output=True, timeout=300) for _ in range(requeues + 1)]
     asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
     assert asked == ["requeue 12"] * requeues and starts[-1].returncode == code
 
@@ -225,3 +225,17 @@ def test_without_slurm_the_error_says_where_to_go(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TerrellaError, match="run this on a SLURM login node, or use --dry-run"):
         fields("1")
     assert shutil.which("bash") is None
+
+
+def test_a_controller_that_turns_a_caller_away_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "POLL_S", 0.01)
+    busy = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    once = f'[ -f {tmp_path}/asked ] || {{ touch {tmp_path}/asked; {busy}; }}; echo "JobId=1 JobState=RUNNING"'
+    monkeypatch.setenv("PATH", stand_in(tmp_path, scontrol=once)["PATH"])
+    assert fields("1") == {"JobId": "1", "JobState": "RUNNING"}
+    stand_in(tmp_path, scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert fields("1") == {}
+    stand_in(tmp_path, scontrol=busy)
+    monkeypatch.setattr(submit, "SILENT_S", 0.05)
+    with pytest.raises(DeadlineError, match="no answer about job 1"):
+        fields("1")

@@ -75,7 +75,7 @@ def test_on_a_terminal_it_follows_until_the_run_finishes(running):
         [sys.executable, "-m", "terrella", "watch", str(running), "--every", "0.2"], stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
-    seen, deadline = b"", time.monotonic() + 60
+    seen, deadline = b"", time.monotonic() + 300
     try:
         while b"reward/mean" not in seen and time.monotonic() < deadline:
             seen += os.read(ours, 65536)
@@ -85,10 +85,10 @@ def test_on_a_terminal_it_follows_until_the_run_finishes(running):
         while b"finished" not in seen and time.monotonic() < deadline:
             seen += os.read(ours, 65536)
         assert b"finished" in seen
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         os.close(ours)
 
 

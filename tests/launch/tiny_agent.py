@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+PATIENCE_S = 900.0  # of a busy machine; a free one needs a minute
 AGENT = [
     "model.layers=1",
     "model.hidden=32",
@@ -40,6 +41,6 @@ def command(run: Path, recipe: str = "spa-sokoban-tiny", *more: str) -> list[str
     return [sys.executable, "-m", "terrella", "train", recipe, "--run", str(run), *sets]
 
 
-def train(run: Path, recipe: str = "spa-sokoban-tiny", *more: str, timeout: float = 290) -> subprocess.CompletedProcess:
+def train(run: Path, recipe: str = "spa-sokoban-tiny", *more: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess:
     """Run it to its end."""
     return subprocess.run(command(run, recipe, *more), capture_output=True, text=True, timeout=timeout)

@@ -1,12 +1,16 @@
 """A recipe small enough for tests: the demo with every number turned down. Helper module, not a test."""
 
 import json
+import random
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from terrella.core.metrics import MetricsFile, comparable
 
+PATIENCE_S = 900.0  # of a busy machine; a free one needs a minute
 OVERRIDES = [
     "model.layers=1",
     "model.hidden=32",
@@ -41,9 +45,33 @@ def command(run: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "terrella", "train", "sokoban-tiny", "--run", str(run), *sets]
 
 
-def train(run: Path, *more: str, timeout: float = 240) -> subprocess.CompletedProcess:
+def train(run: Path, *more: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess:
     """Run it to its end."""
     return subprocess.run(command(run, *more), capture_output=True, text=True, timeout=timeout)
+
+
+def kill_once(words: list[str], after_s: float) -> bool:
+    """Start a run and kill it after so many seconds; False when it had finished before."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(timeout=after_s)
+        return False
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=300)
+        return True
+
+
+def kill_often(words: Callable[[Path], list[str]], folder: Path, took_s: float, rng: random.Random, kills: int) -> Path:
+    """Start and kill a run that takes so long at random moments, going on from what is there; returns its directory.
+
+    A run that ends before its first kill shows nothing: its time was measured while the machine was busy, and a new one is killed earlier.
+    """
+    for attempt in range(8):
+        run = folder / f"killed-{attempt}"
+        if sum([kill_once(words(run), rng.uniform(0.05, 0.95) * took_s / 2**attempt) for _ in range(kills)]):
+            return run
+    raise AssertionError("every start finished before its kill; the test saw nothing")
 
 
 def results(run: Path) -> dict:

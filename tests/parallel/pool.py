@@ -20,7 +20,7 @@ SIZE = 4
 _pool: Pool | None = None
 
 
-def run_ranks(target: str, world: int, deadline_s: float = 280.0, **kwargs: Any) -> list[Any]:
+def run_ranks(target: str, world: int, deadline_s: float = 900.0, **kwargs: Any) -> list[Any]:
     """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result."""
     import torch
 
@@ -103,7 +103,7 @@ def _serve(rank: int, pipe: Any) -> None:
         except EOFError:
             return
         try:
-            setup.start_process_group(2.0, init_method=f"file://{store}", rank=rank, world=world)
+            setup.start_process_group(10.0, init_method=f"file://{store}", rank=rank, world=world)
             module, function = target.split(":")
             result = getattr(importlib.import_module(module), function)(**kwargs)
             setup.stop_parallel()

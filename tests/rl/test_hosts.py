@@ -21,12 +21,12 @@ def host(tmp_path: Path):
     thread.start()
     yield made
     made.stop()
-    thread.join(10)
+    thread.join(120)
     assert not thread.is_alive()
 
 
 def test_a_host_is_found_and_gives_every_server_an_address_of_its_own(host: Host, tmp_path: Path) -> None:
-    (found,) = find_hosts(f"{tmp_path / 'samplers'}:1", 5)
+    (found,) = find_hosts(f"{tmp_path / 'samplers'}:1", 60)
     assert found == host.address and (tmp_path / "samplers").stat().st_mode & 0o077 == 0
     servers = hosted_servers([found], SETTINGS, tmp_path / "rlvr" / "sampler", 60.0)
     assert len({s.url for s in servers}) == 2 and all(s.url.startswith("http://127.0.0.1:") for s in servers)

@@ -19,7 +19,7 @@ KILLS = 20
 
 def child(folder, kill_after: float) -> int:
     command = [sys.executable, "-m", "terrella.tests.rl.journal_run", str(folder), str(kill_after)]
-    return subprocess.run(command, timeout=120, capture_output=True).returncode
+    return subprocess.run(command, timeout=600, capture_output=True).returncode
 
 
 def test_killed_at_twenty_random_points_equals_an_uninterrupted_run(tmp_path) -> None:

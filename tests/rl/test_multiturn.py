@@ -1,7 +1,6 @@
 """Worlds in the loop: faults are Invalid within their budgets, masks cover what was sampled, every wait ends."""
 
 import threading
-import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +56,7 @@ class Talk:
         return [value] * self.turn, value, {}
 
 
-FAST = Limits(world_s=0.3, reward_s=0.3, restarts=1)
+LIMITS = Limits(world_s=60.0, reward_s=60.0, restarts=1)  # far beyond what a busy machine needs
 
 
 @settings(max_examples=30, deadline=None)
@@ -91,20 +90,19 @@ def test_context_growth_makes_one_sequence_and_a_window_several() -> None:
 
 
 def test_sampler_faults_are_retried_then_invalid() -> None:
-    good = rollout_worlds(Echo(faults=2), [lambda: Talk(0, [1])], SamplingParams(4), 0, FAST)
+    good = rollout_worlds(Echo(faults=2), [lambda: Talk(0, [1])], SamplingParams(4), 0, LIMITS)
     assert good[0].reward == 1.0
-    lost = rollout_worlds(Echo(faults=10**9), [lambda: Talk(3, [1])], SamplingParams(4), 0, FAST)
+    lost = rollout_worlds(Echo(faults=10**9), [lambda: Talk(3, [1])], SamplingParams(4), 0, LIMITS)
     assert lost[0].reward == Invalid("engine down") and lost[0].prompt_id == 3 and lost[0].info == {"restarts": 1}
 
 
 def test_a_hanging_world_is_invalid_and_the_others_finish_on_time() -> None:
     stuck = threading.Event()
-    began = time.monotonic()
-    makers = [lambda: Talk(0, [1, 1], step=lambda turn: stuck.wait(30))] + [lambda i=i: Talk(i, [1, 1]) for i in range(1, 5)]
-    hung, *fine = rollout_worlds(Echo(), makers, SamplingParams(4), 0, FAST)
+    makers = [lambda: Talk(0, [1, 1], step=lambda turn: stuck.wait(600))] + [lambda i=i: Talk(i, [1, 1]) for i in range(1, 5)]
+    hung, *fine = rollout_worlds(Echo(), makers, SamplingParams(4), 0, Limits(world_s=3.0, reward_s=60.0, restarts=1))
+    late = not stuck.is_set()  # it hangs still
     stuck.set()
-    assert time.monotonic() - began < 10
-    assert hung.reward == Invalid("world step: did not finish within 0.3 s") and [t.reward for t in fine] == [1.0] * 4
+    assert late and hung.reward == Invalid("world step: did not finish within 3 s") and [t.reward for t in fine] == [1.0] * 4
 
 
 def test_a_world_that_breaks_once_is_begun_anew_and_samples_the_same() -> None:
@@ -114,8 +112,8 @@ def test_a_world_that_breaks_once_is_begun_anew_and_samples_the_same() -> None:
         if turn == 1 and broken.pop() if broken else False:
             raise OSError("socket closed")
 
-    (t,) = rollout_worlds(Echo(), [lambda: Talk(0, [1, 1], step=step)], SamplingParams(4), 0, FAST)
-    (calm,) = rollout_worlds(Echo(), [lambda: Talk(0, [1, 1])], SamplingParams(4), 0, FAST)
+    (t,) = rollout_worlds(Echo(), [lambda: Talk(0, [1, 1], step=step)], SamplingParams(4), 0, LIMITS)
+    (calm,) = rollout_worlds(Echo(), [lambda: Talk(0, [1, 1])], SamplingParams(4), 0, LIMITS)
     assert t.reward == 1.0 and t.info == {"restarts": 1} and t.sequences == calm.sequences
 
 
@@ -124,16 +122,16 @@ def test_a_reward_that_raises_or_an_endless_episode_is_invalid_and_a_bad_answer_
         raise ZeroDivisionError("verifier")
 
     makers = [lambda: Talk(0, [1], reward=raises), lambda: Talk(1, [1], reward=lambda: 0.0)]
-    bad, zero = rollout_worlds(Echo(), makers, SamplingParams(4), 0, FAST)
+    bad, zero = rollout_worlds(Echo(), makers, SamplingParams(4), 0, LIMITS)
     assert bad.reward == Invalid("reward: ZeroDivisionError: verifier") and zero.reward == 0.0
     (endless,) = rollout_worlds(Echo(), [lambda: Talk(0, [1] * 9)], SamplingParams(4), 0, Limits(max_turns=3, restarts=0))
     assert "max_turns = 3" in endless.reward.reason
 
 
 def test_run_all_keeps_order_and_is_concurrent() -> None:
-    began = time.monotonic()
-    values = run_all([lambda i=i: (time.sleep(0.1), i)[1] for i in range(8)], workers=8, deadline_s=5, what="call")
-    assert values == list(range(8)) and time.monotonic() - began < 0.7
+    together = threading.Barrier(8, timeout=60)  # nobody passes before all eight are there
+    values = run_all([lambda i=i: (together.wait(), i)[1] for i in range(8)], workers=8, deadline_s=90, what="call")
+    assert values == list(range(8))
 
 
 def test_a_world_in_its_own_process_is_the_same_world_and_is_killed_when_late() -> None:
@@ -143,7 +141,6 @@ def test_a_world_in_its_own_process_is_the_same_world_and_is_killed_when_late() 
     assert there.step(1) == here.step(1) and there.snapshot() == here.snapshot()
     fault = attempt(there.step, 1)
     assert isinstance(fault, Invalid) and "one pull" in fault.reason
-    there.deadline_s = 0.2
     there.process.kill()
     fault = attempt(there.reset, 1)
     assert isinstance(fault, Invalid) and "died" in fault.reason

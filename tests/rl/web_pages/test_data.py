@@ -84,6 +84,6 @@ def test_recording_in_chromium_gives_what_ships() -> None:
     if browser is None:
         assert "chromium" not in os.environ.get("TERRELLA_REQUIRE", ""), "chromium is required and missing"
         pytest.skip("chromium is not installed; make system-deps")
-    made = list(record(2, 3, browser=browser))
+    made = list(record(2, 3, browser=browser, timeout_s=300))
     shipped = load_transitions()
     assert made[:3] == shipped[:3] and made[3:] == shipped[14:17]

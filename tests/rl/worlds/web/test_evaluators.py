@@ -143,7 +143,7 @@ def test_a_judge_by_address(monkeypatch) -> None:
     server = HTTPServer(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("OPENAI_API_KEY", "k-123")
-    judge = Judge(f"http://127.0.0.1:{server.server_port}/v1", "m", deadline_s=10)
+    judge = Judge(f"http://127.0.0.1:{server.server_port}/v1", "m", deadline_s=120)
     try:
         fuzzy = Evaluation(("string_match",), {"fuzzy_match": ["7", "8"]})
         assert string_match(fuzzy, "seven and eight", "webarena", judge, "how many?") == 1 and len(Answers.asked) == 2

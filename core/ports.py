@@ -1,0 +1,30 @@
+"""Ports for services of this machine."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+FIRST, LAST = 20_000, 32_768
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now. It lies below those that the kernel gives to outgoing connections: whoever is to listen there may need
+    many seconds to start, and meanwhile no connection gets it by chance."""
+    try:
+        last = min(LAST, int(OUTGOING.read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
+        last = LAST
+    draw = random.SystemRandom()
+    for port in [draw.randrange(FIRST, last) for _ in range(50)] if last > FIRST else []:
+        try:
+            with socket.socket() as probe:
+                probe.bind((host, port))
+                return port
+        except OSError:
+            continue
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
