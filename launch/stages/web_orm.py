@@ -14,6 +14,7 @@ from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...kernels.policy import PolicySettings
 from ...rl.objective import make_loss
+from ...rl.statistics import Estimate
 from ...rl.webrl.orm import NO, YES, accuracy, verdict_row, yes_score
 from ...rl.webrl.prompts import single_token
 from ...rl.webrl.steps import WebTrajectory
@@ -53,9 +54,9 @@ def judge(job: Job, stage: str, trajectories: Sequence[WebTrajectory]) -> list[f
 def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     """Train on YES and NO in equal parts by weight, and measure what the held-out tasks say."""
     # the world's score is the truth here, whatever a rollout's reward came from
-    known = [replace(t, reward=t.score) for name in stage.data for t in read_steps(job, name) if t.score is not None]
-    learnt = [t for t in known if not held_out(t.intent, stage.heldout_every)]
-    tested = [t for t in known if held_out(t.intent, stage.heldout_every)]
+    known = [(name, replace(t, reward=t.score)) for name in stage.data for t in read_steps(job, name) if t.score is not None]
+    learnt = [t for _, t in known if not held_out(t.intent, stage.heldout_every)]
+    kept_back = [(name, t) for name, t in known if held_out(t.intent, stage.heldout_every)]
     wins = sum(t.success for t in learnt)
     if not 0 < wins < len(learnt):
         raise ConfigError(
@@ -72,19 +73,35 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
 
     loss = make_loss(PolicySettings())
     outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})
-    told = accuracy(probabilities(job, engine, tested), [t.success for t in tested])
-    estimate: Any = told["accuracy"]
+    said = probabilities(job, engine, [t for _, t in kept_back])
+    judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
+    chosen = [(t, p) for name, t, p in judged if name in (stage.tested or stage.data)]
+    told = _accuracy(chosen)
     if job.speaks:
-        cells = [
-            estimate.to_cell(),
-            "none" if told["balanced"] is None else {"value": told["balanced"], "n": len(tested)},
-            {"value": told["majority"], "n": len(tested)},
-        ]
+        parts = {
+            stage.name: chosen,
+            **{site: [(t, p) for t, p in chosen if t.site == site] for site in sorted({t.site for t, _ in chosen})},
+        }
+        parts |= {f"all of {name}": [(t, p) for source, t, p in judged if source == name] for name in stage.data}
         table = {
             "title": "Outcome reward model on held-out tasks",
-            "columns": ["accuracy", "mean of both classes", "always the commoner answer"],
-            "rows": [{"name": stage.name, "kind": "model", "cells": cells}],
-            "note": f"{len(tested)} trajectories of tasks that it was not trained on, against the world's score.",
+            "columns": ["accuracy", "mean of both classes", "of successes", "of failures", "always the commoner answer"],
+            "rows": [{"name": name, "kind": "model", "cells": _cells(_accuracy(part))} for name, part in parts.items() if part],
+            "note": f"{len(chosen)} trajectories of {len({t.intent for t, _ in chosen})} tasks that it was not trained on, against the"
+            " world's score; always the commoner answer has 50 % as the mean of both classes. Wilson's 95 % intervals.",
         }
         job.run.write_result(stage.name, table)
-    return {**outcome, "held_out": len(tested), "accuracy": estimate.to_cell(), "balanced": told["balanced"], "majority": told["majority"]}
+    learnt_from = {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins}
+    measured = {name: value if value is None else value.to_cell() for name, value in told.items()}
+    return {**outcome, "learnt": learnt_from, "held_out": len(chosen), **measured}
+
+
+def _accuracy(judged: Sequence[tuple[WebTrajectory, float]]) -> dict[str, Estimate | None]:
+    return accuracy([p for _, p in judged], [t.success for t, _ in judged])
+
+
+def _cells(found: dict[str, Estimate | None]) -> list[Any]:
+    return [
+        "none" if (value := found[name]) is None else value.to_cell()
+        for name in ("accuracy", "balanced", "successes", "failures", "majority")
+    ]
