@@ -146,6 +146,11 @@ class WebOrm:
         if not set(self.tested) <= set(self.data):
             raise ValueError(f"tested: {', '.join(sorted(set(self.tested) - set(self.data)))} is not in data")
 
+    @property
+    def measured(self) -> list[str]:
+        """The stages whose held-out tasks decide the figures."""
+        return self.tested or self.data
+
 
 @dataclass(frozen=True)
 class WebReplay:

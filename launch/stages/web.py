@@ -184,11 +184,12 @@ def fit(
     checkpoints = Checkpoints(job, stage, training.checkpoint_every, steps)
     begin, _ = checkpoints.resume(engine)
     progress = Progress(stage, steps, start=begin, speak=job.speaks)
+    order = lru_cache(maxsize=2)(lambda epoch: permutation(count, fold(job.recipe.seed, 21), epoch))
     values: dict[str, float] = {}
     for step in range(begin, steps):
         started = time.monotonic()
         places = range(step * training.sequences_per_step, (step + 1) * training.sequences_per_step)
-        whole = [permutation(count, fold(job.recipe.seed, 21), place // count)[place % count] for place in places]
+        whole = [order(place // count)[place % count] for place in places]
         mine = whole[engine.data_rank :: engine.data_size]
         batches = even_out(pack(rows(mine, whole), budget=training.microbatch_tokens, pad=False), job.gather)
         result = engine.step(batches, loss)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -58,6 +59,13 @@ def yes_score(yes: int, no: int):
         return {"yes": found.index_copy(0, rows, torch.sigmoid(both[0] - both[1]).float())}
 
     return score
+
+
+def by_kind(learnt: Sequence[tuple[Hashable, bool]], asked: Sequence[Hashable]) -> list[float]:
+    """The verdicts of a judge that knows the kind of task alone: 1 where successes, weighed like all failures together, prevail. Actors
+    fail at some kinds and succeed at others, so this is the baseline that a reward model which reads the trajectory must beat."""
+    wins, losses = Counter(k for k, success in learnt if success), Counter(k for k, success in learnt if not success)
+    return [float(wins[k] * losses.total() > losses[k] * wins.total()) for k in asked]
 
 
 def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | None]:

@@ -149,6 +149,11 @@ def test_orm_accuracy_shows_its_baseline() -> None:
     assert alone["balanced"] is None and alone["failures"] is None and alone["successes"].value == 1.0
 
 
+def test_a_judge_that_knows_the_kind_of_task_alone_is_the_baseline() -> None:
+    lessons = [("price", False)] * 9 + [("open", True)] * 2 + [("open", False)] * 3 + [("cart", True), ("cart", False)]
+    assert orm.by_kind(lessons, ["open", "price", "cart", "new"]) == [1.0, 0.0, 1.0, 0.0]  # 3 successes weigh as much as 13 failures
+
+
 def test_verdicts_name_the_elements_that_were_acted_on() -> None:
     page = (
         '<html> <a id="1" data-text="Dune lamp"> Dune lamp </a> <input id="12" type="text" placeholder="Street"> </input> <p id="2"> x </p>'
