@@ -69,8 +69,16 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     weights = [len(learnt) / (2 * wins) if t.success else len(learnt) / (2 * (len(learnt) - wins)) for t in learnt]
     engine = build_engine(job, stage.training.optimizer, stage.init)
 
+    begins = [int(np.argmax(np.asarray(row.ids) != prompter.tokenizer.pad_id)) + 1 for row in built]  # after padding and the first token
+
     def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
-        return [replace(built[i], ce=np.asarray(built[i].ce) * np.float32(weights[i] / len(whole))) for i in mine]
+        read = stage.prompts / sum(len(built[i].ids) - begins[i] - 1 for i in whole)
+        found = []
+        for i in mine:
+            ce = np.asarray(built[i].ce) * np.float32(weights[i] / len(whole))
+            ce[begins[i] : -1] = read
+            found.append(replace(built[i], ce=ce))
+        return found
 
     loss = make_loss(PolicySettings())
     outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})

@@ -60,6 +60,8 @@ def test_arms_of_one_run_are_compared_in_one_table() -> None:
 def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
     found = stages("webrl-sites-1gpu")
     orm, start = found["orm"], found["start"]
+    base = found["orm-base"]
+    assert base.data == ["strayed"] and orm.init == "orm-base" and base.heldout_every == orm.heldout_every  # the same tasks are held out
     assert orm.tested == ["judged"] and found["judged"].tasks == "judged-tasks" and found["judged"].samples == 1
     pool = pool_of(start)
     demos = set(random.Random("0 demos").sample([t.task.intent for t in pool], found["demos"].count))  # as the stage draws them
@@ -68,7 +70,7 @@ def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
     tested = {t.task.intent for t in tasks if held_out(t.task.intent, orm.heldout_every)}
     assert len(tested) >= 500 and not tested & demos
     with pytest.raises(ConfigError, match="tested: first is not in data"):
-        stages("webrl-sites-1gpu", "stages.7.data=[judged,strayed]", "stages.7.tested=[first]")
+        stages("webrl-sites-1gpu", "stages.8.data=[judged]", "stages.8.tested=[first]")
 
 
 def trajectory(task_id: str, intent: str) -> WebTrajectory:
