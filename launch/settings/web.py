@@ -137,15 +137,12 @@ class WebOrm:
     data: list[str]  # demonstrations and rollouts
     training: Training
     heldout_every: int = 5  # every so many-th task is held out
-    prompts: float = 0.0  # weight of the tokens that are read, as of web-sft: a small model learns from them what belongs together
     tested: list[str] = field(default_factory=list)  # stages of `data` whose held-out tasks are measured; empty for all of them
     uses: ClassVar[tuple[str, ...]] = ("init", "data")
 
     def __post_init__(self) -> None:
         if self.heldout_every < 2:
             raise ValueError("heldout_every: at least 2, or nothing is left to train on")
-        if self.prompts < 0:
-            raise ValueError(f"prompts: {self.prompts} must be 0 (verdicts only) or above")
         if not set(self.tested) <= set(self.data):
             raise ValueError(f"tested: {', '.join(sorted(set(self.tested) - set(self.data)))} is not in data")
 

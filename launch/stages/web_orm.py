@@ -15,7 +15,7 @@ from ...data.packing import TrainSequence
 from ...kernels.policy import PolicySettings
 from ...rl.objective import make_loss
 from ...rl.statistics import Estimate
-from ...rl.webrl.orm import NO, YES, accuracy, by_kind, read_tokens, verdict_row, yes_score
+from ...rl.webrl.orm import NO, YES, accuracy, by_kind, verdict_row, yes_score
 from ...rl.webrl.prompts import single_token
 from ...rl.webrl.steps import WebTrajectory
 from ..job import Job
@@ -65,15 +65,12 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
             " steps of the imitation before it, or samples of the rollout"
         )
     prompter = prompter_of(job, verdict=True)
-    pad = prompter.tokenizer.pad_id
     built = [verdict_row(prompter, t) for t in learnt]
     weights = [len(learnt) / (2 * wins) if t.success else len(learnt) / (2 * (len(learnt) - wins)) for t in learnt]
     engine = build_engine(job, stage.training.optimizer, stage.init)
 
     def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
-        read = stage.prompts / sum(read_tokens(built[i], pad).sum() for i in whole)
-        verdicts = [np.asarray(built[i].ce) * np.float32(weights[i] / len(whole)) for i in mine]
-        return [replace(built[i], ce=ce + read_tokens(built[i], pad) * np.float32(read)) for i, ce in zip(mine, verdicts, strict=True)]
+        return [replace(built[i], ce=np.asarray(built[i].ce) * np.float32(weights[i] / len(whole))) for i in mine]
 
     loss = make_loss(PolicySettings())
     outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})

@@ -44,13 +44,6 @@ def verdict_row(prompter: Prompter, trajectory: WebTrajectory) -> TrainSequence:
     return TrainSequence(np.asarray([*prompt, word], np.int64), ce=ce)
 
 
-def read_tokens(row: TrainSequence, pad_id: int) -> np.ndarray:
-    """1 on the tokens of a verdict's prompt that follow another token of it: neither padding in front, nor the first, nor the verdict."""
-    mask = np.ones(len(row.ids), np.float32)
-    mask[: int(np.argmax(np.asarray(row.ids) != pad_id)) + 1] = mask[-1] = 0.0
-    return mask
-
-
 def yes_score(yes: int, no: int):
     """A score for the engine: softmax over the logits of YES and NO wherever a verdict stands, 0 elsewhere."""
 

@@ -123,10 +123,6 @@ def test_verdict_prompt_keeps_its_header_and_scores_yes_against_no() -> None:
     row = orm.verdict_row(prompter, long)
     text = tokenizer.decode(row.ids)
     assert len(row.ids) == 501 and text.endswith(f"{ASSISTANT}\n\nNO") and "exit(); now" in text and row.ce.sum() == 1
-    read = orm.read_tokens(row, tokenizer.pad_id)
-    assert read.sum() == 499 and read[0] == read[-1] == 0 and not (read * row.ce).any()
-    padded = orm.verdict_row(Prompter(tokenizer, 500, pad_to=512), trajectory("find it", 1.0))
-    assert orm.read_tokens(padded, tokenizer.pad_id).sum() == (padded.ids != tokenizer.pad_id).sum() - 2
     many, _ = prompter.verdict("find it", [f"do({i})" for i in range(100)], "")
     assert len(many) <= 500 and "do(99)\n" in tokenizer.decode(many) and "do(0)" not in tokenizer.decode(many)
     rows = [row, orm.verdict_row(prompter, told)]
