@@ -32,6 +32,15 @@ def proportion(successes: int, n: int) -> Estimate:
     return Estimate(p, max(0.0, centre - half), min(1.0, centre + half), n)
 
 
+def mean_of_proportions(parts: Sequence[Estimate]) -> Estimate:
+    """The mean of independent success rates; their distances to the limits are added as variances are, so the interval stays in [0, 1]."""
+    value = sum(p.value for p in parts) / len(parts)
+    below, above = (
+        math.sqrt(sum(d * d for d in ds)) / len(parts) for ds in zip(*((p.value - p.low, p.high - p.value) for p in parts), strict=True)
+    )
+    return Estimate(value, value - below, value + above, sum(p.n for p in parts))
+
+
 def mean(values: Sequence[float]) -> Estimate:
     """A mean with the normal interval."""
     n = len(values)

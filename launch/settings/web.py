@@ -53,18 +53,21 @@ class WebStart:
 
 @dataclass(frozen=True)
 class WebDemos:
-    """Demonstrations by the scripted oracles, with rounds of actions without effect between; or shards of converted ones."""
+    """Demonstrations by the scripted oracles, with rounds of actions without effect between; or shards of converted ones. With `astray`
+    some hold one mistake, so that an outcome reward model sees near misses: other items, wrong answers, steps left out."""
 
     kind: Literal["web-demos"]
     name: str
     count: int  # tasks of the training split; of shards, tasks of the first rollout
     shards: str | None = None  # a folder that `terrella shards make webrl` wrote; then nothing is played
     noise: float = 0.0  # chance of such a round
+    astray: float = 0.0  # chance that a demonstration holds a mistake; it is judged by the world and never imitated
+    samples: int = 1  # demonstrations of each task
 
     def __post_init__(self) -> None:
-        positive(self, "count")
-        if not 0 <= self.noise < 1:
-            raise ValueError(f"noise: {self.noise} must be in [0, 1)")
+        positive(self, "count", "samples")
+        if not 0 <= self.noise < 1 or not 0 <= self.astray <= 1:
+            raise ValueError(f"noise: {self.noise} must be in [0, 1), astray: {self.astray} in [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,19 @@ class WebOrm:
     data: list[str]  # demonstrations and rollouts
     training: Training
     heldout_every: int = 5  # every so many-th task is held out
+    tested: list[str] = field(default_factory=list)  # stages of `data` whose held-out tasks are measured; empty for all of them
     uses: ClassVar[tuple[str, ...]] = ("init", "data")
 
     def __post_init__(self) -> None:
         if self.heldout_every < 2:
             raise ValueError("heldout_every: at least 2, or nothing is left to train on")
+        if not set(self.tested) <= set(self.data):
+            raise ValueError(f"tested: {', '.join(sorted(set(self.tested) - set(self.data)))} is not in data")
+
+    @property
+    def measured(self) -> list[str]:
+        """The stages whose held-out tasks decide the figures."""
+        return self.tested or self.data
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.webrl.episode import WebEpisode
 from ...rl.webrl.prompts import Prompter
 from ...rl.webrl.steps import WebTrajectory, read_trajectories
-from ...rl.worlds.tasks import load_tasks
+from ...rl.worlds.tasks import Task, load_tasks
 from ...rl.worlds.web.generate import SiteTask
 from ...rl.worlds.web.hosted import HostedWorld
 from ...rl.worlds.web.tasks import parse_task
@@ -59,10 +59,15 @@ def prompter_of(job: Job, verdict: bool = False) -> Prompter:
     return Prompter(_load(job.stage_folder(start.name) / TOKENIZER), limit, start.pad_prompts_to)
 
 
+@lru_cache(maxsize=2)
+def _tags(files: tuple[str, ...]) -> dict[str, Task]:
+    return load_tasks(*files)
+
+
 def make_world(start: WebStart, test: bool = False) -> WebWorld:
     """A world of the training or of the test tag."""
     tag = start.test_tag if test else start.tag
-    known = load_tasks(*start.tag_files)
+    known = _tags(tuple(start.tag_files))
     if tag not in known or known[tag].world != "web":
         raise ConfigError(f"tag: '{tag}' is no tag of a web world; see rl/worlds/tags.yaml and tag_files")
     if known[tag].config["backend"] == "chromium":  # stages call worlds from several threads
@@ -179,11 +184,12 @@ def fit(
     checkpoints = Checkpoints(job, stage, training.checkpoint_every, steps)
     begin, _ = checkpoints.resume(engine)
     progress = Progress(stage, steps, start=begin, speak=job.speaks)
+    order = lru_cache(maxsize=2)(lambda epoch: permutation(count, fold(job.recipe.seed, 21), epoch))
     values: dict[str, float] = {}
     for step in range(begin, steps):
         started = time.monotonic()
         places = range(step * training.sequences_per_step, (step + 1) * training.sequences_per_step)
-        whole = [permutation(count, fold(job.recipe.seed, 21), place // count)[place % count] for place in places]
+        whole = [order(place // count)[place % count] for place in places]
         mine = whole[engine.data_rank :: engine.data_size]
         batches = even_out(pack(rows(mine, whole), budget=training.microbatch_tokens, pad=False), job.gather)
         result = engine.step(batches, loss)

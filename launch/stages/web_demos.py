@@ -8,9 +8,10 @@ from typing import Any
 
 from ...core.files import make_folder
 from ...core.progress import Progress
+from ...rl.webrl.astray import stray
 from ...rl.webrl.episode import demonstrate
 from ...rl.webrl.steps import WebTrajectory, converted, write_trajectories
-from ...rl.worlds.web.generate import SiteTask
+from ...rl.worlds.web.generate import CONTENT, SiteTask
 from ..job import Job
 from ..settings.web import WebDemos
 from .web import STEPS, TASKS, Players, pool_of, prompter_of, seeded, start_of, write_tasks
@@ -35,16 +36,29 @@ def run(stage: WebDemos, job: Job) -> dict[str, Any]:
 def _played(stage: WebDemos, job: Job, tasks: list[SiteTask]) -> tuple[list[WebTrajectory], int]:
     """The oracle's trajectories, and in how many a page was cut."""
     players, kept, cut = Players(job), [], 0
-    progress = Progress(stage.name, len(tasks))
+    alike: dict[tuple[int, int], list[SiteTask]] = {}
+    for task in pool_of(players.start) if stage.astray else ():
+        alike.setdefault(_kind(task), []).append(task)
+    progress = Progress(stage.name, len(tasks) * stage.samples)
     for number, task in enumerate(tasks):
-        episode = players.episode(0, task, number, 0)
-        demonstrate(episode, stage.noise, seeded(job, f"{stage.name} {number}"))
-        if episode.fault is not None:
-            raise RuntimeError(f"task {task.task.task_id}: {episode.fault.reason}")
-        kept.append(episode.trajectory(f"{number:06d}-0"))
-        cut += episode.cut > 0
-        progress.update(number + 1)
+        for sample in range(stage.samples):
+            rng = seeded(job, f"{stage.name} {number}" + (f" {sample}" if sample else ""))
+            episode = players.episode(0, task, number, sample)
+            if stage.astray and rng.random() < stage.astray:
+                stray(episode, rng.choice(alike[_kind(task)]).steps, rng)
+            else:
+                demonstrate(episode, stage.noise, rng)
+            if episode.fault is not None:
+                raise RuntimeError(f"task {task.task.task_id}: {episode.fault.reason}")
+            kept.append(episode.trajectory(f"{number:06d}-{sample}"))
+            cut += episode.cut > 0
+            progress.update(len(kept))
     return kept, cut
+
+
+def _kind(task: SiteTask) -> tuple[int, int]:
+    """Template and content: tasks that differ in what they name alone."""
+    return task.task.template_id, int(task.task.raw.get(CONTENT, 0))
 
 
 def _given(shards: str, job: Job) -> list[WebTrajectory]:

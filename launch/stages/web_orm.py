@@ -14,15 +14,17 @@ from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...kernels.policy import PolicySettings
 from ...rl.objective import make_loss
-from ...rl.webrl.orm import NO, YES, accuracy, verdict_row, yes_score
+from ...rl.statistics import Estimate
+from ...rl.webrl.orm import NO, YES, accuracy, by_kind, verdict_row, yes_score
 from ...rl.webrl.prompts import single_token
 from ...rl.webrl.steps import WebTrajectory
 from ..job import Job
 from ..settings.web import WebOrm
 from .common import build_engine
-from .web import fit, prompter_of, read_steps, score_all
+from .web import fit, pool_of, prompter_of, read_steps, score_all, start_of
 
 BUDGET = 16384
+SHARES = ("accuracy", "balanced", "successes", "failures", "majority")
 
 
 def held_out(intent: str, every: int) -> bool:
@@ -53,9 +55,9 @@ def judge(job: Job, stage: str, trajectories: Sequence[WebTrajectory]) -> list[f
 def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     """Train on YES and NO in equal parts by weight, and measure what the held-out tasks say."""
     # the world's score is the truth here, whatever a rollout's reward came from
-    known = [replace(t, reward=t.score) for name in stage.data for t in read_steps(job, name) if t.score is not None]
-    learnt = [t for t in known if not held_out(t.intent, stage.heldout_every)]
-    tested = [t for t in known if held_out(t.intent, stage.heldout_every)]
+    known = [(name, replace(t, reward=t.score)) for name in stage.data for t in read_steps(job, name) if t.score is not None]
+    learnt = [t for _, t in known if not held_out(t.intent, stage.heldout_every)]
+    kept_back = [(name, t) for name, t in known if held_out(t.intent, stage.heldout_every)]
     wins = sum(t.success for t in learnt)
     if not 0 < wins < len(learnt):
         raise ConfigError(
@@ -72,19 +74,41 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
 
     loss = make_loss(PolicySettings())
     outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})
-    told = accuracy(probabilities(job, engine, tested), [t.success for t in tested])
-    estimate: Any = told["accuracy"]
+    said = probabilities(job, engine, [t for _, t in kept_back])
+    judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
+    told = _measured(stage, job, judged, [t for name, t in known if name in stage.measured and not held_out(t.intent, stage.heldout_every)])
+    return {**outcome, "learnt": {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins}, **told}
+
+
+def _measured(
+    stage: WebOrm, job: Job, judged: Sequence[tuple[str, WebTrajectory, float]], lessons: Sequence[WebTrajectory]
+) -> dict[str, Any]:
+    """Write the table of all held-out trajectories with their stages and P(YES); what the stage tells. `lessons` teach the baseline."""
+    chosen = [(t, p) for name, t, p in judged if name in stage.measured]
+    kinds = {t.task.task_id: (t.task.template_id, t.task.template) for t in pool_of(start_of(job))}
+    known = [(kinds.get(t.task_id, t.site), t.success) for t in lessons]
+    guesses = by_kind(known, [kinds.get(t.task_id, t.site) for t, _ in chosen])
+    told, guessed = _accuracy(chosen), _accuracy([(t, p) for (t, _), p in zip(chosen, guesses, strict=True)])
     if job.speaks:
-        cells = [
-            estimate.to_cell(),
-            "none" if told["balanced"] is None else {"value": told["balanced"], "n": len(tested)},
-            {"value": told["majority"], "n": len(tested)},
-        ]
+        parts = {site: [(t, p) for t, p in chosen if t.site == site] for site in sorted({t.site for t, _ in chosen})}
+        parts |= {f"all of {name}": [(t, p) for source, t, p in judged if source == name] for name in stage.data}
+        rows = [(stage.name, "model", told), ("the commoner answer of each kind of task", "baseline", guessed)]
+        rows += [(name, "model", _accuracy(part)) for name, part in parts.items() if part]
         table = {
             "title": "Outcome reward model on held-out tasks",
-            "columns": ["accuracy", "mean of both classes", "always the commoner answer"],
-            "rows": [{"name": stage.name, "kind": "model", "cells": cells}],
-            "note": f"{len(tested)} trajectories of tasks that it was not trained on, against the world's score.",
+            "columns": ["accuracy", "mean of both classes", "of successes", "of failures", "always the commoner answer"],
+            "rows": [{"name": name, "kind": kind, "cells": [_cell(found[key]) for key in SHARES]} for name, kind, found in rows],
+            "note": f"{len(chosen)} trajectories of {len({t.intent for t, _ in chosen})} tasks that it was not trained on, against the"
+            " world's score; always the commoner answer has 50 % as the mean of both classes. Wilson's 95 % intervals.",
         }
         job.run.write_result(stage.name, table)
-    return {**outcome, "held_out": len(tested), "accuracy": estimate.to_cell(), "balanced": told["balanced"], "majority": told["majority"]}
+    cells = {name: value.to_cell() for name, value in told.items() if value is not None}
+    return {"held_out": len(chosen), "balanced": None, **cells, "balanced_by_kind_of_task": _cell(guessed["balanced"])}
+
+
+def _accuracy(judged: Sequence[tuple[WebTrajectory, float]]) -> dict[str, Estimate | None]:
+    return accuracy([p for _, p in judged], [t.success for t, _ in judged])
+
+
+def _cell(value: Estimate | None) -> Any:
+    return "none" if value is None else value.to_cell()

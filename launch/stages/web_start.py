@@ -15,7 +15,7 @@ from ...data.tokenizers import PieceTokenizer, load_tokenizer
 from ...models.gpt import build_gpt
 from ...models.hf import import_hf
 from ...rl.webrl.episode import HARMLESS
-from ...rl.webrl.orm import NO, YES
+from ...rl.webrl.orm import NO, NOTE, YES
 from ...rl.webrl.prompts import EOT, JUDGE, SYSTEM
 from ..job import Job
 from ..settings.web import WebStart
@@ -62,6 +62,7 @@ def pieces_of(stage: WebStart, vocab: int) -> PieceTokenizer:
     """Headers, the openings of actions and the commonest words of training tasks whole, everything else by character."""
     headers = [EOT, USER, f"\n\n{USER}\n", ASSISTANT, f"\n\n{ASSISTANT}\n", f"{SYSTEM}{JUDGE}", "\n\n"]
     prompts = ["Task Instruction: ", "Round ", PAGE, "The User Intent:\n", "Action History:\n", "The Current Screenshot:\n", YES, NO]
+    prompts += [NOTE, "; "]
     actions = [f'do(action="{name}", argument="' for name in ("Type", "Search", "Select Dropdown Option")]
     actions += [*HARMLESS, 'do(action="Click", element="', 'exit(message="', '", element="', '")']
     fixed = [*headers, *prompts, *actions]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -11,16 +13,31 @@ from ...core.batch import PackedBatch
 from ...core.engine import Head
 from ...data.packing import TrainSequence
 from ...kernels.linear_logprob import linear_logprob
-from ..statistics import Estimate, proportion
+from ..statistics import Estimate, mean_of_proportions, proportion
 from .prompts import Prompter, single_token
-from .steps import WebTrajectory
+from .steps import SUCCESS, WebStep, WebTrajectory
 
 YES, NO = "YES", "NO"
+NOTE = "# Element: "
+_ELEMENT = re.compile(r'element="(\d+)"')
+_NAMES = ("data-text", "placeholder", "title", "name")
+
+
+def noted(step: WebStep) -> str:
+    """A response with the note on its element that WebRL's demonstrations write. An actor without such notes says only a number, which
+    means nothing on the last page: then the name is read off the page it acted on."""
+    found = _ELEMENT.search(step.response)
+    if found is None or NOTE in step.response:
+        return step.response
+    tag = re.search(rf'<[a-z0-9]+ id="{found[1]}"([^>]*)>', step.html)
+    told = dict(re.findall(r'([a-z-]+)="([^"]*)"', tag[1])) if tag else {}
+    name = next((told[key] for key in _NAMES if told.get(key)), "")
+    return f"{NOTE}{name}\n{step.response}" if name else step.response
 
 
 def verdict_row(prompter: Prompter, trajectory: WebTrajectory) -> TrainSequence:
     """Prompt and true verdict as a sequence; its one learnt token is the verdict, weight 1."""
-    prompt, _ = prompter.verdict(trajectory.intent, [s.response for s in trajectory.steps], trajectory.steps[-1].html)
+    prompt, _ = prompter.verdict(trajectory.intent, [noted(s) for s in trajectory.steps], trajectory.steps[-1].html)
     word = single_token(prompter.tokenizer, YES if trajectory.success else NO)
     ce = np.zeros(len(prompt) + 1, np.float32)
     ce[-1] = 1.0
@@ -44,15 +61,23 @@ def yes_score(yes: int, no: int):
     return score
 
 
-def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | float | None]:
-    """Share of right verdicts, the mean of both classes' shares (None where one class is missing), and what always giving the commoner
-    answer would score."""
-    said = [p >= 0.5 for p in probabilities]
-    right = [a == b for a, b in zip(said, truth, strict=True)]
+def by_kind(learnt: Sequence[tuple[Hashable, bool]], asked: Sequence[Hashable]) -> list[float]:
+    """The verdicts of a judge that knows the kind of task alone: 1 where successes, weighed like all failures together, prevail. Actors
+    fail at some kinds and succeed at others, so this is the baseline that a reward model which reads the trajectory must beat."""
+    wins, losses = Counter(k for k, success in learnt if success), Counter(k for k, success in learnt if not success)
+    return [float(wins[k] * losses.total() > losses[k] * wins.total()) for k in asked]
+
+
+def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | None]:
+    """Share of right verdicts, of either class and as the mean of both (None where a class is missing), and what always giving the
+    commoner answer would score."""
+    right = [(p >= SUCCESS) == t for p, t in zip(probabilities, truth, strict=True)]
     parts = [[r for r, t in zip(right, truth, strict=True) if t is value] for value in (True, False)]
-    shares = [sum(part) / len(part) for part in parts if part]
+    shares = [proportion(sum(part), len(part)) if part else None for part in parts]
     return {
         "accuracy": proportion(sum(right), len(right)),
-        "balanced": sum(shares) / len(shares) if len(shares) == 2 else None,
-        "majority": max(map(len, parts)) / max(len(right), 1),
+        "balanced": None if None in shares else mean_of_proportions([s for s in shares if s is not None]),
+        "successes": shares[0],
+        "failures": shares[1],
+        "majority": proportion(max(map(len, parts)), len(right)),
     }

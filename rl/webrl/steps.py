@@ -125,7 +125,7 @@ def read_trajectories(folder: Path) -> list[WebTrajectory]:
     for index in range(len(shards)):
         sample = shards[index]
         meta, ids, roles = sample["meta.json"], np.asarray(sample["tokens.npy"]), np.asarray(sample["roles.npy"])
-        parts = [tuple(int(i) for i in ids[roles == role]) for role in (Role.PROMPT, Role.ACTION, Role.OBSERVATION)]
+        parts = [tuple(ids[roles == int(role)].tolist()) for role in (Role.PROMPT, Role.ACTION, Role.OBSERVATION)]
         step = WebStep(parts[0], parts[1], parts[2], sample["states.json"][0], sample["messages.json"][-1]["content"], meta["learn"])
         steps.setdefault(meta["trajectory"], []).append((meta["step"], step, meta))
     found = []

@@ -99,6 +99,10 @@ def test_given_pieces_are_taken_whole_and_their_hugging_face_twin_agrees(tmp_pat
     assert len(ids) == 12 and tokenizer.decode([1, *ids, 2]) == text
     tokenizer.save(tmp_path)
     assert HFTokenizer(tmp_path).encode(text) == ids and load_tokenizer(tmp_path).encode(text) == ids
+    nested = PieceTokenizer(
+        ["ab", "abcd", "a", "b", "c", "d", "bcd|", "|"]
+    )  # the longest that fits, and back where a longer one breaks off
+    assert [nested.decode([i]) for i in nested.encode("abcabcdab|bcd|")] == ["ab", "c", "abcd", "ab", "|", "bcd|"]
     with pytest.raises(ValueError, match="character 'x' at position 2"):
         tokenizer.encode("Upx")
     with pytest.raises(ValueError, match="repeat"):

@@ -1,10 +1,16 @@
 """WebRL's block of phases becomes stages that refer to each other rightly, and comes back from a resolved file unchanged."""
 
+import random
+
 import pytest
 
 from terrella.core import schema
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe
+from terrella.launch.stages.web import pool_of
+from terrella.launch.stages.web_orm import held_out
+from terrella.rl.webrl.instructions import mutate
+from terrella.rl.webrl.steps import WebTrajectory
 
 
 def stages(name: str, *overrides: str) -> dict:
@@ -41,12 +47,34 @@ def test_grpo_is_a_method_of_the_same_block() -> None:
 
 def test_arms_of_one_run_are_compared_in_one_table() -> None:
     found = stages("webrl-sites-1gpu")
-    assert [n for n, stage in found.items() if stage.kind == "web-eval"] == ["eval"]
-    assert found["eval"].models == ["sft", *(f"{arm}-{n}-actor" for arm in ("phase", "no-replay", "no-kl", "paper") for n in (1, 2, 3, 4))]
+    assert [n for n, stage in found.items() if stage.kind == "web-eval"] == ["eval", "ablations"]
+    assert found["eval"].models == ["sft", *(f"phase-{n}-actor" for n in (1, 2, 3, 4))]  # known before the other arms begin
+    others = [f"{arm}-{n}-actor" for arm in ("no-replay", "no-kl", "paper") for n in (1, 2, 3, 4)]
+    assert found["ablations"].models == ["sft", "phase-4-actor", *others] and found["ablations"].n == found["eval"].n == 500
     assert (found["phase-2-replay"].ratio, found["no-replay-2-replay"].ratio) == (2.0, 0.0)
     methods = [found[f"{arm}-2-actor"].method for arm in ("phase", "no-kl", "paper")]
     assert methods == ["released", "filtered_bc", "paper"] and "no-kl-2-critic" not in found
     assert found["no-kl-1-tasks"].failures == found["phase-1-tasks"].failures == ["first"]
+
+
+def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
+    found = stages("webrl-sites-1gpu")
+    orm, start = found["orm"], found["start"]
+    base = found["orm-base"]
+    assert base.data == ["strayed"] and orm.init == "orm-base" and base.heldout_every == orm.heldout_every  # the same tasks are held out
+    assert orm.tested == ["judged"] and found["judged"].tasks == "judged-tasks" and found["judged"].samples == 1
+    pool = pool_of(start)
+    demos = set(random.Random("0 demos").sample([t.task.intent for t in pool], found["demos"].count))  # as the stage draws them
+    failed = [trajectory(t.task.task_id, t.task.intent) for t in pool if t.task.intent in demos][::3]
+    tasks = mutate(failed, pool, demos, found["judged-tasks"].count, 0)
+    tested = {t.task.intent for t in tasks if held_out(t.task.intent, orm.heldout_every)}
+    assert len(tested) >= 500 and not tested & demos
+    with pytest.raises(ConfigError, match="tested: first is not in data"):
+        stages("webrl-sites-1gpu", "stages.8.data=[judged]", "stages.8.tested=[first]")
+
+
+def trajectory(task_id: str, intent: str) -> WebTrajectory:
+    return WebTrajectory(task_id, intent, "map", (), 0.0, 0.0)
 
 
 def test_a_resolved_recipe_is_read_back_unchanged(tmp_path) -> None:

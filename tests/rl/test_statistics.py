@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from terrella.rl.statistics import mean, paired_difference, proportion
+from terrella.rl.statistics import mean, mean_of_proportions, paired_difference, proportion
 
 
 def test_wilson_interval_known_values() -> None:
@@ -39,3 +39,15 @@ def test_intervals_cover_the_truth_about_95_times_in_100() -> None:
         estimate = proportion(sum(rng.random() < 0.3 for _ in range(200)), 200)
         hits += estimate.low <= 0.3 <= estimate.high
     assert 0.935 <= hits / 2000 <= 0.965
+
+
+def test_a_mean_of_proportions_weighs_both_alike_and_covers_the_truth() -> None:
+    one = mean_of_proportions([proportion(90, 100), proportion(5, 10)])
+    assert one.value == 0.7 and one.n == 110 and 0 <= one.low < 0.6 and 0.8 < one.high <= 1
+    assert mean_of_proportions([proportion(10, 10), proportion(10, 10)]).high == 1.0
+    rng, held = random.Random(4), 0
+    for _ in range(400):
+        parts = [proportion(sum(rng.random() < p for _ in range(n)), n) for p, n in ((0.9, 150), (0.7, 60))]
+        found = mean_of_proportions(parts)
+        held += found.low <= 0.8 <= found.high
+    assert 0.92 < held / 400 < 0.985

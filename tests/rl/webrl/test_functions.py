@@ -141,8 +141,36 @@ def test_verdict_prompt_keeps_its_header_and_scores_yes_against_no() -> None:
 
 def test_orm_accuracy_shows_its_baseline() -> None:
     told = orm.accuracy([0.9, 0.4, 0.2, 0.6], [True, True, False, False])
-    assert told["accuracy"].value == 0.5 and told["balanced"] == 0.5 and told["majority"] == 0.5
-    assert orm.accuracy([0.9], [True])["balanced"] is None
+    assert [told[name].value for name in ("accuracy", "balanced", "successes", "failures", "majority")] == [0.5] * 5
+    lopsided = orm.accuracy([0.9] * 9 + [0.1], [True] * 8 + [False] * 2)  # says yes to all but one
+    assert lopsided["accuracy"].value == 0.9 and lopsided["majority"].value == 0.8
+    assert lopsided["balanced"].value == 0.75 and lopsided["balanced"].low < 0.6 and lopsided["balanced"].n == 10
+    alone = orm.accuracy([0.9], [True])
+    assert alone["balanced"] is None and alone["failures"] is None and alone["successes"].value == 1.0
+
+
+def test_a_judge_that_knows_the_kind_of_task_alone_is_the_baseline() -> None:
+    lessons = [("price", False)] * 9 + [("open", True)] * 2 + [("open", False)] * 3 + [("cart", True), ("cart", False)]
+    assert orm.by_kind(lessons, ["open", "price", "cart", "new"]) == [1.0, 0.0, 1.0, 0.0]  # 3 successes weigh as much as 13 failures
+
+
+def test_verdicts_name_the_elements_that_were_acted_on() -> None:
+    page = (
+        '<html> <a id="1" data-text="Dune lamp"> Dune lamp </a> <input id="12" type="text" placeholder="Street"> </input> <p id="2"> x </p>'
+    )
+
+    def told(response: str) -> str:
+        return orm.noted(WebStep((5,), (6,), (5,), page, response))
+
+    click = 'do(action="Click", element="1")'
+    assert told(click) == f"# Element: Dune lamp\n{click}"
+    assert told('do(action="Type", argument="x", element="12")').startswith("# Element: Street\n")
+    assert told(f"# Element: my own\n{click}") == f"# Element: my own\n{click}"  # what the actor wrote stays
+    for silent in ('do(action="Click", element="2")', 'do(action="Click", element="99")', 'exit(message="4")', "no action"):
+        assert told(silent) == silent
+    tokenizer = PieceTokenizer(["YES", "NO", *map(chr, range(32, 127)), "\n"])
+    row = orm.verdict_row(Prompter(tokenizer, 2000), WebTrajectory("1", "find it", "map", (WebStep((5,), (6,), (5,), page, click),), 0.0))
+    assert f"Action History:\n# Element: Dune lamp; {click}\n" in tokenizer.decode(row.ids)
 
 
 def test_critic_reads_the_last_token_whatever_is_packed_beside_it() -> None:
