@@ -79,6 +79,7 @@ def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahea
         published.append(version)
 
     calls: list[int] = []  # of the sampler, begun by the end of each step
+    begun = time.monotonic()
     reinforce(
         engine,
         sampler,
@@ -99,7 +100,7 @@ def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahea
         publish=publish if isinstance(sampler, Copied) else None,
         rollout_deadline_s=300.0,
     )
-    return {"record": record, "published": published, "calls": calls}
+    return {"record": record, "published": published, "calls": calls, "seconds": time.monotonic() - begun}
 
 
 class Copied:

@@ -36,13 +36,14 @@ def test_importance_correction_and_kl_in_the_loss_run_in_the_loop() -> None:
     assert 0 < last["kl"] and last["logprob_drift/mean"] < 1e-4
 
 
-def test_one_step_off_is_bounded_in_order_and_samples_while_it_trains() -> None:
+def test_one_step_off_is_bounded_in_order_and_faster() -> None:
     job = "terrella.tests.rl.learning_jobs:learn"
-    (sync,) = run_ranks(job, 1, kind="GRPO", options={}, steps=10, ahead=0, sleep_s=0.05)
-    (off,) = run_ranks(job, 1, kind="GRPO", options={"tis_cap": 2.0}, steps=10, ahead=1, sleep_s=0.05)
+    (sync,) = run_ranks(job, 1, kind="GRPO", options={}, steps=10, ahead=0, sleep_s=0.3)
+    (off,) = run_ranks(job, 1, kind="GRPO", options={"tis_cap": 2.0}, steps=10, ahead=1, sleep_s=0.3)
     assert [row["staleness"] for row in sync["record"]] == [0] * 10
     assert [row["staleness"] for row in off["record"]] == [0] + [1] * 9  # never above the bound
     assert sync["published"] == off["published"] == list(range(11))
     # by the end of a step the sampling of the next one has begun
     assert any(later > now for later, now in zip(off["calls"], sync["calls"], strict=True)) and off["calls"][-1] == sync["calls"][-1]
+    assert off["seconds"] < sync["seconds"]  # sampling and training sleep long enough for a busy machine not to hide it
     assert off["record"][-1]["reward/mean"] > off["record"][0]["reward/mean"] + 0.1
