@@ -16,6 +16,7 @@ import torch
 from ..kernels import linear_logprob, linear_policy_loss, linear_triton
 from ..kernels.advantage_triton import triton_gae
 from ..kernels.logprob_triton import finish_rows, launch_backward, launch_stats
+from ..kernels.rmsnorm_triton import backward_config, triton_rmsnorm_backward
 from ..kernels.vocab import Shard
 from .kernels import GRPO_SETTINGS, VOCAB, grpo_terms, head, random_logits
 from .timing import Timer
@@ -26,6 +27,7 @@ STATS = [
 ]  # fmt: skip
 BACKWARD = [(1024, 2), (2048, 4)]
 GAE = [(1024, 8), (512, 4), (256, 2), (128, 1)]
+NORM = [(1, 4, 8, 1), (1, 4, 8, 3), (1, 8, 4, 3), (2, 4, 8, 1), (2, 4, 4, 3), (2, 8, 4, 2), (4, 8, 2, 2), (4, 8, 4, 1), (4, 16, 2, 1)]
 SHAPES = [(16384, VOCAB), (32768, 13312), (32768, 9008), (32768, VOCAB // 8)]
 
 
@@ -72,6 +74,15 @@ def gae(timer: Timer, compile_only: bool) -> None:
     r, v = torch.randn(rows, 4096, device="cuda") * mask, torch.randn(rows, 4096, device="cuda")
     times = {str(c): timer(lambda c=c: triton_gae(r, v, mask, gamma=0.99, lam=0.95, config=c), 40).ms for c in GAE}
     show("gae 4096x4096", times, r.numel() * 17)
+
+
+def rmsnorm(timer: Timer, compile_only: bool) -> None:
+    for rows, hidden in [(16384, 1536), (16384, 4096), (16192, 768)]:
+        x, dy, dsum = (torch.randn(8 if compile_only else rows, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        w, rstd = torch.ones(hidden, device="cuda", dtype=torch.bfloat16), torch.ones(len(x), device="cuda")
+        configs = [backward_config(hidden), *NORM]
+        times = {str(c): timer(partial(triton_rmsnorm_backward, dy, dsum, x, w, rstd, c), 40).ms for c in configs}
+        show(f"rmsnorm backward {rows}x{hidden}", times, x.numel() * 8)
 
 
 def _score_tiles(h: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rows: int, columns: int) -> None:
@@ -144,7 +155,7 @@ def _linear_case(timer: Timer, compile_only: bool, hidden: int) -> None:
     show(f"f+b H={hidden}", times, unit=times["matmul x3"])
 
 
-PARTS = {"stats": stats, "backward": backward, "gae": gae, "linear": linear}
+PARTS = {"stats": stats, "backward": backward, "gae": gae, "rmsnorm": rmsnorm, "linear": linear}
 
 
 def main(argv: list[str]) -> int:

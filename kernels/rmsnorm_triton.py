@@ -31,30 +31,38 @@ def _forward_kernel(x_ptr, res_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, H, eps, BLO
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, part_ptr, N, H, rows_each, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr
-):
+    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, part_ptr, N, H, rows_each,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
-    o = tl.arange(0, BLOCK)
-    ok = o < H
-    w = tl.load(w_ptr + o, mask=ok, other=0.0).to(tl.float32)
-    dw = tl.zeros([BLOCK], tl.float32)
-    for row in range(pid * rows_each, tl.minimum((pid + 1) * rows_each, N)):
+    o = tl.arange(0, BLOCK)[None, :]
+    w = tl.load(w_ptr + o, mask=o < H, other=0.0).to(tl.float32)
+    dw = tl.zeros([ROWS, BLOCK], tl.float32)
+    end = tl.minimum((pid + 1) * rows_each, N)
+    for first in tl.range(pid * rows_each, end, ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)[:, None]
+        ok = (row < end) & (o < H)
         dy = tl.load(dy_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + row)
+        dsum = tl.load(dsum_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, mask=row < end, other=0.0)
         n = x * rstd
         dn = dy * w
-        dx = rstd * (dn - n * (tl.sum(dn * n, axis=0) / H))
-        if RESIDUAL:
-            dx += tl.load(dsum_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)
+        dx = rstd * (dn - n * (tl.sum(dn * n, axis=1)[:, None] / H)) + dsum
         tl.store(dx_ptr + row * H + o, dx.to(dx_ptr.dtype.element_ty), mask=ok)
         dw += dy * n
-    tl.store(part_ptr + pid * H + o, dw, mask=ok)
+    tl.store(part_ptr + pid * H + o, tl.sum(dw, axis=0)[None, :], mask=o < H)
 
 
 def _config(hidden: int) -> tuple[int, int]:
     block = power_of_2(hidden)
     return block, max(1, min(16, block // 512))
+
+
+def backward_config(hidden: int) -> tuple[int, int, int, int]:
+    """(rows at once, warps, programs for each multiprocessor, stages of the loads); benchmarks/tune_kernels.py times others."""
+    warps = _config(hidden)[1]
+    return 1, warps, max(1, 32 // warps), 1
 
 
 def triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,18 +80,20 @@ def triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps: float) -> tuple[tor
     return y_NH, sum_NH, rstd_N
 
 
-def triton_rmsnorm_backward(dy_NH, dsum_NH, sum_NH, weight_H, rstd_N) -> tuple[torch.Tensor, torch.Tensor]:
+def triton_rmsnorm_backward(
+    dy_NH, dsum_NH, sum_NH, weight_H, rstd_N, config: tuple[int, int, int, int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `rmsnorm_backward`."""
     rows, hidden = sum_NH.shape
     dx_NH = torch.empty_like(sum_NH)
-    block, warps = _config(hidden)
-    programs = max(1, min(rows, multiprocessors(sum_NH.device) * max(1, 32 // warps)))
+    together, warps, each, stages = config or backward_config(hidden)
+    programs = max(1, min(rows, multiprocessors(sum_NH.device) * each))
     made = torch.empty if rows else torch.zeros  # every program writes its part
     part_PH = made((programs, hidden), dtype=torch.float32, device=sum_NH.device)
     if rows:
         _backward_kernel[(programs,)](
             dy_NH.contiguous(), dsum_NH.contiguous(), sum_NH, weight_H, rstd_N, dx_NH, part_PH, rows, hidden,
-            cdiv(rows, programs), BLOCK=block, RESIDUAL=True, num_warps=warps,
+            cdiv(rows, programs), BLOCK=power_of_2(hidden), ROWS=together, STAGES=stages, num_warps=warps,
         )  # fmt: skip
     return dx_NH, part_PH.sum(0)
 

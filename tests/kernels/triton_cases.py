@@ -22,6 +22,7 @@ from terrella.kernels import (
     policy_terms,
     qkv_rope,
     rmsnorm,
+    rmsnorm_backward,
     rope,
     rope_table,
     sum_rows,
@@ -40,6 +41,7 @@ from terrella.kernels.policy import reference_policy_terms
 from terrella.kernels.policy_loss import reference_policy_loss
 from terrella.kernels.qkv import reference_qkv_rope
 from terrella.kernels.rmsnorm import reference_rmsnorm
+from terrella.kernels.rmsnorm_triton import triton_rmsnorm_backward
 from terrella.kernels.rope import reference_rope
 from terrella.kernels.rows import reference_sum_rows
 from terrella.kernels.swiglu import (
@@ -539,6 +541,18 @@ def test_qkv_rope(heads, groups, dim, rotated, biased):
     assert all(norm_error(y, y2) <= 1e-6 for y, y2 in zip(got, want, strict=True))
     assert norm_error(x.grad, x2.grad) <= 1e-6
     assert b is None or norm_error(b.grad, b2.grad) <= 1e-6
+
+
+@pytest.mark.parametrize("config", [(1, 4, 8, 1), (2, 4, 4, 3), (4, 8, 2, 2)], ids=str)
+def test_rmsnorm_backward_by_several_rows(config):
+    """Whatever a program takes at once, rows left over at its end and columns beyond the width count for nothing."""
+    rows, hidden = 37, 80
+    dy, dsum, x = (torch.randn(rows, hidden, device=DEVICE) for _ in range(3))
+    weight = torch.rand(hidden, device=DEVICE)
+    rstd = torch.rsqrt(x.square().mean(-1) + 1e-6)
+    wide = (t.double() for t in (dy, dsum, x, weight, rstd))
+    for got, want in zip(triton_rmsnorm_backward(dy, dsum, x, weight, rstd, config), rmsnorm_backward(*wide), strict=True):
+        assert norm_error(got, want) <= 1e-6
 
 
 def test_adam_update():
