@@ -23,7 +23,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=cred_expire=15,socket={folder}/munge/munge.socket
+AuthInfo=cred_expire=5,socket={folder}/munge/munge.socket
 SlurmctldPort={port}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -42,10 +42,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 JobRequeue=1
-SlurmdTimeout=30
+SlurmdTimeout=10
 SlurmctldTimeout=60
 KillWait=5
-MessageTimeout=100
 TCPTimeout=10
 BatchStartTimeout=300
 MinJobAge=600
