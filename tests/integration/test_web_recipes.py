@@ -16,7 +16,7 @@ stages:
 - {kind: web-start, name: start, tag: WebClicks, test_tag: WebClicksTest, templates: [407], max_prompt_tokens: 96, max_new_tokens: 8,
    max_verdict_tokens: 96, pad_prompts_to: 96}
 - {kind: web-demos, name: demos, count: 4}
-- {kind: web-sft, name: sft, data: demos, init: start, training: {optimizer: {lr: 1e-2}, sequences_per_step: 4, epochs: 2}}
+- {kind: web-sft, name: sft, data: demos, init: start, training: {optimizer: {lr: 1e-2}, sequences_per_step: 4, epochs: 40}}
 - {kind: web-rl, name: grpo, init: sft, tasks: demos, algorithm: {kind: grpo}, prompts_per_step: 2, samples_per_prompt: 2, steps: 2,
    optimizer: {lr: 1e-3}, at_once: 3}
 - {kind: web-site-pages, name: pages, tasks: 2, others: 1}
@@ -46,6 +46,7 @@ def test_web_stages_run_and_tell_what_happened(tmp_path: Path) -> None:
     assert outcome["grpo"]["episodes"] == 8 and outcome["grpo"]["actions"] >= 8 and outcome["grpo"]["steps"] == 2
     plan = outcome["plan"]
     assert plan["tasks"] == 2 and plan["invalid"] == 0 and plan["perfect"]["checked"] == plan["perfect"]["exact"]
+    assert all(plan[arm]["imagined"] > 0 for arm in ("perfect", "wrong", "trained", "scored")) and plan["perfect"]["checked"] > 0
     assert plan["trained"]["unreadable"] > 0  # one step of training writes no list of changes
     table = json.loads((run / "results" / "plan.json").read_text())
     assert [row["kind"] for row in table["rows"]] == ["baseline", *["model"] * 5, "ceiling"]
