@@ -22,7 +22,6 @@ from terrella.kernels import (
     policy_terms,
     qkv_rope,
     rmsnorm,
-    rmsnorm_backward,
     rope,
     rope_table,
     sum_rows,
@@ -40,7 +39,7 @@ from terrella.kernels.logprob import reference_token_logprob
 from terrella.kernels.policy import reference_policy_terms
 from terrella.kernels.policy_loss import reference_policy_loss
 from terrella.kernels.qkv import reference_qkv_rope
-from terrella.kernels.rmsnorm import reference_rmsnorm
+from terrella.kernels.rmsnorm import reference_rmsnorm, reference_rmsnorm_backward
 from terrella.kernels.rmsnorm_triton import triton_rmsnorm_backward
 from terrella.kernels.rope import reference_rope
 from terrella.kernels.rows import reference_sum_rows
@@ -551,7 +550,7 @@ def test_rmsnorm_backward_by_several_rows(config):
     weight = torch.rand(hidden, device=DEVICE)
     rstd = torch.rsqrt(x.square().mean(-1) + 1e-6)
     wide = (t.double() for t in (dy, dsum, x, weight, rstd))
-    for got, want in zip(triton_rmsnorm_backward(dy, dsum, x, weight, rstd, config), rmsnorm_backward(*wide), strict=True):
+    for got, want in zip(triton_rmsnorm_backward(dy, dsum, x, weight, rstd, config), reference_rmsnorm_backward(*wide), strict=True):
         assert norm_error(got, want) <= 1e-6
 
 
