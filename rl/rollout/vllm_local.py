@@ -59,7 +59,7 @@ class LocalVllm:
         self.llm: Any = LLM(**self.settings.engine_arguments())
         self.children = [p for p in multiprocessing.active_children() if p not in before]
         self.version: int | None = 0 if self.settings.load == "auto" else None
-        self.asleep = 0  # the level
+        self.lying: list[str] = []  # what has no memory: to wake a part twice is an error of the driver
         self.adapter: tuple[str, int] | None = None  # its folder and version, where only adapters change
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
@@ -170,8 +170,8 @@ class LocalVllm:
 
     def accept(self, version: int | None, timeout_s: float) -> None:
         """Serve this version from now on, or nothing."""
-        if version is None and self.asleep:  # weights are about to come: there must be room for them
-            self.llm.wake_up(tags=["weights"])
+        if version is None:  # weights are about to come: there must be room for them
+            self._wake("weights")
         self.version = version
         if version is not None and not self.llm.reset_prefix_cache():
             raise RuntimeError("vllm: the prefix cache could not be reset; requests are still running")
@@ -187,18 +187,22 @@ class LocalVllm:
     def sleep(self, level: int) -> None:
         """Give the GPU memory of weights and cache back. Level 1 keeps a copy of the weights in host memory; level 2 keeps none, so that
         a version must be published before the next rollout."""
-        if self.asleep:
+        if self.lying:
             return
         self.llm.sleep(level=level)
-        self.asleep = level
+        self.lying = ["weights", "kv_cache"]
         if level == 2:
             self.version = None
 
     def wake(self) -> None:
         """Take the memory again."""
-        if self.asleep:
-            self.llm.wake_up()
-            self.asleep = 0
+        self._wake("weights", "kv_cache")
+
+    def _wake(self, *parts: str) -> None:
+        tags = [part for part in self.lying if part in parts]
+        if tags:
+            self.llm.wake_up(tags=tags)
+            self.lying = [part for part in self.lying if part not in tags]
 
     def close(self) -> None:
         """End the engine and its processes."""
