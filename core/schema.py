@@ -124,9 +124,16 @@ def _child(node: Located, part: str, where: str) -> Located:
 
 
 def _index(node: Located, part: str, where: str) -> int:
-    if not part.isdigit() or int(part) >= len(node.value):
-        raise ConfigError(f"{where}: '{part}' is no index of the list at {node.where} (0 to {len(node.value) - 1})")
-    return int(part)
+    """Where in a list: by number, or by name in a list of named sections."""
+    if part.isdigit() and int(part) < len(node.value):
+        return int(part)
+    names = [c.value["name"].value if isinstance(c.value, dict) and "name" in c.value else None for c in node.value]
+    if part in names:
+        return names.index(part)
+    near = difflib.get_close_matches(part, [str(n) for n in names if n], 1)
+    kinds = "no name and no number" if any(names) else "no number"
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise ConfigError(f"{where}: '{part}' is {kinds} (0 to {len(node.value) - 1}) of the list at {node.where}{hint}")
 
 
 def _relabel(item: Located, where: str) -> Located:

@@ -22,7 +22,7 @@ from .supervise import STOPPED, Span, run_workers
 @click.command()
 @click.argument("recipe")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Run directory; default runs/RECIPE.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.1.steps=50.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.rlvr.steps=50.")
 @click.option("--wait", type=float, default=0.0, help="Seconds to wait for a lease that a dead host left behind.")
 @click.option("--until", metavar="STAGE", help="Stop after this stage; the same command without it goes on.")
 @click.option("--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command.")

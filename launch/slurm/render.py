@@ -104,20 +104,20 @@ def check(config: Recipe, settings: JobSettings) -> None:
         vocab=parallel.tensor,  # the tokenizer decides it later; padding makes it divide
     )
     if settings.rollout_nodes and not any(map(served, config.stages)):
-        index = next((i for i, s in enumerate(config.stages) if isinstance(s, OnPolicy)), 0)
+        stage = next((s for s in config.stages if isinstance(s, OnPolicy)), config.stages[0])
         raise ConfigError(
             "--rollout-nodes: no stage of the recipe has vLLM servers of its own; "
-            f"add --set 'stages.{index}.rollouts={{sampler: {{kind: vllm}}}}', or leave the nodes out"
+            f"add --set 'stages.{stage.name}.rollouts={{sampler: {{kind: vllm}}}}', or leave the nodes out"
         )
     copies = config.ranks // parallel.model_size
-    for index, stage in enumerate(config.stages):
+    for stage in config.stages:
         for key in ("prompts_per_step", "sequences_per_step", *(["groups"] if stage.kind == "agent-play" else [])):
             size = getattr(stage, key, None)
             if size is not None and size % copies:
                 up = -(-size // copies) * copies
                 raise ConfigError(
                     f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of {settings.nodes} nodes; "
-                    f"use fewer nodes, or --set stages.{index}.{key}={up}"
+                    f"use fewer nodes, or --set stages.{stage.name}.{key}={up}"
                 )
 
 

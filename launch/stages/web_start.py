@@ -54,7 +54,7 @@ def run(stage: WebStart, job: Job) -> dict[str, Any]:
 def checked(folder: str) -> str:
     """The folder, refused by name where it is none of Hugging Face's."""
     if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"folder: {folder} holds no config.json; name a Hugging Face folder, e.g. --set stages.0.folder=PATH")
+        raise ConfigError(f"folder: {folder} holds no config.json; name a Hugging Face folder, e.g. --set stages.start.folder=PATH")
     return folder
 
 

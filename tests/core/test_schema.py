@@ -1,5 +1,6 @@
 """Configuration errors name file, line and the nearest valid key; good files come back whole."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,6 +57,22 @@ def test_reads_nested_sections_and_kinds() -> None:
     assert config == Outer("x", 1, 3, Inner(0.001), [Dog("dog", ["sit"]), Cat("cat")], {"a": 1.0}, (0.9, 0.95))
 
 
+def test_an_override_finds_a_list_item_by_number_or_name() -> None:
+    text = "stages:\n- {name: warmup, steps: 3}\n- {name: rlvr, steps: 4}\nplain: [1, 2]\n"
+    tree = schema.parse_yaml(text, "f.yaml")
+    for override in ("stages.rlvr.steps=5", "stages.0.steps=6", "plain.1=7"):
+        schema.apply_override(tree, override)
+    warmup, rlvr = tree.value["stages"].value
+    assert (warmup.value["steps"].value, rlvr.value["steps"].value, tree.value["plain"].value[1].value) == (6, 5, 7)
+    for override, message in (
+        ("stages.rvlr.steps=5", "'rvlr' is no name and no number (0 to 1) of the list at f.yaml:1; did you mean 'rlvr'?"),
+        ("stages.2.steps=5", "'2' is no name and no number (0 to 1) of the list at f.yaml:1"),
+        ("plain.x=1", "'x' is no number (0 to 1) of the list at f.yaml:4"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            schema.apply_override(tree, override)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -87,7 +104,7 @@ def test_overrides_reach_lists_and_new_sections() -> None:
         read("name: x\n", "inner.rat=1")
     with pytest.raises(ConfigError, match=r"key\.subkey=value"):
         read("name: x\n", "count")
-    with pytest.raises(ConfigError, match="no index"):
+    with pytest.raises(ConfigError, match="no number"):
         read("name: x\npets: [{kind: cat}]\n", "pets.3.lives=7")
 
 

@@ -129,7 +129,7 @@ def test_times_are_read_as_slurm_does() -> None:
     [
         (("ranks=3",), "the allocation decides it"),
         (("parallel.tensor=3",), "does not divide"),
-        (("stages.2.prompts_per_step=3",), r"rlvr.prompts_per_step = 3 .* --set stages.2.prompts_per_step=8"),
+        (("stages.2.prompts_per_step=3",), r"rlvr.prompts_per_step = 3 .* --set stages.rlvr.prompts_per_step=8"),
         (("stages.2.promts=3",), "did you mean"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_recipe_that_cannot_run_there_is_refused_before_submission(overrides: 
 
 
 def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--rollout-nodes: no stage .* --set 'stages.2.rollouts="):
+    with pytest.raises(ConfigError, match=r"--rollout-nodes: no stage .* --set 'stages.rlvr.rollouts="):
         render(Plan("sokoban-tiny", "run", ".", JobSettings(rollout_nodes=1)))
     mixed = JobSettings(rollout_nodes=1, rollout_partition="l40s")
     with pytest.raises(ConfigError, match="no arrays of heterogeneous jobs"):
