@@ -160,7 +160,8 @@ def chart(rows: list[Row], bench: str, cases: list[tuple[str, str]], metric: str
             width = max(2.0, 380 * bar.value / widest)
             parts.append(f'<text x="250" y="{y + 13}" class="n">{escape(bar.impl)}</text>')
             parts.append(f'<rect x="258" y="{y + 2}" width="{width:.1f}" height="14" rx="2" class="{kind}"/>')
-            parts.append(f'<text x="{264 + width:.1f}" y="{y + 13}" class="v">{bar.value:.3g} {escape(bar.unit)}</text>')
+            figure = f"{bar.value:,.0f}" if bar.value >= 1000 else f"{bar.value:.3g}"
+            parts.append(f'<text x="{264 + width:.1f}" y="{y + 13}" class="v">{figure} {escape(bar.unit)}</text>')
             y += 20
         y += 26
     style = (
