@@ -100,4 +100,4 @@ def test_charts_show_the_newest_run_of_the_record(tmp_path: Path) -> None:
         row("tokens_per_s", 4000.0, "tokens/s"),
     ]
     (path,) = draw(new, tmp_path)
-    assert path.name == "train.svg" and "5e+03 tokens/s" in path.read_text() and "4e+03" not in path.read_text()
+    assert path.name == "train.svg" and "5,000 tokens/s" in path.read_text() and "4,000" not in path.read_text()
