@@ -61,12 +61,10 @@ def warm_up(case: Case) -> Case:
 def embedded_sampler(engine: Any, case: Case, cache_gib: float) -> Any:
     """On the engine's own weights, with a bound on its cache: the trainer needs the rest."""
     from ..rl.rollout.embedded import EmbeddedSampler
-
-    def weights() -> dict[str, Any]:
-        return {p.name: p.param.detach() for p in engine.local_parameters()}
+    from ..rl.rollout.open import sampling_weights
 
     rows = case.prompts * case.samples
-    return EmbeddedSampler(weights, case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib)
+    return EmbeddedSampler(lambda: sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib)
 
 
 def peak_gib() -> float:

@@ -91,11 +91,11 @@ def random_engine(model: ModelConfig, lr: float = 1e-6) -> Any:
 
 def embedded_sampler(engine: Any, case: Case) -> Any:
     from ..rl.rollout.embedded import EmbeddedSampler
+    from ..rl.rollout.open import sampling_weights
 
-    def weights() -> dict[str, Any]:
-        return {p.name: p.param.detach() for p in engine.local_parameters()}
-
-    return EmbeddedSampler(weights, case.model, version=lambda: engine.steps, max_batch=case.prompts * case.samples)
+    return EmbeddedSampler(
+        lambda: sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=case.prompts * case.samples
+    )
 
 
 def random_weights(model: ModelConfig) -> dict[str, Any]:

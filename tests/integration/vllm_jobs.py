@@ -73,15 +73,14 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, see
     from terrella.rl.loop import Hooks, reinforce
     from terrella.rl.rollout.embedded import EmbeddedSampler
     from terrella.rl.rollout.episodes import rollout
+    from terrella.rl.rollout.open import sampling_weights
     from terrella.rl.rollout.sampler import SamplingParams
     from terrella.rl.rollout.vllm_client import ServedVllm
     from terrella.tests.rl.learning_jobs import Repeat
 
     config = MODELS["llama"]
     engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(lr=4e-3), PrecisionConfig(), 0)
-    sampler: Any = EmbeddedSampler(
-        lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, config, version=lambda: engine.steps
-    )
+    sampler: Any = EmbeddedSampler(lambda: sampling_weights(engine), config, version=lambda: engine.steps)
     send_to = None
     if url is not None:
         sampler, transport = ServedVllm(settings, [url]), BroadcastTransport()

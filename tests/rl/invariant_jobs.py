@@ -12,6 +12,7 @@ from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 
 MODEL = ModelConfig(
@@ -46,7 +47,7 @@ def gaps(engine: Engine, pairs: list[tuple[SampleRequest, Sample]], temperature:
 def compare() -> dict[str, float]:
     """Tokens and how many of them differ in a bit: under the mode, in a large and in a small batch; and the worst gap without it."""
     engine = Engine(build_gpt(MODEL), ParallelConfig(), None, PrecisionConfig(), 0)
-    sampler = EmbeddedSampler(lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, MODEL, batch_invariant=True)
+    sampler = EmbeddedSampler(lambda: sampling_weights(engine), MODEL, batch_invariant=True)
     forced = ((2, (3, 4)),)
     asked = [SampleRequest(tuple(range(1, 3 + i)), (i,), SamplingParams(6 + i), forced if i % 2 else ()) for i in range(6)]
     pairs = [(r, s) for r, s in zip(asked, sampler.generate(asked), strict=True) if isinstance(s, Sample)]

@@ -16,6 +16,7 @@ from terrella.rl.algorithms import config as algorithms
 from terrella.rl.loop import Hooks, reinforce
 from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import SamplingParams
 
 MODEL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=8, max_positions=16, init_std=0.1)
@@ -46,7 +47,7 @@ def engine_of(lr: float, value_head: str = "none", seed: int = 0) -> Engine:
 
 
 def embedded(engine: Engine) -> EmbeddedSampler:
-    return EmbeddedSampler(lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, MODEL, version=lambda: engine.steps)
+    return EmbeddedSampler(lambda: sampling_weights(engine), MODEL, version=lambda: engine.steps)
 
 
 def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahead: int = 0, sleep_s: float = 0.0) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from terrella.kernels.batch_invariant import batch_invariant
 from terrella.models.config import ModelConfig
 from terrella.models.decode import Decoder, KVCache, decode_weights
 from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.tests.rl.invariant_jobs import gaps
 from terrella.tests.rl.test_embedded_sampler import weights
@@ -81,7 +82,7 @@ def test_batch_invariant_logprobs_are_the_trainers_bits(qk_norm: bool) -> None:
     family = "qwen3" if qk_norm else "qwen2"
     model = replace(CONFIG, family=family, hidden=512, layers=4, qk_norm=qk_norm, qkv_bias=not qk_norm, tied=True, init_std=0.05)
     engine = random_engine(model, lr=0)
-    sampler = EmbeddedSampler(lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, model, batch_invariant=True)
+    sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, batch_invariant=True)
     requests = asked(90)
     samples = sampler.generate(requests)
     for temperature in (1.0, 0.7):

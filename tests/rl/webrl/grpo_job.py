@@ -15,6 +15,7 @@ from terrella.rl.loop import Hooks, reinforce
 from terrella.rl.multiturn import Limits, rollout_worlds
 from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import SamplingParams
 from terrella.rl.webrl.episode import WebEpisode
 from terrella.rl.webrl.prompts import Prompter
@@ -44,7 +45,7 @@ def learn(steps: int) -> list[dict[str, Any]]:
     model = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=vocab, max_positions=512, init_std=0.1)
     engine = Engine(build_gpt(model), ParallelConfig(), OptimizerConfig(lr=1e-2), PrecisionConfig(), 0)
     frozen = Engine(build_gpt(model), ParallelConfig(), None, PrecisionConfig(), 0)
-    sampler = EmbeddedSampler(lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, model, version=lambda: engine.steps)
+    sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, version=lambda: engine.steps)
     params = SamplingParams(1, 1.0, allowed=(vocab - len(WORDS), vocab))
     prompter, known = Prompter(tokenizer, 400, pad_to=400), tasks()
     worlds = [WebWorld(max_steps=3) for _ in range(GROUPS * SAMPLES)]
