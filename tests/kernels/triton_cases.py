@@ -545,7 +545,7 @@ def test_qkv_rope(heads, groups, dim, rotated, biased):
 @pytest.mark.parametrize("config", [(1, 4, 8, 1), (1, 4, 8, 3), (2, 4, 4, 3), (4, 8, 2, 2)], ids=str)
 def test_rmsnorm_backward_by_several_rows(config):
     """Whatever a program takes at once, rows left over at its end and columns beyond the width count for nothing."""
-    rows, hidden = (9001, 1536) if DEVICE == "cuda" else (37, 80)  # on a GPU every program goes round several times
+    rows, hidden = (9001, 1536) if LARGE else (37, 80)  # of the large one every program goes round several times
     dy, dsum, x = (torch.randn(rows, hidden, device=DEVICE) for _ in range(3))
     weight = torch.rand(hidden, device=DEVICE)
     rstd = torch.rsqrt(x.square().mean(-1) + 1e-6)
