@@ -1,8 +1,8 @@
 """The machines, and the constants of the time model with where each comes from.
 
 Fitted: measured by us on one H200 (torch 2.11, TransformerEngine 2.11, megatron-core 0.16.1), never on a published figure. Steps and the
-kernels counted in them are those of run 20261115-fbcbbfc0 in benchmarks/results.csv. fp8 matmuls are assumed to reach the same share of
-their peak: in the fp8 step of that run the layers' took 0.53 of the time that they took in bf16.
+kernels seen in them are those of run 20261115-fbcbbfc0 in benchmarks/results.csv. fp8 matmuls are assumed to reach the same share of
+their peak: in the fp8 step of that run those of the layers took 0.55 of their time in bf16.
 Data sheet: the maker's number. Assumed: neither measured here nor fitted; a topology's usual share of its data sheet.
 """
 
@@ -53,7 +53,7 @@ class Constants:
     tensor_exposed: float = 0.5  # share of tensor-parallel traffic not hidden behind matmuls; assumed
     forward: float = 0.29  # of a layer's kernels; seen: 79 of 268 ms in the 1.5B step, and of 270 in megatron-core's
     # of the host for one pass of a layer, module by module; fitted: TransformerEngine's forward pass in the 1.5B step, where each layer's
-    # kernels take 2.8 ms and the device then waits for 0.6, with megatron-core and with this engine around it
+    # kernels take 2.8 ms and the device then waits for 0.6, with megatron-core and with this engine around it (in fp8: 2.3 and 1.8)
     layer_s: float = 3.4e-3
     own_layer_s: float = 1.25e-3  # likewise for this engine's dense layer in halves; fitted: the video model's step of 44.2 ms
     # to give out one kernel; fitted: two chains of tiny ones, 43 in 0.476 ms and 40,960 in 589.7 ms (11.1 and 14.4 us)

@@ -171,7 +171,7 @@ def _experts(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float) -
 def _issue(work: Work, layout: Layout, c: Constants) -> float:
     """Seconds the host needs for one pass of a layer; the device waits for it where the kernels are many and small."""
     experts, each = work.model.experts, c.own_expert_kernels if work.own else c.expert_kernels
-    if work.own and layout.tensor == 1 and not experts and work.precision == "bf16":
+    if work.own and layout.tensor == 1 and not experts and work.precision == "bf16":  # in halves
         return c.own_layer_s
     return c.layer_s + (c.host_s * (c.router_kernels + each * experts / layout.expert) / 2.0 if experts else 0.0)
 
