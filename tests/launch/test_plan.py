@@ -32,8 +32,8 @@ def test_arithmetic_of_the_anchor_is_that_of_its_published_utilisation() -> None
     assert flops_per_token(GEOMETRIES["qwen2.5-1.5b"], 4096) * 16384 == pytest.approx(0.452 * 989e12 * 0.3779, rel=0.01)
 
 
-def test_measured_steps_are_met_and_their_memory_which_nothing_was_fitted_on() -> None:
-    """Every step of the run that the constants name: time within 2 % (decided by these rows), allocated memory within 2 % (counted)."""
+def test_measured_steps_and_their_memory_are_met() -> None:
+    """The steps of the run that the constants name, which decided the times; memory was counted from what the layers keep."""
     rows = {(r.case, r.impl, r.metric): r.value for r in record.read(record.RESULTS) if r.run_id == "20261115-fbcbbfc0"}
     for case, impl in (
         ("qwen2.5-1.5b 4x4096", "megatron-core TE"),
