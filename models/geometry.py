@@ -25,8 +25,8 @@ GEOMETRIES = {
     "llama3-70b": _dense(80, 8192, 64, 8, 28672, 128256),
     "llama3-405b": _dense(126, 16384, 128, 8, 53248, 128256),
     "gpt3-175b": _dense(96, 12288, 96, 96, 32768, 131072),  # gated MLP of the same parameter count as the original's 4 x hidden
-    "qwen3-30b-a3b": _dense(48, 2048, 32, 4, 6144, 151936, experts=128, experts_per_token=8, expert_ffn=768),
-    "qwen3-235b-a22b": _dense(94, 4096, 64, 4, 12288, 151936, experts=128, experts_per_token=8, expert_ffn=1536),
+    "qwen3-30b-a3b": _dense(48, 2048, 32, 4, 6144, 151936, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=768),
+    "qwen3-235b-a22b": _dense(94, 4096, 64, 4, 12288, 151936, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=1536),
     "gpt-oss-120b": _dense(36, 2880, 64, 8, 2880, 201088, head_dim=64, experts=128, experts_per_token=4, expert_ffn=2880),
 }
 
@@ -75,11 +75,19 @@ def mlp_width(model: ModelConfig) -> int:
     return model.experts_per_token * model.expert_ffn if model.experts else model.ffn
 
 
-def activation_bytes(model: ModelConfig, recompute: str) -> float:
-    """bf16 activations that one token of one layer keeps for the backward pass, flash attention."""
-    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+def activation_bytes(model: ModelConfig, recompute: str, remade: bool = False) -> float:
+    """bf16 activations that one token of one layer keeps for the backward pass, flash attention; `remade`: not the gated product."""
     if recompute == "full":
         return 2.0 * model.hidden
-    copies = 2.0 * model.experts_per_token * model.hidden if model.experts else 0.0  # the permuted tokens
-    kept = 10.0 * model.hidden + 2.0 * (q + 2 * kv) + 2.0 * q + copies
-    return kept + (4.0 if recompute == "selective" else 6.0) * mlp_width(model)
+    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    kept = 8.0 * model.hidden + 2.0 * (q + 2 * kv) + 2.0 * q
+    if model.qk_norm:
+        kept += 2.0 * (q + kv)  # what goes into the norms
+    if model.experts:
+        kept += (4.0 + 2.0 * model.experts_per_token) * model.hidden  # the router's input in fp32, and the permuted tokens
+    return kept + (4.0 if remade or recompute == "selective" else 6.0) * mlp_width(model)
+
+
+def gradient_bytes(model: ModelConfig) -> float:
+    """bf16 gradients of one token that live at once in a layer's backward pass: of the gated block, and of the experts' rows."""
+    return 8.0 * mlp_width(model) + (4.0 * model.experts_per_token if model.experts else 6.0) * model.hidden

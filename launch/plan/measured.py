@@ -8,7 +8,7 @@ from pathlib import Path
 from .layout import Layout, Work
 
 # constant of the time model -> the implementations that decide it, the first that was measured
-DECIDED_BY = {"experts": ("megatron-core TE",), "own_experts": ("terrella TE", "terrella")}
+DECIDED_BY = {"experts": ("megatron-core TE",), "own_experts": ("terrella", "terrella TE")}
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
-"""Bytes on one GPU: weights, gradients, optimizer, activations, logits, and the cache of a colocated sampler."""
+"""Bytes on one GPU: weights, gradients, optimizer, activations, what is at work, and the cache of a colocated sampler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ...models.geometry import activation_bytes, count
+from ...models.geometry import activation_bytes, count, gradient_bytes
 from .layout import Layout, Work
 from .machine import Gpu
 
 RUNTIME = 3.5e9  # CUDA context, NCCL and cuBLAS buffers; assumed
-FRAGMENTS = 1.06  # what the allocator holds beyond what is asked for; assumed
+FRAGMENTS = 0.06  # of the activations: what the allocator holds beyond what is asked for; assumed
+CHUNK = 1280 * 2.0**20  # logits that the fused head holds at a time (kernels/linear_triton.py)
+LOGIT = 10.0  # a logit of megatron-core: in bf16, in fp32, and its exponential; seen: peaks of 81.1 GiB, and of 63.3 all in bf16
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,18 @@ class Memory:
     gradients: float
     optimizer: float
     activations: float
-    logits: float
+    working: float  # the logits, or one layer's gradients where they are larger
     cache: float
     runtime: float
 
     @property
     def total(self) -> float:
         return sum(getattr(self, f.name) for f in fields(self))
+
+    @property
+    def allocated(self) -> float:
+        """What a framework reports as its peak."""
+        return self.total - self.runtime
 
     def table(self) -> list[tuple[str, float]]:
         """Names and bytes, for printing."""
@@ -64,20 +71,22 @@ def memory(work: Work, layout: Layout, cache_tokens: int = 0) -> Memory:
     # the first stage of 1F1B keeps `pipeline` microbatches in flight; interleaving adds (pipeline - 1) / virtual of one more
     in_flight = layout.pipeline + (layout.pipeline - 1) / layout.virtual if layout.virtual > 1 else float(layout.pipeline)
     in_flight = min(in_flight, max(1, layout.microbatches(work)))
-    kept = tokens / layout.tensor * stage_layers * activation_bytes(m, layout.recompute) * in_flight
+    remade = work.own and work.precision == "bf16"  # our layers make the gated product again; fp8 takes TransformerEngine's
+    kept = tokens / layout.tensor * stage_layers * activation_bytes(m, layout.recompute, remade) * in_flight
     if layout.recompute == "full":
-        kept += tokens / layout.tensor * activation_bytes(m, "none")  # the layer being made again
-    logits = tokens * m.padded_vocab / layout.tensor * (0.0 if work.own else 6.0)
-    if work.own:  # the fused head works through rows in chunks
-        logits = min(tokens, 2048.0) * m.padded_vocab / layout.tensor * 6.0
+        kept += tokens / layout.tensor * activation_bytes(m, "none", remade)  # the layer being made again
+    logits = tokens * m.padded_vocab / layout.tensor
+    gradients = tokens / layout.tensor * gradient_bytes(m)
+    if m.experts and work.own:
+        gradients += 2.0 * 2.0 / 3.0 * count(m).mlp / layout.expert  # the experts' first weights side by side
     return Memory(
         weights=2.0 * here / share,
         gradients=4.0 * here / share,
         optimizer=12.0 * (dense / (layout.data * layout.context) + expert / expert_copies),
-        activations=kept * FRAGMENTS,
-        logits=logits,
+        activations=kept,
+        working=max(min(2.0 * logits, CHUNK) if work.own else LOGIT * logits, gradients),
         cache=cache_bytes(work, layout, cache_tokens),
-        runtime=RUNTIME,
+        runtime=RUNTIME + FRAGMENTS * kept,
     )
 
 

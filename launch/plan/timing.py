@@ -8,7 +8,7 @@ from functools import cache
 
 from ...models.geometry import GEOMETRIES, count, flops_per_token, mlp_width
 from .layout import Layout, Work
-from .machine import ANCHOR_BF16_S, GPUS, Constants, Gpu
+from .machine import ANCHOR_S, GPUS, OWN_ANCHOR_S, Constants, Gpu
 from .measured import Measured, expert_steps
 from .memory import parameters_here
 
@@ -44,11 +44,11 @@ class StepTime:
 
 @cache
 def fitted() -> Constants:
-    """The constants with those that training steps on an H200 decide: one dense, and one with experts where the record holds one."""
-    layout, gpu = Layout(gpus=1, microbatch=4), GPUS["h200"]
-    work = Work(GEOMETRIES["qwen2.5-1.5b"], sequence=4096, batch=4, own=False)
-    raw = step_time(work, layout, gpu, Constants())
-    constants = replace(Constants(), slack=(ANCHOR_BF16_S - raw.optimizer) / raw.compute)
+    """The constants with those that training steps on an H200 decide: two dense, and one with experts where the record holds one."""
+    constants, one = Constants(), Layout(gpus=1, microbatch=4)
+    for name, own, seconds in (("slack", False, ANCHOR_S), ("own_slack", True, OWN_ANCHOR_S)):
+        work = Work(GEOMETRIES["qwen2.5-1.5b"], sequence=4096, batch=4, own=own)
+        constants = replace(constants, **{name: _factor(name, work, one, seconds, constants)})
     for step in expert_steps():
         constants = replace(constants, **{step.constant: expert_factor(step, constants)})
     return constants
@@ -56,16 +56,20 @@ def fitted() -> Constants:
 
 def expert_factor(step: Measured, constants: Constants) -> float:
     """The factor of the experts' part that gives the measured time; 1 where the host is slower than the device, as that tells nothing."""
+    return _factor(step.constant, step.work, step.layout, step.seconds, constants)
+
+
+def _factor(name: str, work: Work, layout: Layout, measured_s: float, constants: Constants) -> float:
     low, high = 0.1, 100.0
 
     def seconds(factor: float) -> float:
-        return step_time(step.work, step.layout, GPUS["h200"], replace(constants, **{step.constant: factor})).total
+        return step_time(work, layout, GPUS["h200"], replace(constants, **{name: factor})).total
 
-    if seconds(0.95) == seconds(1.0) or not seconds(low) < step.seconds < seconds(high):
+    if seconds(0.95) == seconds(1.0) or not seconds(low) < measured_s < seconds(high):
         return 1.0
     for _ in range(60):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if seconds(middle) < step.seconds else (low, middle)
+        low, high = (middle, high) if seconds(middle) < measured_s else (low, middle)
     return high
 
 
@@ -79,7 +83,7 @@ def step_time(work: Work, layout: Layout, gpu: Gpu, constants: Constants | None 
     layer, tensor, expert, ring = _layer(work, layout, gpu, c, tokens)
     head = _matmul(tokens, m.hidden, m.padded_vocab / layout.tensor, gpu, c)
     head += tokens * m.padded_vocab / layout.tensor * (c.own_loss_bytes if work.own else c.loss_bytes) / (c.bandwidth * gpu.bandwidth)
-    head *= c.slack
+    head *= _slack(work, c)
     each = layer + tensor + expert + ring
     mean = layers * each + head / layout.pipeline  # the head sits on the last stage: the others wait for it
     bubble = micro * (layers * each + head - mean) + (layout.pipeline - 1) * mean / layout.virtual
@@ -96,6 +100,10 @@ def step_time(work: Work, layout: Layout, gpu: Gpu, constants: Constants | None 
         tokens_per_gpu=work.batch * work.sequence / layout.gpus,
         flops_per_gpu=flops_per_token(m, work.sequence) * work.batch * work.sequence / layout.gpus,
     )
+
+
+def _slack(work: Work, c: Constants) -> float:
+    return c.own_slack if work.own else c.slack
 
 
 def _matmul(rows: float, inner: float, columns: float, gpu: Gpu, c: Constants, *, fp8: bool = False, weights: float = 1.0) -> float:
@@ -115,7 +123,8 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     matmul = _matmul(tokens, m.hidden, (q + 2 * kv) / tp, gpu, c, fp8=fp8) + _matmul(tokens, q / tp, m.hidden, gpu, c, fp8=fp8)
     if not m.experts:
         matmul += _matmul(tokens, m.hidden, 2 * m.ffn / tp, gpu, c, fp8=fp8) + _matmul(tokens, m.ffn / tp, m.hidden, gpu, c, fp8=fp8)
-    attention = (9.0 if layout.recompute == "full" else 7.0) * shard * work.sequence * q / (c.attention * gpu.bf16)
+    pairs = shard * work.sequence * m.heads * (9.0 / 7.0 if layout.recompute == "full" else 1.0)
+    attention = pairs * (7.0 * m.head_dim / (c.gemm * gpu.bf16) + c.softmax / gpu.fp32)
     traffic = shard * (60.0 * m.hidden + (20.0 if layout.recompute == "selective" else 16.0) * wide) * passes
     traffic += 8.0 * (counts.attention + (0 if m.experts else counts.mlp)) / layout.tensor  # gradients are added up in fp32
     if fp8:  # inputs and gradients of every matmul are read, and written in two layouts
@@ -123,7 +132,9 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     compute = matmul * passes + attention + traffic / bandwidth
     if m.experts:
         compute += _experts(work, layout, gpu, c, shard) * (c.own_experts if work.own else c.experts)
-    compute = max(compute * c.slack, _issue(work, layout, c) * passes)
+    compute *= _slack(work, c)
+    forward, issue = c.forward * compute / passes, _issue(work, layout, c)
+    compute = max(forward, issue) + max(compute - forward, issue * (2.0 if layout.recompute == "full" else 1.0))
     tensor = 0.0
     if layout.tensor > 1:
         gathers = (5.0 if m.experts else 10.0) * passes
@@ -132,7 +143,7 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     if layout.context > 1:
         speed = c.nvlink * gpu.nvlink if layout.tensor * layout.context <= gpu.gpus_per_node else c.network * gpu.network
         moved = 3.0 * tokens * 4.0 * kv / layout.tensor * (layout.context - 1)
-        ring = max(0.0, moved / speed - attention * c.slack)
+        ring = max(0.0, moved / speed - attention * _slack(work, c))
     return compute, tensor, _exchange(work, layout, gpu, c, shard, compute), ring
 
 
@@ -145,9 +156,11 @@ def _experts(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float) -
     matmul = _matmul(rows, m.hidden, 2 * m.expert_ffn, gpu, c, fp8=fp8, weights=local)
     matmul += _matmul(rows, m.expert_ffn, m.hidden, gpu, c, fp8=fp8, weights=local)
     matmul += 6.0 * shard * m.hidden * m.experts / (c.gemm * gpu.fp32)  # the router's product, in fp32
-    # copies of a token written in the experts' order and read back; with an exchange also sent, received and sorted, both ways
-    traffic = (8.0 if layout.expert == 1 else 40.0) * copies * m.hidden * passes
+    # copies of a token read, written in the experts' order and added up; with an exchange also sent, received and sorted, both ways
+    traffic = (12.0 if layout.expert == 1 else 40.0) * copies * m.hidden * passes
     traffic += 8.0 * count(m).mlp / layout.expert  # gradients are added up in fp32
+    if work.own:  # each pass copies the experts' weights side by side for its grouped products
+        traffic += 8.0 * count(m).mlp / layout.expert * passes
     if fp8:
         traffic += 4.0 * copies * (2.0 * m.hidden + 3.0 * m.expert_ffn)
         if not layout.drop:  # rows are copied to and from places of a size that fp8 matmuls take
@@ -156,9 +169,11 @@ def _experts(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float) -
 
 
 def _issue(work: Work, layout: Layout, c: Constants) -> float:
-    """Seconds the host needs to give out a layer's kernels; the device waits for it where they are many and small."""
+    """Seconds the host needs for one pass of a layer; the device waits for it where the kernels are many and small."""
     experts, each = work.model.experts, c.own_expert_kernels if work.own else c.expert_kernels
-    return c.host_s * (c.layer_kernels + (c.router_kernels + each * experts / layout.expert if experts else 0.0))
+    if work.own and layout.tensor == 1 and not experts and work.precision == "bf16":  # in halves
+        return c.own_layer_s
+    return c.layer_s + (c.host_s * (c.router_kernels + each * experts / layout.expert) / 2.0 if experts else 0.0)
 
 
 def _exchange(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float, hide_s: float) -> float:
@@ -201,8 +216,12 @@ def _data(work: Work, layout: Layout, gpu: Gpu, c: Constants, hide_s: float, mic
 
 
 def _optimizer(work: Work, layout: Layout, gpu: Gpu, c: Constants) -> float:
-    """Adam on this GPU's share, and the norm and zeroing of all gradients here."""
+    """Adam on this GPU's share, the norm and zeroing of all gradients here, and what the host does alone at both ends of a step."""
     dense, expert = parameters_here(work, layout)
     share = dense / (layout.data * layout.context) + expert / max(1, layout.gpus // (layout.pipeline * layout.expert))
     here = share if layout.fsdp else dense + expert
-    return (30.0 * share + 8.0 * here) / (c.bandwidth * gpu.bandwidth)
+    seconds = (30.0 * share + 8.0 * here) / (c.bandwidth * gpu.bandwidth)
+    if work.own:
+        weights = work.model.layers / layout.pipeline * (6 + 2 * work.model.experts / layout.expert)
+        seconds += c.own_step_s + c.own_weight_s * weights
+    return seconds
