@@ -31,9 +31,9 @@ def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime:
     if not torch.cuda.is_available():
         shim.install()
     setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
-    precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32", fp8=fp8)
+    precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32", layers, fp8)  # type: ignore[arg-type]
     gpt.initial_weight = lambda name, shape, seed, std: torch.zeros(()).expand(shape)  # drawn below; on the host it takes minutes
-    build = gpt.build_gpt(model, layers=layers)  # type: ignore[arg-type]
+    build = gpt.build_gpt(model)
     parallel = ParallelConfig(cuda_graphs=graphs)
     engine = Engine(build, parallel, OptimizerConfig(lr=1e-5, clip_grad=1.0) if regime == "master" else None, precision)
     shapes = {p.name: p.param.shape for p in engine.local_parameters()}

@@ -75,14 +75,15 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """Type of the parameters; the optimizer always keeps fp32 master weights and fp32 gradients."""
+    """Type of the parameters, and whose layers compute; the optimizer always keeps fp32 master weights and fp32 gradients."""
 
     params: Literal["fp32", "bf16"] = "fp32"
-    fp8: bool = False  # needs TransformerEngine
+    layers: Literal["ours", "te"] = "ours"  # te: TransformerEngine's, on a GPU where it imports
+    fp8: bool = False  # matrix products in fp8, by TransformerEngine's layers
 
     def __post_init__(self) -> None:
-        if self.fp8 and self.params != "bf16":
-            raise ValueError("fp8: needs params: bf16")
+        if self.fp8 and (self.params, self.layers) != ("bf16", "te"):
+            raise ValueError("fp8: needs params: bf16 and layers: te")
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:

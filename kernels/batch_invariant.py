@@ -60,7 +60,7 @@ class _Mode(TorchDispatchMode):
         if func is _aten.addmm.default and not kwargs:
             return matmul(args[1], args[2]) + args[0]
         if func in _OTHER_PRODUCTS and args[0].is_cuda:  # the CPU's references go row by row with them
-            raise RuntimeError(f"batch_invariant: {func} has no invariant form; the model must run in our layers (layers: ours)")
+            raise RuntimeError(f"batch_invariant: {func} has no invariant form; the model must run in our layers (precision.layers: ours)")
         return func(*args, **kwargs)
 
 

@@ -209,7 +209,7 @@ def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
     with one_rank(), torch.no_grad():
         from .gpt import build_gpt
 
-        engine = Engine(build_gpt(replace(config, layers=1, vocab=8), layers="ours"), ParallelConfig(), None, PrecisionConfig("fp32"))
+        engine = Engine(build_gpt(replace(config, layers=1, vocab=8)), ParallelConfig(), None, PrecisionConfig("fp32"))
         chunk: Any = engine.chunks[0]
         layout = document_layout(batch.cu_seqlens_D1.tolist()).to(engine.device)
         packed = chunk.packed_input(batch.positions_T.to(engine.device), layout)

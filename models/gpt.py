@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
@@ -28,8 +28,6 @@ from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
 from .lora import LoraConfig, attach, initial_adapter
 from .rope import inverse_frequencies, rotation_table
-
-LayerChoice = Literal["auto", "ours", "te"]
 
 
 class GPT(GPTModel):
@@ -99,15 +97,15 @@ class GPTBuilder:
     model: ModelConfig
     value_head: ValueHead = "none"
     lora: LoraConfig | None = None
-    layers: LayerChoice = "auto"
 
     def _use_te(self, precision: PrecisionConfig) -> bool:
-        if self.layers == "te" and not te.available():
-            raise ConfigError("layers: 'te' needs TransformerEngine and a GPU")
-        wanted = self.layers == "te" or (self.layers == "auto" and te.available() and self.lora is None)
-        if precision.fp8 and not wanted:
-            raise ConfigError("precision.fp8: needs TransformerEngine's layers (layers: te)")
-        return wanted
+        if precision.layers == "ours":
+            return False
+        if not te.available():
+            raise ConfigError("precision.layers: 'te' needs TransformerEngine and a GPU")
+        if self.lora is not None:
+            raise ConfigError("precision.layers: 'te' does not go with adapters (lora); use ours")
+        return True
 
     def adam(self, *args: Any, **options: Any) -> None:
         """The kernel of the optimizer's update; see `adam_update`."""
@@ -139,7 +137,7 @@ class GPTBuilder:
         )
         use_te = self._use_te(precision)
         if parallel.cuda_graphs and (use_te or m.experts or precision.params != "bf16"):
-            raise ConfigError("parallel.cuda_graphs: needs our layers without experts (layers: ours) and precision.params: bf16")
+            raise ConfigError("parallel.cuda_graphs: needs our layers (precision.layers: ours) without experts and precision.params: bf16")
         layer = te.te_layer_spec(config) if use_te else layer_spec(config)
         chunks = parallel.virtual_pipeline
         built: list[Any] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]
@@ -155,14 +153,9 @@ class GPTBuilder:
         return built
 
 
-def build_gpt(
-    model: ModelConfig, *, value_head: ValueHead = "none", lora: LoraConfig | None = None, layers: LayerChoice = "auto"
-) -> GPTBuilder:
-    """The builder of a decoder, with a value head or adapters where asked for.
-
-    `layers` chooses our layer specification, TransformerEngine's, or the latter where it can be imported.
-    """
-    return GPTBuilder(model, value_head, lora, layers)
+def build_gpt(model: ModelConfig, *, value_head: ValueHead = "none", lora: LoraConfig | None = None) -> GPTBuilder:
+    """The builder of a decoder, with a value head or adapters where asked for."""
+    return GPTBuilder(model, value_head, lora)
 
 
 def initial_weight(name: str, shape: tuple[int, ...], seed: int, std: float) -> torch.Tensor:

@@ -92,7 +92,7 @@ def _measure(graphs: bool, packed: bool, folder: Path, lora: bool) -> dict[str, 
     from terrella.models.gpt import build_gpt
 
     cuda = torch.cuda.is_available()
-    build = build_gpt(WIDE, layers="ours", lora=LoraConfig(rank=4, alpha=8.0) if lora else None)
+    build = build_gpt(WIDE, lora=LoraConfig(rank=4, alpha=8.0) if lora else None)
     precision = PrecisionConfig("bf16" if cuda else "fp32")  # CPUs are slow in bf16
     engine = Engine(build, ParallelConfig(cuda_graphs=graphs and cuda), OptimizerConfig(lr=1e-3), precision, seed=3)
     chunk: Any = engine.chunks[0]

@@ -187,8 +187,8 @@ def measure_wide(layers: str, precision: str = "bf16", fp8: bool = False, packed
     """Loss, gradients and the losses of a few steps of a model wide enough for every GPU kernel."""
     from terrella.models.gpt import build_gpt
 
-    build = build_gpt(WIDE, layers=layers)  # type: ignore[arg-type]
-    engine = Engine(build, ParallelConfig(), OptimizerConfig(lr=1e-3), PrecisionConfig(precision, fp8=fp8), seed=3)  # type: ignore[arg-type]
+    formats = PrecisionConfig(precision, layers, fp8)  # type: ignore[arg-type]
+    engine = Engine(build_gpt(WIDE), ParallelConfig(), OptimizerConfig(lr=1e-3), formats, seed=3)
     items = batches(4, vocab=WIDE.vocab, packed=packed)
     metrics = engine.accumulate(items, fused_loss)
     gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
@@ -227,7 +227,7 @@ def measure_experts(grouped: bool, parallel: dict[str, Any], precision: str = "f
     """Loss, gradients, and the weights after a step of a model with experts; and how often they were grouped."""
     from terrella.models.gpt import build_gpt
 
-    build = build_gpt(replace(WIDE_MOE, **changes), layers="ours")
+    build = build_gpt(replace(WIDE_MOE, **changes))
     engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=1e-3), PrecisionConfig(precision), seed=3)  # type: ignore[arg-type]
     mine = share(engine, batches(4, vocab=WIDE_MOE.vocab))
     with grouping(grouped) as calls:
