@@ -159,7 +159,6 @@ class Engine:
             if not chunk.training:
                 chunk.train()
             chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
         items, length = self._items(microbatches)
 
         def finish(chunk, output, item):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,40 +52,53 @@ def _adam_kernel(
                 tl.store(copy_ptr + o, p.to(tl.bfloat16), mask=ok)
 
 
-_tables: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+@dataclass(frozen=True)
+class _Launch:
+    """Tensors that one launch takes: seven numbers of each, and the tensor and chunk of each program."""
+
+    table: torch.Tensor
+    place: torch.Tensor
+    copy: bool
+    aligned: bool
 
 
-def _table(rows: tuple[int, ...], parts: list[Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Addresses, seven for a tensor, and the tensor and chunk of each program; made again only when an address has changed."""
-    found = _tables.get(rows)
-    if found is None:
-        for *wide, copy, step in parts:
-            fine = all(x.dtype == torch.float32 and x.is_contiguous() for x in (*wide, step))
-            if not fine or not (copy is None or (copy.dtype == torch.bfloat16 and copy.is_contiguous())):
-                raise ValueError("adam_update: takes contiguous fp32 tensors, and bf16 copies")
-        if len(_tables) == 16:
-            _tables.clear()
-        chunks = [(i, chunk) for i, count in enumerate(rows[6::7]) for chunk in range(cdiv(count, CHUNK))]
-        found = _tables[rows] = (torch.tensor(rows, device=device), torch.tensor(chunks, dtype=torch.int32, device=device))
-    return found
+_launches: dict[tuple[int, ...], list[_Launch]] = {}
+
+
+def _prepare(parts: Sequence[Any], rows: tuple[int, ...], device: torch.device) -> list[_Launch]:
+    """Sort tensors by what a launch must know when it is compiled: whether there is a copy, and whether all is aligned."""
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for i, (*wide, copy, step) in enumerate(parts):
+        fine = all(x.dtype == torch.float32 and x.is_contiguous() for x in (*wide, step))
+        if not fine or not (copy is None or (copy.dtype == torch.bfloat16 and copy.is_contiguous())):
+            raise ValueError("adam_update: takes contiguous fp32 tensors, and bf16 copies")
+        row = rows[7 * i : 7 * i + 7]
+        aligned = not (row[6] % 16 or any(address % 16 for address in row[:5]))
+        if row[6]:
+            kinds.setdefault((copy is not None, aligned), []).extend(row)
+    made = []
+    for (copies, aligned), some in kinds.items():
+        chunks = [(i, chunk) for i, count in enumerate(some[6::7]) for chunk in range(cdiv(count, CHUNK))]
+        table, place = torch.tensor(some, device=device), torch.tensor(chunks, dtype=torch.int32, device=device)
+        made.append(_Launch(table, place, copies, aligned))
+    return made
 
 
 def triton_adam_update(
     parts: Sequence[Any], divisor: torch.Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> None:
     """See `adam_update`."""
-    kinds: dict[tuple[bool, bool], tuple[list[int], list[Any]]] = {}
-    for part in parts:
-        count = part[0].numel()
-        if count:
-            row = [(part[0] if x is None else x).data_ptr() for x in part]
-            aligned = not (count % 16 or any(address % 16 for address in row[:5]))
-            rows, members = kinds.setdefault((part[4] is None, aligned), ([], []))
-            rows += (*row, count)
-            members.append(part)
-    for (own, aligned), (rows, members) in kinds.items():
-        table, place = _table(tuple(rows), members, divisor.device)
-        _adam_kernel[(len(place),)](
-            table, place, divisor, float(lr), betas[0], betas[1], math.log2(betas[0]), math.log2(betas[1]), eps, float(weight_decay),
-            BLOCK=BLOCK, CHUNK=CHUNK, COPY=not own, ALIGNED=aligned, num_warps=8,
+    # Thousands of tensors every step: one loop that only reads addresses, and everything else again only when one of them has changed.
+    rows = tuple([x for p, g, m, v, copy, step in parts for x in (
+        p.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), 0 if copy is None else copy.data_ptr(), step.data_ptr(), p.numel(),
+    )])  # fmt: skip
+    launches = _launches.get(rows)
+    if launches is None:
+        if len(_launches) == 16:
+            _launches.clear()
+        launches = _launches[rows] = _prepare(parts, rows, divisor.device)
+    for launch in launches:
+        _adam_kernel[(len(launch.place),)](
+            launch.table, launch.place, divisor, float(lr), betas[0], betas[1], math.log2(betas[0]), math.log2(betas[1]), eps,
+            float(weight_decay), BLOCK=BLOCK, CHUNK=CHUNK, COPY=launch.copy, ALIGNED=launch.aligned, num_warps=8,
         )  # fmt: skip

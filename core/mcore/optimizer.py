@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,6 +21,16 @@ from .setup import device
 from .transformer import DTYPES
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+Group = tuple[dict[str, Any], list[Any]]  # settings, and the kernel's tuple for every run that has them
+
+
+@dataclass
+class Lookup:
+    """What an update needs of all parameters, kept with the optimizer: to find it again for a thousand weights takes the host 40 ms."""
+
+    pieces: list[torch.Tensor]  # of the gradients, for the norm
+    steps: Any = None  # of all runs, one tensor
+    groups: list[Group] | None = None  # for the kernel; None before the first update and after the state was replaced
 
 
 def wrap_ddp(chunks: list[torch.nn.Module], parallel: ParallelConfig) -> list[torch.nn.Module]:
@@ -33,7 +44,7 @@ def wrap_ddp(chunks: list[torch.nn.Module], parallel: ParallelConfig) -> list[to
         overlap_param_gather=parallel.overlap_param_gather,
     )
     config = chunks[0].config
-    config.finalize_model_grads_func = _finalize
+    config.finalize_model_grads_func = _finalize if parallel.tensor * parallel.pipeline > 1 or _router_remembers(config) else _reduce
     wrapped = [DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
     if parallel.overlap_grad_reduce:
         config.no_sync_func = [chunk.no_sync for chunk in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
@@ -60,6 +71,17 @@ def _finalize(chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = N
     from megatron.core.distributed import finalize_model_grads
 
     finalize_model_grads(chunks, None, **options)  # the weights of the loss already hold its normalisation
+
+
+def _router_remembers(config: Any) -> bool:
+    """Whether routers keep counts over a step, which `_finalize` reads and resets."""
+    return config.moe_router_enable_expert_bias or "global_aux_loss" in config.moe_router_load_balancing_type
+
+
+def _reduce(chunks: list[Any], num_tokens: torch.Tensor | None = None, *, force_all_reduce: bool = False, **groups: Any) -> None:
+    """All that `_finalize` comes to where layers are cut over no ranks; Megatron also walks every module, 3 ms with 500 experts."""
+    for chunk in chunks:
+        chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
 
 
 def build_optimizer(config: OptimizerConfig, precision: PrecisionConfig, wrapped: list[torch.nn.Module]):
@@ -90,6 +112,8 @@ def build_optimizer(config: OptimizerConfig, precision: PrecisionConfig, wrapped
         if isinstance(part.optimizer, torch.optim.AdamW):
             for group in part.optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False
+    optimizer.prepare_grads()  # masters' gradients are views of the fp32 buffers, and stay
+    optimizer.terrella = Lookup(_norm_pieces(optimizer))
     return optimizer
 
 
@@ -99,12 +123,30 @@ def parts(optimizer) -> list:
     return [part for part in chained if not getattr(part, "is_stub_optimizer", False)]
 
 
+def _norm_pieces(optimizer) -> list[torch.Tensor]:
+    """The gradients that the norm counts, neighbours joined: few tensors, however many parameters. The padding between them is zero."""
+    # on a GPU torch adds up a tensor of any size well; on a CPU one by one, and loses 1e-6 over 16,384 elements, 2e-4 over four million
+    size = 1 << (26 if device().type == "cuda" else 12)
+    counted = {grad.data_ptr() for part in parts(optimizer) for grad in part.get_main_grads_for_grad_norm()}
+    pieces: list[torch.Tensor] = []
+    for members in _buckets(optimizer):
+        grads: list[Any] = [part.master.grad for part in members]
+        for part, grad in zip(members, grads, strict=True):
+            if grad.untyped_storage().data_ptr() != part.param.main_grad.untyped_storage().data_ptr():  # type: ignore[attr-defined]
+                raise RuntimeError("optimizer: a gradient is a copy, which would never change again")
+        for wanted, run in groupby(sorted(grads, key=torch.Tensor.storage_offset), lambda grad: grad.data_ptr() in counted):
+            first, *rest = run
+            last = rest[-1] if rest else first
+            if wanted:
+                length = last.storage_offset() + last.numel() - first.storage_offset()
+                pieces += first.as_strided((length,), (1,)).split(size)
+    return pieces
+
+
 def grad_norm(optimizer) -> torch.Tensor:
     """Norm of the whole gradient, each parameter counted once; stays on the device. Collective."""
-    grads = [grad for part in parts(optimizer) for grad in part.get_main_grads_for_grad_norm()]
-    squares = torch.zeros((), device=device())
-    if grads:
-        squares = torch.stack(torch._foreach_norm(grads)).square().sum()
+    pieces = optimizer.terrella.pieces
+    squares = torch.stack(torch._foreach_norm(pieces)).square().sum() if pieces else torch.zeros((), device=device())
     dist.all_reduce(squares, group=optimizer.get_grad_stats_parallel_group())
     return squares.sqrt()
 
@@ -115,7 +157,6 @@ def update(optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float, ke
     Gradients are divided and a step is skipped inside the update's kernel, so that the host never waits for the norm: ours on CUDA, torch's
     fused one on CPU. Another Adam (TransformerEngine's or apex's, where Megatron found it) is asked only once the norm is known.
     """
-    optimizer.prepare_grads()
     norm = grad_norm(optimizer)
     divisor = ((norm + 1e-6) / config.clip_grad).clamp(min=1.0) if config.clip_grad > 0 else torch.where(norm.isfinite(), 1.0, norm)
     for part in parts(optimizer):
@@ -142,19 +183,29 @@ def update(optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float, ke
 
 
 def _update_by_kernel(optimizer, kernel: Callable[..., None], norm: torch.Tensor, divisor: torch.Tensor) -> None:
-    found = list(state_parts(optimizer))
-    groups: dict[int, tuple[dict[str, Any], list[Any]]] = {}
+    lookup: Lookup = optimizer.terrella
+    if lookup.groups is None:
+        lookup.steps, lookup.groups = _kernel_groups(list(state_parts(optimizer)))
+    lookup.steps.add_(norm.isfinite())
+    for settings, members in lookup.groups:
+        kernel(members, divisor, **{key: settings[key] for key in ("lr", "betas", "eps", "weight_decay")})
+
+
+def _kernel_groups(found: list[StatePart]) -> tuple[torch.Tensor, list[Group]]:
+    """The kernel's arguments, made where there are none yet, and the steps of all runs as one tensor."""
+    groups: dict[int, Group] = {}
     for part in found:
         if not part.state:
             part.state["step"] = torch.zeros((), device=part.master.device)
             part.state.update({name: torch.zeros_like(part.master) for name in MOMENTS})
+    steps = torch.stack([part.state["step"] for part in found]) if found else torch.zeros(0, device=device())
+    for part, step in zip(found, steps.unbind(), strict=True):
+        part.state["step"] = step
         run_N = part.param.data.view(-1)[part.start : part.end]
         copy_N = None if run_N.data_ptr() == part.master.data_ptr() else run_N  # fp32 weights are their own masters
-        one = (part.master.data, part.master.grad, *(part.state[name] for name in MOMENTS), copy_N, part.state["step"])
+        one = (part.master.data, part.master.grad, *(part.state[name] for name in MOMENTS), copy_N, step)
         groups.setdefault(id(part.group), (part.group, []))[1].append(one)
-    torch._foreach_add_([part.state["step"] for part in found], norm.isfinite().float())
-    for settings, members in groups.values():
-        kernel(members, divisor, **{key: settings[key] for key in ("lr", "betas", "eps", "weight_decay")})
+    return steps, list(groups.values())
 
 
 @dataclass(frozen=True)
@@ -169,17 +220,25 @@ class StatePart:
     group: dict[str, Any]  # its settings: learning rate, decay
 
 
-def state_parts(optimizer) -> Iterator[StatePart]:
-    """Every run of every parameter that this rank optimizes."""
+def _buckets(optimizer) -> Iterator[list[StatePart]]:
+    """This rank's share of each bucket of a gradient buffer: a contiguous part of it, cut into parameters' runs."""
     for part in parts(optimizer):
         for buffers in part.gbuf_ranges:
             for buckets in buffers.values():
                 for bucket in buckets:
+                    found = []
                     for param, ranges in bucket["param_map"].items():
                         group, order = part.model_param_group_index_map[param]
                         settings = part.optimizer.param_groups[group]
-                        master = settings["params"][order]
-                        yield StatePart(param, ranges["param"].start, ranges["param"].end, master, part.optimizer.state[master], settings)
+                        master, run = settings["params"][order], ranges["param"]
+                        found.append(StatePart(param, run.start, run.end, master, part.optimizer.state[master], settings))
+                    yield found
+
+
+def state_parts(optimizer) -> Iterator[StatePart]:
+    """Every run of every parameter that this rank optimizes."""
+    for bucket in _buckets(optimizer):
+        yield from bucket
 
 
 def update_count(optimizer) -> int:
@@ -196,6 +255,7 @@ def update_count(optimizer) -> int:
 
 def set_state(optimizer, part: StatePart, master: torch.Tensor, moments: dict[str, torch.Tensor], count: int) -> None:
     """Overwrite one run's master weights and moments; every run gets a step tensor of its own."""
+    optimizer.terrella.groups = None
     part.master.data.copy_(master)
     if count == 0:
         part.state.clear()
@@ -221,6 +281,7 @@ def publish_masters(optimizer) -> None:
 def refresh_masters(optimizer) -> None:
     """Take the model's parameters, just overwritten, as the new master weights and forget the moments."""
     optimizer.reload_model_params()
+    optimizer.terrella.groups = None
     for part in parts(optimizer):
         part.optimizer.state.clear()
         for group in part.optimizer.param_groups:

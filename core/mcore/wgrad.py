@@ -12,7 +12,7 @@ import torch
 
 def add_weight_grad(inputs: torch.Tensor, grads: torch.Tensor, total: torch.Tensor) -> None:
     """total += grads.T @ inputs, both with one row for each token; `total` is fp32."""
-    if not len(inputs):  # an expert that no token chose
+    if not inputs.numel():  # an expert that no token chose
         return
     if inputs.dtype == total.dtype:
         total.addmm_(grads.t(), inputs)

@@ -117,20 +117,41 @@ def schedule() -> list[float]:
     return [engine.step(jobs.batches(1), jobs.cross_entropy).lr for _ in range(3)]
 
 
+def _kernel_step(engine: Engine, seed: int) -> float:
+    from terrella.core.mcore import optimizer as adam
+
+    engine.accumulate(jobs.share(engine, jobs.batches(4, seed=seed)), jobs.cross_entropy)
+    norm = adam.grad_norm(engine.optimizer)
+    adam._update_by_kernel(engine.optimizer, engine.build.adam, norm, norm.clamp(min=1.0))
+    adam.start_gather(engine._wrapped)
+    return float(norm)
+
+
+def kernel_resumes(folder: str, precision: str) -> bool:
+    """Steps by the kernel after a checkpoint was loaded into an engine that had made other steps, and after an offload: bit for bit."""
+    first, other = (jobs.make_engine({}, precision=precision) for _ in range(2))
+    _kernel_step(first, 1)
+    first.save(Path(folder))
+    norms = [_kernel_step(first, seed) for seed in (2, 3)]
+    _kernel_step(other, 7)
+    other.load(Path(folder))
+    again = [_kernel_step(other, 2)]
+    other.offload()
+    other.reload()
+    again.append(_kernel_step(other, 3))
+    pairs = zip(first.local_parameters(), other.local_parameters(), strict=True)
+    return norms == again and all(torch.equal(a.param, b.param) for a, b in pairs)
+
+
 def kernel_update(precision: str) -> float:
     """Two updates by the kernel that CUDA uses (here its plain form) against torch's own: the largest difference of any weight."""
     from terrella.core.mcore import optimizer as adam
 
     plain, other = jobs.make_engine({}, precision=precision), jobs.make_engine({}, precision=precision)
     for seed in (1, 2):
-        items = jobs.share(plain, jobs.batches(4, seed=seed))
-        expected = plain.step(items, jobs.cross_entropy)
-        other.accumulate(items, jobs.cross_entropy)
-        other.optimizer.prepare_grads()
-        norm = adam.grad_norm(other.optimizer)
-        assert abs(float(norm) - expected.grad_norm) <= 1e-4 * expected.grad_norm
-        adam._update_by_kernel(other.optimizer, other.build.adam, norm, norm.clamp(min=1.0))
-        adam.start_gather(other._wrapped)
+        expected = plain.step(jobs.share(plain, jobs.batches(4, seed=seed)), jobs.cross_entropy)
+        norm = _kernel_step(other, seed)
+        assert abs(norm - expected.grad_norm) <= 1e-4 * expected.grad_norm
     assert adam.update_count(other.optimizer) == 2
     pairs = zip(plain.local_parameters(), other.local_parameters(), strict=True)
     return max(float((a.param.float() - b.param.float()).abs().max()) for a, b in pairs)

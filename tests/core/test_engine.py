@@ -98,6 +98,11 @@ def test_the_kernel_updates_as_torch_does(precision: str, allowed: float) -> Non
     assert max(run_ranks(f"{JOBS}:kernel_update", 2, precision=precision)) <= allowed
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_kernel_goes_on_from_a_checkpoint(tmp_path: Path, precision: str) -> None:
+    assert all(run_ranks(f"{JOBS}:kernel_resumes", 2, folder=str(tmp_path / "saved"), precision=precision))
+
+
 def test_profile_is_asked_for_by_the_environment(tmp_path: Path) -> None:
     run_ranks(f"{JOBS}:profiled_by_environment", 1, folder=str(tmp_path))
     events = json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]

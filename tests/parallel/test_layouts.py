@@ -56,6 +56,8 @@ def compare(reference: dict, other: dict) -> None:
     assert abs(other["metrics"]["loss"] - reference["metrics"]["loss"]) <= TOLERANCE * abs(reference["metrics"]["loss"])
     assert other["metrics"]["tokens"] == reference["metrics"]["tokens"]
     assert abs(other["norm"] - norm) <= TOLERANCE * norm
+    whole = sum(float(gradient.double().square().sum()) for gradient in other["gradients"].values()) ** 0.5
+    assert abs(other["norm"] - whole) <= TOLERANCE * norm  # every parameter once
     assert other["gradients"].keys() == reference["gradients"].keys()
     for name, gradient in reference["gradients"].items():
         error = (other["gradients"][name] - gradient).norm() / max(gradient.norm(), 1e-3 * norm)
