@@ -65,6 +65,7 @@ def refusals() -> dict[str, str]:
     message("no optimizer", lambda: scorer.step(jobs.batches(1), jobs.cross_entropy))
     message("nothing", lambda: scorer.score([], jobs.score))
     message("other layout", lambda: jobs.make_engine({"tensor": 2}))
+    message("no GPU", lambda: Engine(build_gpt(jobs.DENSE), ParallelConfig(), None, PrecisionConfig("bf16", "te", fp8=True)))
     engine = jobs.make_engine({})
 
     def misnamed(hidden_TH, head, batch):

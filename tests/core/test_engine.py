@@ -44,7 +44,8 @@ def test_settings_that_cannot_be() -> None:
         (ParallelConfig, {"cuda_graphs": True, "recompute": "full"}, "recompute: none"),
         (OptimizerConfig, {"schedule": "cosine"}, "total_steps"),
         (OptimizerConfig, {"min_lr": 1.0}, "min_lr"),
-        (PrecisionConfig, {"fp8": True}, "fp8: needs params: bf16"),
+        (PrecisionConfig, {"fp8": True, "layers": "te"}, "fp8: needs params: bf16"),
+        (PrecisionConfig, {"fp8": True, "params": "bf16"}, "fp8: needs .* layers: te"),
     ):
         with pytest.raises(ValueError, match=message):
             kind(**values)
@@ -76,6 +77,7 @@ def test_refusals() -> None:
     assert "can only score" in first["no optimizer"]
     assert "at least one" in first["nothing"]
     assert "same layout" in first["other layout"]
+    assert "precision.layers: 'te' needs TransformerEngine and a GPU" in first["no GPU"]
     assert "different metric names" in first["names"] and "different metric names" in second["names"]
 
 
