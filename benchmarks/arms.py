@@ -3,7 +3,7 @@
 Every number of `results/*.json` is one row: the case is recipe, seed and table, the implementation the arm, the metric the column. Scores
 are written as the table holds them (a share, a distance, a count), and `p20` and `p80` of a score are the ends of its 95 % interval, as
 its unit says. Paired differences between arms come from the outcome of the evaluation. Speeds come from `metrics.jsonl`, without each
-stage's first step, with their true 20th and 80th percentiles.
+stage's first step, with their true 20th and 80th percentiles; learning curves too (curves.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ..core.metrics import MetricsFile
-from . import record
+from . import curves, record
 
 SCORE, SCORE_WITH_INTERVAL = "score", "score, 95 % interval"
 SPEEDS = {"time/tokens_per_s": ("tokens_per_s", "1/s"), "time/step_s": ("step", "s"), "time/rollout_s": ("rollout", "s")}
@@ -92,6 +92,8 @@ def rows_of(run: Path, bench: str, command: str, run_id: str | None = None) -> l
     for stage, metric, values, unit in speeds(run):
         cuts = statistics.quantiles(values, n=5) if len(values) > 1 else [None] * 4
         recorder.add(whole, called.get(stage, stage), metric, statistics.median(values), unit, cuts[0], cuts[3])
+    for metric, stage, step, mean in curves.curves(run):
+        recorder.add(f"{whole}{curves.MARK}{metric}", called.get(stage, stage), str(step), mean, SCORE)
     for stage, told in outcomes(run):
         if "time/stage_s" in told:
             recorder.add(whole, called.get(stage, stage), "stage", float(told["time/stage_s"]), "s")

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from terrella.benchmarks import record
 from terrella.core.errors import ConfigError, TerrellaError
-from terrella.launch.bench import CHARTS, as_baseline, available, bench, draw, judge, run
+from terrella.launch.bench import CHARTS, CURVES, as_baseline, available, bench, draw, judge, run
 
 
 def row(metric: str, value: float, unit: str, impl: str = "terrella") -> record.Row:
@@ -89,7 +89,7 @@ def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
 
 def test_charts_show_the_newest_run_of_the_record(tmp_path: Path) -> None:
     drawn = {path.name: path.read_text() for path in draw(record.read(), tmp_path)}
-    assert "kernels.svg" in drawn and set(drawn) <= set(CHARTS)
+    assert "kernels.svg" in drawn and set(drawn) <= {*CHARTS, *CURVES}
     kernels = [r for r in record.read() if r.bench == "kernels" and "NVIDIA" in r.gpu]
     run = record.latest_run(kernels, "kernels")
     for case, _ in CHARTS["kernels.svg"][3]:
