@@ -58,7 +58,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "transformers liger autocast": {"regimes": ("master",), "needs": "liger_kernel"},
     "transformers sdpa": {"regimes": BOTH},
     "terrella TE": {"regimes": BOTH, "needs": "transformer_engine"},
-    "terrella TE fp8": {"regimes": ("master",), "needs": "transformer_engine"},
+    "terrella TE fp8": {"regimes": BOTH, "needs": "transformer_engine"},
     "megatron-core TE": {"regimes": BOTH, "needs": "transformer_engine", "even": True},
     "transformers compile": {"regimes": BOTH, "needs": "cuda"},
 }
