@@ -95,7 +95,7 @@ def _measured(
         rows = [(stage.name, "model", told), ("the commoner answer of each kind of task", "baseline", guessed)]
         rows += [(name, "model", _accuracy(part)) for name, part in parts.items() if part]
         table = {
-            "title": "Outcome reward model on held-out tasks",
+            "title": f"Outcome reward model on held-out tasks: {stage.name}",
             "columns": ["accuracy", "mean of both classes", "of successes", "of failures", "always the commoner answer"],
             "rows": [{"name": name, "kind": kind, "cells": [_cell(found[key]) for key in SHARES]} for name, kind, found in rows],
             "note": f"{len(chosen)} trajectories of {len({t.intent for t, _ in chosen})} tasks that it was not trained on, against the"
