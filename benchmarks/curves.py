@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from ..core.metrics import MetricsFile
-from .record import Row
+from .record import Row, latest_run
 
 METRICS = ("agent/success", "reward/mean")  # the first that a stage has
 STRETCHES = 15
@@ -34,10 +34,10 @@ def curves(run: Path) -> Iterator[tuple[str, str, int, float]]:
             yield key, stage, stretch[-1][0], statistics.fmean(value for _, value in stretch)
 
 
-def lines_of(rows: list[Row], metric: str) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """(arm, case) -> points, of the newest run that has curves of the metric."""
-    drawn = [row for row in rows if row.case.endswith(MARK + metric)]
-    newest = max((row.date, row.run_id) for row in drawn)[1] if drawn else None
+def lines_of(rows: list[Row], bench: str, metric: str) -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """(arm, case) -> points, of the newest run of a bench that has curves of the metric."""
+    drawn = [row for row in rows if row.bench == bench and row.case.endswith(MARK + metric)]
+    newest = latest_run(drawn, bench) if drawn else None
     lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in drawn:
         if row.run_id == newest:
@@ -45,11 +45,11 @@ def lines_of(rows: list[Row], metric: str) -> dict[tuple[str, str], list[tuple[i
     return {key: sorted(points) for key, points in lines.items()}
 
 
-def chart(rows: list[Row], metric: str, title: str) -> str:
+def chart(rows: list[Row], bench: str, metric: str, title: str) -> str:
     """SVG of a share by step: an arm has a colour, a seed a line."""
-    lines = lines_of(rows, metric)
+    lines = lines_of(rows, bench, metric)
     if not lines:
-        raise ValueError(f"no curves of {metric!r}")
+        raise ValueError(f"no curves of {metric!r} in bench {bench!r}")
     arms = list(dict.fromkeys(arm for arm, _ in lines))
     steps = max(step for points in lines.values() for step, _ in points)
     top = max(0.1, max(value for points in lines.values() for _, value in points))

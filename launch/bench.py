@@ -47,7 +47,7 @@ CHARTS = {
     "sync.svg": ("sync", "seconds", "Weights from trainer to sampler: shorter is better", ()),
     "e2e.svg": ("e2e", "tokens_per_s", "A whole RL step: longer is better", ()),
 }
-CURVES = {"spa.svg": ("agent/success", "Sokoban: episodes solved in training, by arm; a line is a seed")}
+CURVES = {"spa.svg": ("spa", "agent/success", "Sokoban: episodes solved in training, by arm; a line is a seed")}
 SLOWER, LARGER = 0.10, 0.01  # what `--compare` lets pass: time, and memory
 MEMORY_UNITS = ("GiB", "GB", "MB")
 
@@ -111,10 +111,10 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     from ..benchmarks import curves, record
 
     written = []
-    for file, (metric, title) in CURVES.items():
-        if curves.lines_of(rows, metric):
+    for file, (bench, metric, title) in CURVES.items():
+        if curves.lines_of(rows, bench, metric):
             written.append(make_folder(folder) / file)
-            write_atomic(written[-1], curves.chart(rows, metric, title))
+            write_atomic(written[-1], curves.chart(rows, bench, metric, title))
     for file, (bench, metric, title, wanted) in CHARTS.items():
         found = [r for r in rows if r.bench == bench and r.metric == metric and not r.run_id.startswith(record.BASELINE)]
         on_gpu = [r for r in found if "NVIDIA" in r.gpu]

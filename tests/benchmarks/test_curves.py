@@ -29,11 +29,11 @@ def test_the_newest_run_is_drawn_with_a_colour_for_each_arm() -> None:
             for step in (20, 10):
                 recorder.add(f"r seed {seed}{curves.MARK}agent/success", arm, str(step), step / 40, "score")
     old = [replace(row, run_id="old", date="2020-01-01T00:00:00Z", impl="gone") for row in recorder.rows]
-    lines = curves.lines_of(old + recorder.rows, "agent/success")
+    lines = curves.lines_of(old + recorder.rows, "spa", "agent/success")
     assert lines["SPA", "r seed 1"] == [(10, 0.25), (20, 0.5)] and len(lines) == 4
-    picture = curves.chart(old + recorder.rows, "agent/success", "a < b")
+    picture = curves.chart(old + recorder.rows, "spa", "agent/success", "a < b")
     paths = [e for e in ElementTree.fromstring(picture).iter() if e.get("stroke")]
     assert len(paths) == 6 and len({e.get("stroke") for e in paths}) == 2  # four lines, two keys
     assert "gone" not in picture and "a &lt; b" in picture and f"L{curves.LEFT + curves.WIDTH}.0 {curves.TOP}.0" in picture
     with pytest.raises(ValueError, match="no curves"):
-        curves.chart(recorder.rows, "reward/mean", "t")
+        curves.chart(recorder.rows, "language", "agent/success", "t")

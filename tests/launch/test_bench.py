@@ -89,7 +89,7 @@ def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
 
 def test_charts_show_the_newest_run_of_the_record(tmp_path: Path) -> None:
     drawn = {path.name: path.read_text() for path in draw(record.read(), tmp_path)}
-    assert "kernels.svg" in drawn and set(drawn) <= {*CHARTS, *CURVES}
+    assert {"kernels.svg", "spa.svg"} <= set(drawn) <= {*CHARTS, *CURVES}
     kernels = [r for r in record.read() if r.bench == "kernels" and "NVIDIA" in r.gpu]
     run = record.latest_run(kernels, "kernels")
     for case, _ in CHARTS["kernels.svg"][3]:
