@@ -27,7 +27,7 @@ def weights() -> dict[str, torch.Tensor]:
         p + "mlp.linear_fc1.weight": (2 * CONFIG.ffn, h),
         p + "mlp.linear_fc2.weight": (h, CONFIG.ffn),
     }
-    named = {name: torch.randn(*shape, generator=g) * 0.5 for name, shape in shapes.items()}
+    named = {name: torch.randn(*shape, generator=g) * 0.2 for name, shape in shapes.items()}
     ones = ("decoder.final_layernorm.weight", p + "input_layernorm.weight", p + "pre_mlp_layernorm.weight")
     return named | {name: torch.ones(h) for name in ones}
 
