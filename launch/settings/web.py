@@ -136,6 +136,7 @@ class WebOrm:
     init: str
     data: list[str]  # demonstrations and rollouts
     training: Training
+    prompts: float = 0.0  # weight of the tokens that are read
     heldout_every: int = 5  # every so many-th task is held out
     tested: list[str] = field(default_factory=list)  # stages of `data` whose held-out tasks are measured; empty for all of them
     uses: ClassVar[tuple[str, ...]] = ("init", "data")

@@ -64,15 +64,25 @@ def _tags(files: tuple[str, ...]) -> dict[str, Task]:
     return load_tasks(*files)
 
 
-def make_world(start: WebStart, test: bool = False) -> WebWorld:
-    """A world of the training or of the test tag."""
+def _tag(start: WebStart, test: bool) -> Task:
     tag = start.test_tag if test else start.tag
     known = _tags(tuple(start.tag_files))
     if tag not in known or known[tag].world != "web":
         raise ConfigError(f"tag: '{tag}' is no tag of a web world; see rl/worlds/tags.yaml and tag_files")
-    if known[tag].config["backend"] == "chromium":  # stages call worlds from several threads
-        return HostedWorld(**known[tag].config)
-    world = known[tag].make()
+    return known[tag]
+
+
+def uses_browser(start: WebStart) -> bool:
+    """Whether the training tasks are played in Chromium."""
+    return _tag(start, False).config["backend"] == "chromium"
+
+
+def make_world(start: WebStart, test: bool = False) -> WebWorld:
+    """A world of the training or of the test tag."""
+    tag = _tag(start, test)
+    if tag.config["backend"] == "chromium":  # stages call worlds from several threads
+        return HostedWorld(**tag.config)
+    world = tag.make()
     assert isinstance(world, WebWorld)
     return world
 

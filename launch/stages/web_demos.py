@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ...core.files import make_folder
 from ...core.progress import Progress
+from ...data.shards.writer import ordered_map
 from ...rl.webrl.astray import stray
-from ...rl.webrl.episode import demonstrate
+from ...rl.webrl.episode import WebEpisode, demonstrate
+from ...rl.webrl.prompts import Prompter
 from ...rl.webrl.steps import WebTrajectory, converted, write_trajectories
 from ...rl.worlds.web.generate import CONTENT, SiteTask
+from ...rl.worlds.web.world import WebWorld
 from ..job import Job
-from ..settings.web import WebDemos
-from .web import STEPS, TASKS, Players, pool_of, prompter_of, seeded, start_of, write_tasks
+from ..settings.web import WebDemos, WebStart
+from .web import STEPS, TASKS, make_world, pool_of, prompter_of, seeded, start_of, uses_browser, write_tasks
+
+PART = 250  # tasks that a process plays at a time; fewer than twice as many are not worth starting one
 
 
 def run(stage: WebDemos, job: Job) -> dict[str, Any]:
@@ -34,26 +43,52 @@ def run(stage: WebDemos, job: Job) -> dict[str, Any]:
 
 
 def _played(stage: WebDemos, job: Job, tasks: list[SiteTask]) -> tuple[list[WebTrajectory], int]:
-    """The oracle's trajectories, and in how many a page was cut."""
-    players, kept, cut = Players(job), [], 0
-    alike: dict[tuple[int, int], list[SiteTask]] = {}
-    for task in pool_of(players.start) if stage.astray else ():
-        alike.setdefault(_kind(task), []).append(task)
+    """The oracle's trajectories, and in how many a page was cut. Many play on all cores at once: the same ones, in the same order."""
+    oracle = Oracle(stage, start_of(job), prompter_of(job), job.recipe.seed)
+    workers = 0 if uses_browser(oracle.start) or len(tasks) < 2 * PART else len(os.sched_getaffinity(0))
+    played: list[tuple[WebTrajectory, bool]] = []
     progress = Progress(stage.name, len(tasks) * stage.samples)
-    for number, task in enumerate(tasks):
-        for sample in range(stage.samples):
-            rng = seeded(job, f"{stage.name} {number}" + (f" {sample}" if sample else ""))
-            episode = players.episode(0, task, number, sample)
-            if stage.astray and rng.random() < stage.astray:
-                stray(episode, rng.choice(alike[_kind(task)]).steps, rng)
+    for found in ordered_map(oracle.play, enumerate(tasks), workers, PART):
+        played += found
+        progress.update(len(played))
+    return [t for t, _ in played], sum(cut for _, cut in played)
+
+
+@dataclass
+class Oracle:
+    """Plays tasks; a copy of it plays in another process."""
+
+    stage: WebDemos
+    start: WebStart
+    prompter: Prompter
+    seed: int
+
+    @cached_property
+    def world(self) -> WebWorld:
+        return make_world(self.start)
+
+    @cached_property
+    def alike(self) -> dict[tuple[int, int], list[SiteTask]]:
+        """The pool by kind of task."""
+        found: dict[tuple[int, int], list[SiteTask]] = {}
+        for task in pool_of(self.start):
+            found.setdefault(_kind(task), []).append(task)
+        return found
+
+    def play(self, numbered: tuple[int, SiteTask]) -> list[tuple[WebTrajectory, bool]]:
+        """All samples of a task, and whether a page of theirs was cut."""
+        (number, task), found = numbered, []
+        for sample in range(self.stage.samples):
+            rng = random.Random(f"{self.seed} {self.stage.name} {number}" + (f" {sample}" if sample else ""))
+            episode = WebEpisode(self.world, task, number, sample, self.prompter)
+            if self.stage.astray and rng.random() < self.stage.astray:
+                stray(episode, rng.choice(self.alike[_kind(task)]).steps, rng)
             else:
-                demonstrate(episode, stage.noise, rng)
+                demonstrate(episode, self.stage.noise, rng)
             if episode.fault is not None:
                 raise RuntimeError(f"task {task.task.task_id}: {episode.fault.reason}")
-            kept.append(episode.trajectory(f"{number:06d}-{sample}"))
-            cut += episode.cut > 0
-            progress.update(len(kept))
-    return kept, cut
+            found.append((episode.trajectory(f"{number:06d}-{sample}"), episode.cut > 0))
+        return found
 
 
 def _kind(task: SiteTask) -> tuple[int, int]:

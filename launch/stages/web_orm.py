@@ -70,7 +70,8 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     engine = build_engine(job, stage.training.optimizer, stage.init)
 
     def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
-        return [replace(built[i], ce=np.asarray(built[i].ce) * np.float32(weights[i] / len(whole))) for i in mine]
+        seen = sum(len(built[i].ids) - 2 for i in whole)
+        return [replace(built[i], ce=_weighed(built[i], weights[i] / len(whole), stage.prompts / seen)) for i in mine]
 
     loss = make_loss(PolicySettings())
     outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})
@@ -78,6 +79,13 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
     told = _measured(stage, job, judged, [t for name, t in known if name in stage.measured and not held_out(t.intent, stage.heldout_every)])
     return {**outcome, "learnt": {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins}, **told}
+
+
+def _weighed(row: TrainSequence, verdict: float, read: float) -> np.ndarray:
+    """The verdict's weight on its token, and that of what is read on every token after the first."""
+    found = np.asarray(row.ce) * np.float32(verdict)
+    found[1:-1] = np.float32(read)
+    return found
 
 
 def _measured(

@@ -62,7 +62,7 @@ def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
     orm, start = found["orm"], found["start"]
     base = found["orm-base"]
     assert base.data == ["strayed"] and orm.init == "orm-base" and base.heldout_every == orm.heldout_every  # the same tasks are held out
-    assert orm.tested == ["judged"] and found["judged"].tasks == "judged-tasks" and found["judged"].samples == 1
+    assert orm.data == ["judged"] and found["judged"].tasks == "judged-tasks" and found["judged"].samples == 1
     pool = pool_of(start)
     demos = set(random.Random("0 demos").sample([t.task.intent for t in pool], found["demos"].count))  # as the stage draws them
     failed = [trajectory(t.task.task_id, t.task.intent) for t in pool if t.task.intent in demos][::3]
@@ -70,7 +70,7 @@ def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
     tested = {t.task.intent for t in tasks if held_out(t.task.intent, orm.heldout_every)}
     assert len(tested) >= 500 and not tested & demos
     with pytest.raises(ConfigError, match="tested: first is not in data"):
-        stages("webrl-sites-1gpu", "stages.8.data=[judged]", "stages.8.tested=[first]")
+        stages("webrl-sites-1gpu", "stages.8.tested=[first]")
 
 
 def trajectory(task_id: str, intent: str) -> WebTrajectory:
