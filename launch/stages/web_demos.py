@@ -23,7 +23,8 @@ from ..job import Job
 from ..settings.web import WebDemos, WebStart
 from .web import STEPS, TASKS, make_world, pool_of, prompter_of, seeded, start_of, uses_browser, write_tasks
 
-PART = 250  # tasks that a process plays at a time; fewer than twice as many are not worth starting one
+PART = 250  # tasks that a process plays at a time
+WORTH = 2000  # demonstrations that repay the start of a process
 
 
 def run(stage: WebDemos, job: Job) -> dict[str, Any]:
@@ -45,7 +46,9 @@ def run(stage: WebDemos, job: Job) -> dict[str, Any]:
 def _played(stage: WebDemos, job: Job, tasks: list[SiteTask]) -> tuple[list[WebTrajectory], int]:
     """The oracle's trajectories, and in how many a page was cut. Many play on all cores at once: the same ones, in the same order."""
     oracle = Oracle(stage, start_of(job), prompter_of(job), job.recipe.seed)
-    workers = 0 if uses_browser(oracle.start) or len(tasks) < 2 * PART else len(os.sched_getaffinity(0))
+    workers = min(len(os.sched_getaffinity(0)), len(tasks) * stage.samples // WORTH)
+    if workers < 2 or uses_browser(oracle.start):
+        workers = 0
     played: list[tuple[WebTrajectory, bool]] = []
     progress = Progress(stage.name, len(tasks) * stage.samples)
     for found in ordered_map(oracle.play, enumerate(tasks), workers, PART):

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...kernels.policy import PolicySettings
 from ...rl.objective import make_loss
 from ...rl.statistics import Estimate
-from ...rl.webrl.orm import NO, YES, accuracy, by_kind, verdict_row, yes_score
+from ...rl.webrl.orm import NO, YES, accuracy, by_kind, verdict_row, weighed, yes_score
 from ...rl.webrl.prompts import single_token
 from ...rl.webrl.steps import WebTrajectory
 from ..job import Job
@@ -71,7 +69,7 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
 
     def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
         seen = sum(len(built[i].ids) - 2 for i in whole)
-        return [replace(built[i], ce=_weighed(built[i], weights[i] / len(whole), stage.prompts / seen)) for i in mine]
+        return [weighed(built[i], weights[i] / len(whole), stage.prompts / seen) for i in mine]
 
     loss = make_loss(PolicySettings())
     outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})
@@ -79,13 +77,6 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
     told = _measured(stage, job, judged, [t for name, t in known if name in stage.measured and not held_out(t.intent, stage.heldout_every)])
     return {**outcome, "learnt": {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins}, **told}
-
-
-def _weighed(row: TrainSequence, verdict: float, read: float) -> np.ndarray:
-    """The verdict's weight on its token, and that of what is read on every token after the first."""
-    found = np.asarray(row.ce) * np.float32(verdict)
-    found[1:-1] = np.float32(read)
-    return found
 
 
 def _measured(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -42,6 +43,14 @@ def verdict_row(prompter: Prompter, trajectory: WebTrajectory) -> TrainSequence:
     ce = np.zeros(len(prompt) + 1, np.float32)
     ce[-1] = 1.0
     return TrainSequence(np.asarray([*prompt, word], np.int64), ce=ce)
+
+
+def weighed(row: TrainSequence, verdict: float, read: float) -> TrainSequence:
+    """The row with these weights on its verdict and on every token that is read, but for the first, which follows nothing. Reading is
+    worth learning: without it a model from scratch tells near misses from successes far worse (docs/web.md)."""
+    ce = np.full(len(row.ids), read, np.float32)
+    ce[0], ce[-1] = 0.0, verdict
+    return replace(row, ce=ce)
 
 
 def yes_score(yes: int, no: int):

@@ -123,6 +123,9 @@ def test_verdict_prompt_keeps_its_header_and_scores_yes_against_no() -> None:
     row = orm.verdict_row(prompter, long)
     text = tokenizer.decode(row.ids)
     assert len(row.ids) == 501 and text.endswith(f"{ASSISTANT}\n\nNO") and "exit(); now" in text and row.ce.sum() == 1
+    weighed = orm.weighed(row, 3.0, 0.25)
+    assert weighed.ids is row.ids and weighed.ce.tolist() == [0.0, *[0.25] * 499, 3.0]  # the first token follows nothing
+    assert orm.weighed(row, 1.0, 0.0).ce.tolist() == row.ce.tolist()
     many, _ = prompter.verdict("find it", [f"do({i})" for i in range(100)], "")
     assert len(many) <= 500 and "do(99)\n" in tokenizer.decode(many) and "do(0)" not in tokenizer.decode(many)
     rows = [row, orm.verdict_row(prompter, told)]
