@@ -143,15 +143,16 @@ def compare(rows: list[Row], new: list[Row], tolerance: float = 0.10) -> list[st
 
 
 def chart(rows: list[Row], bench: str, cases: list[tuple[str, str]], metric: str = "ms", title: str = "") -> str:
-    """Horizontal bars (SVG) of one metric, a panel for every (case, caption), each from the newest run that has it; ours in colour."""
+    """Horizontal bars (SVG) of one metric, a panel for every (case, caption), each from one run: of those that measured the most
+    implementations the newest. Ours in colour."""
     latest_run(rows, bench)  # none at all is an error
     parts, y = [], 44
     for case, caption in cases:
         found = [r for r in rows if r.bench == bench and r.case == case and r.metric == metric]
         if not found:
             continue
-        run = latest_run(found, bench)
-        bars = sorted((r for r in found if r.run_id == run), key=lambda r: r.value)
+        runs = [[r for r in found if r.run_id == run] for run in {r.run_id for r in found}]
+        bars = sorted(max(runs, key=lambda run: (len({r.impl for r in run}), max(r.date for r in run))), key=lambda r: r.value)
         widest = max(r.value for r in bars)
         parts.append(f'<text x="16" y="{y}" class="c">{escape(caption)}</text>')
         y += 12

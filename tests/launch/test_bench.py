@@ -87,7 +87,7 @@ def test_slower_by_ten_percent_or_larger_by_one_fails() -> None:
         judge([], new)
 
 
-def test_charts_show_the_newest_run_of_the_record(tmp_path: Path) -> None:
+def test_charts_show_the_newest_of_the_fullest_runs(tmp_path: Path) -> None:
     drawn = {path.name: path.read_text() for path in draw(record.read(), tmp_path)}
     assert {"kernels.svg", "spa.svg"} <= set(drawn) <= {*CHARTS, *CURVES}
     kernels = [r for r in record.read() if r.bench == "kernels" and "NVIDIA" in r.gpu]
@@ -101,3 +101,5 @@ def test_charts_show_the_newest_run_of_the_record(tmp_path: Path) -> None:
     ]
     (path,) = draw(new, tmp_path)
     assert path.name == "train.svg" and "5,000 tokens/s" in path.read_text() and "4,000" not in path.read_text()
+    fuller = [*new, replace(new[1], impl="rival", value=3000.0)]  # a newer run without the rivals hides none that was measured
+    assert "4,000 tokens/s" in (text := draw(fuller, tmp_path)[0].read_text()) and "3,000" in text and "5,000" not in text
