@@ -1,4 +1,4 @@
-"""Processes that belong to another one."""
+"""Processes that belong to another one, and the cores that they may use."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
         if os.getppid() == 1:
             os._exit(1)
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on: a batch job has fewer than its machine."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -14,6 +14,7 @@ from typing import IO
 from ..core.errors import StorageError, TerrellaError, WorkerError
 from ..core.files import read_json, storage_errors
 from ..core.ports import free_port
+from ..core.process import usable_cores
 from ..core.run import LEASE_VARIABLE, Run
 
 GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the end of the others
@@ -43,7 +44,7 @@ def heartbeat_file(run: Path, rank: int) -> Path:
 
 
 def _environment(run: Run, span: Span, local: int) -> dict[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // span.count)
+    threads = max(1, usable_cores() // span.count)
     return {
         **os.environ,
         LEASE_VARIABLE: run.token,

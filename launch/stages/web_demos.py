@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.files import make_folder
+from ...core.process import usable_cores
 from ...core.progress import Progress
 from ...data.shards.writer import ordered_map
 from ...rl.webrl.astray import stray
@@ -46,7 +46,7 @@ def run(stage: WebDemos, job: Job) -> dict[str, Any]:
 def _played(stage: WebDemos, job: Job, tasks: list[SiteTask]) -> tuple[list[WebTrajectory], int]:
     """The oracle's trajectories, and in how many a page was cut. Many play on all cores at once: the same ones, in the same order."""
     oracle = Oracle(stage, start_of(job), prompter_of(job), job.recipe.seed)
-    workers = min(len(os.sched_getaffinity(0)), len(tasks) * stage.samples // WORTH)
+    workers = min(usable_cores(), len(tasks) * stage.samples // WORTH)
     if workers < 2 or uses_browser(oracle.start):
         workers = 0
     played: list[tuple[WebTrajectory, bool]] = []

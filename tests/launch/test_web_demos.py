@@ -39,7 +39,7 @@ def test_processes_are_started_where_they_pay(start, monkeypatch, count: int, co
     monkeypatch.setattr(web_demos, "prompter_of", lambda job: None)
     monkeypatch.setattr(web_demos, "uses_browser", lambda start: browser)
     monkeypatch.setattr(web_demos, "ordered_map", lambda play, items, workers, chunk: asked.append(workers) or [])
-    monkeypatch.setattr(web_demos.os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(web_demos, "usable_cores", lambda: cores)
     job = type("Job", (), {"recipe": type("Recipe", (), {"seed": 0})})
     stage = WebDemos("web-demos", "demos", count=count, samples=2)
     assert web_demos._played(stage, job, [None] * count) == ([], 0)
