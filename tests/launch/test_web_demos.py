@@ -26,7 +26,8 @@ def test_several_processes_play_what_one_plays(start) -> None:
     assert list(ordered_map(replace(oracle).play, tasks, 2, 2)) == alone
     keys = [t.key for found in alone for t, _ in found]
     assert keys == [f"{n:06d}-{sample}" for n in range(6) for sample in (0, 1)]
-    assert len({t.success for found in alone for t, _ in found}) == 2  # some went astray
+    for sample in (0, 1):  # every demonstration has random numbers of its own: some went astray, some did not
+        assert len({any(s.learn for s in found[sample][0].steps) for found in alone}) == 2
 
 
 @pytest.mark.parametrize(
