@@ -11,7 +11,7 @@ from ...rl.webrl.chat import ChatApi
 from ...rl.webrl.critic import state_row, twin_score
 from ...rl.webrl.instructions import failures, mutate, select, written
 from ...rl.worlds.web.generate import SiteTask
-from ..job import Job
+from ..job import Job, log
 from ..settings.web import WebTasks
 from .web import TASKS, Players, pool_of, prompter_of, read_steps, score_all, start_of, write_tasks
 from .web_critic import build_twin
@@ -35,7 +35,17 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
     if job.speaks:
         found = select(candidates, stage.count, (lambda _: values) if values else None, api, stage.low, stage.high)
         if not found.tasks:
-            raise ConfigError(f"stages: {stage.name}: no task came through the filters ({dict(found.counts)}); widen low and high")
+            raise ConfigError(
+                f"stages: {stage.name}: no task came through the filters ({dict(found.counts)}); give other failures or another model"
+            )
+        if found.counts["nearest"]:
+            log.warning(
+                "stage %s: the critic finds none of %d tasks between %s and %s; the nearest are taken",
+                stage.name,
+                len(candidates),
+                stage.low,
+                stage.high,
+            )
         job.run.guard()
         write_tasks(folder / TASKS, found.tasks)
         fresh = sum(t.task.intent not in {x.intent for x in seen} for t in found.tasks)

@@ -92,9 +92,9 @@ def open_task(like: Mapping[str, Any], intent: str, task_id: str) -> SiteTask:
     return SiteTask(parse_task(record), "train", ())
 
 
-def keep_by_critic(values: Sequence[tuple[float, float]], low: float = LOW, high: float = HIGH) -> list[bool]:
-    """Neither hopeless nor mastered: either head's value lies in [low, high]."""
-    return [any(low <= v <= high for v in pair) for pair in values]
+def outside(values: Sequence[tuple[float, float]], low: float = LOW, high: float = HIGH) -> list[float]:
+    """How far each task is from being neither hopeless nor mastered: 0 where either head's value lies in [low, high]."""
+    return [min(max(low - v, v - high, 0.0) for v in pair) for pair in values]
 
 
 def feasible(task: SiteTask, api: ChatApi | None) -> bool:
@@ -120,13 +120,18 @@ def select(
     low: float = LOW,
     high: float = HIGH,
 ) -> Made:
-    """Candidates through both filters, the first `count` that pass. Without a critic (phase 1) there is no critic filter."""
+    """Candidates through both filters, the first `count` that pass. Without a critic (phase 1) there is no critic filter. A critic that
+    finds all mastered, or all hopeless, ends no run: the `count` tasks nearest to the range are taken then, and counted as such."""
     made = Made()
     made.counts["candidates"] = len(candidates)
     passed = list(candidates)
     if values is not None and candidates:
-        passed = [t for t, keep in zip(candidates, keep_by_critic(values(candidates), low, high), strict=True) if keep]
-    made.counts["critic"] = len(passed)
+        far = outside(values(candidates), low, high)
+        passed = [t for t, distance in zip(candidates, far, strict=True) if distance == 0]
+        if not passed:
+            passed = [candidates[i] for i in sorted(range(len(far)), key=far.__getitem__)[:count]]
+            made.counts["nearest"] = len(passed)
+    made.counts["critic"] = len(passed) - made.counts["nearest"]
     for task in passed:
         if len(made.tasks) == count:
             break

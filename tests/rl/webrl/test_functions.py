@@ -232,9 +232,12 @@ def test_mutation_prefers_failed_templates_and_unused_tasks(pool) -> None:
 
 def test_filters_are_wired_and_counted(pool) -> None:
     values = [(0.01, 0.02), (0.9, 0.8), (0.05, 0.99), (0.99, 0.75)]
-    assert instructions.keep_by_critic(values) == [False, False, True, True]
+    assert [distance == 0 for distance in instructions.outside(values)] == [False, False, True, True]
     made = instructions.select(pool[:4], 1, lambda tasks: values, None)
     assert made.tasks == [pool[2]] and made.counts == {"candidates": 4, "critic": 2, "kept": 1}
+    mastered = [(0.99, 0.98), (0.97, 0.96), (0.999, 0.95), (0.01, 0.8)]  # a critic too sure of itself ends no run
+    made = instructions.select(pool[:4], 2, lambda tasks: mastered, None)
+    assert made.tasks == [pool[3], pool[2]] and made.counts == {"candidates": 4, "nearest": 2, "critic": 0, "kept": 2}
     like = pool[0].task.raw
     assert not instructions.feasible(instructions.open_task(like, "Ask the chat support about my lamp", "m"), None) == (
         "shopping" in like["sites"]
