@@ -28,7 +28,7 @@ BENCHES = {
     "e2e": "a whole RL recipe: tokens/s, and where the time goes",
     "video": "picture metrics, decoding and the reward of imagined clips",
 }
-# file -> what is drawn from the newest run of a benchmark: bench, metric, title, and (case, caption) where not every case is wanted
+# file -> what is drawn of a benchmark (its run: record.chart): bench, metric, title, and (case, caption) where not every case is wanted
 CHARTS = {
     "kernels.svg": (
         "kernels",

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from ...core.errors import ConfigError, StorageError
+from ...core.process import die_with_parent
 from .. import codecs
 from ..errors import ShardError
 from ..schema import KINDS, Kind, check_sample
@@ -230,7 +231,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, ch
         return
     source = iter(items)
     waiting: deque[Future[list[R]]] = deque()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=die_with_parent) as pool:
         while True:
             while len(waiting) < 4 * workers and (part := list(islice(source, chunk))):
                 waiting.append(pool.submit(_apply, function, part))

@@ -138,19 +138,13 @@ class WebOrm:
     training: Training
     prompts: float = 0.0  # weight of the tokens that are read
     heldout_every: int = 5  # every so many-th task is held out
-    tested: list[str] = field(default_factory=list)  # stages of `data` whose held-out tasks are measured; empty for all of them
     uses: ClassVar[tuple[str, ...]] = ("init", "data")
 
     def __post_init__(self) -> None:
         if self.heldout_every < 2:
             raise ValueError("heldout_every: at least 2, or nothing is left to train on")
-        if not set(self.tested) <= set(self.data):
-            raise ValueError(f"tested: {', '.join(sorted(set(self.tested) - set(self.data)))} is not in data")
-
-    @property
-    def measured(self) -> list[str]:
-        """The stages whose held-out tasks decide the figures."""
-        return self.tested or self.data
+        if self.prompts < 0:
+            raise ValueError(f"prompts: {self.prompts} must not be negative")
 
 
 @dataclass(frozen=True)

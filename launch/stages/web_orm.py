@@ -75,7 +75,7 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})
     said = probabilities(job, engine, [t for _, t in kept_back])
     judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
-    told = _measured(stage, job, judged, [t for name, t in known if name in stage.measured and not held_out(t.intent, stage.heldout_every)])
+    told = _measured(stage, job, judged, learnt)
     return {**outcome, "learnt": {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins}, **told}
 
 
@@ -83,7 +83,7 @@ def _measured(
     stage: WebOrm, job: Job, judged: Sequence[tuple[str, WebTrajectory, float]], lessons: Sequence[WebTrajectory]
 ) -> dict[str, Any]:
     """Write the table of all held-out trajectories with their stages and P(YES); what the stage tells. `lessons` teach the baseline."""
-    chosen = [(t, p) for name, t, p in judged if name in stage.measured]
+    chosen = [(t, p) for _, t, p in judged]
     kinds = {t.task.task_id: (t.task.template_id, t.task.template) for t in pool_of(start_of(job))}
     known = [(kinds.get(t.task_id, t.site), t.success) for t in lessons]
     guesses = by_kind(known, [kinds.get(t.task_id, t.site) for t, _ in chosen])

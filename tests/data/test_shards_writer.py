@@ -9,8 +9,11 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import webdataset as wds
 from hypothesis import given, settings
@@ -240,3 +243,31 @@ def test_we_read_webdatasets(tmp_path):
     got = sorted(Reader(shards, ShuffledOrder(shards.counts), epochs=1), key=lambda s: s["__key__"])
     for i, s in enumerate(got):
         assert s["__key__"] == f"dir/sample{i}" and s["meta.json"] == {"n": i} and s["x.npy"].tolist() == [i] * 3 and s["cls"] == b"%d" % i
+
+
+def test_no_worker_outlives_a_process_that_was_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pathlib, time\n"
+        "from terrella.data.shards.writer import ordered_map\n"
+        "def slow(item):\n"
+        f"    (pathlib.Path({str(tmp_path)!r}) / f'{{os.getpid()}}.pid').touch()\n"
+        "    time.sleep(0.05)\n"
+        "if __name__ == '__main__':\n"
+        "    list(ordered_map(slow, range(10**6), 2, 4))\n"
+    )
+    owner = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    finally:
+        owner.kill()
+        owner.wait()
+    workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    wait_until(lambda: not any(p.pid in workers and p.info["status"] != psutil.STATUS_ZOMBIE for p in psutil.process_iter(["status"])))
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
