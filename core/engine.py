@@ -50,6 +50,11 @@ class Builder(Protocol):
 
     def describe(self) -> dict[str, Any]: ...
 
+    @property
+    def width(self) -> int:
+        """The hidden size, which says what a token costs beside its attention."""
+        ...
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -88,7 +93,6 @@ class Engine:
         self.device = setup.device()
         self.steps = 0
         self.writer: Any = None  # of a checkpoint in the background
-        self.data_rank, self.data_size = self.groups.data_rank, self.groups.data_size
         self.chunks = [chunk.to(self.device) for chunk in build(parallel, precision, seed)]
         self._parked: list[Any] = []
         self.optimizer: Any = None

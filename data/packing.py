@@ -51,11 +51,12 @@ class TrainSequence:
     ref_logprob: np.ndarray | None = None
     returns: np.ndarray | None = None
     old_value: np.ndarray | None = None
+    source: int = 0  # the number of its trajectory
 
     @classmethod
-    def of(cls, sequence: TokenSequence, **arrays: np.ndarray) -> TrainSequence:
+    def of(cls, sequence: TokenSequence, source: int = 0, **arrays: np.ndarray) -> TrainSequence:
         """The sequence of a trajectory with its per-token arrays."""
-        return cls(np.asarray(sequence.ids, dtype=np.int64), np.asarray(sequence.roles, dtype=np.int8), **arrays)
+        return cls(np.asarray(sequence.ids, dtype=np.int64), np.asarray(sequence.roles, dtype=np.int8), **arrays, source=source)
 
 
 def role_weight(sequence: TokenSequence, role: Role, weight: float = 1.0) -> np.ndarray:
@@ -145,15 +146,6 @@ def pack(
     return [build_batch(table, chosen, _size(table, chosen, budget, pad, multiple)) for chosen in plan_batches(table.lengths_S - 1, budget)]
 
 
-def pack_ranks(
-    sequences: Sequence[TrainSequence] | SequenceTable, *, ranks: int, budget: int, pad: bool = True, multiple: int = 1, hidden: int = 2048
-) -> list[list[PackedBatch]]:
-    """For each data-parallel rank its batches: equally many, and balanced by attention cost. `sequence_ids` stay global."""
-    table = _table(sequences)
-    shares = plan_ranks(table.lengths_S - 1, ranks=ranks, budget=budget, hidden=hidden)
-    return [[build_batch(table, chosen, _size(table, chosen, budget, pad, multiple)) for chosen in share] for share in shares]
-
-
 def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
     """Which sequences go together: best fit in order of falling size. A sequence above the budget is an error (see fit_budget)."""
     count = len(sizes_S)
@@ -181,15 +173,16 @@ def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
     return [np.array(sorted(b)) for b in bins]
 
 
-def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 2048) -> list[list[np.ndarray]]:
-    """The batches of each rank. The number of batches is made a multiple of `ranks` by halving the costliest, else by empty ones."""
+def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 2048, each: int = 1) -> list[list[np.ndarray]]:
+    """The batches of each rank: equally many, a multiple of `each`, and balanced by attention cost. The costliest batches are halved until
+    there are enough, else empty ones are added."""
     bins = plan_batches(sizes_S, budget)
     cost_S = sizes_S + sizes_S.astype(np.float64) ** 2 / (12 * hidden)  # one layer: 24 h^2 a token, and 2 h L^2 of causal attention
     costs = [float(cost_S[b].sum()) for b in bins]
-    while len(bins) % ranks:
+    while len(bins) % (ranks * each):
         splittable = [i for i, b in enumerate(bins) if len(b) > 1]
         if not splittable:
-            bins += [np.array([], dtype=np.int64)] * (-len(bins) % ranks)
+            bins += [np.array([], dtype=np.int64)] * (-len(bins) % (ranks * each))
             costs += [0.0] * (len(bins) - len(costs))
             break
         at = max(splittable, key=lambda i: costs[i])

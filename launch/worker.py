@@ -92,6 +92,7 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     import torch
 
     from ..core.mcore import setup, shim
+    from ..core.mesh import Mesh
     from ..rl.imagination import GridDynamics
     from .job import Job, StopRequested, log
 
@@ -109,7 +110,7 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     model = with_vocab(recipe, tokenizer.vocab_size) if tokenizer else recipe.model
     if recipe.video is not None:
         model = with_vocab(recipe, recipe.video.layout.vocab)
-    job = Job(recipe, run, rank, ranks, dynamics, tokenizer, model)
+    job = Job(recipe, run, Mesh(rank, ranks, recipe.parallel), dynamics, tokenizer, model)
     job.listen()
     health.Heartbeat(path / "logs" / f"rank-{rank}.alive.json", lambda: leases.holds(path, run.token)).start()
     if int(os.environ["LOCAL_WORLD_SIZE"]) < ranks:
@@ -117,16 +118,16 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     names = [stage.name for stage in recipe.stages]
     try:
         for stage in recipe.stages[: names.index(until) + 1 if until else None]:
-            if any(job.gather(run.outcome(stage.name) is not None)):
+            if job.mesh.any_rank(run.outcome(stage.name) is not None):
                 continue
-            if job.any_rank(job.stop_asked):
+            if job.mesh.any_rank(job.stop_asked):
                 raise StopRequested
             log.info("stage %s starts", stage.name)
             begun = time.monotonic()
             outcome: dict[str, Any] = importlib.import_module(f".stages.{STAGES[stage.kind]}", __package__).run(stage, job)
-            if job.speaks:
+            if job.mesh.is_main:
                 run.finish(stage.name, {**outcome, "time/stage_s": round(time.monotonic() - begun, 1)})
-            job.barrier()
+            job.mesh.barrier()
     except StopRequested:
         log.info("saved and stopped on request")
         return STOPPED

@@ -111,6 +111,10 @@ class GPTBuilder:
         """The kernel of the optimizer's update; see `adam_update`."""
         adam_update(*args, **options)
 
+    @property
+    def width(self) -> int:
+        return self.model.hidden
+
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must remember to build the same model again."""
         return {"model": self.model.to_dict(), "value_head": self.value_head, "lora": self.lora.to_dict() if self.lora else None}

@@ -1,4 +1,7 @@
-"""The RL loop: roll out, weigh, train, record. On-policy and synchronous; one call of `reinforce` is one stage."""
+"""The RL loop: roll out, weigh, train, record. One call of `reinforce` is one stage; every rank calls it.
+
+The leader of each data rank rolls out and sends its peers the trajectories; from there on all ranks do the same things in the same order.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,16 @@ import torch
 from ..core.batch import PackedBatch
 from ..core.engine import Engine, StepResult
 from ..core.errors import ConfigError, NumericsError
-from ..data.packing import pack
+from ..core.mesh import Mesh
+from ..data.balance import spread
+from ..data.packing import TrainSequence
 from ..data.trajectory import Invalid, Trajectory
 from ..kernels.batch_invariant import batch_invariant
 from . import algorithms
 from .algorithms import common, ppo
 from .algorithms.config import PPO, Algorithm
 from .objective import logprob_score, make_loss
-from .preparation import check_staleness, critic_values, keep_enough, sampler_drift, score_rows, silent_row
+from .preparation import check_staleness, critic_values, keep_enough, minibatches, sampler_drift, score_rows, silent_row
 from .rollout.ahead import Ahead
 from .rollout.episodes import Episode, rollout
 from .rollout.sampler import Sampler, SamplingParams
@@ -32,9 +37,24 @@ from .statistics import mean
 class Hooks:
     """What the loop needs of its surroundings."""
 
-    gather: Callable[[Any], list[Any]]  # every data-parallel rank's value
+    mesh: Mesh
     record: Callable[[int, dict[str, Any], Sequence[Episode], Sequence[Trajectory]], None]
     save: Callable[[int, dict[str, Any]], None]  # when it is time; a request to stop leaves the loop from here
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How often the optimizer steps on one rollout: over its mini-batches, and over the whole of it again."""
+
+    minibatches: int = 1
+    epochs: int = 1
+
+    @property
+    def count(self) -> int:
+        return self.minibatches * self.epochs
+
+
+ONCE = Updates()
 
 
 def reinforce(
@@ -53,6 +73,7 @@ def reinforce(
     reference: Callable[[list[PackedBatch]], list[torch.Tensor]],
     kl_every: int,
     critic: Engine | None = None,
+    updates: Updates = ONCE,
     refill: Callable[[int, int], list[Episode]] | None = None,
     ahead: int = 0,
     publish: Callable[[int], None] | None = None,
@@ -61,14 +82,16 @@ def reinforce(
     validate: Callable[[int], dict[str, float]] = lambda step: {},
     rest: Callable[[], dict[str, float]] = dict,
 ) -> int:
-    """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this rank's episodes, whole groups only.
+    """Train for `steps` and return the gradient tokens seen. `episodes_of(step)` gives this data rank's episodes, whole groups only.
 
     `reference` scores batches with the weights the stage began with; without a KL term it is asked every `kl_every` steps.
     `critic` is PPO's; `refill(step, round)` gives fresh prompts in place of groups that DAPO throws away. `publish(version)` brings
     a sampler with weights of its own up to date; with `ahead` = 1 the next step is sampled while this one is trained.
     `play` runs the episodes, where the plain rollout does not do. `validate(step)` looks at the weights of so many steps before they
-    are trained further; `rest` tells the sampler that it is the trainer's turn. What both return is recorded.
+    are trained further; `rest` tells the sampler that it is the trainer's turn. What both return is recorded. All `updates` of a rollout
+    compare with the log-probs from before the first of them; checkpoints fall between rollouts.
     """
+    mesh = hooks.mesh
     if "values" in algorithms.needs(algorithm) and critic is None:
         raise ConfigError(f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without (grpo, rloo)")
     if ahead and refill is not None:
@@ -89,30 +112,42 @@ def reinforce(
         episodes = episodes_of(step)
         return episodes, play(sampler, episodes, params, seed)
 
+    def fresh(step: int, number: int) -> list[Trajectory]:
+        assert refill is not None
+        return mesh.from_leader(lambda: rollout(sampler, refill(step, number), params, seed))
+
+    def take(step: int) -> list[Trajectory]:
+        nonlocal episodes
+        episodes, trajectories = source.take(step)
+        return trajectories
+
+    episodes: list[Episode] = []  # of this step, on leaders
     source = Ahead(roll, steps, ahead, rollout_deadline_s)
     if publish is not None:
         publish(engine.steps)
     for step in steps:
         extras = validate(step)
         begun = time.monotonic()
-        episodes, trajectories = source.take(step)
-        check_staleness(trajectories, engine.steps, ahead)
-        kept, extra = keep_enough(algorithm, trajectories, partial(refill, step) if refill else None, sampler, params, seed, hooks.gather)
+        trajectories = mesh.from_leader(lambda step=step: take(step))
+        check_staleness(trajectories, engine.steps, ahead * updates.count)
+        kept, extra = keep_enough(algorithm, trajectories, partial(fresh, step) if refill else None, mesh.gather)
         extras |= rest()
         rolled = time.monotonic()
-        sampled = sum(hooks.gather(common.action_tokens([*trajectories, *extra])))
-        scores = score_rows(algorithms.needs(algorithm), kept, scorers, microbatch_tokens)
-        rows = algorithms.prepare(algorithm, kept, scores, hooks.gather)
-        batches = pack(rows or [silent_row(algorithm, trajectories)], budget=microbatch_tokens, pad=False)
-        if scores.reference is None and step % kl_every == 0:
-            batches = with_reference(batches, reference(batches))
-        batches = even_out(batches, hooks.gather)
-        result = engine.step(batches, loss)
+        sampled = sum(mesh.gather(common.action_tokens([*trajectories, *extra])))
+        scores = score_rows(algorithms.needs(algorithm), kept, scorers, microbatch_tokens, mesh)
+        rows = algorithms.prepare(algorithm, kept, scores, mesh.gather)
+        compare = scores.reference is None and step % kl_every == 0
+        results: list[StepResult] = []
+        criticised: list[StepResult] = []
+        for _ in range(updates.epochs):
+            for part in minibatches(algorithm, rows, kept, updates.minibatches, mesh.gather):
+                batches = _batches(algorithm, part, microbatch_tokens, mesh, engine.build.width)
+                results.append(engine.step(with_reference(batches, reference(batches)) if compare else batches, loss))
+                if critic is not None and isinstance(algorithm, PPO):
+                    criticised.append(critic.step(batches, ppo.value_loss(algorithm)))
         tokens += sampled
-        values = {**describe(trajectories, hooks.gather), **training_values(result, sampled), "tokens": tokens}
-        values |= {**sampler_drift(kept, scores, hooks.gather), **extras}
-        if critic is not None and isinstance(algorithm, PPO):
-            values |= critic_values(critic.step(batches, ppo.value_loss(algorithm)))
+        values = {**describe(trajectories, mesh.gather), **training_values(results, sampled), "tokens": tokens}
+        values |= {**sampler_drift(kept, scores, mesh.gather), **extras, **critic_values(criticised)}
         check(values, drift_gate, step)
         if publish is not None:
             source.settle()
@@ -124,20 +159,16 @@ def reinforce(
     return tokens
 
 
+def _batches(algorithm: Algorithm, rows: list[TrainSequence], budget: int, mesh: Mesh, hidden: int) -> list[PackedBatch]:
+    """This data rank's microbatches of an update; where no rank has anything to learn from, a row without weights keeps them in step."""
+    if not any(mesh.gather(bool(rows))):
+        rows = [silent_row(algorithm)]
+    return spread(rows, budget, mesh, hidden).batches
+
+
 def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:
     """Batches that know the reference model's log-probs."""
     return [replace(batch, ref_logprob_T=logprob) for batch, logprob in zip(batches, logprobs, strict=True)]
-
-
-def even_out(batches: list[PackedBatch], gather: Callable[[Any], list[Any]]) -> list[PackedBatch]:
-    """As many microbatches on every rank: where Invalid samples left fewer, one without weights is repeated."""
-    missing = max(gather(len(batches))) - len(batches)
-    if not missing:
-        return batches
-    weights = ("ce_weight_T", "pg_weight_T", "kl_weight_T", "entropy_weight_T", "value_weight_T")
-    present = {name: weight for name in weights if (weight := getattr(batches[0], name)) is not None}
-    silent = replace(batches[0], **{name: torch.zeros_like(weight) for name, weight in present.items()})
-    return batches + [silent] * missing
 
 
 def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
@@ -155,21 +186,26 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
     }
 
 
-def training_values(result: StepResult, sampled: int) -> dict[str, Any]:
-    """The engine's sums as means over the tokens that were trained on."""
-    sums = result.metrics
+def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, Any]:
+    """The engine's sums over a rollout's updates as means over the tokens that were trained on; the loss is the mean of the updates'."""
+    sums = {name: sum(r.metrics[name] for r in results) for name in results[0].metrics}
+    first = results[0].metrics
     trained = sums["pg_tokens"] or sums["tokens"]  # imitation has no policy term
     values = {
-        "loss": sums["loss"],
+        "loss": sums["loss"] / len(results),
         "impossible_logprobs": sums["impossible"],
         "trained_share": trained / max(sampled, 1),
-        "grad_norm": result.grad_norm,
-        "lr": result.lr,
+        "grad_norm": sum(r.grad_norm for r in results) / len(results),
+        "lr": results[-1].lr,
     }
     if trained:  # what was not measured has no value, not the value 0
         values["entropy"] = sums["entropy"] / trained
         values["clip_fraction"] = (sums["clipped_low"] + sums["clipped_high"]) / trained
-        values |= {name: sums[key] / trained for name, key in (("logprob_drift/mean", "drift"), ("kl", "reference_kl")) if key in sums}
+        if "reference_kl" in sums:
+            values["kl"] = sums["reference_kl"] / trained
+    begun = first["pg_tokens"] or first["tokens"]
+    if begun and "drift" in first:  # sampler against trainer: later updates have moved away from what was sampled, as they should
+        values["logprob_drift/mean"] = first["drift"] / begun
     return values
 
 

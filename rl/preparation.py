@@ -4,57 +4,88 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ..core.engine import StepResult
 from ..core.errors import NumericsError
-from ..data.packing import TrainSequence, pack, unpack
+from ..core.mesh import Mesh
+from ..data.balance import spread
+from ..data.packing import WEIGHTS, TrainSequence
 from ..data.trajectory import Trajectory
 from . import algorithms
 from .algorithms import common, ppo
 from .algorithms.common import Gather, Scores
 from .algorithms.config import Algorithm
-from .rollout.episodes import Episode, rollout
-from .rollout.sampler import Sampler, SamplingParams
 
 
 def score_rows(
-    wanted: frozenset[str], trajectories: Sequence[Trajectory], scorers: dict[str, Callable[..., list[torch.Tensor]]], budget: int
+    wanted: frozenset[str],
+    trajectories: Sequence[Trajectory],
+    scorers: dict[str, Callable[..., list[torch.Tensor]]],
+    budget: int,
+    mesh: Mesh,
 ) -> Scores:
     """What the algorithm asks of the models about every row, before the step."""
     rows = [TrainSequence.of(sequence) for _, sequence in common.rows(trajectories)]
-    if not wanted or not rows:
+    if not wanted or not any(mesh.gather(bool(rows))):
         return Scores(**{name: [] for name in wanted})
-    batches = pack(rows, budget=budget, pad=False)
-    return Scores(**{name: list(unpack(batches, scorers[name](batches)).values()) for name in sorted(wanted)})
+    shared = spread(rows, budget, mesh)
+    return Scores(**{name: shared.bring_home(scorers[name](shared.batches)) for name in sorted(wanted)})
 
 
 def keep_enough(
-    algorithm: Algorithm,
-    trajectories: list[Trajectory],
-    refill: Callable[[int], list[Episode]] | None,
-    sampler: Sampler,
-    params: SamplingParams,
-    seed: int,
-    gather: Gather,
+    algorithm: Algorithm, trajectories: list[Trajectory], refill: Callable[[int], list[Trajectory]] | None, gather: Gather
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """(kept, extra): the trajectories to train on, and what was sampled beyond the given ones.
 
-    Where the algorithm allows refills, `refill(round)` gives fresh prompts in place of groups that were not kept.
+    Where the algorithm allows refills, `refill(round)` samples fresh prompts in place of groups that were not kept. All data ranks take
+    part in a round or none does.
     """
     wanted = len({t.prompt_id for t in trajectories})
     kept, extra = algorithms.keep(algorithm, trajectories, gather), []
     for number in range(getattr(algorithm, "refills", 0) if refill else 0):
-        if len({t.prompt_id for t in kept}) >= wanted:
+        if not any(gather(len({t.prompt_id for t in kept}) < wanted)):
             break
         assert refill is not None
-        fresh = rollout(sampler, refill(number), params, seed)
+        fresh = refill(number)
         extra += fresh
         kept = kept + algorithms.keep(algorithm, fresh, gather)
     enough = set(list(dict.fromkeys(t.prompt_id for t in kept))[:wanted])
     return [t for t in kept if t.prompt_id in enough], extra
+
+
+def minibatches(
+    algorithm: Algorithm, rows: list[TrainSequence], trajectories: Sequence[Trajectory], count: int, gather: Gather
+) -> list[list[TrainSequence]]:
+    """This data rank's rows of every mini-batch. Groups stay whole and go in the order of their prompts over all ranks, so that a
+    mini-batch does not depend on the layout; each is weighed as a batch of its own."""
+    if count == 1:
+        return [rows]
+    prompts = sorted({p for part in gather({t.prompt_id for t in trajectories}) for p in part})
+    part_of = {prompt: place * count // len(prompts) for place, prompt in enumerate(prompts)}
+    whole = _sizes(trajectories, gather)
+    made = []
+    for number in range(count):
+        sizes = _sizes([t for t in trajectories if part_of[t.prompt_id] == number], gather)
+        scale = {name: np.float32(whole[name] / max(size, 1)) for name, size in sizes.items()}
+        mine = [row for row in rows if part_of[trajectories[row.source].prompt_id] == number]
+        made.append([_scaled(row, algorithm, scale) for row in mine])
+    return made
+
+
+def _sizes(trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, int]:
+    parts = gather((common.action_tokens(trajectories), len(common.rows(trajectories))))
+    return {"tokens": sum(tokens for tokens, _ in parts), "sequences": sum(rows for _, rows in parts)}
+
+
+def _scaled(row: TrainSequence, algorithm: Algorithm, scale: dict[str, np.float32]) -> TrainSequence:
+    """The row's weights, which divide by the whole rollout, made to divide by the mini-batch. Imitation and values count tokens."""
+    policy = scale["tokens" if getattr(algorithm, "aggregate", "token") == "token" else "sequences"]
+    factors = {name: scale["tokens"] if name in ("ce", "value") else policy for name in WEIGHTS}
+    return replace(row, **{name: getattr(row, name) * factor for name, factor in factors.items() if getattr(row, name) is not None})
 
 
 def sampler_drift(trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> dict[str, float]:
@@ -67,27 +98,26 @@ def sampler_drift(trajectories: Sequence[Trajectory], scores: Scores, gather: Ga
     return {"logprob_drift/mean": sum(total for total, _ in parts) / max(sum(count for _, count in parts), 1)}
 
 
-def critic_values(result: StepResult) -> dict[str, float]:
-    """The critic's step in the record; explained variance is left out where the returns do not vary."""
-    sums = result.metrics
+def critic_values(results: Sequence[StepResult]) -> dict[str, float]:
+    """The critic's steps of a rollout in the record; explained variance is left out where the returns do not vary."""
+    if not results:
+        return {}
+    sums = {name: sum(r.metrics[name] for r in results) for name in results[0].metrics}
     explained = ppo.explained_variance(sums)
     count = max(sums["value_tokens"], 1)
     values = {
-        "critic/loss": sums["value_loss"],
+        "critic/loss": sums["value_loss"] / len(results),
         "critic/clip_fraction": sums["value_clipped"] / count,
-        "critic/grad_norm": result.grad_norm,
+        "critic/grad_norm": sum(r.grad_norm for r in results) / len(results),
     }
     return values | ({"critic/explained_variance": explained} if math.isfinite(explained) else {})
 
 
-def silent_row(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> TrainSequence:
-    """A sequence without weights: where a rank has nothing left to learn from, it keeps the ranks in step."""
-    sequence = next(s for t in trajectories for s in t.sequences)
-    names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage"]
+def silent_row(algorithm: Algorithm) -> TrainSequence:
+    """A sequence without weights: where there is nothing to learn from, it keeps the ranks in step."""
+    names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage", "old_logprob"]
     names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
-    zeros = np.zeros(len(sequence.ids), np.float32)
-    logprobs = {} if algorithm.kind == "sft" else {"old_logprob": np.asarray(sequence.logprobs, np.float32)}
-    return TrainSequence.of(sequence, **dict.fromkeys(names, zeros), **logprobs)
+    return TrainSequence(np.zeros(2, np.int64), **{name: np.zeros(2, np.float32) for name in names})
 
 
 def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int) -> None:

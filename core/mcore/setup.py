@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ..config import ParallelConfig
 from ..errors import ConfigError
+from ..mesh import place
 from . import wgrad
 
 _active: ParallelConfig | None = None
@@ -42,7 +43,6 @@ class Groups:
     """This rank's place in the layout. A group of one rank is None where a loss or a kernel is told of it."""
 
     data_rank: int
-    data_size: int
     replica_rank: int  # among the ranks that hold the same dense parameters
     expert_replica_rank: int  # among the ranks that hold the same experts
     tensor_rank: int
@@ -64,11 +64,7 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> Groups:
         if parallel != _active:
             raise ConfigError(f"parallel: this process already runs {_active}; every engine in it must use the same layout")
     else:
-        if dist.get_world_size() % parallel.model_size:
-            raise ConfigError(
-                f"parallel: tensor {parallel.tensor} x pipeline {parallel.pipeline} x context {parallel.context} "
-                f"does not divide the {dist.get_world_size()} ranks"
-            )
+        here = place(parallel, dist.get_rank(), dist.get_world_size())
         parallel_state.initialize_model_parallel(
             parallel.tensor,
             parallel.pipeline,
@@ -79,13 +75,14 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> Groups:
             distributed_timeout_minutes=max(1, round(parallel.timeout_minutes)),
             create_gloo_process_groups=False,
         )
+        if parallel_state.get_data_parallel_rank() != here.data_rank or parallel_state.get_data_parallel_world_size() != here.data_size:
+            raise ConfigError(f"parallel: megatron-core counts data ranks of {parallel} in another order than core/mesh.py")
         _active = parallel
     _complete_megatron()
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)
     return Groups(
         data_rank=parallel_state.get_data_parallel_rank(),
-        data_size=parallel_state.get_data_parallel_world_size(),
         replica_rank=parallel_state.get_data_parallel_rank(with_context_parallel=True),
         expert_replica_rank=parallel_state.get_expert_data_parallel_rank(),
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from ...core.config import OptimizerConfig
 from ...rl.agents.config import AgentSettings, Variant
-from ...rl.rollout.config import Rollouts
+from ...rl.rollout.config import Rollouts, SamplerConfig
 from .base import Lora, OnPolicy, positive
 
 
@@ -141,6 +141,7 @@ class AgentEvaluate:
     first_seed: int = 123
     temperature: float = 1.0
     headline: str | None = None  # the arm that is compared with every other one, over the same seeds
+    sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
     uses: ClassVar[tuple[str, ...]] = ("models",)
 
     def __post_init__(self) -> None:

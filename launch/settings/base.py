@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from ...core.config import OptimizerConfig
 from ...rl.algorithms.config import Algorithm
-from ...rl.rollout.config import Rollouts
+from ...rl.rollout.config import Rollouts, SamplerConfig
 
 
 def positive(settings: Any, *names: str) -> None:
@@ -71,6 +71,8 @@ class OnPolicy:
     samples_per_prompt: int
     steps: int
     optimizer: OptimizerConfig
+    updates_per_rollout: int = 1  # mini-batches of whole groups that a step's rollout is cut into, an optimizer step each
+    epochs_per_rollout: int = 1  # times that a rollout is gone through
     temperature: float = 1.0
     drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
     checkpoint_every: int = 10
@@ -80,8 +82,14 @@ class OnPolicy:
 
     def __post_init__(self) -> None:
         positive(self, "prompts_per_step", "steps", "temperature", "drift_gate", "checkpoint_every", "rollouts_every")
+        positive(self, "updates_per_rollout", "epochs_per_rollout")
         if self.samples_per_prompt < 2:
             raise ValueError("samples_per_prompt: a group needs at least 2 samples")
+        if self.updates_per_rollout > self.prompts_per_step:
+            raise ValueError(
+                f"updates_per_rollout: {self.updates_per_rollout} mini-batches of whole groups need as many prompts_per_step, "
+                f"not {self.prompts_per_step}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +101,7 @@ class Comparison:
     before: str | None = None  # the headline compares this stage ...
     after: str | None = None  # ... with this one
     control: str | None = None
+    sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
 
     def __post_init__(self) -> None:
         for key in ("before", "after", "control"):

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from ...core.config import OptimizerConfig
 from ...data.video_layout import VideoLayout
 from ...models.video.config import TokenizerConfig, TokenizerLoss
+from ...rl.rollout.config import SamplerConfig
 from .base import Comparison, OnPolicy, Supervision, positive
 
 
@@ -210,6 +211,7 @@ class VideoReal2Sim:
     first_seed: int = 900_000
     truth: str | None = None  # JSON of true success rates, for machines without the simulator
     bf16: bool = False
+    sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
     uses: ClassVar[tuple[str, ...]] = ("models", "data")
 
     def __post_init__(self) -> None:

@@ -8,19 +8,18 @@ from typing import Any
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
+from ...data.trajectory import Trajectory
 from ...rl.agents.config import AgentSettings
 from ...rl.agents.evaluate import AgentScores, baseline_rows, difference, state_perplexity, summarise
 from ...rl.agents.rollout import Player, deal, turns_of
 from ...rl.objective import logprob_score
-from ...rl.rollout.config import Embedded
-from ...rl.rollout.open import open_sampler
-from ...rl.rollout.sampler import SamplingParams
+from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.statistics import Estimate
 from ...rl.worlds.tasks import Task
 from ..job import Job
-from ..settings.agent import AgentEvaluate
+from ..settings.agent import AgentEvaluate, Arm
 from .agent import agent_of, budget, start_of, tasks_of, tokenizer_of
-from .common import build_engine
+from .common import build_engine, sampler_of, sampling
 from .evaluate import percent
 from .on_policy import picture
 
@@ -29,38 +28,46 @@ def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
     """Play, score, write one table a tag and the summary in words."""
     tasks, tokenizer = tasks_of(job, stage.tags or start_of(job).tags), tokenizer_of(job)
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
-    progress = Progress(stage.name, len(stage.arms) * len(tasks), speak=job.speaks)
+    progress = Progress(stage.name, len(stage.arms) * len(tasks), speak=job.mesh.is_main)
     scores: dict[tuple[str, str], AgentScores] = {}
     perplexities: dict[tuple[str, str], list[float]] = {}
     for arm in stage.arms:
-        engine = build_engine(job, None, arm.model)
-        sampler, player = (
-            open_sampler(Embedded(), engine, job.model, job.stage_folder(stage.name)).sampler,
-            Player(tokenizer, agent_of(job, arm)),
-        )
-        for tag, task in tasks.items():
-            groups = -(-stage.groups // job.ranks) * job.ranks
-            seats = list(job.share(deal({tag: task}, {tag: 1.0}, groups, stage.samples_per_group, stage.first_seed)))
-            played = player.play(sampler, seats, params, fold(job.recipe.seed, 6))
-            scores[arm.name, tag] = summarise([t for part in job.gather(played) for t in part])
-            perplexities[arm.name, tag] = perplexity(stage, engine, agent_of(job, arm), task, tokenizer)
-            if job.speaks:
-                job.run.write_rollouts(f"{stage.name}-{arm.model}-{tag}", 0, picture(0, seats, played, turns_of))
-            progress.update(len(scores))
+        engine, player = build_engine(job, None, arm.model), Player(tokenizer, agent_of(job, arm))
+        with sampling(job, stage.name, engine, sampler_of(stage, job)) as sampler:
+            for tag, task in tasks.items():
+                scores[arm.name, tag] = play_part(stage, job, player, sampler, arm, task, params)
+                perplexities[arm.name, tag] = perplexity(stage, engine, agent_of(job, arm), task, tokenizer)
+                progress.update(len(scores))
     costs = {arm.name: budget(job, arm.model) for arm in stage.arms}
-    if job.speaks:
+    if job.mesh.is_main:
         for task in tasks.values():
             for name, told in tables(stage, task, scores, perplexities, costs).items():
                 job.run.write_result(name, told)
         if stage.headline:
             write_json(job.run.path / "summary.json", summary(stage, tasks, scores, costs))
-    job.barrier()
+    job.mesh.barrier()
     found: dict[str, Any] = {}
     for (name, tag), s in scores.items():
         found |= {f"{name}/{tag}/pass@{k}": s.passes(k).to_cell() for k in ks(stage)}
         if stage.headline not in (None, name):
             found[f"{stage.headline} minus {name}/{tag}/pass@1"] = difference(scores[stage.headline, tag], s).to_cell()
     return {**found, **{f"{name}/actions": c[0] for name, c in costs.items()}, **{f"{name}/tokens": c[1] for name, c in costs.items()}}
+
+
+def play_part(
+    stage: AgentEvaluate, job: Job, player: Player, sampler: Sampler, arm: Arm, task: Task, params: SamplingParams
+) -> AgentScores:
+    """One arm on all seeds of one tag; the first few episodes go to the report."""
+    tag, groups = task.name, -(-stage.groups // job.mesh.data_size) * job.mesh.data_size
+    seats = list(job.mesh.share(deal({tag: task}, {tag: 1.0}, groups, stage.samples_per_group, stage.first_seed)))
+
+    def play() -> list[Trajectory]:
+        played = player.play(sampler, seats, params, fold(job.recipe.seed, 6))
+        if job.mesh.is_main:
+            job.run.write_rollouts(f"{stage.name}-{arm.model}-{tag}", 0, picture(0, seats, played, turns_of))
+        return played
+
+    return summarise([t for part in job.mesh.gather(job.mesh.from_leader(play)) for t in part])
 
 
 def ks(stage: AgentEvaluate) -> list[int]:

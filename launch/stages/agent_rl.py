@@ -25,21 +25,21 @@ def run(stage: AgentReinforce, job: Job) -> dict[str, Any]:
     counts, before = {"actions": 0}, sum(job.outcome(name)["actions"] for name in stage.counting)
 
     def seats_of(step: int) -> list[Seat]:
-        return list(job.share(deal(tasks, tags, stage.prompts_per_step, stage.samples_per_prompt, stage.first_seed, step)))
+        return list(job.mesh.share(deal(tasks, tags, stage.prompts_per_step, stage.samples_per_prompt, stage.first_seed, step)))
 
     def validate(sampler: Sampler, step: int) -> dict[str, float]:
         asked = stage.validation
         if asked is None or not (step % asked.every == 0 or step == stage.steps):
             return {}
-        seats = list(job.share(deal(tasks, validation_tags, asked.groups, asked.samples_per_group, asked.first_seed)))
-        played = player.play(sampler, seats, params, fold(job.recipe.seed, 5, step))
-        scores = summarise([t for part in job.gather(played) for t in part])
+        seats = list(job.mesh.share(deal(tasks, validation_tags, asked.groups, asked.samples_per_group, asked.first_seed)))
+        played = job.mesh.from_leader(lambda: player.play(sampler, seats, params, fold(job.recipe.seed, 5, step)))
+        scores = summarise([t for part in job.mesh.gather(played) for t in part])
         k = asked.samples_per_group
         return {"validation/pass@1": scores.passes(1).value, f"validation/pass@{k}": scores.passes(k).value}
 
     def measure(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        counts["actions"] += sum(job.gather(actions_taken(trajectories)))
-        return {**describe_agents(trajectories, job.gather), **counts, **validate(sampler, step + 1)}
+        counts["actions"] += sum(job.mesh.gather(actions_taken(trajectories)))
+        return {**describe_agents(trajectories, job.mesh.gather), **counts, **validate(sampler, step + 1)}
 
     drill = Drill(
         params=params,

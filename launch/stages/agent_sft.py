@@ -8,10 +8,10 @@ import numpy as np
 
 from ...core.errors import ConfigError
 from ...core.rng import permutation
+from ...data.balance import spread
 from ...data.packing import TrainSequence, pack
 from ...data.shards import ShardSet
 from ...data.trajectory import Role
-from ...rl.loop import even_out
 from ...rl.objective import logprob_score
 from ..job import Job
 from ..settings.agent import AgentSupervised
@@ -75,9 +75,10 @@ def run(stage: AgentSupervised, job: Job) -> dict[str, Any]:
 
     def portion(step: int) -> Portion:
         places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
-        mine = [order(len(lessons), job.recipe.seed, place) for place in places[engine.data_rank :: engine.data_size]]
-        total = sum(job.gather(lessons.tokens(mine)))
-        return Portion(even_out(pack(lessons.sequences(mine, total), budget=stage.microbatch_tokens, pad=False), job.gather), total)
+        mine = [order(len(lessons), job.recipe.seed, place) for place in job.mesh.share(places)]
+        total = sum(job.mesh.gather(lessons.tokens(mine)))
+        rows = lessons.sequences(mine, total)
+        return Portion(spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total)
 
     outcome = fit(stage, job, engine, steps, lambda kept: portion)
     return {**outcome, "turns": len(lessons), "held_out_loss": held_out_loss(stage, job, engine)}

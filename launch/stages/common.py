@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,10 +20,11 @@ from ...models.gpt import build_gpt
 from ...models.hf import import_hf, is_added
 from ...models.hub import resolve
 from ...models.lora import LoraConfig, merged
-from ...rl.rollout.config import Validation
-from ...rl.rollout.embedded import EmbeddedSampler
+from ...rl.rollout.config import Embedded, SamplerConfig, Validation
+from ...rl.rollout.open import open_sampler
+from ...rl.rollout.sampler import Sampler
 from ..job import Job, StopRequested
-from ..settings.base import Lora
+from ..settings.base import Lora, OnPolicy
 
 T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")
@@ -38,14 +40,14 @@ def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer]
     if folder and not (folder / "config.json").is_file():
         raise ConfigError(f"stages: {stage}.folder = {named} holds no config.json; name a Hugging Face folder")
     tokenizer = job.stage_folder(stage) / TOKENIZER
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.guard()
         assert folder or make
         chosen = load_tokenizer(folder) if folder else make()  # type: ignore[misc]
         if chosen.vocab_size > job.model.vocab:
             raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
         chosen.save(tokenizer)
-    job.barrier()
+    job.mesh.barrier()
     engine = build_engine(job, None)
     if folder:
         import_hf(engine, folder)
@@ -121,9 +123,9 @@ class Checkpoints:
     def resume(self, engine: Engine) -> tuple[int, dict[str, Any]]:
         """The step to go on from and what was saved with it; the metrics record is cut back to that step."""
         found = sorted(int(m[1]) for p in self.folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
-        step = self.job.gather(found[-1] if found else 0)[0]
+        step = self.job.mesh.from_main(lambda: found[-1] if found else 0)
         extra = engine.load(step_folder(self.folder, step)) if step else {}
-        if self.job.speaks:
+        if self.job.mesh.is_main:
             self.job.run.metrics.rewind(self.stage, step, self.job.later(self.stage))
         return step, extra
 
@@ -136,12 +138,12 @@ class Checkpoints:
         stop = self.job.end_of_step()
         if not (stop or step % self.every == 0 or step == self.last):
             return
-        if self.job.speaks:
+        if self.job.mesh.is_main:
             self.job.run.guard()
         for name, other in others.items():
             other.save(step_folder(self.beside(name), step), {})
         engine.save(step_folder(self.folder, step), extra)
-        if self.job.speaks:
+        if self.job.mesh.is_main:
             for folder in (self.folder, *map(self.beside, others)):
                 self._prune(folder, step)
         if stop and step < self.last:
@@ -160,8 +162,19 @@ class Checkpoints:
         return str(step_folder(self.folder, self.last).relative_to(self.job.run.path))
 
 
-def embedded_sampler(engine: Engine, job: Job) -> EmbeddedSampler:
-    """A sampler on the engine's own weights."""
-    if engine.parallel.model_size > 1:
-        raise ConfigError("parallel: the embedded sampler needs tensor, pipeline and context = 1; every rank holds the whole model")
-    return EmbeddedSampler(lambda: {p.name: p.param.detach() for p in engine.local_parameters()}, job.model, version=lambda: engine.steps)
+def sampler_of(stage: Any, job: Job) -> SamplerConfig:
+    """What an evaluation samples with: its own choice, or that of the recipe's first RL stage."""
+    trained = (other.rollouts.sampler for other in job.recipe.stages if isinstance(other, OnPolicy))
+    return stage.sampler or next(trained, Embedded())
+
+
+@contextmanager
+def sampling(job: Job, stage: str, engine: Engine, settings: SamplerConfig) -> Iterator[Sampler]:
+    """The recipe's sampler on an engine whose weights do not change, ended with the block. Every rank opens it; leaders sample."""
+    opened = open_sampler(settings, engine, job.model, job.stage_folder(stage) / "sampler", mesh=job.mesh)
+    try:
+        if opened.publish is not None:
+            opened.publish(engine.steps)
+        yield opened.sampler
+    finally:
+        opened.close()

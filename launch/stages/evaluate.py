@@ -9,10 +9,11 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluate import Summary, TaskScore, copy_baseline, imagine, score_predictions, summarise
 from ...rl.imagination import ImaginationTask, make_task
+from ...rl.rollout.sampler import Sampler
 from ...rl.statistics import Estimate, paired_difference
 from ..job import Job
 from ..settings.grid import Evaluate, Supervised
-from .common import build_engine, embedded_sampler
+from .common import build_engine, sampler_of, sampling
 from .on_policy import SHOWN
 from .selfplay import ROOMS
 
@@ -20,37 +21,39 @@ from .selfplay import ROOMS
 def run(stage: Evaluate, job: Job) -> dict[str, Any]:
     """Evaluate, write the tables and the summary in words."""
     rooms = read_json(job.stage_folder(stage.tasks.source) / ROOMS)["heldout"]
-    n = -(-stage.n // job.ranks) * job.ranks
+    n = -(-stage.n // job.mesh.data_size) * job.mesh.data_size
     seed = fold(job.recipe.seed, 3)
     tasks = [make_task(job.dynamics, rooms, i, stage.tasks.steps, stage.tasks.walk, seed) for i in range(n)]
-    progress = Progress(stage.name, len(stage.models) * len(stage.temperatures), speak=job.speaks)
+    progress = Progress(stage.name, len(stage.models) * len(stage.temperatures), speak=job.mesh.is_main)
     scores: dict[tuple[str, float], list[TaskScore]] = {}
     for name in stage.models:
-        sampler = embedded_sampler(build_engine(job, None, name), job)
-        for temperature in stage.temperatures:
-            mine, episodes = imagine(sampler, job.share(tasks), job.tokenizer, temperature, seed)
-            scores[name, temperature] = [s for part in job.gather(mine) for s in part]
-            if job.speaks:
-                shown = [
-                    {
-                        "step": 0,
-                        "prompt_id": e.prompt_id,
-                        "sample": 0,
-                        "reward": e.score()[1],
-                        "invalid": None,
-                        "turns": e.picture(job.dynamics),
-                    }
-                    for e in episodes[:SHOWN]
-                ]
-                job.run.write_rollouts(f"{stage.name}-{name}-t{temperature:g}", 0, shown)
-            progress.update(len(scores))
-    if job.speaks:
+        with sampling(job, stage.name, build_engine(job, None, name), sampler_of(stage, job)) as sampler:
+            for temperature in stage.temperatures:
+                scores[name, temperature] = score_part(stage, job, sampler, tasks, name, temperature, seed)
+                progress.update(len(scores))
+    if job.mesh.is_main:
         for temperature in stage.temperatures:
             job.run.write_result(f"{stage.name}-t{temperature:g}", table(stage, job, tasks, scores, temperature))
         if stage.before and stage.after:
             write_json(job.run.path / "summary.json", summary(stage, job, tasks, scores))
-    job.barrier()
+    job.mesh.barrier()
     return {f"{name}/t{t:g}/all_exact": summarise(s).all_exact.value for (name, t), s in scores.items()}
+
+
+def score_part(
+    stage: Evaluate, job: Job, sampler: Sampler, tasks: list[ImaginationTask], name: str, temperature: float, seed: int
+) -> list[TaskScore]:
+    """One model's scores of all tasks; the first few imaginations go to the report."""
+
+    def play() -> list[TaskScore]:
+        mine, episodes = imagine(sampler, job.mesh.share(tasks), job.tokenizer, temperature, seed)
+        if job.mesh.is_main:
+            told = {"step": 0, "sample": 0, "invalid": None}
+            shown = [{**told, "prompt_id": e.prompt_id, "reward": e.score()[1], "turns": e.picture(job.dynamics)} for e in episodes[:SHOWN]]
+            job.run.write_rollouts(f"{stage.name}-{name}-t{temperature:g}", 0, shown)
+        return mine
+
+    return [s for part in job.mesh.gather(job.mesh.from_leader(play)) for s in part]
 
 
 def table(stage: Evaluate, job: Job, tasks: list[ImaginationTask], scores: dict, temperature: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     """Write, prove and publish the folder; a kill leaves the old one or none."""
     engine = build_engine(job, None, stage.model)
     final, partial, tokenizer = (job.run.path / name for name in (FOLDER, f".{FOLDER}.partial", f".{FOLDER}.tokenizer"))
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.guard()
         shutil.rmtree(partial, ignore_errors=True)
         make_folder(tokenizer)
@@ -34,9 +34,9 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
             words.save(tokenizer)
             specials = {"bos_token_id": words.bos_id, "eos_token_id": words.eos_id, "pad_token_id": words.pad_id}
         write_json(tokenizer / "generation_config.json", specials)
-    job.barrier()
+    job.mesh.barrier()
     proof = export_hf(engine, partial, carry_from=tokenizer)
-    if job.speaks:
+    if job.mesh.is_main:
         shutil.rmtree(tokenizer)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)

@@ -47,7 +47,7 @@ def fit(stage: Cadence, job: Job, engine: Engine, steps: int, begin: Callable[[d
     portion_of = begin(kept)
     tokens = kept.get("tokens", 0)
     loss = make_loss(PolicySettings())
-    progress = Progress(stage.name, steps, start=start, speak=job.speaks)
+    progress = Progress(stage.name, steps, start=start, speak=job.mesh.is_main)
     for step in range(start, steps):
         begun = time.monotonic()
         portion = portion_of(step)
@@ -62,7 +62,7 @@ def fit(stage: Cadence, job: Job, engine: Engine, steps: int, begin: Callable[[d
         }
         require_finite(values, step)
         took = time.monotonic() - begun
-        if job.speaks and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
+        if job.mesh.is_main and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
             job.run.metrics.append(stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": portion.tokens / took})
         progress.update(step + 1, f"loss {values['loss']:.4f}")
         checkpoints.save(engine, step + 1, {"tokens": tokens, **portion.state})

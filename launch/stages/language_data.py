@@ -27,5 +27,5 @@ def run(stage: LanguageData, job: Job) -> dict[str, Any]:
         except (KeyError, TypeError) as error:
             raise ConfigError(f"stages: {stage.name}.{part} = {folder} holds no pairs of question and answer ({error!r})") from error
         outcome[f"{part}_rows"] = len(shards)
-    job.barrier()
+    job.mesh.barrier()
     return outcome

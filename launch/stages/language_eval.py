@@ -18,7 +18,7 @@ from ...rl.text_games.world import drift, drift_table
 from ...rl.web_pages import evaluate as pages
 from ..job import Job
 from ..settings.language import LanguageEvaluate, TextGameData
-from .common import build_engine, embedded_sampler
+from .common import build_engine, sampler_of, sampling
 from .language import TEST, UNSEEN, Questions
 
 PARTS = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never seen in training"}
@@ -35,18 +35,18 @@ def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
     found: dict[tuple[str, str], Judgements] = {}
     likeliest: dict[tuple[str, str], Judgements] = {}
     walked: dict[str, list[list[bool]]] = {}
-    progress = Progress(stage.name, len(stage.models) * len(parts), speak=job.speaks)
+    progress = Progress(stage.name, len(stage.models) * len(parts), speak=job.mesh.is_main)
     for name in stage.models:
-        sampler = embedded_sampler(build_engine(job, None, name), job)
-        for part, asked in parts.items():
-            found[name, part] = judge_part(stage, job, questions, sampler, asked, stage.temperature)
-            if stage.greedy:
-                likeliest[name, part] = judge_part(stage, job, questions, sampler, asked, 0.0)
-            progress.update(len(found))
-        if stage.drift_steps and parts[TEST][0].domain == "text-game":
-            walked |= drifts(stage, job, questions, sampler, name)
+        with sampling(job, stage.name, build_engine(job, None, name), sampler_of(stage, job)) as sampler:
+            for part, asked in parts.items():
+                found[name, part] = judge_part(stage, job, questions, sampler, asked, stage.temperature)
+                if stage.greedy:
+                    likeliest[name, part] = judge_part(stage, job, questions, sampler, asked, 0.0)
+                progress.update(len(found))
+            if stage.drift_steps and parts[TEST][0].domain == "text-game":
+                walked |= drifts(stage, job, questions, sampler, name)
     web = parts[TEST][0].domain == "web-page"
-    if job.speaks:
+    if job.mesh.is_main:
         for part, asked in parts.items():
             judged = {name: found[name, part] for name in stage.models}
             how = f"temperature {stage.temperature:g}" if stage.temperature else "greedy"
@@ -63,7 +63,7 @@ def run(stage: LanguageEvaluate, job: Job) -> dict[str, Any]:
             tested = {name: found[name, TEST] for name in stage.models}
             told = page_summary(stage, parts[TEST], tested) if web else game_summary(stage, tested)
             write_json(job.run.path / "summary.json", told)
-    job.barrier()
+    job.mesh.barrier()
     scores = {
         (name, part): pages.scores([q.answer for q in parts[part]], j) if web else games.accuracies(j) for (name, part), j in found.items()
     }
@@ -92,16 +92,17 @@ def judge_part(
     stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, asked: list[Question], temperature: float
 ) -> Judgements:
     """All ranks' judgements of one model's answers, in the order of the questions."""
-    mine = asked[job.rank :: job.ranks]
+    mine = job.mesh.share(asked)
     tokenizer = questions.tokenizer
     params = SamplingParams(stage.max_new_tokens, temperature, stop_ids=(tokenizer.eos_id,))
-    told = answers(sampler, mine, tokenizer, params, fold(job.recipe.seed, 3), questions.multiple)
-    if asked[0].domain == "web-page":
-        judged: Judgements = pages.judge_pages([q.answer for q in mine], told, stage.mode)
-    else:
-        judged = games.judge_rows([q.row for q in mine], told, stage.mode)
-    shares = job.gather(judged)
-    return [shares[i % job.ranks][i // job.ranks] for i in range(len(asked))]
+
+    def judge() -> Judgements:
+        told = answers(sampler, mine, tokenizer, params, fold(job.recipe.seed, 3), questions.multiple)
+        if asked[0].domain == "web-page":
+            return pages.judge_pages([q.answer for q in mine], told, stage.mode)
+        return games.judge_rows([q.row for q in mine], told, stage.mode)
+
+    return [verdict for part in job.mesh.gather(job.mesh.from_leader(judge)) for verdict in part]
 
 
 def drifts(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any, name: str) -> dict[str, list[list[bool]]]:
@@ -116,9 +117,9 @@ def drifts(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any
         asked = [Question("text-game", write(row), "", row, False) for row in rows]
         return answers(sampler, asked, questions.tokenizer, params, fold(job.recipe.seed, 4), questions.multiple)
 
-    each = -(-stage.drift_episodes // job.ranks)
-    mine = drift(data.games, each, stage.drift_steps, predict, first_seed=10_000 + job.rank * each)
-    shares = job.gather(mine)
+    each = -(-stage.drift_episodes // job.mesh.data_size)
+    first = 10_000 + job.mesh.data_rank * each
+    shares = job.mesh.gather(job.mesh.from_leader(lambda: drift(data.games, each, stage.drift_steps, predict, first_seed=first)))
     joined = {key: [[hit for share in shares for hit in share[key][k]] for k in range(stage.drift_steps)] for key in ("model", "copy")}
     return {name: joined["model"], "copy": joined["copy"]}
 

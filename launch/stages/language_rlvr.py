@@ -25,15 +25,15 @@ def run(stage: LanguageReinforce, job: Job) -> dict[str, Any]:
         return AnswerEpisode(question, place, sample, questions.tokenizer, **made)
 
     def episodes_of(step: int) -> list[AnswerEpisode]:
-        places = job.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step))
+        places = job.mesh.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step))
         asked = [(place, questions.at(stream[place])) for place in places]
         return [answer(q, place, k) for place, q in asked for k in range(stage.samples_per_prompt)]
 
     def held_back() -> list[AnswerEpisode]:
-        return [answer(questions.at(i), i, k) for i in cut[job.rank :: job.ranks] for k in range(stage.rollouts.validation.samples)]
+        return [answer(questions.at(i), i, k) for i in job.mesh.share(cut) for k in range(stage.rollouts.validation.samples)]
 
     def unreadable(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        return {"reward/unreadable": sum(job.gather(sum(bool(t.info.get("reason")) for t in trajectories)))}
+        return {"reward/unreadable": sum(job.mesh.gather(sum(bool(t.info.get("reason")) for t in trajectories)))}
 
     drill = Drill(
         params=SamplingParams(max_new_tokens=stage.max_new_tokens, temperature=stage.temperature, stop_ids=(questions.tokenizer.eos_id,)),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...data.packing import pack
-from ...rl.loop import even_out
+from ...data.balance import spread
 from ..job import Job
 from ..settings.language import LanguageSupervised
 from .common import build_engine
@@ -22,10 +21,10 @@ def run(stage: LanguageSupervised, job: Job) -> dict[str, Any]:
 
     def portion(step: int) -> Portion:
         places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
-        mine = [questions.lesson(stream[place]) for place in places[engine.data_rank :: engine.data_size]]
-        total = sum(job.gather(sum(map(answer_tokens, mine))))
+        mine = [questions.lesson(stream[place]) for place in job.mesh.share(places)]
+        total = sum(job.mesh.gather(sum(map(answer_tokens, mine))))
         rows = weighted(mine, total, stage.question_weight, questions.tokenizer.pad_id)
-        return Portion(even_out(pack(rows, budget=stage.microbatch_tokens, pad=False), job.gather), total)
+        return Portion(spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total)
 
     return fit(stage, job, engine, steps, lambda kept: portion)
 

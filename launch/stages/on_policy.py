@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from ...core.batch import PackedBatch
-from ...core.errors import ConfigError
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Invalid, Trajectory
-from ...rl.loop import Hooks, reinforce
+from ...rl.loop import Hooks, Updates, reinforce
 from ...rl.objective import logprob_score
 from ...rl.rollout.episodes import rollout
 from ...rl.rollout.sampler import Sampler, SamplingParams
@@ -50,15 +49,15 @@ class _Spent(Exception):
 def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) -> dict[str, Any]:
     """Train to the last step or until the budget is spent; steps, gradient tokens and the drill's counts come back."""
     name = stage.name
-    if stage.prompts_per_step % job.ranks:
-        raise ConfigError(f"stages: {name}.prompts_per_step = {stage.prompts_per_step} must be a multiple of the {job.ranks} ranks")
+    job.mesh.require_even(stage.prompts_per_step, f"stages: {name}.prompts_per_step")
+    updates = Updates(stage.updates_per_rollout, stage.epochs_per_rollout)
     engine, frozen = build_engine(job, stage.optimizer, stage.init, lora), build_engine(job, None, stage.init)
     checkpoints = Checkpoints(job, name, stage.checkpoint_every, stage.steps)
     start, kept = checkpoints.resume(engine)
     drill.counts.update({key: kept[key] for key in drill.counts if key in kept})
     if start and drill.spent():
         checkpoints.last = start  # killed between the last save and the end
-    progress = Progress(name, stage.steps, start=start, speak=job.speaks)
+    progress = Progress(name, stage.steps, start=start, speak=job.mesh.is_main)
     done = {"steps": start, "tokens": kept.get("tokens", 0)}
 
     def reference(batches: list[PackedBatch]) -> list[torch.Tensor]:
@@ -69,14 +68,14 @@ def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) 
         values = values | drill.measure(session.sampler, step, trajectories)
         if drill.spent():
             checkpoints.last = step + 1
-        if not job.speaks:
+        if not job.mesh.is_main:
             return
         job.run.metrics.append(name, step + 1, values)
         if drill.turns is not None and (step % stage.rollouts_every == 0 or step + 1 == checkpoints.last):
             job.run.write_rollouts(name, step + 1, picture(step + 1, episodes, trajectories, drill.turns))
         progress.update(step + 1, drill.progress(values))
 
-    with open_session(job, name, engine, stage.rollouts, start, kept) as session:
+    with open_session(job, name, engine, stage.rollouts, start, kept, updates.count) as session:
         write, seed = session.saving(checkpoints), fold(job.recipe.seed, 2)
 
         def save(step: int, state: dict[str, Any]) -> None:
@@ -92,7 +91,7 @@ def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) 
                 session.issuing(drill.episodes_of),
                 stage.algorithm,
                 drill.params,
-                Hooks(job.gather, record, save),
+                Hooks(job.mesh, record, save),
                 steps=range(start, checkpoints.last),
                 tokens=done["tokens"],
                 microbatch_tokens=drill.microbatch_tokens,
@@ -100,6 +99,7 @@ def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) 
                 seed=seed,
                 reference=reference,
                 kl_every=stage.rollouts_every,
+                updates=updates,
                 critic=session.with_critic(stage.algorithm, stage.critic, stage.init, checkpoints, start),
                 ahead=session.ahead,
                 publish=session.publish,

@@ -22,14 +22,14 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     state_tokens = len(job.tokenizer.encode(rooms[0]))
 
     def episodes_of(number: int) -> list[ImaginationEpisode]:
-        prompts = job.share(range(number * stage.prompts_per_step, (number + 1) * stage.prompts_per_step))
+        prompts = job.mesh.share(range(number * stage.prompts_per_step, (number + 1) * stage.prompts_per_step))
         seed = fold(job.recipe.seed, 1)
         tasks = [make_task(job.dynamics, rooms, i, stage.tasks.steps, stage.tasks.walk, seed) for i in prompts]
         return [ImaginationEpisode(task, k, job.tokenizer) for task in tasks for k in range(stage.samples_per_prompt)]
 
     def held_back() -> list[ImaginationEpisode]:
         seed, sizes = fold(job.recipe.seed, 3), stage.rollouts.validation
-        places = range(job.rank, sizes.prompts, job.ranks)
+        places = job.mesh.share(range(sizes.prompts))
         tasks = [make_task(job.dynamics, cut, i, stage.tasks.steps, stage.tasks.walk, seed) for i in places]
         return [ImaginationEpisode(task, k, job.tokenizer) for task in tasks for k in range(sizes.samples)]
 

@@ -21,7 +21,7 @@ SHARDS = "shards"
 def run(stage: SelfPlay, job: Job) -> dict:
     """Write rooms and shards; a killed stage goes on after its last whole shard."""
     folder = job.stage_folder(stage.name)
-    if job.speaks:
+    if job.mesh.is_main:
         make_folder(folder)
         rooms = read_json(folder / ROOMS)
         if rooms is None:
@@ -29,8 +29,8 @@ def run(stage: SelfPlay, job: Job) -> dict:
             rooms = make_rooms(stage, job.dynamics)
             write_json(folder / ROOMS, rooms)
         samples = write_transitions(stage, job, rooms["train"])
-    job.barrier()
-    return {"rooms": stage.rooms, "heldout_rooms": stage.heldout_rooms, "transitions": samples} if job.speaks else {}
+    job.mesh.barrier()
+    return {"rooms": stage.rooms, "heldout_rooms": stage.heldout_rooms, "transitions": samples} if job.mesh.is_main else {}
 
 
 def layout(state: str) -> str:

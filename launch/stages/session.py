@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ...data.trajectory import Role, Trajectory
 from ...rl.algorithms import needs
 from ...rl.algorithms.config import Algorithm
 from ...rl.health import Health, sample_values
-from ...rl.journal import Journal, JournalSampler, ReplaySampler
+from ...rl.journal import Event, Journal, JournalSampler, ReplaySampler
 from ...rl.loop import describe
 from ...rl.rollout.config import Rollouts
 from ...rl.rollout.episodes import Episode, rollout
@@ -31,11 +31,15 @@ VALIDATION = 0x76616C  # validation draws other random numbers than training
 class Session:
     """One stage's rollouts. `sampler`, `publish` and `ahead` go to the loop as they are; the rest wraps the stage's hooks."""
 
-    def __init__(self, job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any]) -> None:
+    def __init__(
+        self, job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any], updates: int = 1
+    ) -> None:
         folder = job.stage_folder(stage)
         self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
-        self.journal = Journal(folder / "journal", job.rank)
-        self.journal.resume(start)
+        self.staleness = settings.ahead * updates  # optimizer steps that a rollout may be behind
+        self.journal = Journal(folder / "journal", job.mesh.data_rank)
+        if job.mesh.leads:
+            self.journal.resume(start)
         self.others: dict[str, Engine] = {}
         self.health = Health(settings.health)
         if "health" in extra:
@@ -44,10 +48,8 @@ class Session:
             self.sampler: Sampler = ReplaySampler(Path(settings.replay))
             self.publish, self.close, self.rest = None, lambda: None, dict
             return
-        opened = open_sampler(
-            settings.sampler, engine, job.model, folder / "sampler", rank=job.rank, gather=job.gather, ahead=settings.ahead
-        )
-        self.sampler = JournalSampler(opened.sampler, self.journal, lambda: engine.steps, staleness=settings.ahead)
+        opened = open_sampler(settings.sampler, engine, job.model, folder / "sampler", mesh=job.mesh, ahead=settings.ahead)
+        self.sampler = JournalSampler(opened.sampler, self.journal, lambda: engine.steps, staleness=self.staleness)
         self.publish, self.close, self.rest = opened.publish, opened.close, opened.rest or dict
 
     def issuing(self, episodes_of: Callable[[int], list[Episode]]) -> Callable[[int], list[Episode]]:
@@ -55,7 +57,7 @@ class Session:
 
         def issued(step: int) -> list[Episode]:
             episodes = episodes_of(step)
-            self.journal.note("issued", step, sorted({e.prompt_id for e in episodes}))
+            self.note("issued", step, {e.prompt_id for e in episodes})
             return episodes
 
         return issued
@@ -70,9 +72,11 @@ class Session:
         def validate(step: int) -> dict[str, float]:
             if inner is None or not every or step % every:
                 return {}
-            found = describe(play(inner, episodes(), params, fold(seed, VALIDATION)), self.job.gather)
+            mesh = self.job.mesh
+            played = mesh.from_leader(lambda: play(inner, episodes(), params, fold(seed, VALIDATION)))
+            found = describe(played, mesh.gather)
             values = {f"validation/{key.removeprefix('reward/')}": value for key, value in found.items()}
-            if self.job.speaks:
+            if self.job.mesh.is_main:
                 log.info("%d steps: validation reward %.3f", step, values["validation/mean"])
             return values | {"validation/steps": float(step)}
 
@@ -83,15 +87,20 @@ class Session:
         text, its length and repetition are watched too. Returns what to record."""
         if limit is not None:
             answers = [tuple(i for i, r in zip(s.ids, s.roles, strict=True) if r == Role.ACTION) for t in trajectories for s in t.sequences]
-            parts = self.job.gather((sample_values(answers, limit), len(answers)))
+            parts = self.job.mesh.gather((sample_values(answers, limit), len(answers)))
             total = max(sum(n for _, n in parts), 1)
             values = values | {key: sum(v[key] * n for v, n in parts) / total for key in parts[0][0]}
         for alarm in self.health.observe(step + 1, values):
             values = values | {f"alarm/{alarm.name}": 1.0}
-            if self.job.speaks:
+            if self.job.mesh.is_main:
                 log.warning("step %d: alarm %s: %s", alarm.step, alarm.name, alarm.message)
-        self.journal.note("trained", step, sorted({t.prompt_id for t in trajectories}))
+        self.note("trained", step, {t.prompt_id for t in trajectories})
         return values
+
+    def note(self, event: Event, step: int, prompts: Iterable[int] = ()) -> None:
+        """An event of this data rank's prompts, once."""
+        if self.job.mesh.leads:
+            self.journal.note(event, step, sorted(prompts))
 
     def with_critic(
         self, algorithm: Algorithm, optimizer: OptimizerConfig | None, init: str, checkpoints: Checkpoints, start: int
@@ -115,17 +124,20 @@ class Session:
                 checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others)
             finally:
                 if step_folder(checkpoints.folder, step).exists():
-                    self.journal.note("saved", step)
-                    if not self.settings.keep_samples:
-                        self.journal.prune(step - self.ahead)
+                    self.note("saved", step)
+                    if self.job.mesh.leads and not self.settings.keep_samples:
+                        self.journal.prune(self.engine.steps - self.staleness)
 
         return save
 
 
 @contextmanager
-def open_session(job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any]) -> Iterator[Session]:
-    """A session whose servers end with it. `start` and `extra` are what the stage resumed from."""
-    session = Session(job, stage, engine, settings, start, extra)
+def open_session(
+    job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any], updates: int = 1
+) -> Iterator[Session]:
+    """A session whose servers end with it. `start` and `extra` are what the stage resumed from; a rollout is followed by `updates`
+    optimizer steps."""
+    session = Session(job, stage, engine, settings, start, extra, updates)
     try:
         yield session
     finally:

@@ -23,11 +23,11 @@ def run(stage: Supervised, job: Job) -> dict[str, Any]:
     each = stage.sequences_per_step * len(job.tokenizer.encode(shards[0]["transition.json"]["next_state"]))
     steps = stage.steps or steps_for(job.outcome(str(stage.match_tokens_of))["tokens"], each)
     engine = build_engine(job, stage.optimizer, stage.init)
-    mine = stage.sequences_per_step // engine.data_size
+    mine = job.mesh.require_even(stage.sequences_per_step, f"stages: {stage.name}.sequences_per_step")
 
     def begin(kept: dict[str, Any]) -> Portions:
         order = ShuffledOrder(shards.counts, seed=job.recipe.seed, window=0)
-        stream = iter(reader := Reader(shards, order, rank=engine.data_rank, ranks=engine.data_size, state=kept.get("reader")))
+        stream = iter(reader := Reader(shards, order, rank=job.mesh.data_rank, ranks=job.mesh.data_size, state=kept.get("reader")))
 
         def portion(step: int) -> Portion:
             table = transition_table(job, [s["transition.json"] for s in islice(stream, mine)], stage.sequences_per_step)

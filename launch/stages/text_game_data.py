@@ -28,7 +28,7 @@ def run(stage: TextGameData, job: Job) -> dict[str, Any]:
     """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again, crawling takes seconds."""
     folder = job.stage_folder(stage.name)
     outcome: dict[str, Any] = {}
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.guard()
         shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
@@ -59,7 +59,7 @@ def run(stage: TextGameData, job: Job) -> dict[str, Any]:
             "kinds_not_learnt": len(missing),
             "pad_prompts_to": stage.pad_prompts_to,
         }
-    job.barrier()
+    job.mesh.barrier()
     return outcome
 
 

@@ -19,7 +19,7 @@ def run(stage: VideoData, job: Job) -> dict[str, Any]:
         if not held["train"] or not held["heldout"]:
             raise ConfigError(f"stages: {stage.name}.shards has {held['train']} + {held['heldout']} episodes; lower heldout_every")
         return {"episodes": held["train"], "heldout_episodes": held["heldout"]}
-    if job.speaks:
+    if job.mesh.is_main:
         from ...rl.video.record import plans, record
 
         t = settings(job).tokenizer
@@ -30,5 +30,5 @@ def run(stage: VideoData, job: Job) -> dict[str, Any]:
         ):
             progress = Progress(f"recording, {split}", count)
             record(job.stage_folder(stage.name) / split, list(plans(count, seed, *made)), stage.workers, progress.update)
-    job.barrier()
+    job.mesh.barrier()
     return {"episodes": stage.episodes, "heldout_episodes": stage.heldout_episodes}

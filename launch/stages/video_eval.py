@@ -31,7 +31,7 @@ from ...rl.video.evaluate import (
 from ...rl.video.imagine import ClipDecoder, ClipTask, to_frames
 from ..job import Job
 from ..settings.video import VideoEvaluate
-from .common import build_engine, embedded_sampler
+from .common import build_engine, sampler_of, sampling
 from .video import TokenClips, tokenizer
 
 VIDEOS = "videos"
@@ -41,31 +41,32 @@ DELAY_MS = 350
 def run(stage: VideoEvaluate, job: Job) -> dict[str, Any]:
     """Evaluate, write tables, clips and the summary in words. Every rank samples its share of the clips."""
     clips = TokenClips(job, stage.data, "heldout")
-    n = min(stage.n, len(clips)) // job.ranks * job.ranks
+    n = min(stage.n, len(clips)) // job.mesh.data_size * job.mesh.data_size
     order = permutation(len(clips), job.recipe.seed, 41)[:n]
-    tasks = [clips.task(number, at) for at, number in job.share(list(enumerate(order)))]
+    tasks = [clips.task(number, at) for at, number in job.mesh.share(list(enumerate(order)))]
     decoder = ClipDecoder(tokenizer(job, clips.stage.tokenizer), clips.layout, stage.bf16)
     params = SamplingParams(max_new_tokens=clips.layout.sampled, temperature=stage.temperature, top_k=stage.top_k)
     seed = fold(job.recipe.seed, 3)
     names: tuple[Metric, ...] = tuple(stage.metrics)
     count = max([stage.runs, *stage.best_of])
-    progress = Progress(stage.name, count * len(stage.models), speak=job.speaks)
+    progress = Progress(stage.name, count * len(stage.models), speak=job.mesh.is_main)
     scores: dict[str, list[ClipScores]] = {}
     rejected: ClipScores | None = None
     for at, name in enumerate(stage.models):
-        sampler = embedded_sampler(build_engine(job, None, name), job)
         scores[name] = []
-        for run in range(count):
-            scores[name].append(imagine(sampler, tasks, decoder, names, params, run, seed))
-            progress.update(at * count + run + 1)
-        if name == stage.before and stage.reject_repeats:
-            rejected = without_repeats(scores[name][0], stage.reject_repeats, sampler, tasks, decoder, names, params, seed)
+        with sampling(job, stage.name, build_engine(job, None, name), sampler_of(stage, job)) as sampler:
+            for run in range(count):
+                scores[name].append(job.mesh.from_leader(lambda s=sampler, r=run: imagine(s, tasks, decoder, names, params, r, seed)))
+                progress.update(at * count + run + 1)
+            if name == stage.before and stage.reject_repeats:
+                again = (scores[name][0], stage.reject_repeats, sampler, tasks, decoder, names, params, seed)
+                rejected = job.mesh.from_leader(lambda a=again: without_repeats(*a))
     still = copy_baseline(tasks, names, decoder.device)
     ceiling = score_rows(np.stack([t.row_L for t in tasks]), tasks, decoder, names)
     everything = gather(job, scores), gather_one(job, rejected), gather_still(job, still), gather_one(job, ceiling)
-    if job.speaks:
+    if job.mesh.is_main:
         write(stage, job, *everything, tasks=tasks, decoder=decoder, own=scores)
-    job.barrier()
+    job.mesh.barrier()
     told = (*names, MOVED)
     means = {name: {m: clip_means(everything[0][name][: stage.runs], m) for m in told} for name in stage.models}
     outcome: dict[str, Any] = {f"{name}/{m}": estimate(values).value for name, found in means.items() for m, values in found.items()}
@@ -78,7 +79,7 @@ def run(stage: VideoEvaluate, job: Job) -> dict[str, Any]:
 
 def gather_one(job: Job, mine: ClipScores | None) -> ClipScores | None:
     """All ranks' clips, in order."""
-    parts = job.gather(mine)
+    parts = job.mesh.gather(mine)
     if parts[0] is None:
         return None
     metrics = {name: np.concatenate([p.metrics[name] for p in parts]) for name in parts[0].metrics}
@@ -90,7 +91,7 @@ def gather(job: Job, mine: dict[str, list[ClipScores]]) -> dict[str, list[ClipSc
 
 
 def gather_still(job: Job, mine: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    parts = job.gather(mine)
+    parts = job.mesh.gather(mine)
     return {name: np.concatenate([p[name] for p in parts]) for name in mine}
 
 

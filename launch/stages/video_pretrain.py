@@ -23,12 +23,12 @@ def run(stage: VideoSupervised, job: Job) -> dict[str, Any]:
     each = stage.sequences_per_step * int(layout.loss_mask_L.sum())
     steps = stage.steps or steps_for(job.outcome(str(stage.match_tokens_of))["tokens"], each)
     engine = build_engine(job, stage.optimizer, stage.init)
-    mine = stage.sequences_per_step // engine.data_size
+    mine = job.mesh.require_even(stage.sequences_per_step, f"stages: {stage.name}.sequences_per_step")
     weight_L = layout.loss_mask_L.astype(np.float32) / each
 
     def begin(kept: dict[str, Any]) -> Portions:
         order = ShuffledOrder(shards.counts, seed=job.recipe.seed, window=0)
-        stream = iter(reader := Reader(shards, order, rank=engine.data_rank, ranks=engine.data_size, state=kept.get("reader")))
+        stream = iter(reader := Reader(shards, order, rank=job.mesh.data_rank, ranks=job.mesh.data_size, state=kept.get("reader")))
 
         def portion(step: int) -> Portion:
             rows_BL = np.stack([s["tokens.npy"] for s in islice(stream, mine)]).astype(np.int64)

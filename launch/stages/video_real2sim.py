@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ...rl.video.real2sim import WorldModelSimulator, agreement, policy_seed, ru
 from ...rl.worlds.tabletop import TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
-from .common import build_engine, embedded_sampler
+from .common import build_engine, sampler_of, sampling
 from .video import TokenClips, action_bins, settings, tokenizer
 
 TRUTH = "truth.json"
@@ -30,29 +31,27 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     """Rank 0 asks the simulator; every rank imagines its share of the episodes."""
     if settings(job).actions != "tabletop":
         raise ConfigError(f"stages: {stage.name} evaluates table-top policies; other robots need a policy and a detector of their own")
-    if stage.episodes % job.ranks:
-        raise ConfigError(f"stages: {stage.name}.episodes = {stage.episodes} must be a multiple of the {job.ranks} ranks")
+    job.mesh.require_even(stage.episodes, f"stages: {stage.name}.episodes")
     truth = in_simulator(stage, job)
     clips = TokenClips(job, stage.data, "heldout")
     decoder = ClipDecoder(tokenizer(job, clips.stage.tokenizer), clips.layout, stage.bf16)
     bins = action_bins(job, clips.stage.data, stage.data)
     found: dict[str, dict[str, int]] = {}
-    progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.speaks)
+    progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)
     done = 0
     for name in stage.models:
-        sampler = embedded_sampler(build_engine(job, None, name), job)
         found[name] = {}
-        for task in stage.tasks:
-            for policy in stage.policies:
-                mine = job.share(range(stage.episodes))
-                wins = imagined(stage, job, sampler, decoder, bins, task, policy, mine, np.asarray(truth["first"][task]))
-                found[name][f"{task}/{policy}"] = sum(job.gather(wins))
+        mine = job.mesh.share(range(stage.episodes))
+        with sampling(job, stage.name, build_engine(job, None, name), sampler_of(stage, job)) as sampler:
+            for task, policy in product(stage.tasks, stage.policies):
+                given = (stage, job, sampler, decoder, bins, task, policy, mine, np.asarray(truth["first"][task]))
+                found[name][f"{task}/{policy}"] = sum(job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g))))
                 progress.update(done := done + 1)
     told = describe(stage, truth, found)
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.write_result(stage.name, told["table"])
         job.run.write_result(f"{stage.name}-agreement", told["agreement"])
-    job.barrier()
+    job.mesh.barrier()
     return told["outcome"]
 
 
@@ -61,9 +60,9 @@ def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     folder = job.stage_folder(stage.name)
     if stage.truth is not None:
         return load_truth(stage.truth)
-    if job.speaks and not (folder / TRUTH).exists():
+    if job.mesh.is_main and not (folder / TRUTH).exists():
         make_truth(stage, folder, settings(job).tokenizer.height, settings(job).tokenizer.width)
-    job.barrier()
+    job.mesh.barrier()
     return load_truth(str(folder / TRUTH))
 
 

@@ -30,7 +30,7 @@ def run(stage: VideoReinforce, job: Job) -> dict[str, Any]:
 
     def episodes_of(step: int) -> list[ImaginedClip]:
         made: list[ImaginedClip] = []
-        for prompt in job.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step)):
+        for prompt in job.mesh.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step)):
             epoch, at = divmod(prompt, len(clips))
             task = clips.task(order(epoch)[at], prompt)
             made += [ImaginedClip(task, k, layout, judge) for k in range(stage.samples_per_prompt)]
@@ -54,7 +54,7 @@ def run(stage: VideoReinforce, job: Job) -> dict[str, Any]:
         free_text=False,
     )
     outcome = practise(stage, job, drill)
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.write_result(f"{stage.name}-time", time_table(stage.name, [r for r in job.run.metrics.rows() if r["stage"] == stage.name]))
     return outcome
 
@@ -73,7 +73,7 @@ def time_table(name: str, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def described(job: Job, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means of the metrics and of repetition over all valid samples."""
     mine = [t.info for t in trajectories if not isinstance(t.reward, Invalid)]
-    everyone = [info for part in job.gather(mine) for info in part]
+    everyone = [info for part in job.mesh.gather(mine) for info in part]
     if not everyone:
         return {}
     return {f"clip/{name}": sum(float(info[name]) for info in everyone) / len(everyone) for name in everyone[0]}
@@ -82,7 +82,7 @@ def described(job: Job, trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def room(job: Job, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """How much the samples of one clip differ: without a spread inside groups there is nothing to learn from."""
     groups: dict[int, list[float]] = {}
-    for part in job.gather([(t.prompt_id, t.reward) for t in trajectories if not isinstance(t.reward, Invalid)]):
+    for part in job.mesh.gather([(t.prompt_id, t.reward) for t in trajectories if not isinstance(t.reward, Invalid)]):
         for prompt, reward in part:
             groups.setdefault(prompt, []).append(reward)
     held = [g for g in groups.values() if len(g) > 1]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core.errors import ConfigError
 from ...core.files import make_folder
 from ...core.progress import Progress
 from ...core.rng import fold
@@ -37,11 +38,11 @@ def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
         model = train(stage, job, folder)
     model.eval()
     told = heldout(stage, job, model)
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.guard()
         save_tokenizer(model, folder / WEIGHTS)
         job.run.write_result(stage.name, table(stage, job, told))
-    job.barrier()
+    job.mesh.barrier()
     return {"steps": 0 if stage.released else stage.steps, **told}
 
 
@@ -52,24 +53,27 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
     still = usual_picture(source).to(device()) if config.still else None
     trainer = TokenizerTrainer(config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, still=still)
     found = sorted(folder.glob("state-*.pt"))
-    start = job.gather(int(STATE.fullmatch(found[-1].name)[1]) if found else 0)[0]  # type: ignore[index]
+    start = job.mesh.from_main(lambda: int(STATE.fullmatch(found[-1].name)[1]) if found else 0)  # type: ignore[index]
     if start:
         trainer.load(torch.load(folder / f"state-{start:07d}.pt", map_location=device(), weights_only=True))
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.metrics.rewind(stage.name, start, job.later(stage.name))
-    progress = Progress(stage.name, stage.steps, start=start, speak=job.speaks)
-    mine = max(1, stage.clips_per_step // job.ranks)
+    progress = Progress(stage.name, stage.steps, start=start, speak=job.mesh.is_main)
+    ranks = job.mesh.ranks  # every rank holds the whole tokenizer, whatever the layout of the transformer
+    if stage.clips_per_step % ranks:
+        raise ConfigError(f"stages: {stage.name}.clips_per_step = {stage.clips_per_step} must be a multiple of the {ranks} ranks")
+    mine = stage.clips_per_step // ranks
     for step in range(start, stage.steps):
         begun = time.monotonic()
-        frames, context = batch(stage, job, source, step * stage.clips_per_step + job.rank * mine, mine)
+        frames, context = batch(stage, job, source, step * stage.clips_per_step + job.mesh.rank * mine, mine)
         values = trainer.step(frames, context)
         done = step + 1
-        if job.speaks and (done % stage.log_every == 0 or done == stage.steps):
+        if job.mesh.is_main and (done % stage.log_every == 0 or done == stage.steps):
             took = time.monotonic() - begun
-            pictures = frames.shape[0] * frames.shape[1] * job.ranks
+            pictures = frames.shape[0] * frames.shape[1] * ranks
             job.run.metrics.append(stage.name, done, {**values, "time/step_s": took, "time/frames_per_s": pictures / took})
         progress.update(done, f"l1 {values['l1']:.4f}  psnr {values['psnr']:.1f}")
-        stop = job.any_rank(job.stop_asked)
+        stop = job.mesh.any_rank(job.stop_asked)
         if stop or done % stage.checkpoint_every == 0:
             keep(job, folder, trainer)
         if stop and done < stage.steps:
@@ -117,7 +121,7 @@ def table(stage: VideoTokenizerTraining, job: Job, told: dict[str, float]) -> di
 
 def keep(job: Job, folder: Path, trainer: TokenizerTrainer) -> None:
     """The state to resume from; older ones go."""
-    if not job.speaks:
+    if not job.mesh.is_main:
         return
     job.run.guard()
     path = folder / f"state-{trainer.step_number:07d}.pt"

@@ -27,27 +27,27 @@ def run(stage: VideoTokens, job: Job) -> dict[str, Any]:
     told: dict[str, Any] = {}
     folder = make_folder(job.stage_folder(stage.name))
     model = tokenizer(job, stage.tokenizer)
-    if job.speaks:
+    if job.mesh.is_main:
         write_json(folder / ACTIONS, action_bins(job, stage.data).ranges)
-    job.barrier()
+    job.mesh.barrier()
     for split, each in (("train", stage.clips_per_episode), ("heldout", stage.heldout_clips_per_episode)):
-        written = write_split(stage, job, model, split, each)  # type: ignore[arg-type]
-        told["clips" if split == "train" else "heldout_clips"] = sum(job.gather(written))
+        written = job.mesh.from_leader(lambda s=split, e=each: write_split(stage, job, model, s, e))  # type: ignore[arg-type]
+        told["clips" if split == "train" else "heldout_clips"] = sum(job.mesh.gather(written))
     return told
 
 
 def write_split(stage: VideoTokens, job: Job, model: VideoTokenizer, split: Split, each: int) -> int:
-    """This rank's part of a split."""
+    """This data rank's part of a split."""
     source = episodes(job, stage.data, split)
     chosen = settings(job)
     layout, bins = chosen.layout, action_bins(job, stage.data, stage.name)
     reach = chosen.context_reach if layout.context_tokens else None
     seed = fold(job.recipe.seed, 21 if split == "train" else 22)
-    numbers = range(job.rank, len(source), job.ranks)
+    numbers = job.mesh.share(range(len(source)))
     places = [place_in(source, e, (fold(seed, e, k),), layout.frames, reach) for e in numbers for k in range(each)]
     folder = job.stage_folder(stage.name) / split
-    progress = Progress(f"{stage.name}, {split}", len(places), speak=job.speaks)
-    prefix = f"tokens{job.rank:03d}"
+    progress = Progress(f"{stage.name}, {split}", len(places), speak=job.mesh.is_main)
+    prefix = f"tokens{job.mesh.data_rank:03d}"
     with ShardWriter(folder, kind=VIDEO_TOKENS, prefix=prefix, max_samples=20_000, resume=True) as writer:
         left = iter(places[writer.samples :])
         while group := list(islice(left, stage.batch)):

@@ -17,10 +17,11 @@ from ...core.engine import Engine, LossFn, ScoreFn
 from ...core.errors import ConfigError
 from ...core.progress import Progress
 from ...core.rng import fold, permutation
-from ...data.packing import TrainSequence, pack, unpack
+from ...data.balance import spread
+from ...data.packing import TrainSequence
 from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...data.trajectory import Invalid
-from ...rl.loop import even_out, require_finite
+from ...rl.loop import require_finite
 from ...rl.multiturn import Limits, rollout_worlds
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.webrl.episode import WebEpisode
@@ -164,18 +165,12 @@ class Players:
 
 def score_all(job: Job, engine: Engine, rows: Sequence[TrainSequence], score: ScoreFn, budget: int) -> dict[str, dict[int, np.ndarray]]:
     """Per-token results of all rows by name and row, each data rank scoring its part."""
-    mine = list(range(engine.data_rank, len(rows), engine.data_size))
-    found: dict[str, dict[int, np.ndarray]] = {}
-    if mine:
-        batches = pack([rows[i] for i in mine], budget=max(budget, max(len(rows[i].ids) for i in mine)), pad=False)
-        scored = engine.score(batches, score)
-        for name in scored[0]:
-            found[name] = {mine[i]: v for i, v in unpack(batches, [s[name] for s in scored]).items()}
-    whole: dict[str, dict[int, np.ndarray]] = {}
-    for part in job.gather(found):
-        for name, values in part.items():
-            whole.setdefault(name, {}).update(values)
-    return whole
+    longest = max(len(row.ids) for row in rows)
+    shared = spread(job.mesh.share(rows), max(budget, longest), job.mesh, job.model.hidden)
+    scored = engine.score(shared.batches, score)
+    mine = {name: shared.bring_home([s[name] for s in scored]) for name in scored[0]}
+    parts = job.mesh.gather(mine)
+    return {name: dict(enumerate(v for part in parts for v in part[name])) for name in mine}
 
 
 def fit(
@@ -193,19 +188,18 @@ def fit(
     steps = max(1, round(training.epochs * count / training.sequences_per_step))
     checkpoints = Checkpoints(job, stage, training.checkpoint_every, steps)
     begin, _ = checkpoints.resume(engine)
-    progress = Progress(stage, steps, start=begin, speak=job.speaks)
+    progress = Progress(stage, steps, start=begin, speak=job.mesh.is_main)
     order = lru_cache(maxsize=2)(lambda epoch: permutation(count, fold(job.recipe.seed, 21), epoch))
     values: dict[str, float] = {}
     for step in range(begin, steps):
         started = time.monotonic()
         places = range(step * training.sequences_per_step, (step + 1) * training.sequences_per_step)
         whole = [order(place // count)[place % count] for place in places]
-        mine = whole[engine.data_rank :: engine.data_size]
-        batches = even_out(pack(rows(mine, whole), budget=training.microbatch_tokens, pad=False), job.gather)
-        result = engine.step(batches, loss)
+        mine = list(job.mesh.share(whole))
+        result = engine.step(spread(rows(mine, whole), training.microbatch_tokens, job.mesh, job.model.hidden).batches, loss)
         values = {**describe(result.metrics), "grad_norm": result.grad_norm, "lr": result.lr}
         require_finite(values, step)
-        if job.speaks and ((step + 1) % training.log_every == 0 or step + 1 == steps):
+        if job.mesh.is_main and ((step + 1) % training.log_every == 0 or step + 1 == steps):
             job.run.metrics.append(stage, step + 1, {**values, "time/step_s": time.monotonic() - started})
         progress.update(step + 1, f"loss {values['loss']:.4f}")
         checkpoints.save(engine, step + 1, {})

@@ -31,7 +31,7 @@ def run(stage: WebDemos, job: Job) -> dict[str, Any]:
     """Play and write. One rank does it: an oracle costs no model."""
     folder = make_folder(job.stage_folder(stage.name))
     told: dict[str, Any] = {}
-    if job.speaks:
+    if job.mesh.is_main:
         pool = pool_of(start_of(job))
         tasks = seeded(job, stage.name).sample(pool, min(stage.count, len(pool)))
         kept, cut = (_given(stage.shards, job), 0) if stage.shards else _played(stage, job, tasks)
@@ -40,7 +40,7 @@ def run(stage: WebDemos, job: Job) -> dict[str, Any]:
         steps = write_trajectories(folder / STEPS, kept)
         write_tasks(folder / TASKS, tasks)
         told = {"trajectories": len(kept), "steps": steps, "successes": sum(t.success for t in kept), "pages_cut": cut, "pool": len(pool)}
-    return job.gather(told)[0]
+    return job.mesh.from_main(lambda: told)
 
 
 def _played(stage: WebDemos, job: Job, tasks: list[SiteTask]) -> tuple[list[WebTrajectory], int]:

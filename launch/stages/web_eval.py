@@ -29,11 +29,11 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
     seats = [(i, task, s) for i, task in enumerate(tasks) for s in range(stage.samples)]
     found: dict[str, Results] = {}
     invalid = 0
-    progress = Progress(stage.name, len(stage.models), speak=job.speaks)
+    progress = Progress(stage.name, len(stage.models), speak=job.mesh.is_main)
     for name in stage.models:
         engine = build_engine(job, None, name)
         folder = job.stage_folder(stage.name) / name
-        opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, rank=job.rank, gather=job.gather)
+        opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, mesh=job.mesh)
         mine: Results = {}
         shown: list[dict[str, Any]] = []
 
@@ -46,17 +46,22 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
         try:
             if opened.publish is not None:
                 opened.publish(engine.steps)
-            mine_seats = seats[job.rank :: job.ranks]
-            played = players.play(opened.sampler, mine_seats, stage.temperature, fold(job.recipe.seed, 41), stage.at_once, note)
+            given = (opened.sampler, job.mesh.share(seats), stage.temperature, fold(job.recipe.seed, 41), stage.at_once, note)
+
+            def play(players: Players = players, given: tuple = given, mine: Results = mine) -> tuple[Results, int]:
+                played = players.play(*given)
+                return mine, sum(isinstance(r, Invalid) for _, r in played)
+
+            mine, lost = job.mesh.from_leader(play)
         finally:
             opened.close()
-        if job.speaks:
+        if job.mesh.is_main:
             job.run.write_rollouts(f"{stage.name}-{name}", 0, shown)
-        invalid += sum(job.gather(sum(isinstance(r, Invalid) for _, r in played)))
-        found[name] = {key: value for part in job.gather(mine) for key, value in part.items()}
+        invalid += sum(job.mesh.gather(lost))
+        found[name] = {key: value for part in job.mesh.gather(mine) for key, value in part.items()}
         progress.update(len(found))
     players = Players(job, test=True)
-    ends = {name: _scripted(job, stage, players, tasks, name) for name in ("random policy", "oracle")}
+    ends = job.mesh.from_main(lambda: {name: _scripted(job, stage, players, tasks, name) for name in ("random policy", "oracle")})
     sites = sorted({site for site, _ in ends["oracle"].values()})
     rows = [_row("random policy", "baseline", ends["random policy"], sites)]
     rows += [_row(name, "model", found[name], sites) for name in stage.models]
@@ -64,7 +69,7 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
     told = {row["name"]: row["cells"][0] for row in rows}
     for name in stage.models[1:]:
         told[f"{name} minus {stage.models[0]}/success"] = _gain(found[name], found[stage.models[0]]).to_cell()
-    if job.speaks:
+    if job.mesh.is_main:
         note_ = f"{len(tasks)} test tasks, {stage.samples} samples at temperature {stage.temperature:g}; Wilson's 95 % intervals; "
         note_ += f"{invalid} invalid episodes left out. Tasks that span sites count under their first."
         table = {"title": "Success on held-out tasks", "columns": [ALL, *sites], "rows": rows, "note": note_}

@@ -42,11 +42,11 @@ def probabilities(job: Job, engine: Engine, trajectories: Sequence[WebTrajectory
 
 
 def judge(job: Job, stage: str, trajectories: Sequence[WebTrajectory]) -> list[float]:
-    """P(YES) by a finished stage's model, where every rank brings trajectories of its own."""
+    """P(YES) by a finished stage's model, where every data rank brings trajectories of its own."""
     engine = build_engine(job, None, stage)
-    parts = job.gather(list(trajectories))
+    parts = job.mesh.gather(list(trajectories))
     scores = probabilities(job, engine, [t for part in parts for t in part])
-    before = sum(len(part) for part in parts[: job.rank])
+    before = sum(len(part) for part in parts[: job.mesh.data_rank])
     return scores[before : before + len(trajectories)]
 
 
@@ -88,7 +88,7 @@ def _measured(
     known = [(kinds.get(t.task_id, t.site), t.success) for t in lessons]
     guesses = by_kind(known, [kinds.get(t.task_id, t.site) for t, _ in chosen])
     told, guessed = _accuracy(chosen), _accuracy([(t, p) for (t, _), p in zip(chosen, guesses, strict=True)])
-    if job.speaks:
+    if job.mesh.is_main:
         parts = {site: [(t, p) for t, p in chosen if t.site == site] for site in sorted({t.site for t, _ in chosen})}
         parts |= {f"all of {name}": [(t, p) for source, t, p in judged if source == name] for name in stage.data}
         rows = [(stage.name, "model", told), ("the commoner answer of each kind of task", "baseline", guessed)]

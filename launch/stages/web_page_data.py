@@ -24,7 +24,7 @@ def run(stage: WebPageData, job: Job) -> dict[str, Any]:
     """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again."""
     folder = job.stage_folder(stage.name)
     outcome: dict[str, Any] = {}
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.guard()
         shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
@@ -48,5 +48,5 @@ def run(stage: WebPageData, job: Job) -> dict[str, Any]:
         if start_of(job) is None:
             BPETokenizer.train(texts, job.model.vocab, IDS).save(folder / TOKENIZER)
         outcome["pad_prompts_to"] = stage.pad_prompts_to
-    job.barrier()
+    job.mesh.barrier()
     return outcome

@@ -44,7 +44,7 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     found: dict[str, Results] = {}
     told: dict[str, Any] = {}
     invalid = 0
-    bar = Bar(stage.name, len(stage.arms), speak=job.speaks)
+    bar = Bar(stage.name, len(stage.arms), speak=job.mesh.is_main)
     with ExitStack() as stack:
         actor = _open(stage, job, stage.actor, "actor", stack)
         for arm in stage.arms:
@@ -52,8 +52,11 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
             invalid += lost
             told[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
             bar.update(len(found), f"{arm.name}: {percent(_rate(found[arm.name]))}")
-    ends = {"random policy": _random(job, stage, tasks), "oracle": {i: (t.task.sites[0], True) for i, t in enumerate(tasks)}}
-    if job.speaks:
+    ends = {
+        "random policy": job.mesh.from_main(lambda: _random(job, stage, tasks)),
+        "oracle": {i: (t.task.sites[0], True) for i, t in enumerate(tasks)},
+    }
+    if job.mesh.is_main:
         job.run.guard()
         job.run.write_result(stage.name, _table(stage, found, ends, tasks, invalid, told))
         if stage.headline:
@@ -67,21 +70,25 @@ def _play(
     """One arm on this rank's tasks; results, tally and counts of all ranks."""
     players, prompter, seed = Players(job, test=True), prompter_of(job), fold(job.recipe.seed, SEED)
     params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=(prompter.stop_id,))
-    results: Results = {}
     with ExitStack() as stack:
         world = _world(stage, job, arm, tasks, ways, stack)
         value = _value(job, arm, ways, actor)
         planner = Planner(arm, actor.sampler, params, seed, world, value)
-        mine = [(i, t) for i, t in enumerate(tasks)][job.rank :: job.ranks]
-        for at in range(0, len(mine), stage.at_once):
-            part = mine[at : at + stage.at_once]
-            episodes = [players.episode(place, task, number, 0) for place, (number, task) in enumerate(part)]
-            planner.play(episodes)
-            for (number, task), episode in zip(part, episodes, strict=True):
-                if episode.fault is None:
-                    results[number] = (task.task.sites[0], episode.world.score >= 1.0)
-    unreadable = getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
-    parts = job.gather((results, planner.tally, unreadable, len(mine) - len(results)))
+        mine = job.mesh.share(list(enumerate(tasks)))
+
+        def play() -> tuple[Results, Tally, int, int]:
+            results: Results = {}
+            for at in range(0, len(mine), stage.at_once):
+                part = mine[at : at + stage.at_once]
+                episodes = [players.episode(place, task, number, 0) for place, (number, task) in enumerate(part)]
+                planner.play(episodes)
+                for (number, task), episode in zip(part, episodes, strict=True):
+                    if episode.fault is None:
+                        results[number] = (task.task.sites[0], episode.world.score >= 1.0)
+            unreadable = getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
+            return results, planner.tally, unreadable, len(mine) - len(results)
+
+        parts = job.mesh.gather(job.mesh.from_leader(play))
     tally, whole = Tally(), Results()
     for part_results, part_tally, _, _ in parts:
         whole.update(part_results)
@@ -94,7 +101,7 @@ def _open(stage: WebPlan, job: Job, model: str, name: str, stack: ExitStack) -> 
     """A sampler on a finished stage's weights, closed with the stack."""
     engine = build_engine(job, None, model)
     folder = job.stage_folder(stage.name) / name.replace(" ", "-")
-    opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, rank=job.rank, gather=job.gather)
+    opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, mesh=job.mesh)
     stack.callback(opened.close)
     if opened.publish is not None:
         opened.publish(engine.steps)

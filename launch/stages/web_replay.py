@@ -61,7 +61,7 @@ def run(stage: WebReplay, job: Job) -> dict[str, Any]:
         found = score_all(job, engine, rows, logprob_score(1.0), stage.microbatch_tokens)["logprob"]
         probabilities = [geometric_mean(found[i][len(s.prompt) :].tolist()) for i, s in enumerate(steps)]
     chosen = choose(places, probabilities, new, seed, stage.low, stage.high, stage.ratio)
-    if job.speaks:
+    if job.mesh.is_main:
         folder = make_folder(job.stage_folder(stage.name))
         job.run.guard()
         write_json(folder / CHOSEN, {"chosen": [[earlier[p.trajectory].key, p.step] for p in chosen]})

@@ -44,7 +44,7 @@ def run(stage: WebReinforce, job: Job) -> dict[str, Any]:
     counts = {"episodes": 0, "successes": 0, "actions": 0}
 
     def seats_of(step: int) -> list[WebSeat]:
-        return list(job.share(deal(tasks, stage.prompts_per_step, stage.samples_per_prompt, step, fold(job.recipe.seed, 61))))
+        return list(job.mesh.share(deal(tasks, stage.prompts_per_step, stage.samples_per_prompt, step, fold(job.recipe.seed, 61))))
 
     def play(sampler: Sampler, seats: list[WebSeat], params: SamplingParams, seed: int) -> list[Trajectory]:
         found: list[Trajectory] = []
@@ -59,7 +59,7 @@ def run(stage: WebReinforce, job: Job) -> dict[str, Any]:
     def measure(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         good = [t for t in trajectories if not isinstance(t.reward, Invalid)]
         mine = {"episodes": len(good), "successes": sum(t.info["success"] for t in good), "actions": sum(t.info["steps"] for t in good)}
-        fresh = {name: sum(part[name] for part in job.gather(mine)) for name in mine}
+        fresh = {name: sum(part[name] for part in job.mesh.gather(mine)) for name in mine}
         for name, value in fresh.items():
             counts[name] += value
         played = max(fresh["episodes"], 1)

@@ -26,12 +26,12 @@ Seat = tuple[int, SiteTask, int]
 def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     """Play all tasks. After a kill what was sampled is not sampled again; shards are written last."""
     tasks = read_tasks(job, stage.tasks)
-    seats: list[Seat] = [(i, task, s) for i, task in enumerate(tasks) for s in range(stage.samples)][job.rank :: job.ranks]
+    seats: list[Seat] = list(job.mesh.share([(i, task, s) for i, task in enumerate(tasks) for s in range(stage.samples)]))
     if stage.orm is None and any(task.task.task_id.startswith(MADE) for task in tasks):
         raise ConfigError(f"stages: {stage.name}.orm: the tasks of '{stage.tasks}' have no ground truth; name an outcome reward model")
     engine = build_engine(job, None, stage.model)
     players = Players(job)
-    progress = Progress(stage.name, len(seats), speak=job.speaks)
+    progress = Progress(stage.name, len(seats), speak=job.mesh.is_main)
     kept: list[WebTrajectory] = []
     shown: list[dict[str, Any]] = []
 
@@ -44,7 +44,13 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     with open_session(job, stage.name, engine, stage.rollouts, 0, {}) as session:
         if session.publish is not None:
             session.publish(engine.steps)
-        played = players.play(session.sampler, seats, stage.temperature, fold(job.recipe.seed, 31), stage.at_once, note)
+        seed = fold(job.recipe.seed, 31)
+
+        def play() -> tuple[list[WebTrajectory], int]:
+            played = players.play(session.sampler, seats, stage.temperature, seed, stage.at_once, note)
+            return kept, len(played) - len(kept)
+
+        kept, invalid = job.mesh.from_leader(play)
     told: dict[str, Any] = {}
     if stage.orm is not None:
         scores = judge(job, stage.orm, kept)
@@ -53,19 +59,20 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
         told = {f"orm/{name}": getattr(value, "value", value) for name, value in found.items()}
         kept = [t.labelled(p) for t, p in zip(kept, scores, strict=True)]
     folder = make_folder(job.stage_folder(stage.name))
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.guard()
         shutil.rmtree(folder / STEPS, ignore_errors=True)
         job.run.write_rollouts(stage.name, 0, shown)
-    job.barrier()
-    steps = write_trajectories(folder / STEPS, kept, f"rank{job.rank:03d}")
+    job.mesh.barrier()
+    steps = job.mesh.from_leader(lambda: write_trajectories(folder / STEPS, kept, f"rank{job.mesh.data_rank:03d}"))
     mine = {
         "trajectories": len(kept),
-        "invalid": len(played) - len(kept),
+        "invalid": invalid,
         "steps": steps,
         "successes": sum(t.success for t in kept),
         "solved": sum((t.score or 0.0) >= 1.0 for t in kept),
     }
-    parts = job.gather(mine)
+    parts = job.mesh.gather(mine)
+    job.mesh.barrier()  # all shards are written
     total = {key: sum(part[key] for part in parts) for key in mine}
     return {**total, "success_rate": total["successes"] / max(total["trajectories"], 1), **told}

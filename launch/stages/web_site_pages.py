@@ -22,14 +22,14 @@ def run(stage: WebSitePages, job: Job) -> dict[str, Any]:
     if not pool:
         raise ConfigError(f"stages: {stage.name}: the start's tag has no task with an oracle; choose one of the local sites")
     path = job.stage_folder(f"{stage.name}-recorded") / "transitions.jsonl"
-    if job.speaks:
+    if job.mesh.is_main:
         make_folder(path.parent)
         job.run.guard()
         tasks = seeded(job, stage.name).sample(pool, min(stage.tasks, len(pool)))
         start = start_of(job)
         found = site_transitions(make_world(start), make_world(start), tasks, stage.others, job.recipe.seed)
         path.write_text("".join(json.dumps(t.to_row(), ensure_ascii=False) + "\n" for t in found), encoding="utf-8")
-    job.barrier()
+    job.mesh.barrier()
     told: dict[str, Any] = {f.name: getattr(stage, f.name) for f in fields(WebPageData)}
     told |= {"kind": "web-page-data", "transitions": str(path)}
     return web_page_data.run(WebPageData(**told), job)

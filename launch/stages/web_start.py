@@ -31,13 +31,13 @@ LOOKS = 400  # tasks whose pages the words are taken from
 def run(stage: WebStart, job: Job) -> dict[str, Any]:
     """Write tokenizer and first checkpoint."""
     folder = job.stage_folder(stage.name) / TOKENIZER
-    if job.speaks:
+    if job.mesh.is_main:
         job.run.guard()
         chosen = load_tokenizer(checked(stage.folder)) if stage.folder else pieces_of(stage, job.model.vocab)
         if chosen.vocab_size > job.model.vocab:
             raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
         chosen.save(folder)
-    job.barrier()
+    job.mesh.barrier()
     longest = max(stage.max_prompt_tokens + stage.max_new_tokens, stage.max_verdict_tokens + 1)
     if longest > job.model.max_positions:
         raise ConfigError(

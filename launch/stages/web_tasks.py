@@ -27,12 +27,11 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
     api = ChatApi(stage.url, stage.model) if stage.url else None
     wanted = stage.count * SPARE if stage.critic else stage.count
     # one rank asks the language model, so that all have the same tasks
-    made = _make(stage, job, seen, failed, pool, api, wanted) if job.speaks else []
-    candidates: list[SiteTask] = job.gather(made)[0]
+    candidates: list[SiteTask] = job.mesh.from_main(lambda: _make(stage, job, seen, failed, pool, api, wanted))
     values = _values(stage, job, candidates) if stage.critic and candidates else None
     folder = make_folder(job.stage_folder(stage.name))
     told: dict[str, Any] = {}
-    if job.speaks:
+    if job.mesh.is_main:
         found = select(candidates, stage.count, (lambda _: values) if values else None, api, stage.low, stage.high)
         if not found.tasks:
             raise ConfigError(
@@ -50,7 +49,7 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
         write_tasks(folder / TASKS, found.tasks)
         fresh = sum(t.task.intent not in {x.intent for x in seen} for t in found.tasks)
         told = {"failed": len(failed), "fresh": fresh, **found.counts}
-    return job.gather(told)[0]
+    return job.mesh.from_main(lambda: told)
 
 
 def _make(stage: WebTasks, job: Job, seen: list, failed: list, pool: list[SiteTask], api: ChatApi | None, wanted: int) -> list[SiteTask]:

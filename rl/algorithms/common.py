@@ -120,7 +120,7 @@ def weigh(
     """
     result = []
     all_rows = all_rows or bool(config.entropy_coef) or bool(config.kl_coef and config.kl_in == "loss")
-    for number, (_, sequence) in enumerate(rows(trajectories)):
+    for number, (index, sequence) in enumerate(rows(trajectories)):
         mask = action_mask(sequence)
         if not all_rows and not (advantages[number] * mask).any():
             continue
@@ -137,7 +137,7 @@ def weigh(
             arrays["kl"] = mask * np.float32(share * config.kl_coef)
             if scores is not None and scores.reference is not None:
                 arrays["ref_logprob"] = scores.reference[number].astype(np.float32)
-        result.append(TrainSequence.of(sequence, **arrays))
+        result.append(TrainSequence.of(sequence, index, **arrays))
     return result
 
 

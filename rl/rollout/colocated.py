@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.engine import Engine
 from ...core.errors import ConfigError
+from ...core.mesh import Mesh
 from ...data.trajectory import Invalid
 from ...models.config import ModelConfig
 from ...models.lora import LoraConfig
@@ -93,18 +94,17 @@ def open_colocated(
     offload: bool,
     request_s: float,
     sync_s: float,
-    rank: int,
-    gather: Callable[[Any], list[Any]],
+    mesh: Mesh,
 ) -> tuple[TakesTurns, Callable[[int], Any]]:
     """The sampler and its `publish(version)`; every rank calls both."""
     weights = engine_weights
     transport: Any = IpcTransport()
     if settings.lora_rank:
         # every rank writes the adapters for its own engine
-        transport, weights = AdapterTransport(folder / f"adapters-{rank}", model, lora_of(engine), settings.model), adapter_weights
+        transport, weights = AdapterTransport(folder / f"adapters-{mesh.rank}", model, lora_of(engine), settings.model), adapter_weights
 
     def publish(version: int) -> Any:
-        return send(transport, [local], lambda: weights(engine), version, timeout_s=sync_s, gather=gather)
+        return send(transport, [local], lambda: weights(engine), version, timeout_s=sync_s, gather=mesh.everyone)
 
     def resync(target: LocalVllm) -> None:
         if engine.parallel.model_size > 1:

@@ -13,6 +13,7 @@ from typing import Any
 from ...core.engine import Engine
 from ...core.errors import ConfigError, SyncError
 from ...core.files import make_folder
+from ...core.mesh import Mesh
 from ...models.config import ModelConfig
 from ...models.lora import merged
 from ..sync.adapter import AdapterTransport
@@ -53,26 +54,41 @@ def open_sampler(
     model: ModelConfig,
     folder: Path,
     *,
-    rank: int = 0,
-    gather: Callable[[Any], list[Any]] = lambda value: [value],
+    mesh: Mesh | None = None,
     ahead: int = 0,
 ) -> OpenSampler:
-    """Every rank calls this. Rank 0 owns the servers; the others sample from them by address. `folder` takes logs and weights."""
+    """Every rank calls this, and leaders sample. The main rank owns the servers; the others sample from them by address. `folder` takes
+    logs and weights."""
+    mesh = mesh or Mesh()
     if isinstance(config, Embedded):
-        if engine.parallel.model_size > 1:
-            raise ConfigError("sampler: embedded needs tensor, pipeline and context = 1; every rank holds the whole model. Use kind: vllm")
-
-        def weights() -> dict[str, Any]:
-            return sampling_weights(engine)
-
-        options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "batch_invariant": config.batch_invariant}
-        return OpenSampler(EmbeddedSampler(weights, model, version=lambda: engine.steps, **options), None, lambda: None)
-    return _open_vllm(config, engine, model, make_folder(Path(folder)), rank, gather, ahead)
+        return _open_embedded(config, engine, model, mesh)
+    return _open_vllm(config, engine, model, make_folder(Path(folder)), mesh, ahead)
 
 
-def _open_vllm(
-    config: Vllm, engine: Engine, model: ModelConfig, folder: Path, rank: int, gather: Callable[[Any], list[Any]], ahead: int
-) -> OpenSampler:
+def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh) -> OpenSampler:
+    """On the engine's own weights where a rank holds them all; else on a whole copy that the leader gathers at every publish."""
+    options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "batch_invariant": config.batch_invariant}
+    if engine.parallel.model_size * engine.parallel.expert == 1:
+        return OpenSampler(
+            EmbeddedSampler(lambda: sampling_weights(engine), model, version=lambda: engine.steps, **options), None, lambda: None
+        )
+    held: dict[str, Any] = {}
+    lora = getattr(engine.build, "lora", None)
+
+    def publish(version: int) -> None:
+        stream = merged(engine.parameters(), lora) if lora else engine.parameters()
+        for name, tensor in stream:  # collective: peers give their parts
+            if not mesh.leads:
+                continue
+            if name in held:
+                held[name].copy_(tensor)  # in place: captured graphs know the addresses
+            else:
+                held[name] = tensor.detach().clone()
+
+    return OpenSampler(EmbeddedSampler(lambda: held, model, version=lambda: engine.steps, **options), publish, held.clear)
+
+
+def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh, ahead: int) -> OpenSampler:
     from ...models.families import write_hf_config
     from .colocated import lora_of, open_colocated, write_base
     from .hosts import VARIABLE, find_hosts, hosted_servers
@@ -82,8 +98,8 @@ def _open_vllm(
     dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"
     home = make_folder(folder / "model")
     if config.adapters_only:
-        write_base(engine, model, home, speaks=rank == 0)
-    elif rank == 0:
+        write_base(engine, model, home, speaks=mesh.is_main)
+    elif mesh.is_main:
         (home / "config.json").write_text(json.dumps(write_hf_config(model, dtype)), encoding="utf-8")
     settings = VllmSettings(
         model=str(home.absolute()),
@@ -99,7 +115,7 @@ def _open_vllm(
         lora_rank=lora_of(engine).rank if config.adapters_only else 0,
     )
     if config.colocated:
-        gather(None)  # the folder is there
+        mesh.barrier()  # the folder is there
         turns, bring = open_colocated(
             settings,
             engine,
@@ -109,8 +125,7 @@ def _open_vllm(
             offload=config.offload,
             request_s=config.request_s,
             sync_s=config.sync_s,
-            rank=rank,
-            gather=gather,
+            mesh=mesh,
         )
         return OpenSampler(turns, bring, turns.local.close, rest=turns.rest)
     placed = os.environ.get(VARIABLE) if not config.urls else None
@@ -123,15 +138,15 @@ def _open_vllm(
     else:
         transport = BroadcastTransport(config.backend, here)
     servers: list[VllmServer | str] = list(config.urls)
-    if rank == 0 and placed:
+    if mesh.is_main and placed:
         servers = [*hosted_servers(find_hosts(placed, config.start_s), settings, folder, config.start_s)]
-    elif rank == 0 and not config.urls:
+    elif mesh.is_main and not config.urls:
         places = [{"CUDA_VISIBLE_DEVICES": d} if d else {} for d in config.devices]
         servers = [
             VllmServer(settings, folder / f"vllm-{i}.log", environment=place, start_s=config.start_s) for i, place in enumerate(places)
         ]
-    addresses = gather([s if isinstance(s, str) else s.url for s in servers])[0]
-    if rank != 0:
+    addresses = mesh.from_main(lambda: [s if isinstance(s, str) else s.url for s in servers])
+    if not mesh.is_main:
         servers = list(addresses)
 
     def resync(target: Remote) -> None:
@@ -150,7 +165,7 @@ def _open_vllm(
 
     sampler = ServedVllm(settings, servers, request_s=config.request_s, resync=resync)
     sampler.start()
-    gather(None)  # nobody asks before all servers answer
+    mesh.barrier()  # nobody asks before all servers answer
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
 
     def publish(version: int) -> None:
@@ -160,8 +175,8 @@ def _open_vllm(
             lambda: weights(engine),
             version,
             timeout_s=config.sync_s,
-            speaks=rank == 0,
-            gather=gather,
+            speaks=mesh.is_main,
+            gather=mesh.everyone,
         )
         for target in sampler.targets:
             target.version = version

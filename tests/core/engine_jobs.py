@@ -24,7 +24,7 @@ def nan_step() -> dict[str, Any]:
 
     def broken(hidden_TH, head, batch):
         loss, sums = jobs.cross_entropy(hidden_TH, head, batch)
-        return loss * float("nan") if engine.data_rank == 0 else loss, sums
+        return loss * float("nan") if engine.groups.data_rank == 0 else loss, sums
 
     result = engine.step(mine, broken)
     same = all(torch.equal(p.param, before[p.name]) for p in engine.local_parameters())
@@ -69,7 +69,7 @@ def refusals() -> dict[str, str]:
     engine = jobs.make_engine({})
 
     def misnamed(hidden_TH, head, batch):
-        return jobs.cross_entropy(hidden_TH, head, batch)[0], {f"x{engine.data_rank}": torch.ones(())}
+        return jobs.cross_entropy(hidden_TH, head, batch)[0], {f"x{engine.groups.data_rank}": torch.ones(())}
 
     message("names", lambda: engine.step(jobs.batches(1), misnamed))
     return out

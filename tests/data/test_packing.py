@@ -15,7 +15,6 @@ from terrella.data.packing import (
     TrainSequence,
     fit_budget,
     pack,
-    pack_ranks,
     plan_batches,
     plan_ranks,
     role_weight,
@@ -66,9 +65,10 @@ def test_every_token_is_there_once(lengths, budget, pad):
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 8), st.integers(60, 128))
 @settings(max_examples=60, deadline=None)
 def test_ranks_get_equally_many(lengths, ranks, budget):
-    shares = pack_ranks(make(lengths), ranks=ranks, budget=budget)
-    assert len({len(s) for s in shares}) == 1 and len(shares) == ranks
-    assert sorted(i for s in shares for b in s for i in b.sequence_ids) == list(range(len(lengths)))
+    for each in (1, 2):
+        shares = plan_ranks(np.array(lengths) - 1, ranks=ranks, budget=budget, each=each)
+        assert len({len(s) for s in shares}) == 1 and len(shares) == ranks and len(shares[0]) % each == 0
+        assert sorted(int(i) for s in shares for b in s for i in b) == list(range(len(lengths)))
 
 
 def test_balance_by_attention_cost():

@@ -9,6 +9,7 @@ import torch
 
 from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine
+from terrella.core.mesh import Mesh
 from terrella.data.packing import TrainSequence, pack, unpack
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
@@ -95,7 +96,7 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, see
         lambda step: [Repeat(step * 8 + i, k) for i in range(8) for k in range(16)],
         GRPO(entropy_coef=0.05),
         SamplingParams(1),
-        Hooks(lambda value: [value], lambda step, values, *_: record.append(values), lambda step, state: None),
+        Hooks(Mesh(), lambda step, values, *_: record.append(values), lambda step, state: None),
         steps=range(steps),
         tokens=0,
         microbatch_tokens=512,

@@ -110,7 +110,11 @@ def make_engine(
 
 
 def share(engine: Engine, items: list[Any]) -> list[Any]:
-    return items[engine.data_rank :: engine.data_size]
+    return items[engine.groups.data_rank :: copies(engine)]
+
+
+def copies(engine: Engine) -> int:
+    return torch.distributed.get_world_size() // engine.parallel.model_size
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -149,11 +153,11 @@ def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) 
     result = engine.step(mine, loss)
     weights = {name: value.cpu().clone() for name, value in engine.parameters()}
     everything: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everything, (engine.data_rank, [s["logprob"].cpu() for s in scores]))
+    dist.all_gather_object(everything, (engine.groups.data_rank, [s["logprob"].cpu() for s in scores]))
     if dist.get_rank():
         return {}
     by_rank = dict(everything)
-    ordered = [by_rank[i % engine.data_size][i // engine.data_size] for i in range(4)]
+    ordered = [by_rank[i % copies(engine)][i // copies(engine)] for i in range(4)]
     return {
         "metrics": metrics,
         "norm": result.grad_norm,

@@ -10,6 +10,7 @@ from typing import Any
 
 from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine
+from terrella.core.mesh import Mesh
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.rl.algorithms import config as algorithms
@@ -87,7 +88,7 @@ def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahea
         episodes_of,
         algorithm,
         SamplingParams(1),
-        Hooks(lambda value: [value], keep, lambda step, state: None),
+        Hooks(Mesh(), keep, lambda step, state: None),
         steps=range(steps),
         tokens=0,
         microbatch_tokens=512,

@@ -6,6 +6,7 @@ from typing import Any
 
 from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine
+from terrella.core.mesh import Mesh
 from terrella.data.tokenizers import PieceTokenizer
 from terrella.launch.stages.web_rl import deal
 from terrella.models.config import ModelConfig
@@ -67,7 +68,7 @@ def learn(steps: int) -> list[dict[str, Any]]:
         lambda step: deal(known, GROUPS, SAMPLES, step, 0),
         GRPO(),
         params,
-        Hooks(lambda value: [value], keep, lambda step, state: None),
+        Hooks(Mesh(), keep, lambda step, state: None),
         steps=range(steps),
         tokens=0,
         microbatch_tokens=16384,
