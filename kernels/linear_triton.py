@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from .dispatch import cdiv
 from .logprob_triton import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
-from .policy import PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
+from .policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
 from .policy_triton import launch_terms, named_sums
 from .vocab import Shard, gather_stats, vocab_shard
 
@@ -206,7 +206,7 @@ class _Job:
     settings: PolicySettings
     group: dist.ProcessGroup | None
     shard: Shard
-    doc_N: torch.Tensor | None
+    documents: Documents | None
     weight_grad_VH: torch.Tensor | None
     backward_rows: int  # rows past this one can have no gradient: forward only
     gradient: bool  # under no_grad the inputs still say that they need one
@@ -215,10 +215,12 @@ class _Job:
     sums: dict[str, torch.Tensor] | None = None
 
 
-def _sequence_parts(doc_N: torch.Tensor, rows: int) -> list[slice] | None:
-    """Chunks of whole documents of at most `rows` rows, or None when a document is longer."""
-    documents, counts = torch.unique_consecutive(doc_N, return_counts=True)
-    if len(documents) != len(torch.unique(documents)):
+def _sequence_parts(documents: Documents, rows: int) -> list[slice] | None:
+    """Chunks of whole documents of at most `rows` rows, or None when a document is longer or other ranks hold parts of it."""
+    if documents.group is not None:
+        return None
+    numbers, counts = torch.unique_consecutive(documents.index_N, return_counts=True)
+    if len(numbers) != len(torch.unique(numbers)):
         raise ValueError("doc_N: the tokens of a document must lie together")
     counts = counts.tolist()
     if max(counts, default=0) > rows:
@@ -232,11 +234,11 @@ def _sequence_parts(doc_N: torch.Tensor, rows: int) -> list[slice] | None:
     return [*parts, slice(start, end)]
 
 
-def _coefficients(logprob_R, entropy_R, terms, settings, doc_R):
+def _coefficients(logprob_R, entropy_R, terms, settings, documents):
     """(d loss / d logprob, loss, sums) of a sequence objective, through autograd on a few floats a token."""
     with torch.enable_grad():
         live_R = logprob_R.detach().requires_grad_()
-        loss, sums = reference_policy_terms(live_R, entropy_R, replace(terms, entropy_weight=None), settings, doc_R)
+        loss, sums = reference_policy_terms(live_R, entropy_R, replace(terms, entropy_weight=None), settings, documents)
         (grad_R,) = torch.autograd.grad(loss, live_R)
     if terms.entropy_weight is not None:
         sums["entropy_loss"] = -(terms.entropy_weight * entropy_R).sum()
@@ -281,13 +283,13 @@ class _PolicyLoss(torch.autograd.Function):
         sequence = settings.by_sequence and job.terms.pg_weight is not None
         parts = row_parts(N, columns, hidden_NH.element_size(), GRAD_BYTES if need_hidden or need_weight else SCORE_BYTES)
         grad_N = torch.zeros(N, dtype=torch.float32, device=device)
-        by_document = _sequence_parts(job.doc_N, longest(parts)) if sequence else parts
+        by_document = _sequence_parts(job.documents, longest(parts)) if sequence else parts
         scored = by_document is None
         if scored:
             # A document longer than a chunk: score everything first, at the price of a fourth matmul.
             score = (settings.temperature, settings.softcap, True, job.group, job.shard, GRAD_BYTES)
             job.saved_4N, _ = score_columns(hidden_NH, weight_VH, job.targets_N, *score)
-            grad_N, job.values, job.sums = _coefficients(*job.saved_4N[:2], job.terms, settings, job.doc_N)
+            grad_N, job.values, job.sums = _coefficients(*job.saved_4N[:2], job.terms, settings, job.documents)
         else:
             parts = by_document
             job.saved_4N = torch.zeros((4, N), dtype=torch.float32, device=device)
@@ -304,7 +306,7 @@ class _PolicyLoss(torch.autograd.Function):
             if not scored:
                 score_logits(logits_RV, targets_R, *options, None, True, job.group, saved_4R)
                 if sequence:
-                    grad_N[part], loss, sums = _coefficients(saved_4R[0], saved_4R[1], terms_R, settings, job.doc_N[part])
+                    grad_N[part], loss, sums = _coefficients(saved_4R[0], saved_4R[1], terms_R, settings, job.documents.select(part))
                     totals.append((loss, sums))
                 elif backward:
                     launch_terms(saved_4R[0], None, terms_R, settings, grad_N[part])
@@ -369,7 +371,7 @@ def _row_order(terms: PolicyTerms, settings: PolicySettings, targets_N: torch.Te
 
 
 def triton_policy_loss(
-    hidden_NH, weight_VH, targets_N, terms, settings, *, group=None, vocab_size=None, doc_N=None, weight_grad_VH=None
+    hidden_NH, weight_VH, targets_N, terms, settings, *, group=None, vocab_size=None, documents=None, weight_grad_VH=None
 ) -> PolicyOutput:
     """See `linear_policy_loss`."""
     if weight_grad_VH is not None and (weight_grad_VH.dtype != torch.float32 or weight_grad_VH.shape != weight_VH.shape):
@@ -379,9 +381,9 @@ def triton_policy_loss(
     rows, moving = _row_order(terms, settings, targets_N)
     if rows is not None:
         hidden_NH, targets_N, terms = hidden_NH.index_select(0, rows), targets_N.index_select(0, rows), terms.select(rows)
-        doc_N = None if doc_N is None else doc_N.index_select(0, rows)
+        documents = None if documents is None else documents.select(rows)
     shard, gradient = vocab_shard(len(weight_VH), group, vocab_size), torch.is_grad_enabled()
-    job = _Job(targets_N.contiguous(), terms, settings, group, shard, doc_N, weight_grad_VH, moving, gradient)
+    job = _Job(targets_N.contiguous(), terms, settings, group, shard, documents, weight_grad_VH, moving, gradient)
     loss = _PolicyLoss.apply(hidden_NH.contiguous(), weight_VH, job)
     logprob_N, entropy_N = job.saved_4N[:2].unbind()
     if rows is not None:

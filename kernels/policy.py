@@ -12,8 +12,10 @@ sum of its tokens' `pg_weight`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import torch
+import torch.distributed as dist
 
 from .logprob import check_options
 
@@ -115,7 +117,7 @@ SUM_NAMES = (
 )
 
 
-def check_terms(terms: PolicyTerms, settings: PolicySettings, rows: int, doc_N: torch.Tensor | None) -> None:
+def check_terms(terms: PolicyTerms, settings: PolicySettings, rows: int, documents: Documents | None) -> None:
     """Missing or misshapen inputs, named."""
     for f in fields(terms):
         value = getattr(terms, f.name)
@@ -128,7 +130,7 @@ def check_terms(terms: PolicyTerms, settings: PolicySettings, rows: int, doc_N: 
     if settings.tis_cap is not None and (terms.sampler_logprob is None or terms.old_logprob is None):
         raise ValueError("PolicySettings.tis_cap needs PolicyTerms.sampler_logprob and old_logprob")
     if terms.pg_weight is not None and settings.by_sequence:
-        if doc_N is None:
+        if documents is None:
             raise ValueError("a sequence objective needs doc_N, the document index of every token")
         if settings.objective != "clip" and terms.ref_logprob is None:
             raise ValueError(f"PolicySettings.objective={settings.objective!r} needs PolicyTerms.ref_logprob")
@@ -149,8 +151,45 @@ def kl_estimate(logprob_N: torch.Tensor, ref_N: torch.Tensor, settings: PolicySe
     return kl_N
 
 
-def _document_sum(value_N: torch.Tensor, doc_N: torch.Tensor, documents: int) -> torch.Tensor:
-    return value_N.new_zeros(documents).index_add(0, doc_N, value_N)
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks that hold parts of the same documents. Every rank's loss depends on every rank's part, so gradients add up too."""
+
+    @staticmethod
+    def forward(ctx, value_D: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        whole_D = value_D.clone()
+        dist.all_reduce(whole_D, group=group)
+        return whole_D
+
+    @staticmethod
+    def backward(ctx, grad_D: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole_D = grad_D.clone()
+        dist.all_reduce(whole_D, group=ctx.group)
+        return whole_D, None
+
+
+@dataclass
+class Documents:
+    """The documents that rows belong to; with context parallelism `group` holds the other rows of them."""
+
+    index_N: torch.Tensor
+    group: dist.ProcessGroup | None = None
+
+    @cached_property
+    def count(self) -> int:
+        """Documents, counted on all ranks of the group."""
+        last = self.index_N.max() if len(self.index_N) else self.index_N.new_full((), -1)
+        if self.group is not None:
+            dist.all_reduce(last, op=dist.ReduceOp.MAX, group=self.group)
+        return int(last) + 1
+
+    def sum(self, value_N: torch.Tensor) -> torch.Tensor:
+        """Per document, over all of its rows."""
+        sum_D = value_N.new_zeros(self.count).index_add(0, self.index_N, value_N)
+        return sum_D if self.group is None else _SumOverRanks.apply(sum_D, self.group)  # type: ignore[return-value]
+
+    def select(self, rows: torch.Tensor | slice) -> Documents:
+        return Documents(self.index_N[rows], self.group)
 
 
 def _clip_terms(ratio_N, advantage_N, settings):
@@ -168,13 +207,13 @@ def _clip_terms(ratio_N, advantage_N, settings):
     return loss_N, low_N, high_N, dual_N
 
 
-def _webrl_terms(logprob_N, member_N, terms, settings, doc_N):
+def _webrl_terms(logprob_N, member_N, terms, settings, documents: Documents):
     """Per-token copy of its document's regression loss, paper's equation 6 or the released SmoothL1."""
-    documents = int(doc_N.max()) + 1
-    count_D = _document_sum(member_N, doc_N, documents).clamp_min(1.0)
-    ref_D = _document_sum(terms.ref_logprob * member_N, doc_N, documents)
-    ratio_D = _document_sum(logprob_N * member_N, doc_N, documents) - ref_D
-    advantage_D = _document_sum(terms.advantage * member_N, doc_N, documents) / count_D
+    doc_N = documents.index_N
+    count_D = documents.sum(member_N).clamp_min(1.0)
+    ref_D = documents.sum(terms.ref_logprob * member_N)
+    ratio_D = documents.sum(logprob_N * member_N) - ref_D
+    advantage_D = documents.sum(terms.advantage * member_N) / count_D
     if settings.objective == "webrl_paper":
         log_ratio_D = ratio_D / count_D if settings.length_normalize else ratio_D
         return (settings.beta * log_ratio_D - advantage_D).square()[doc_N], log_ratio_D[doc_N]
@@ -191,7 +230,7 @@ def reference_policy_terms(
     entropy_N: torch.Tensor | None,
     terms: PolicyTerms,
     settings: PolicySettings,
-    doc_N: torch.Tensor | None = None,
+    documents: Documents | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The summed loss and the report's sums from per-token log-probs and entropies; rows must all be active."""
     zero = logprob_N.new_zeros(())
@@ -204,7 +243,8 @@ def reference_policy_terms(
         # where, not a product: a log-prob of -inf counts only where the token has a weight
         ce = -torch.where(terms.ce_weight != 0, terms.ce_weight * logprob_N, torch.zeros_like(logprob_N)).sum()
         loss, sums["ce_loss"] = loss + ce, ce.detach()
-    if terms.pg_weight is not None and len(logprob_N):
+    spread = documents is not None and documents.group is not None  # then a rank without rows still answers the others
+    if terms.pg_weight is not None and (len(logprob_N) or spread):
         member_N = terms.pg_weight != 0
         weight_N = torch.where(member_N, terms.pg_weight, zero)
         if settings.tis_cap is not None:
@@ -216,17 +256,17 @@ def reference_policy_terms(
             old_N = live_N.detach() if terms.old_logprob is None else torch.where(member_N > 0, terms.old_logprob, live_N.detach())
             log_ratio_N = live_N - old_N
             if settings.ratio == "sequence":
-                assert doc_N is not None  # check_terms
-                documents = int(doc_N.max()) + 1
-                count_D = _document_sum(member_N, doc_N, documents).clamp_min(1.0)
-                log_ratio_N = (_document_sum(log_ratio_N * member_N, doc_N, documents) / count_D)[doc_N]
+                assert documents is not None  # check_terms
+                count_D = documents.sum(member_N).clamp_min(1.0)
+                log_ratio_N = (documents.sum(log_ratio_N * member_N) / count_D)[documents.index_N]
             ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
             value_N, low_N, high_N, dual_N = _clip_terms(ratio_N, terms.advantage, settings)
             for name, hit_N in (("clipped_low", low_N), ("clipped_high", high_N), ("dual_clipped", dual_N)):
                 sums[name] = (hit_N * member_N).sum()
             sums["approx_kl"] = ((old_N - detached_N) * member_N).sum()
         else:
-            value_N, log_ratio_N = _webrl_terms(live_N, member_N, terms, settings, doc_N)
+            assert documents is not None  # check_terms
+            value_N, log_ratio_N = _webrl_terms(live_N, member_N, terms, settings, documents)
             ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         pg = (weight_N * value_N).sum()
         loss, sums["pg_loss"] = loss + pg, pg.detach()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from .dispatch import use_triton
 from .linear_logprob import reference_logits
 from .logprob import check_targets, reference_token_logprob
-from .policy import PolicyOutput, PolicySettings, PolicyTerms, check_terms, reference_policy_terms
+from .policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, check_terms, reference_policy_terms
 
 
 def policy_terms(
@@ -19,10 +19,10 @@ def policy_terms(
     entropy_N: torch.Tensor | None,
     terms: PolicyTerms,
     settings: PolicySettings,
-    doc_N: torch.Tensor | None = None,
+    documents: Documents | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The summed loss and the report's sums from log-probs that are already there, differentiable through both inputs."""
-    check_terms(terms, settings, len(logprob_N), doc_N)
+    check_terms(terms, settings, len(logprob_N), documents)
     if use_triton(logprob_N) and not (settings.by_sequence and terms.pg_weight is not None):
         from .policy_triton import triton_policy_terms
 
@@ -30,8 +30,9 @@ def policy_terms(
     rows = torch.nonzero(terms.active(logprob_N))[:, 0]
     if len(rows) < len(logprob_N):
         logprob_N, terms = logprob_N[rows], terms.select(rows)
-        entropy_N, doc_N = (None if v is None else v[rows] for v in (entropy_N, doc_N))
-    return reference_policy_terms(logprob_N, entropy_N, terms, settings, doc_N)
+        entropy_N = None if entropy_N is None else entropy_N[rows]
+        documents = None if documents is None else documents.select(rows)
+    return reference_policy_terms(logprob_N, entropy_N, terms, settings, documents)
 
 
 def reference_policy_loss(
@@ -43,7 +44,7 @@ def reference_policy_loss(
     *,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
-    doc_N: torch.Tensor | None = None,
+    documents: Documents | None = None,
 ) -> PolicyOutput:
     """Plain torch through autograd; only rows with a weight are computed."""
     total = len(targets_N)
@@ -61,7 +62,9 @@ def reference_policy_loss(
     )
     if entropy_R is not None and terms.entropy_weight is None:
         entropy_R = entropy_R.detach()
-    loss, sums = reference_policy_terms(logprob_R, entropy_R, terms.select(rows), settings, None if doc_N is None else doc_N[rows])
+    loss, sums = reference_policy_terms(
+        logprob_R, entropy_R, terms.select(rows), settings, None if documents is None else documents.select(rows)
+    )
     logprob_N = logprob_R.new_zeros(total).index_copy(0, rows, logprob_R.detach())
     entropy_N = None if entropy_R is None else entropy_R.new_zeros(total).index_copy(0, rows, entropy_R.detach())
     return PolicyOutput(loss, logprob_N, entropy_N, sums)
@@ -77,15 +80,18 @@ def linear_policy_loss(
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
     doc_N: torch.Tensor | None = None,
+    doc_group: dist.ProcessGroup | None = None,
     weight_grad_VH: torch.Tensor | None = None,
 ) -> PolicyOutput:
     """Loss and report of a packed batch from hidden states and the output head.
 
     On CUDA the gradients are made in the forward: three matmuls, row chunks, no logits-sized tensor. `weight_grad_VH` is an
     fp32 buffer (the optimizer's) that the head's gradient is then added into directly, for a loss whose upstream gradient is 1;
-    any other upstream gradient turns the hidden gradient into NaN rather than into a wrong step.
+    any other upstream gradient turns the hidden gradient into NaN rather than into a wrong step. `doc_group` are the ranks that hold
+    other tokens of the same documents.
     """
-    check_terms(terms, settings, len(targets_N), doc_N)
+    documents = None if doc_N is None else Documents(doc_N, doc_group)
+    check_terms(terms, settings, len(targets_N), documents)
     world = 1 if group is None else dist.get_world_size(group)
     if not targets_N.is_cuda:
         check_targets(targets_N, terms.active(targets_N), vocab_size or weight_VH.shape[0] * world)
@@ -93,8 +99,16 @@ def linear_policy_loss(
         from .linear_triton import triton_policy_loss
 
         return triton_policy_loss(
-            hidden_NH, weight_VH, targets_N, terms, settings, group=group, vocab_size=vocab_size, doc_N=doc_N, weight_grad_VH=weight_grad_VH
+            hidden_NH,
+            weight_VH,
+            targets_N,
+            terms,
+            settings,
+            group=group,
+            vocab_size=vocab_size,
+            documents=documents,
+            weight_grad_VH=weight_grad_VH,
         )
     if weight_grad_VH is not None:
         raise ValueError("weight_grad_VH is for the CUDA path; on CPU the gradient comes through autograd")
-    return reference_policy_loss(hidden_NH, weight_VH, targets_N, terms, settings, group=group, vocab_size=vocab_size, doc_N=doc_N)
+    return reference_policy_loss(hidden_NH, weight_VH, targets_N, terms, settings, group=group, vocab_size=vocab_size, documents=documents)

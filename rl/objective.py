@@ -40,6 +40,7 @@ def make_loss(settings: PolicySettings):
             group=head.group,
             vocab_size=head.vocab_size,
             doc_N=head.document_T if settings.by_sequence else None,
+            doc_group=head.context_group,
             weight_grad_VH=head.weight_grad_VH,
         )
         sums = {**output.sums, "loss": output.loss.detach(), "impossible": (output.logprob_N > POSITIVE).sum()}

@@ -92,7 +92,7 @@ class ClipDecoder:
 
 @dataclass
 class Judge:
-    """The reward of a batch of imagined clips: all that were sampled are decoded and compared together, at the first question."""
+    """The reward of imagined clips: all that were sampled are decoded and compared at the first question."""
 
     decoder: ClipDecoder
     weights: Mapping[str, float]
@@ -109,17 +109,26 @@ class Judge:
         if not waiting:
             return
         begun = time.monotonic()
+        groups: dict[int, list[ImaginedClip]] = {}
+        for member in waiting:
+            groups.setdefault(member.prompt_id, []).append(member)
+        for group in groups.values():
+            self._score(group)
+        self.seconds += time.monotonic() - begun
+        self.pictures += len(waiting) * self.decoder.layout.horizon
+
+    def _score(self, group: list[ImaginedClip]) -> None:
+        """The samples of one clip, decoded by themselves: in a batch with others their last digits would depend on how many ranks there
+        are, and an advantage is made of little more than last digits."""
         names: tuple[Any, ...] = tuple(name for name, weight in self.weights.items() if weight)
-        rows = np.array([m.row() for m in waiting], np.int64)
-        scored = self.decoder.score(rows, [m.task.truth_THW3 for m in waiting], names)
+        rows = np.array([m.row() for m in group], np.int64)
+        scored = self.decoder.score(rows, [m.task.truth_THW3 for m in group], names)
         rewards = video_reward(scored.metrics, self.weights, self.aggregate, scored.codes_BTN, self.repetition_penalty).tolist()
         repeats = (scored.codes_BTN[:, -1] == scored.codes_BTN[:, -2]).all(-1).tolist()
         means = {name: value.mean(1).tolist() for name, value in scored.metrics.items()}
-        for i, member in enumerate(waiting):
+        for i, member in enumerate(group):
             member.reward = rewards[i]
             member.info = {"repeats": repeats[i], **{name: values[i] for name, values in means.items()}}
-        self.seconds += time.monotonic() - begun
-        self.pictures += len(waiting) * self.decoder.layout.horizon
 
 
 class ImaginedClip:

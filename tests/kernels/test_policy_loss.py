@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from terrella.kernels import PolicySettings, PolicyTerms, linear_policy_loss
-from terrella.kernels.policy import reference_policy_terms
+from terrella.kernels.policy import Documents, reference_policy_terms
 
 
 def column(*values):
@@ -15,7 +15,7 @@ def column(*values):
 
 
 def terms_loss(logprob, terms, settings, entropy=None, doc=None):
-    return reference_policy_terms(logprob, entropy, terms, settings, doc)
+    return reference_policy_terms(logprob, entropy, terms, settings, None if doc is None else Documents(doc))
 
 
 def test_clip_by_hand():

@@ -36,7 +36,7 @@ from terrella.kernels.advantage import reference_gae
 from terrella.kernels.dispatch import interpreting
 from terrella.kernels.fsq import reference_fsq_dequantize, reference_fsq_quantize
 from terrella.kernels.logprob import reference_token_logprob
-from terrella.kernels.policy import reference_policy_terms
+from terrella.kernels.policy import Documents, reference_policy_terms
 from terrella.kernels.policy_loss import reference_policy_loss
 from terrella.kernels.qkv import reference_qkv_rope
 from terrella.kernels.rmsnorm import reference_rmsnorm, reference_rmsnorm_backward
@@ -289,7 +289,8 @@ def compare_policy(h, w, targets, terms, settings, doc, vocab_size, grad_bound=3
     got = linear_policy_loss(h, w, targets, terms, settings, doc_N=doc, vocab_size=vocab_size)
     got.loss.backward()
     h2, w2 = h.detach().double().requires_grad_(), w.detach().double().requires_grad_()
-    want = reference_policy_loss(h2, w2, targets, terms, settings, doc_N=doc, vocab_size=vocab_size)
+    documents = None if doc is None else Documents(doc)
+    want = reference_policy_loss(h2, w2, targets, terms, settings, documents=documents, vocab_size=vocab_size)
     want.loss.backward()
     assert abs(got.loss.item() - want.loss.item()) <= 2e-5 * (1 + abs(want.loss.item()))
     torch.testing.assert_close(got.logprob_N.double(), want.logprob_N, atol=2e-5, rtol=1e-5)
