@@ -1,0 +1,93 @@
+"""Every kind of stage gives what it gave when the golden files were recorded: bit for bit on their platform, within tolerances elsewhere.
+
+A change that is meant to change figures records them anew (`python -m terrella.tests.golden.record [CASE...]`), and its commit says which
+lines changed and why. The cases are recipes that ship, cut to a few steps (tests/golden/cases).
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terrella.launch import recipe
+from terrella.launch.worker import STAGES
+from terrella.tests.golden.inputs import make_inputs, unpack_old_run
+from terrella.tests.golden.observe import differences, observe, this_platform
+from terrella.tests.golden.play import CASES, LANES, OLD, PATIENCE_S, load, play_all
+from terrella.tests.golden.record import found, read
+
+pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
+PLAYED = [case for lane in LANES for case in lane]
+SHOWN = 20
+REPEATS = re.compile(r"\b((?:[a-z0-9-]+ )+?)\1+")  # phases and arms: a block of stages that follows itself
+
+
+def graph(config: recipe.Recipe) -> str:
+    """The kinds of a recipe's stages in order, a block that is repeated standing once."""
+    return REPEATS.sub(r"\1", "".join(f"{stage.kind} " for stage in config.stages)).strip()
+
+
+def require_equal(case: str, now: dict) -> None:
+    """Fail with the first keys that differ, and both their values."""
+    golden = read(case.partition("@")[0])
+    exact = golden["platform"] == this_platform()
+    lines = differences(golden, now, exact)
+    where = "on the platform it was recorded on" if exact else f"within tolerances, recorded on {golden['platform']}"
+    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    assert not lines, "\n".join([f"{case} differs from its golden file, {where}:", *lines[:SHOWN], *more])
+
+
+def test_every_kind_of_stage_and_every_graph_of_a_shipped_recipe_is_played() -> None:
+    """Only a repeated block (phases of WebRL, arms of SPA) is played fewer times than a recipe has it."""
+    cases = {case: load(case) for case in PLAYED}
+    assert {stage.kind for config in cases.values() for stage in config.stages} == set(STAGES)
+    graphs = {graph(config) for config in cases.values()}
+    assert [name for name in recipe.shipped() if graph(recipe.load(name)) not in graphs] == []
+
+
+def test_every_case_is_played() -> None:
+    parts = {"small", "video-small"}  # what several cases lay over their recipe
+    assert {path.stem for path in CASES.glob("*.yaml")} - parts == {case.partition("@")[0] for case in PLAYED}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("golden")
+    play_all(folder)
+    return folder / "runs"
+
+
+@pytest.mark.parametrize("case", PLAYED)
+def test_a_run_is_what_it_was(case: str, runs: Path) -> None:
+    require_equal(case, found(runs, case))
+
+
+def test_a_run_that_earlier_code_began_is_gone_on_with(runs: Path, tmp_path: Path) -> None:
+    """Steps before the kill are not trained again, nor is what was sampled sampled again; the test above compares the end.
+
+    Code that cannot go on from it must say so, naming the checkpoint or the setting; this test then expects that message.
+    """
+    unpack_old_run(tmp_path / "old")
+    found(runs, OLD)  # or the error that it failed with
+    before, after = ((folder / "metrics.jsonl").read_text().splitlines() for folder in (tmp_path / "old", runs / OLD))
+    last = json.loads(before[-1])
+    assert (last["stage"], last["step"]) == ("rlvr", 2) and after[: len(before)] == before  # with the old clock values
+    journal = "stages/rlvr/journal/samples-00000002-0.jsonl"
+    assert (runs / OLD / journal).read_text() == (tmp_path / "old" / journal).read_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["sokoban", "spa-sokoban-tiny", "webrl", "video"])
+def test_the_command_line_gives_the_same(case: str, tmp_path: Path) -> None:
+    """A process of its own, started by `terrella train`: nothing is left over from one case that the next one sees."""
+    make_inputs(tmp_path / "inputs")
+    words = [sys.executable, "-m", "terrella", "train", str(CASES / f"{case}.yaml"), "--run", f"runs/{case}"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    require_equal(case, observe(tmp_path / "runs" / case))
