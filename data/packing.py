@@ -8,6 +8,7 @@ Shape suffixes: S sequences, N ids of all sequences end to end, B rows, L column
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -151,10 +152,8 @@ def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
     count = len(sizes_S)
     if budget is None:
         return [np.arange(count)]
+    _require_fit(sizes_S, budget)
     largest = int(sizes_S.max())
-    if largest > budget:
-        which = int(sizes_S.argmax())
-        raise ValueError(f"sequence {which} needs {largest} positions, the budget is {budget}; raise the budget or use fit_budget first")
     if largest == int(sizes_S.min()):
         each = budget // largest
         return [np.arange(i, min(i + each, count)) for i in range(0, count, each)]
@@ -174,42 +173,42 @@ def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
 
 
 def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 2048, each: int = 1) -> list[list[np.ndarray]]:
-    """The batches of each rank: equally many, a multiple of `each`, and balanced by attention cost. The costliest batches are halved until
-    there are enough, else empty ones are added."""
-    bins = plan_batches(sizes_S, budget)
+    """The batches of each rank: equally many, a multiple of `each`, and of about the same cost in all.
+
+    Sequences go to the least loaded rank, the costliest first; what a rank then has is packed. A rank with fewer batches than others halves
+    its costliest ones, and takes empty ones when none is left to halve.
+    """
+    _require_fit(sizes_S, budget)
     cost_S = sizes_S + sizes_S.astype(np.float64) ** 2 / (12 * hidden)  # one layer: 24 h^2 a token, and 2 h L^2 of causal attention
-    costs = [float(cost_S[b].sum()) for b in bins]
-    while len(bins) % (ranks * each):
-        splittable = [i for i, b in enumerate(bins) if len(b) > 1]
-        if not splittable:
-            bins += [np.array([], dtype=np.int64)] * (-len(bins) % (ranks * each))
-            costs += [0.0] * (len(bins) - len(costs))
-            break
-        at = max(splittable, key=lambda i: costs[i])
-        falling = bins[at][np.argsort(-cost_S[bins[at]], kind="stable")]
-        bins[at], new = np.sort(falling[::2]), np.sort(falling[1::2])
-        bins.append(new)
-        costs[at], more = float(cost_S[bins[at]].sum()), float(cost_S[new].sum())
-        costs.append(more)
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    totals = np.zeros(ranks)
-    by_cost = sorted(range(len(bins)), key=lambda i: -costs[i])
-    for first in range(0, len(bins), ranks):  # each round gives one batch to every rank, the costliest to the least loaded
-        for rank, at in zip(np.argsort(totals, kind="stable"), by_cost[first : first + ranks], strict=True):
-            shares[rank].append(at)
-            totals[rank] += costs[at]
-    for _ in range(16 * ranks):  # then swap batches between the most and the least loaded rank while that helps
-        most, least = int(totals.argmax()), int(totals.argmin())
-        gap = totals[most] - totals[least]
-        gains_MN = np.subtract.outer([costs[i] for i in shares[most]], [costs[i] for i in shares[least]])
-        m, n = np.unravel_index(np.abs(gains_MN - gap / 2).argmin(), gains_MN.shape)
-        moved = float(gains_MN[m, n])
-        if not 1e-6 * gap < moved < gap * (1 - 1e-6):
-            break
-        shares[most][m], shares[least][n] = shares[least][n], shares[most][m]
-        totals[most] -= moved
-        totals[least] += moved
-    return [[bins[i] for i in sorted(share, key=lambda i: -costs[i])] for share in shares]
+    loads = [(0.0, rank) for rank in range(ranks)]
+    for which in np.argsort(-cost_S, kind="stable").tolist():
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(which)
+        heapq.heappush(loads, (load + float(cost_S[which]), rank))
+    plans = []
+    for share in shares:
+        mine = np.array(sorted(share), dtype=np.int64)
+        plans.append([mine[chosen] for chosen in plan_batches(sizes_S[mine], budget)] if len(mine) else [])
+    wanted = -(-max(map(len, plans)) // each) * each
+    for bins in plans:
+        while len(bins) < wanted:
+            at = max((i for i, b in enumerate(bins) if len(b) > 1), key=lambda i: float(cost_S[bins[i]].sum()), default=None)
+            if at is None:
+                bins.append(np.array([], dtype=np.int64))
+                continue
+            falling = bins[at][np.argsort(-cost_S[bins[at]], kind="stable")]
+            bins[at] = np.sort(falling[::2])
+            bins.append(np.sort(falling[1::2]))
+        bins.sort(key=lambda b: -float(cost_S[b].sum()))
+    return plans
+
+
+def _require_fit(sizes_S: np.ndarray, budget: int) -> None:
+    largest = int(sizes_S.max())
+    if largest > budget:
+        which = int(sizes_S.argmax())
+        raise ValueError(f"sequence {which} needs {largest} positions, the budget is {budget}; raise the budget or use fit_budget first")
 
 
 def build_batch(table: SequenceTable, chosen: np.ndarray, size: int) -> PackedBatch:

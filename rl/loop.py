@@ -201,11 +201,11 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
     if trained:  # what was not measured has no value, not the value 0
         values["entropy"] = sums["entropy"] / trained
         values["clip_fraction"] = (sums["clipped_low"] + sums["clipped_high"]) / trained
-        if "reference_kl" in sums:
-            values["kl"] = sums["reference_kl"] / trained
     begun = first["pg_tokens"] or first["tokens"]
     if begun and "drift" in first:  # sampler against trainer: later updates have moved away from what was sampled, as they should
         values["logprob_drift/mean"] = first["drift"] / begun
+    if trained and "reference_kl" in sums:
+        values["kl"] = sums["reference_kl"] / trained
     return values
 
 

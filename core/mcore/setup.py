@@ -14,8 +14,9 @@ import torch.distributed as dist
 from ..config import ParallelConfig
 from ..errors import ConfigError
 from ..mesh import place
-from . import wgrad
+from . import shared_gpu, wgrad
 
+log = logging.getLogger("terrella")
 _active: ParallelConfig | None = None
 
 
@@ -25,7 +26,8 @@ def device() -> torch.device:
 
 
 def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "env://", rank: int = -1, world: int = -1) -> None:
-    """Join the world (by default the one torchrun's variables describe): NCCL with CUDA, gloo without. Every collective has a deadline."""
+    """Join the world (by default the one torchrun's variables describe): NCCL with CUDA, gloo without, or where ranks share a GPU. Every
+    collective has a deadline."""
     if dist.is_initialized():
         return
     # NCCL's flight recorder tells, after a hang, which collective each rank was in.
@@ -33,8 +35,12 @@ def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "en
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     backend = "gloo"
     if torch.cuda.is_available():
-        backend = "cpu:gloo,cuda:nccl"
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", max(rank, 0))))
+        gpus, here = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", max(world, 1)))
+        backend = "cpu:gloo,cuda:nccl" if here <= gpus else "cpu:gloo,cuda:gloo"
+        if here > gpus:
+            log.warning("%d ranks share %d GPU(s): their collectives go through host memory, which is right but slow", here, gpus)
+            shared_gpu.install()
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", max(rank, 0))) % gpus)
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_minutes))
 
 

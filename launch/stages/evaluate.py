@@ -48,8 +48,17 @@ def score_part(
     def play() -> list[TaskScore]:
         mine, episodes = imagine(sampler, job.mesh.share(tasks), job.tokenizer, temperature, seed)
         if job.mesh.is_main:
-            told = {"step": 0, "sample": 0, "invalid": None}
-            shown = [{**told, "prompt_id": e.prompt_id, "reward": e.score()[1], "turns": e.picture(job.dynamics)} for e in episodes[:SHOWN]]
+            shown = [
+                {
+                    "step": 0,
+                    "prompt_id": e.prompt_id,
+                    "sample": 0,
+                    "reward": e.score()[1],
+                    "invalid": None,
+                    "turns": e.picture(job.dynamics),
+                }
+                for e in episodes[:SHOWN]
+            ]
             job.run.write_rollouts(f"{stage.name}-{name}-t{temperature:g}", 0, shown)
         return mine
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +34,7 @@ def settings(job: Job) -> VideoSettings:
 
 def device() -> torch.device:
     """Where this rank decodes pictures: beside its engine."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def episodes(job: Job, stage: str, split: Split) -> Episodes:

@@ -31,6 +31,7 @@ OVERRIDES = [
     "stages.2.algorithm={kind: grpo, entropy_coef: 0.01, kl_coef: 0.001}",  # a gradient even where no sample is exact yet
     "stages.2.prompts_per_step=4",
     "stages.2.samples_per_prompt=4",
+    "stages.2.updates_per_rollout=2",  # a kill may fall between two updates of one rollout
     "stages.2.checkpoint_every=2",
     "stages.2.rollouts_every=2",
     "stages.3.sequences_per_step=16",

@@ -8,13 +8,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine
 from terrella.core.mesh import Mesh
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.rl.algorithms import config as algorithms
-from terrella.rl.loop import Hooks, reinforce
+from terrella.rl.loop import Hooks, Updates, reinforce
 from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.open import sampling_weights
@@ -51,7 +53,16 @@ def embedded(engine: Engine) -> EmbeddedSampler:
     return EmbeddedSampler(lambda: sampling_weights(engine), MODEL, version=lambda: engine.steps)
 
 
-def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahead: int = 0, sleep_s: float = 0.0) -> dict[str, Any]:
+def learn(
+    kind: str,
+    options: dict[str, Any],
+    steps: int,
+    lr: float = 1e-2,
+    ahead: int = 0,
+    sleep_s: float = 0.0,
+    updates: int = 1,
+    epochs: int = 1,
+) -> dict[str, Any]:
     """Train and return the record; `sleep_s` makes sampling and training slow enough to see them overlap."""
     algorithm = getattr(algorithms, kind)(**options)
     engine, frozen = engine_of(lr), engine_of(0)
@@ -80,6 +91,7 @@ def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahea
         sampler.take(version)
         published.append(version)
 
+    seen = watch(engine, Updates(updates, epochs))
     calls: list[int] = []  # of the sampler, begun by the end of each step
     begun = time.monotonic()
     reinforce(
@@ -97,12 +109,31 @@ def learn(kind: str, options: dict[str, Any], steps: int, lr: float = 1e-2, ahea
         reference=lambda batches: [r["logprob"] for r in frozen.score(batches, logprob_score(1.0))],
         kl_every=5,
         critic=critic,
+        updates=Updates(updates, epochs),
         refill=refill if kind == "DAPO" else None,
         ahead=ahead,
         publish=publish if isinstance(sampler, Copied) else None,
         rollout_deadline_s=300.0,
     )
-    return {"record": record, "published": published, "calls": calls, "seconds": time.monotonic() - begun}
+    return {"record": record, "published": published, "calls": calls, "seconds": time.monotonic() - begun, "updates": seen}
+
+
+def watch(engine: Engine, updates: Updates) -> list[dict[str, Any]]:
+    """Before every update, what its tokens' log-probs are and what they were when they were sampled; after it, what the engine measured."""
+    seen: list[dict[str, Any]] = []
+    step = engine.step
+
+    def watched(batches: list[Any], loss: Any) -> Any:
+        now = torch.cat([r["logprob"].cpu() for r in engine.score(batches, logprob_score(1.0))])
+        joined = {name: torch.cat([getattr(b, name) for b in batches]) for name in ("old_logprob_T", "pg_weight_T", "advantage_T")}
+        told = {"logprob": now, **joined} if batches[0].pg_weight_T is not None else {}
+        result = step(batches, loss)
+        seen.append({**told, "metrics": result.metrics})
+        return result
+
+    if updates.count > 1:
+        engine.step = watched  # type: ignore[method-assign]
+    return seen
 
 
 class Copied:

@@ -28,6 +28,42 @@ def test_reward_floor(kind: str) -> None:
         assert result["record"][-1]["critic/loss"] < result["record"][0]["critic/loss"]
 
 
+@pytest.mark.parametrize("kind", ["GRPO", "PPO"])
+def test_several_updates_of_a_rollout_learn(kind: str) -> None:
+    options, steps, floor = FLOORS[kind]
+    (result,) = run_ranks("terrella.tests.rl.learning_jobs:learn", 1, kind=kind, options=options, steps=steps // 2, updates=4)
+    rewards = [row["reward/mean"] for row in result["record"]]
+    assert rewards[0] < 0.4 and sum(rewards[-5:]) / 5 > floor, rewards
+    assert len(result["updates"]) == 4 * (steps // 2)
+
+
+def test_ratios_and_clipping_of_several_updates_by_hand() -> None:
+    """Two passes over two mini-batches: the log-probs that ratios compare with stay those of the sampler, whatever was updated since."""
+    (result,) = run_ranks("terrella.tests.rl.learning_jobs:learn", 1, kind="GRPO", options={}, steps=3, lr=5e-2, updates=2, epochs=2)
+    assert len(result["updates"]) == 3 * 4
+    clipped = []
+    for number, update in enumerate(result["updates"]):
+        member = update["pg_weight_T"] != 0
+        ratio = (update["logprob"] - update["old_logprob_T"])[member].exp()
+        advantage = update["advantage_T"][member]
+        low = ((ratio < 0.8) & (advantage < 0)).sum()
+        high = ((ratio > 1.2) & (advantage > 0)).sum()
+        measured = update["metrics"]
+        assert measured["pg_tokens"] == member.sum() and (measured["clipped_low"], measured["clipped_high"]) == (low, high)
+        assert measured["ratio"] == pytest.approx(float(ratio.sum()), rel=1e-5)
+        assert float(update["pg_weight_T"].sum()) == pytest.approx(
+            measured["pg_tokens"] / 64, rel=1e-5
+        )  # 4 groups of 8 with two turns each
+        if number % 4 == 0:  # nothing has moved yet
+            assert float((ratio - 1).abs().max()) < 1e-5
+        clipped.append(int(low + high))
+    for step, row in enumerate(result["record"]):
+        trained = sum(u["metrics"]["pg_tokens"] for u in result["updates"][4 * step : 4 * step + 4])
+        assert row["clip_fraction"] == pytest.approx(sum(clipped[4 * step : 4 * step + 4]) / trained)
+        assert row["staleness"] == 3 and row["logprob_drift/mean"] < 1e-5  # of the first update; later ones have moved on purpose
+    assert sum(clipped) > 0 and all(clipped[4 * step] == 0 for step in range(3))
+
+
 def test_importance_correction_and_kl_in_the_loss_run_in_the_loop() -> None:
     options = {"tis_cap": 2.0, "kl_coef": 0.01, "entropy_coef": 0.001}
     (result,) = run_ranks("terrella.tests.rl.learning_jobs:learn", 1, kind="GRPO", options=options, steps=12)

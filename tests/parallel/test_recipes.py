@@ -1,0 +1,191 @@
+"""Every kind of stage at every layout, through the recipes: with the same samples all must agree with one rank.
+
+Loss, gradient norm, every gradient and every count to 2e-6; weights after an update too, where the update is linear in the gradient.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terrella.core.config import OptimizerConfig
+from terrella.core.metrics import MetricsFile
+from terrella.launch import recipe as recipes
+from terrella.tests.golden.inputs import make_inputs
+from terrella.tests.golden.observe import flat
+from terrella.tests.golden.play import CASES
+from terrella.tests.parallel.recipe_jobs import run_case
+
+TOLERANCE = 2e-6
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp2": (2, {"tensor": 2}),
+    "pp2": (2, {"pipeline": 2}),
+    "cp2": (2, {"context": 2}),
+    "tp2_dp2": (4, {"tensor": 2}),
+    "dp2": (2, {}),
+    "tp2_sp_pp2": (4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2}),
+}
+# AdamW far from its floor: with an eps above every gradient the update is lr / eps times the gradient, which is SGD's
+SGD = {"lr": 1e4, "eps": 1e6, "betas": (0.0, 0.95), "clip_grad": 0.0, "schedule": "constant", "warmup_steps": 0, "min_lr": 0.0}
+EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "ep2": (2, {"expert": 2}),
+    "tp2_ep2": (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}),
+}
+EXPERTS = {"family": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_ffn": 24, "qk_norm": True, "qkv_bias": False, "tied": False}
+
+
+STEPS = 2  # that are compared; later ones begin from weights that differ by rounding
+# what a model of two layers that has seen this little can sometimes do, so that groups have a signal
+EASIER: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("sokoban", "rlvr"): lambda stage: replace(stage, tasks=replace(stage.tasks, steps=1, walk=1), samples_per_prompt=12),
+}
+ROWS = [  # case, stage
+    ("sokoban", "pretrain"),
+    ("sokoban", "rlvr"),
+    ("sokoban", "evaluate"),
+    ("sokoban-ppo", "rlvr"),
+    ("text-game", "sft"),
+    ("text-game", "rlvr"),
+    ("text-game", "evaluate"),
+    ("spa-sokoban-tiny", "warmup"),
+    ("spa-sokoban-tiny", "spa"),
+    ("spa-sokoban-tiny", "vanilla"),
+    ("spa-sokoban-tiny", "evaluate"),
+    ("webrl", "sft"),
+    ("webrl", "orm"),
+    ("webrl", "phase-1-critic"),
+    ("webrl", "phase-1-actor"),
+    ("webrl", "phase-1-replay"),
+    ("webrl-grpo", "phase-1-actor"),
+    ("video", "pretrain"),
+    ("video", "rlvr"),
+    ("video", "evaluate"),
+]
+
+
+@cache
+def place() -> Path:
+    """Where this session's runs lie."""
+    folder = Path(tempfile.mkdtemp(prefix="terrella-layouts-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    make_inputs(folder / "inputs")
+    return folder
+
+
+def load(case: str, sgd: bool = True, **model: Any) -> recipes.Recipe:
+    """A golden case with two layers, so that a pipeline has something to cut."""
+    recipe = recipes.load(str(CASES / f"{case}.yaml"))
+    recipe = replace(recipe, model=replace(recipe.model, layers=2, **model))
+    stages = [EASIER[case, stage.name](stage) if (case, stage.name) in EASIER else stage for stage in recipe.stages]
+    return replace(recipe, stages=[_sgd(stage) for stage in stages] if sgd else stages)
+
+
+def _sgd(stage: Any) -> Any:
+    """Few steps, each of them plain gradient descent."""
+    changed: dict[str, Any] = {"steps": STEPS} if getattr(stage, "steps", None) else {}
+    for name in ("optimizer", "critic"):
+        if isinstance(getattr(stage, name, None), OptimizerConfig):
+            changed[name] = replace(getattr(stage, name), **SGD)
+    if hasattr(stage, "training"):
+        changed["training"] = replace(stage.training, optimizer=replace(stage.training.optimizer, **SGD))
+    return replace(stage, **changed) if changed else stage
+
+
+@cache
+def whole(case: str) -> Path:
+    """The whole case on one rank, as its recipe trains it."""
+    folder = place() / "runs" / case
+    run_case(load(case, sgd=False), folder)
+    return folder
+
+
+@cache
+def experts(case: str) -> Path:
+    """The case up to its first trained stage, with a model of experts, on one rank; what comes before is the dense model's."""
+    folder = place() / "runs" / f"{case}-experts"
+    run_case(load(case, sgd=False, **EXPERTS), folder, source=whole(case), stage="pretrain")
+    return folder
+
+
+@cache
+def measure_experts(case: str, stage: str, layout: str | None = None) -> tuple[Path, list[dict[str, Any]]]:
+    """A stage with a model of experts; RL trains on what the dense model sampled, as the embedded sampler decodes no experts."""
+    world, parallel = EXPERT_LAYOUTS[layout] if layout else (1, {})
+    folder = place() / "runs" / f"{case}-{stage}-experts-{layout or 'one'}"
+    recipe = load(case, **EXPERTS)
+    recipe = replace(recipe, stages=[replace(s, drift_gate=1e9) if hasattr(s, "drift_gate") else s for s in recipe.stages])
+    return folder, run_case(recipe, folder, world, parallel, experts(case), stage, whole(case))
+
+
+@cache
+def measure(case: str, stage: str, layout: str | None = None) -> tuple[Path, list[dict[str, Any]]]:
+    """One stage of the case, after what `whole` left, at a layout."""
+    world, parallel = LAYOUTS[layout] if layout else (1, {})
+    folder = place() / "runs" / f"{case}-{stage}-{layout or 'one'}"
+    return folder, run_case(load(case), folder, world, parallel, whole(case), stage, whole(case))
+
+
+def close(one: float, other: float, name: str, size: float = 0.0) -> None:
+    """Equal to rounding; `size` is that of the terms of a sum in which they cancel, as advantages of a group do."""
+    assert abs(one - other) <= TOLERANCE * max(abs(one), abs(other), size), f"{name}: {other} at the layout, {one} on one rank"
+
+
+def compare_steps(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+    assert len(one) == len(other)
+    for number, (a, b) in enumerate(list(zip(one, other, strict=True))[: 2 * STEPS]):  # a critic's steps stand between the policy's
+        assert a["gradients"].keys() == b["gradients"].keys()
+        assert a["metrics"].keys() == b["metrics"].keys()
+        scale = max(a["norm"], 1e-6)
+        for name in ("tokens", "pg_tokens", "value_tokens", "clipped_low", "clipped_high"):
+            assert a["metrics"].get(name) == b["metrics"].get(name), f"step {number}: {name}"
+        for name in ("loss", "value_loss", "ce_loss", "pg_loss", "entropy"):
+            if name in a["metrics"]:
+                close(a["metrics"][name], b["metrics"][name], f"step {number}: {name}", 1.0 if a["metrics"].get("pg_tokens") else 0.0)
+        close(a["norm"], b["norm"], f"step {number}: gradient norm")
+        for name, gradient in a["gradients"].items():
+            error = (b["gradients"][name] - gradient).norm() / max(gradient.norm(), 1e-3 * scale)
+            assert error <= TOLERANCE, f"step {number}: gradient of {name} off by {error:.2e}"
+        for name, weight in a["weights"].items():
+            error = (b["weights"][name] - weight).norm() / max(weight.norm(), 1e-3)
+            assert error <= TOLERANCE, f"step {number}: weight {name} off by {error:.2e}"
+
+
+def compare_records(one: Path, other: Path, stage: str) -> None:
+    """What the stage told and what its steps wrote: the same keys, counts and, to rounding, values."""
+    told = [json.loads((folder / "stages" / f"{stage}.json").read_text()) for folder in (one, other)]
+    rows = [[r for r in MetricsFile(folder / "metrics.jsonl").rows() if r["stage"] == stage] for folder in (one, other)]
+    a, b = (dict(flat({"told": t, "rows": r})) for t, r in zip(told, rows, strict=True))
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        if isinstance(value, float) and not key.endswith("drift/mean"):
+            assert math.isclose(value, b[key], rel_tol=1e-5, abs_tol=1e-6), f"{key}: {b[key]} at the layout, {value} on one rank"
+        elif not isinstance(value, float):
+            assert value == b[key], f"{key}: {b[key]} at the layout, {value} on one rank"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("case", "stage"), ROWS)
+def test_a_stage_agrees_with_one_rank(case: str, stage: str, layout: str) -> None:
+    one, steps = measure(case, stage)
+    other, found = measure(case, stage, layout)
+    compare_steps(steps, found)
+    compare_records(one, other, stage)
+
+
+@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+@pytest.mark.parametrize("stage", ["pretrain", "rlvr"])
+def test_a_stage_with_experts_agrees_with_one_rank(stage: str, layout: str) -> None:
+    one, steps = measure_experts("sokoban", stage)
+    other, found = measure_experts("sokoban", stage, layout)
+    compare_steps(steps, found)
+    compare_records(one, other, stage)
