@@ -1,7 +1,7 @@
 """Every kind of stage at every layout, through the recipes: with the same samples all must agree with one rank.
 
-Loss, gradient norm, every gradient and every count to 2e-6; weights after an update too, where the update is linear in the gradient. How far
-AdamW's weights may differ is said where it is tested.
+Loss, gradient norm, every gradient and every count to 2e-6; weights after an update too, where the update is linear in the gradient. How
+far AdamW's weights may differ is said where it is tested.
 """
 
 from __future__ import annotations
