@@ -62,7 +62,7 @@ def wait_for_word() -> None:
     """The child's side: wait to begin; a parent that is gone never says so, and one that is killed later takes this process with it."""
     from ..core.process import die_with_parent
 
-    die_with_parent()
+    die_with_parent(os.getppid())
     if not sys.stdin.readline():
         raise SystemExit("the benchmark ended before this implementation began")
 

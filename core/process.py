@@ -7,12 +7,17 @@ import os
 import signal
 import sys
 
+PARENT_VARIABLE = "TERRELLA_PARENT"  # process id of the supervisor, for its workers
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when the one that started it is killed, so that no orphan goes on."""
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process when `parent`, which started it, is killed, so that no orphan goes on.
+
+    The starter passes its own id: in a container it may be 1, so an orphan cannot be told by that number.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-        if os.getppid() == 1:
+        if os.getppid() != parent:  # it died before the kernel was asked
             os._exit(1)
 
 

@@ -62,7 +62,7 @@ class Job:
         return outcome
 
     def listen(self) -> None:
-        """Note a request to save and stop (SIGUSR1 from the supervisor, or a scheduler's warning)."""
+        """Note a request to save and stop (SIGUSR1 from the supervisor, or a scheduler's warning), also one that came before."""
 
         def ask(_number: int, _frame: object) -> None:
             self.stop_asked = True
@@ -70,6 +70,7 @@ class Job:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, ask)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which asks us
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT))  # held back by the supervisor
 
     def end_of_step(self) -> bool:
         """Whether any rank was asked to stop. Every rank calls it at the end of a step; it also finds ranks that hold the others up."""

@@ -145,9 +145,7 @@ def main() -> None:
     from ..core.process import die_with_parent
     from .cli import main as terrella
 
-    die_with_parent()
-    if os.getppid() != int(sys.argv[1]):
-        os._exit(1)
+    die_with_parent(int(sys.argv[1]))
     terrella(sys.argv[2:])
 
 

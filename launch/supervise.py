@@ -14,12 +14,13 @@ from typing import IO
 from ..core.errors import StorageError, TerrellaError, WorkerError
 from ..core.files import read_json, storage_errors
 from ..core.ports import free_port
-from ..core.process import usable_cores
+from ..core.process import PARENT_VARIABLE, usable_cores
 from ..core.run import LEASE_VARIABLE, Run
 
 GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the end of the others
 STALL_S, LOOK_S = 300.0, 20.0  # when ranks that do not move are worth a message, and how often that is looked at
 STOPPED = 75  # a worker that saved and stopped on request; the run can be started again
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's, a container's and a person's request to stop
 
 
 def error_file(run: Path, rank: int) -> Path:
@@ -48,6 +49,7 @@ def _environment(run: Run, span: Span, local: int) -> dict[str, str]:
     return {
         **os.environ,
         LEASE_VARIABLE: run.token,
+        PARENT_VARIABLE: str(os.getpid()),
         "RANK": str(span.first + local),
         "LOCAL_RANK": str(local),
         "LOCAL_WORLD_SIZE": str(span.count),
@@ -67,6 +69,8 @@ def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | Non
     span = span or Span(0, ranks, ranks, "127.0.0.1", free_port())
     workers: list[subprocess.Popen] = []
     logs: list[IO[bytes]] = []
+    # a request to stop that comes before we, or a worker, can handle it must wait, not kill: workers inherit this (Job.listen unblocks)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         for local in range(span.count):
             rank = span.first + local
@@ -79,8 +83,9 @@ def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | Non
             out = None if rank == 0 else log
             command = [sys.executable, "-m", "terrella.launch.worker", str(run.path), *([until] if until else [])]
             workers.append(subprocess.Popen(command, env=_environment(run, span, local), stdout=out, stderr=log, cwd=os.getcwd()))
-        return _watch(run.path, workers, span.first)
+        return _watch(run.path, workers, span.first, mask)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for worker in workers:
             if worker.poll() is None:
                 worker.kill()
@@ -101,7 +106,7 @@ def standing(run: Path, ranks: range, now: float) -> str | None:
     return f"no rank here has moved for {STALL_S / 60:.0f} minutes: {told}"
 
 
-def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
+def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int]) -> int:
     asked: list[int] = []
     said, looked = "", time.monotonic()
 
@@ -111,8 +116,9 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int) -> int:
             if worker.poll() is None:
                 worker.send_signal(signal.SIGUSR1)
 
-    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    before = {s: signal.signal(s, ask) for s in STOP_SIGNALS}
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         failed_at: float | None = None
         while True:
             codes = [worker.poll() for worker in workers]

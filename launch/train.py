@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +64,7 @@ def train(
     if dry_run:
         click.echo(f"# run directory: {folder}\n# digest: {schema.digest(config)}\n{schema.dump(config)}", nl=False)
         return
+    click.get_current_context().with_resource(_early_stop(folder))
     if profile:
         os.environ[PROFILE_VARIABLE] = str(folder.absolute() / "profile")  # the ranks inherit it
     if ray:
@@ -85,6 +89,8 @@ def train(
         if done:
             what = "this run" if len(finished) == len(names) else f"stage {until}"
             click.echo(f"{folder}: {what} has finished; nothing to do (choose another --run folder to start anew)")
+            if len(finished) == len(names) and not (folder / "report.html").exists():
+                _report(folder)  # the start that finished was stopped before it wrote one
             _tell(folder)
             return
         if finished:
@@ -130,6 +136,21 @@ def _on_ray(
     words += ["--replay", str(replay.absolute())] if replay else []
     words += ["--profile"] if profile else []
     return run_on_ray(RayJob(tuple(words), folder, nodes, sampler_hosts), click.echo)
+
+
+@contextmanager
+def _early_stop(folder: Path) -> Iterator[None]:
+    """A request to stop outside of the stages ends the command as one within them does. A container's first process would ignore it."""
+
+    def stop(_number: int, _frame: object) -> None:
+        _raise_if_stopped(folder, STOPPED)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _raise_if_stopped(folder: Path, code: int) -> None:

@@ -19,7 +19,7 @@ from ..core import lease as leases
 from ..core import run as runs
 from ..core.errors import StorageError, TerrellaError, WorkerError
 from ..core.files import write_json
-from ..core.process import die_with_parent
+from ..core.process import PARENT_VARIABLE, die_with_parent
 from ..core.sinks import open_sinks
 from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
 from .supervise import STOPPED, error_file
@@ -136,7 +136,7 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
 
 def main() -> None:
     """Run as `python -m terrella.launch.worker RUN [LAST_STAGE]`; started by the supervisor with RANK and WORLD_SIZE set."""
-    die_with_parent()
+    die_with_parent(int(os.environ[PARENT_VARIABLE]))
     faulthandler.enable()
     path = Path(sys.argv[1])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

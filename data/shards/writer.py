@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -231,7 +232,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, ch
         return
     source = iter(items)
     waiting: deque[Future[list[R]]] = deque()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=die_with_parent) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),)) as pool:
         while True:
             while len(waiting) < 4 * workers and (part := list(islice(source, chunk))):
                 waiting.append(pool.submit(_apply, function, part))

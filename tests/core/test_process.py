@@ -19,3 +19,10 @@ def test_a_process_that_was_given_one_core_counts_one() -> None:
     bare = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=bare)
     assert told.stdout.split() == ["1", "1"]
+
+
+def test_a_worker_does_not_outlive_a_parent_that_died_before_it_began() -> None:
+    code = "from terrella.core.process import die_with_parent; die_with_parent({}); print('alive')"
+    words = [[sys.executable, "-c", code.format(parent)] for parent in (os.getpid(), 1)]
+    told = [subprocess.run(command, capture_output=True, text=True, timeout=120) for command in words]
+    assert [(run.returncode, run.stdout) for run in told] == [(0, "alive\n"), (1, "")]
