@@ -1,7 +1,7 @@
 """Checkpoints: every rank writes its own runs of the parameters, by global name, into one file that it also hashes.
 
     step_00000020/
-      manifest.json            written last: layout, model, step, and size and xxh3-128 of every other file
+      manifest.json            written last: layout, model, step, size and xxh3-128 of every other file, and a digest of itself
       shard_00000.safetensors  runs [start, end) of flattened tensor-parallel parts; the header says of what
       extra.json               what the caller gave: data position, journal, curriculum
 
@@ -12,13 +12,13 @@ ranks (`CheckpointReader`), whatever the layout that wrote it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
 import threading
-import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,18 +35,25 @@ from .mcore.params import Shard
 if TYPE_CHECKING:
     from .engine import Engine
 
-FORMAT = 1
+FORMAT = 2  # 1 had no digest of the manifest; it is still read
 MANIFEST = "manifest.json"
 WAIT_SECONDS = 1800.0  # for the slowest rank's file
+log = logging.getLogger("terrella")
 
 
 def file_digest(path: Path) -> str:
     """xxh3-128 of a file's bytes."""
     digest = xxhash.xxh3_128()
-    with open(path, "rb") as stream:
+    with storage_errors(path), open(path, "rb") as stream:
         while block := stream.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
+
+
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    """xxh3-128 of a manifest's content without its own `digest`."""
+    content = {key: value for key, value in manifest.items() if key != "digest"}
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
@@ -92,50 +99,45 @@ def _collect(engine: Engine) -> tuple[dict[str, torch.Tensor], list[Entry]]:
 
 
 class _Writer(threading.Thread):
-    """Writes this rank's file; on rank 0 also waits for the other ranks' files and publishes the folder. Uses no collectives."""
+    """Writes this rank's file in the background. Uses no collectives, and waits for no other rank."""
 
-    def __init__(self, folder: Path, final: Path, tensors: dict, entries: list[Entry], manifest: dict | None, world: int) -> None:
+    def __init__(self, folder: Path, final: Path, tensors: dict, entries: list[Entry], manifest: dict[str, Any]) -> None:
         super().__init__(name="checkpoint-writer", daemon=True)
-        self.folder, self.final, self.tensors, self.entries, self.manifest, self.world = folder, final, tensors, entries, manifest, world
+        self.folder, self.final, self.tensors, self.entries, self.manifest = folder, final, tensors, entries, manifest
+        self.stated: dict[str, Any] = {}
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            write_shard(self.folder, dist.get_rank(), self.tensors, self.entries)
+            self.stated = write_shard(self.folder, dist.get_rank(), self.tensors, self.entries)
             self.tensors = {}
-            if self.manifest is not None:
-                publish(self.folder, self.final, self.manifest, self.world)
         except BaseException as error:
             self.error = error
 
 
-def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor], entries: list[Entry]) -> None:
-    """Write one file of tensors, flush it to disk and leave its size and digest beside it."""
+def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor], entries: list[Entry]) -> dict[str, Any]:
+    """Write one file of tensors and flush it to disk; returns its size and digest, for the manifest."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = folder / f"shard_{number:05d}.safetensors"
     with storage_errors(path):
-        save_file(tensors, path, metadata={"entries": json.dumps([asdict(e) for e in entries])})
+        try:
+            save_file(tensors, path, metadata={"entries": json.dumps([asdict(e) for e in entries])})
+        except SafetensorError as error:  # its own kind for a full disk; the message holds the operating system's
+            raise StorageError(f"{path}: {error}: free space or choose another --run folder, then run the same command again") from error
         with open(path, "rb") as stream:
             os.fsync(stream.fileno())
-    write_json(folder / f"shard_{number:05d}.done.json", {"bytes": path.stat().st_size, "xxh3": file_digest(path)})
+    return {"bytes": path.stat().st_size, "xxh3": file_digest(path)}
 
 
-def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: int) -> None:
-    """Wait for all shards, write the manifest and rename the folder to its final name."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    files: dict[str, Any] = {}
-    for number in range(shards):
-        done = folder / f"shard_{number:05d}.done.json"
-        while not done.exists():
-            if time.monotonic() > deadline:
-                raise DeadlineError(f"{folder}: rank {number} did not write its part of the checkpoint in {WAIT_SECONDS:.0f} s")
-            time.sleep(0.01)
-        files[f"shard_{number:05d}.safetensors"] = read_json(done)
-        done.unlink()
+def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]]) -> None:
+    """Write the manifest of shards that are all on disk, as `write_shard` stated them, and rename the folder to its final name."""
+    files: dict[str, Any] = {f"shard_{number:05d}.safetensors": stated for number, stated in enumerate(shards)}
     extra = folder / "extra.json"
     files["extra.json"] = {"bytes": extra.stat().st_size, "xxh3": file_digest(extra)}
-    write_json(folder / MANIFEST, {"format": FORMAT, **manifest, "files": files})
+    content = json.loads(json.dumps({"format": FORMAT, **manifest, "files": files}))  # as it will be read: tuples are lists
+    write_json(folder / MANIFEST, {**content, "digest": manifest_digest(content)})
     with storage_errors(final):
         _sync_folder(folder)
         replaced = final.with_name(f".replaced-{final.name}")
@@ -163,15 +165,16 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _agree(error: BaseException | None) -> None:
-    """Raise on every rank when one had an error, so that none goes on alone. Collective."""
+def _agree(error: BaseException | None, value: Any = None) -> list[Any]:
+    """Every rank's value; raises on every rank when one had an error, so that none goes on alone. Collective."""
     found: list = [None] * dist.get_world_size()
-    dist.all_gather_object(found, None if error is None else f"rank {dist.get_rank()}: {error}")
+    dist.all_gather_object(found, (None if error is None else f"rank {dist.get_rank()}: {error}", value))
     if error is not None and isinstance(error, TerrellaError):
         raise error
-    messages = [message for message in found if message]
+    messages = [message for message, _ in found if message]
     if messages:
         raise StorageError("; ".join(messages)) from error
+    return [value for _, value in found]
 
 
 def save(engine: Engine, path: Path, extra: dict[str, Any], wait: bool) -> None:
@@ -194,31 +197,42 @@ def save(engine: Engine, path: Path, extra: dict[str, Any], wait: bool) -> None:
     _agree(error)
     tensors, entries = _collect(engine)
     tensors.update(setup.generator_states())
-    manifest = None
-    if rank == 0:
-        manifest = {
-            "step": engine.steps,
-            "updates": adam.update_count(engine.optimizer) if engine.optimizer is not None else 0,
-            "optimizer": engine.optimizer is not None,
-            "precision": engine.precision.params,
-            "parallel": asdict(engine.parallel),
-            "world": dist.get_world_size(),
-            "model": engine.build.describe(),
-        }
-    engine.writer = _Writer(folder, path, tensors, entries, manifest, dist.get_world_size())
+    manifest = {
+        "step": engine.steps,
+        "updates": adam.update_count(engine.optimizer) if engine.optimizer is not None else 0,
+        "optimizer": engine.optimizer is not None,
+        "precision": engine.precision.params,
+        "parallel": asdict(engine.parallel),
+        "world": dist.get_world_size(),
+        "model": engine.build.describe(),
+    }
+    engine.writer = _Writer(folder, path, tensors, entries, manifest)
     engine.writer.start()
     if wait:
         finish(engine)
 
 
 def finish(engine: Engine) -> None:
-    """Wait for the background writer of every rank."""
+    """Wait for the background writer of every rank; when all have written, rank 0 publishes the folder, and else takes it away."""
     writer = engine.writer
     if writer is None:
         return
     writer.join(WAIT_SECONDS)
     engine.writer = None
-    _agree(DeadlineError(f"{writer.folder}: the checkpoint was not written in {WAIT_SECONDS:.0f} s") if writer.is_alive() else writer.error)
+    late = DeadlineError(f"{writer.folder}: the checkpoint was not written in {WAIT_SECONDS:.0f} s")
+    try:
+        shards = _agree(late if writer.is_alive() else writer.error, writer.stated)
+        error = None
+        if dist.get_rank() == 0:
+            try:
+                publish(writer.folder, writer.final, writer.manifest, shards)
+            except Exception as problem:
+                error = problem
+        _agree(error)
+    except TerrellaError:
+        if dist.get_rank() == 0:
+            shutil.rmtree(writer.folder, ignore_errors=True)
+        raise
 
 
 class CheckpointReader:
@@ -229,11 +243,11 @@ class CheckpointReader:
         if not (path / MANIFEST).exists():
             aside = path.with_name(f".replaced-{path.name}")
             if not (aside / MANIFEST).exists():
+                if any(path.glob("shard_*.safetensors")):
+                    raise StorageError(f"{path}: damaged, its {MANIFEST} is missing")
                 raise ConfigError(f"{path}: not a checkpoint (it has no {MANIFEST})")
             self.path = aside  # killed between the two renames of a replacement
-        self.manifest = read_json(self.path / MANIFEST)
-        if self.manifest.get("format") != FORMAT:
-            raise ConfigError(f"{path}: checkpoint format {self.manifest.get('format')}, this version reads {FORMAT}")
+        self.manifest = _read_manifest(self.path / MANIFEST)
         self._open: dict[str, Any] = {}
         self._index: dict[tuple[str, str], list[tuple[Entry, str, str]]] | None = None
         if verify:
@@ -247,7 +261,7 @@ class CheckpointReader:
             if not path.exists():
                 raise StorageError(f"{path}: missing from the checkpoint")
             if path.stat().st_size != stated["bytes"] or file_digest(path) != stated["xxh3"]:
-                raise StorageError(f"{path}: damaged, its bytes do not match the checkpoint's manifest; load an older checkpoint")
+                raise StorageError(f"{path}: damaged, its bytes do not match the checkpoint's manifest")
 
     def _file(self, name: str) -> Any:
         from safetensors import safe_open
@@ -304,6 +318,37 @@ class CheckpointReader:
         return read_json(self.path / "extra.json")
 
 
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest whose digest holds; one of format 1 has none."""
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise StorageError(f"{path}: damaged, it does not list the checkpoint's files")
+    if "digest" in manifest:
+        if manifest["digest"] != manifest_digest(manifest):
+            raise StorageError(f"{path}: damaged, its content does not match its own digest")
+        if manifest.get("format") == FORMAT:
+            return manifest
+    elif manifest.get("format") == 1:
+        log.warning("%s: of a release that kept no digest of it; the files beside it are checked, its own numbers cannot be", path)
+        return manifest
+    elif manifest.get("format") == FORMAT:
+        raise StorageError(f"{path}: damaged, it has no digest")
+    raise ConfigError(f"{path.parent}: checkpoint format {manifest.get('format')}, this version reads 1 and {FORMAT}")
+
+
+def open_verified(path: Path) -> CheckpointReader:
+    """A reader of a checkpoint whose files are checked once, each by one of the ranks. Collective."""
+    reader, error = None, None
+    try:
+        reader = CheckpointReader(path, verify=False)
+        reader.verify(sorted(reader.manifest["files"])[dist.get_rank() :: dist.get_world_size()])
+    except Exception as problem:
+        error = problem
+    _agree(error)
+    assert reader is not None
+    return reader
+
+
 def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
     """See `Engine.load`."""
     from .mcore import optimizer as adam
@@ -311,14 +356,7 @@ def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
 
     finish(engine)
     rank, world = dist.get_rank(), dist.get_world_size()
-    reader, error = None, None
-    try:
-        reader = CheckpointReader(path, verify=False)
-        reader.verify(sorted(reader.manifest["files"])[rank::world])
-    except Exception as problem:
-        error = problem
-    _agree(error)
-    assert reader is not None
+    reader = open_verified(path)
     manifest = reader.manifest
     engine.load_weights(lambda name: reader.full(name))
     if weights_only or engine.optimizer is None or not manifest["optimizer"]:

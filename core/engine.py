@@ -307,7 +307,7 @@ class Engine:
     def save(self, path: str | Path, extra: dict[str, Any] | None = None, *, wait: bool = True) -> None:
         """Write a verified checkpoint to the folder `path`, which appears only when it is whole.
 
-        With `wait=False` the files are written in the background; the next `save` or `finish_save` waits for them.
+        With `wait=False` the files are written in the background; the next `save` or `finish_save` waits for them and publishes them.
         """
         from . import checkpoint
 

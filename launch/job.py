@@ -72,6 +72,12 @@ class Job:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which asks us
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT))  # held back by the supervisor
 
+    def warn(self, text: str) -> None:
+        """Say something that a person should know, once, in the log and on the terminal."""
+        if self.mesh.is_main:
+            log.warning("%s", text)
+            print(f"warning: {text}", flush=True)
+
     def end_of_step(self) -> bool:
         """Whether any rank was asked to stop. Every rank calls it at the end of a step; it also finds ranks that hold the others up."""
         self.pace.waited = self.mesh.waited

@@ -18,6 +18,7 @@ from ..core.files import read_json
 from ..core.ports import free_port
 from ..core.profile import PROFILE_VARIABLE
 from . import recipe as recipes
+from .back import back_to as undo_to
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
 from .supervise import STOPPED, Span, run_workers
 
@@ -28,6 +29,7 @@ from .supervise import STOPPED, Span, run_workers
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.rlvr.steps=50.")
 @click.option("--wait", type=float, default=0.0, help="Seconds to wait for a lease that a dead host left behind.")
 @click.option("--until", metavar="STAGE", help="Stop after this stage; the same command without it goes on.")
+@click.option("--back-to", metavar="STAGE[:STEP]", help="Repeat from this stage, or its checkpoint of STEP; what lies beyond is set aside.")
 @click.option("--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command.")
 @click.option("--node-rank", type=int, default=0, envvar=["TERRELLA_NODE_RANK", "SLURM_NODEID"], help="Which of them this is, from 0.")
 @click.option("--coordinator", default=Place.coordinator, envvar="TERRELLA_COORDINATOR", help="host:port of the first machine.")
@@ -42,6 +44,7 @@ def train(
     overrides: tuple[str, ...],
     wait: float,
     until: str | None,
+    back_to: str | None,
     nodes: int,
     node_rank: int,
     coordinator: str,
@@ -67,6 +70,8 @@ def train(
     click.get_current_context().with_resource(_early_stop(folder))
     if profile:
         os.environ[PROFILE_VARIABLE] = str(folder.absolute() / "profile")  # the ranks inherit it
+    if ray and back_to is not None:
+        raise ConfigError("--back-to: go back without --ray first, with --until the stage before")
     if ray:
         _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay, profile))
         return
@@ -81,6 +86,8 @@ def train(
         return
     run, lease = runs.create(folder, config, wait)
     try:
+        if back_to is not None and (aside := undo_to(run, names, back_to)):
+            click.echo(f"{folder}: going back to {back_to}; what was beyond it lies in {aside}")
         finished = [name for name in names if run.outcome(name) is not None]
         done = len(finished) == len(names) or until in finished
         span = Span(0, here, config.ranks, place.host if nodes > 1 else "127.0.0.1", free_port())

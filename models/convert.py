@@ -163,20 +163,20 @@ def from_any(
         raise ConfigError(f"{out}: exists; choose another folder")
     partial = make_folder(out.with_name(f".saving-{out.name}-{os.getpid()}"))
     write_json(partial / "extra.json", {"converted_from": str(source.path), "kind": source.kind})
-    shards, tensors, entries, size = 0, {}, [], 0
+    shards, tensors, entries, size = [], {}, [], 0
     for name, tensor in chain(_stream(source), source.value_heads.items()):
         amount = tensor.numel() * tensor.element_size()
         if size and size + amount > shard_bytes:
-            write_shard(partial, shards, tensors, entries)
-            shards, tensors, entries, size = shards + 1, {}, [], 0
+            shards.append(write_shard(partial, len(shards), tensors, entries))
+            tensors, entries, size = {}, [], 0
         tensors[str(len(entries))] = tensor.detach().reshape(-1).contiguous().clone()
         entries.append(Entry(name, "param", tuple(tensor.shape), Shard(None, 0, 1), 0))
         size += amount
-    write_shard(partial, shards, tensors, entries)
+    shards.append(write_shard(partial, len(shards), tensors, entries))
     described = {"model": source.config.to_dict(), "value_head": "twin" if source.value_heads else "none", "lora": None}
     manifest = {"step": 0, "updates": 0, "optimizer": False, "precision": "fp32", "parallel": {}, "world": 0, "model": described}
     hidden = out.with_name(f".proving-{out.name}")
-    publish(partial, hidden, manifest, shards + 1)
+    publish(partial, hidden, manifest, shards)
     try:
         proof = _prove_checkpoint(source, _open_checkpoint(hidden, None))
         write_json(hidden / "import_proof.json", proof)

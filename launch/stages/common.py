@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...core.checkpoint import CheckpointReader
+from ...core.checkpoint import CheckpointReader, open_verified
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, StorageError
 from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
 from ...models.hf import import_hf, is_added
@@ -68,10 +68,10 @@ def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None =
 def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None:
     """The final weights of a stage into an engine that may have adapters or a value head beyond them; the stage's own adapters merged."""
     trained: Lora | None = getattr(next(s for s in job.recipe.stages if s.name == init), "lora", None)
+    reader = open_final(job, init)
     if plain and trained is None:
-        engine.load(final_checkpoint(job, init), weights_only=True)
+        engine.load_weights(reader.full)
         return
-    reader = CheckpointReader(final_checkpoint(job, init), verify=False)
     known = set(reader.names())
 
     def weight(name: str) -> torch.Tensor | None:
@@ -84,6 +84,17 @@ def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None
         return dict(merged(stream, LoraConfig(trained.rank, trained.alpha)))[name]
 
     engine.load_weights(weight)
+
+
+def open_final(job: Job, stage: str) -> CheckpointReader:
+    """The verified checkpoint that a stage ended with. Nothing takes the place of a damaged one but the same steps again."""
+    try:
+        return open_verified(final_checkpoint(job, stage))
+    except (StorageError, ConfigError) as error:
+        raise StorageError(
+            f"{error}. Stage '{stage}' ended with this checkpoint: restore it from a backup, or add --back-to {stage} to the same command, "
+            "which repeats the stage from its newest whole checkpoint"
+        ) from error
 
 
 def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
@@ -113,6 +124,11 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}"
 
 
+def steps_in(folder: Path) -> list[int]:
+    """The steps that have a checkpoint in a stage's folder, oldest first."""
+    return sorted(int(m[1]) for p in folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
+
+
 class Checkpoints:
     """A stage's checkpoints: the newest whole one to resume from, and when to write the next."""
 
@@ -120,11 +136,29 @@ class Checkpoints:
         self.job, self.stage, self.every, self.last = job, stage, every, last
         self.folder = job.checkpoints(stage)
 
-    def resume(self, engine: Engine) -> tuple[int, dict[str, Any]]:
-        """The step to go on from and what was saved with it; the metrics record is cut back to that step."""
-        found = sorted(int(m[1]) for p in self.folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
-        step = self.job.mesh.from_main(lambda: found[-1] if found else 0)
-        extra = engine.load(step_folder(self.folder, step)) if step else {}
+    def resume(self, engine: Engine, beside: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
+        """The step to go on from and what was saved with it; the metrics record is cut back to that step.
+
+        A damaged checkpoint, or one with a damaged one `beside` it, is named, and the one before it taken.
+        """
+        found = [step for step in self.job.mesh.from_main(lambda: steps_in(self.folder)) if step]
+        step, extra = 0, {}
+        for step in reversed(found):
+            try:
+                for name in beside:
+                    open_verified(step_folder(self.beside(name), step))
+                extra = engine.load(step_folder(self.folder, step))
+                if extra.get("of", [self.stage, step]) != [self.stage, step]:
+                    raise StorageError(f"{step_folder(self.folder, step)}: is the checkpoint of {extra['of']}, under another name")
+                break
+            except StorageError as error:
+                self.job.warn(f"{error}. This checkpoint is passed over, and the steps after the one before it are repeated")
+        else:
+            if found:
+                raise StorageError(
+                    f"{self.folder}: none of its checkpoints is whole; restore one from a backup, or add --back-to {self.stage}:0 "
+                    "to the same command, which repeats the stage from its beginning"
+                )
         if self.job.mesh.is_main:
             self.job.run.metrics.rewind(self.stage, step, self.job.later(self.stage))
         return step, extra
@@ -142,7 +176,7 @@ class Checkpoints:
             self.job.run.guard()
         for name, other in others.items():
             other.save(step_folder(self.beside(name), step), {})
-        engine.save(step_folder(self.folder, step), extra)
+        engine.save(step_folder(self.folder, step), {**extra, "of": [self.stage, step]})
         if self.job.mesh.is_main:
             for folder in (self.folder, *map(self.beside, others)):
                 self._prune(folder, step)
@@ -150,12 +184,12 @@ class Checkpoints:
             raise StopRequested
 
     def _prune(self, folder: Path, newest: int) -> None:
-        """Keep the newest two: the one just proven whole, and the one before it."""
+        """Keep the newest two: the one just proven whole, and the one before it. What killed saves left behind goes too."""
         import shutil
 
-        steps = sorted(int(m[1]) for p in folder.glob("step-*") if (m := STEP.fullmatch(p.name)))
-        for step in [s for s in steps if s <= newest][:-2]:
-            shutil.rmtree(step_folder(folder, step), ignore_errors=True)
+        old = [step_folder(folder, step) for step in steps_in(folder) if step <= newest][:-2]
+        for path in (*old, *folder.glob(".saving-*"), *folder.glob(".deleting-*")):
+            shutil.rmtree(path, ignore_errors=True)
 
     def final(self) -> str:
         """Where the stage's last checkpoint lies, relative to the run directory."""

@@ -12,6 +12,7 @@ from ...core.batch import PackedBatch
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Invalid, Trajectory
+from ...rl.algorithms import needs
 from ...rl.loop import Hooks, Updates, reinforce
 from ...rl.objective import logprob_score
 from ...rl.rollout.episodes import rollout
@@ -53,7 +54,7 @@ def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) 
     updates = Updates(stage.updates_per_rollout, stage.epochs_per_rollout)
     engine, frozen = build_engine(job, stage.optimizer, stage.init, lora), build_engine(job, None, stage.init)
     checkpoints = Checkpoints(job, name, stage.checkpoint_every, stage.steps)
-    start, kept = checkpoints.resume(engine)
+    start, kept = checkpoints.resume(engine, beside=("critic",) if "values" in needs(stage.algorithm) else ())
     drill.counts.update({key: kept[key] for key in drill.counts if key in kept})
     if start and drill.spent():
         checkpoints.last = start  # killed between the last save and the end

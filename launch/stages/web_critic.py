@@ -11,7 +11,7 @@ from ...models.gpt import build_gpt
 from ...rl.webrl.critic import state_row, twin_loss
 from ..job import Job
 from ..settings.web import WebCritic
-from .common import final_checkpoint, load_final
+from .common import load_final, open_final
 from .web import fit, prompter_of
 from .web_replay import experience_of
 
@@ -20,7 +20,7 @@ def build_twin(job: Job, optimizer: OptimizerConfig | None, init: str, resume: s
     """A critic: an earlier one's weights, or a policy's with fresh heads."""
     engine = Engine(build_gpt(job.model, value_head="twin"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
     if resume is not None:
-        engine.load(final_checkpoint(job, resume), weights_only=True)
+        engine.load_weights(open_final(job, resume).full)
     else:
         load_final(job, engine, init)
     return engine

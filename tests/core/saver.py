@@ -31,10 +31,11 @@ def save(store: CheckpointStore, step: int) -> None:
     folder = make_folder(store.root / f".saving-step_{step:08d}-{uuid4().hex[:8]}")
     write_json(folder / "extra.json", {"step": step})
     size = 1 << 19
+    shards = []
     for rank in range(2):
         entries = [Entry("weight", "param", (size,), Shard(0, rank, 2), 0)]
-        write_shard(folder, rank, {"0": torch.full((size,), float(step))}, entries)
-    publish(folder, store.path(step), {"step": step}, 2)
+        shards.append(write_shard(folder, rank, {"0": torch.full((size,), float(step))}, entries))
+    publish(folder, store.path(step), {"step": step}, shards)
 
 
 if __name__ == "__main__":

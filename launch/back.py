@@ -1,0 +1,54 @@
+"""`--back-to STAGE[:STEP]`: a run goes on from an earlier place. What lies beyond is moved aside, never deleted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.errors import ConfigError
+from ..core.files import make_folder, storage_errors
+from ..core.run import Run
+
+ASIDE = "set-aside"
+
+
+def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
+    """Undo the stage's end, its checkpoints after STEP, and the stages behind it; returns where they lie now, None if there was nothing.
+
+    Without STEP the stage goes on from its newest whole checkpoint; with 0, or without any checkpoint, it begins anew.
+    """
+    stage, _, number = target.partition(":")
+    if stage not in names:
+        raise ConfigError(f"--back-to {target}: the recipe's stages are {', '.join(names)}")
+    if number and not number.isdigit():
+        raise ConfigError(f"--back-to {target}: the step after ':' must be a whole number")
+    kept = run.path / "checkpoints" / stage
+    steps = {int(path.name.removeprefix("step-")): path for path in kept.glob("step-*")}
+    if number and int(number) not in {0, *steps}:
+        raise ConfigError(
+            f"--back-to {target}: stage {stage} has checkpoints of the steps {', '.join(map(str, sorted(steps))) or '(none)'}"
+        )
+    later = list(names[names.index(stage) + 1 :])
+    beyond = [run.path / "stages" / f"{stage}.json"]
+    if number:
+        for folder in (kept, kept.with_name(f"{stage}-critic")):
+            beyond += [path for path in folder.glob("step-*") if int(path.name.removeprefix("step-")) > int(number)]
+    if not [step for step in steps if step and (not number or step <= int(number))]:
+        beyond.append(run.path / "stages" / stage)
+    for name in later:
+        beyond += [run.path / "stages" / f"{name}.json", run.path / "stages" / name]
+        beyond += [run.path / "checkpoints" / name, run.path / "checkpoints" / f"{name}-critic"]
+    run.guard()
+    run.metrics.rewind(stage, int(number) if number else max(steps, default=0), tuple(later))
+    return _move(run.path, [path for path in beyond if path.exists()])
+
+
+def _move(run: Path, paths: list[Path]) -> Path | None:
+    if not paths:
+        return None
+    aside = next(folder for i in range(1, 1 << 20) if not (folder := run / ASIDE / f"{i:03d}").exists())
+    for path in paths:
+        with storage_errors(path):
+            os.rename(path, make_folder((aside / path.relative_to(run)).parent) / path.name)
+    return aside

@@ -1,0 +1,39 @@
+"""The runs that are attacked: one that was never touched, and one killed in the middle of a step, to be copied."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from terrella.tests.attacks.jobs import End
+from terrella.tests.launch import tiny_run
+from terrella.tests.parallel.pool import run_ranks
+
+
+def start(folder: Path, **how: object) -> End:
+    return run_ranks("terrella.tests.attacks.jobs:start", 1, folder=str(folder), **how)[0]
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A killed run, and what it must end with: the results of one that nobody disturbed."""
+
+    killed: Path
+    expected: dict
+
+    def copy(self, folder: Path) -> Path:
+        return Path(shutil.copytree(self.killed, folder))
+
+
+@pytest.fixture(scope="session")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Victim:
+    folder = tmp_path_factory.mktemp("victim")
+    assert start(folder / "whole").code == 0
+    assert start(folder / "killed", stop_after=("rlvr", 2)).code == 75
+    further = Path(shutil.copytree(folder / "killed", folder / "further"))
+    assert start(further, stop_after=("rlvr", 1)).code == 75
+    # what a kill just before the save of step 3 leaves: all of the step, but its checkpoint
+    shutil.copytree(further / "stages", folder / "killed" / "stages", dirs_exist_ok=True)
+    shutil.copy(further / "metrics.jsonl", folder / "killed")
+    return Victim(folder / "killed", tiny_run.results(folder / "whole"))
