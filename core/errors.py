@@ -49,3 +49,9 @@ class SyncError(TerrellaError):
     """Weights did not reach a rollout engine whole; the message names the engine and the tensor."""
 
     exit_code = 8
+
+
+class RolloutError(TerrellaError):
+    """More samples of a step failed than the recipe tolerates; the message gives their share and the commonest reason."""
+
+    exit_code = 9

@@ -57,12 +57,12 @@ def group_advantage(
     method: str = "mean_std",
     eps: float = 1e-6,
     valid_S: torch.Tensor | None = None,
-    singleton: str = "raw",
+    singleton: str = "zero",
 ) -> torch.Tensor:
     """Advantage of every sample relative to its group (a prompt, a tag, or with None the whole batch), fp32.
 
-    Invalid samples take no part in the statistics and get 0. A group with one valid sample has no baseline: `singleton` keeps
-    its reward (`raw`, as published) or gives 0 (`zero`).
+    Invalid samples take no part in the statistics and get 0. A group with one valid sample has no baseline: `singleton` gives
+    0 (`zero`) or keeps its reward (`raw`, as published).
     """
     if method not in METHODS:
         raise ValueError(f"group_advantage method must be one of {', '.join(METHODS)}, not {method!r}")

@@ -131,11 +131,13 @@ class ImaginationEpisode:
         return ["".join(symbols[i - first] if 0 <= i - first < len(symbols) else "?" for i in ids) for ids in self.predictions]
 
     def score(self) -> tuple[list[float], float | Invalid, dict]:
-        exact = [float(text == truth) for text, truth in zip(self.texts(), self.task.truths, strict=True)]
+        exact = [float(text == truth) for text, truth in zip(self.texts(), self.task.truths, strict=False)]
+        if len(exact) < len(self.task.truths):
+            return exact, Invalid(f"only {len(exact)} of {len(self.task.truths)} states were imagined"), {}
         return exact, sum(exact) / len(exact), {}
 
     def picture(self, dynamics: GridDynamics) -> list[dict]:
-        """The turns as the report shows them."""
+        """The turns as the report shows them; of an episode that a fault ended, those before it."""
         before = [self.task.state, *self.texts()[:-1]]
         return [
             {
@@ -145,5 +147,5 @@ class ImaginationEpisode:
                 "truth": dynamics.grid(t),
                 "exact": p == t,
             }
-            for b, a, p, t in zip(before, self.task.actions, self.texts(), self.task.truths, strict=True)
+            for b, a, p, t in zip(before, self.task.actions, self.texts(), self.task.truths, strict=False)
         ]

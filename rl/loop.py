@@ -26,7 +26,7 @@ from . import algorithms
 from .algorithms import common, ppo
 from .algorithms.config import PPO, Algorithm
 from .objective import logprob_score, make_loss
-from .preparation import check_staleness, critic_values, keep_enough, minibatches, sampler_drift, score_rows, silent_row
+from .preparation import check_staleness, critic_values, keep_enough, minibatches, require_valid, sampler_drift, score_rows, silent_row
 from .rollout.ahead import Ahead
 from .rollout.episodes import Episode, rollout
 from .rollout.sampler import Sampler, SamplingParams
@@ -78,6 +78,7 @@ def reinforce(
     ahead: int = 0,
     publish: Callable[[int], None] | None = None,
     rollout_deadline_s: float = 3600.0,
+    max_invalid_share: float = 0.25,
     play: Callable[[Sampler, list[Episode], SamplingParams, int], list[Trajectory]] = rollout,
     validate: Callable[[int], dict[str, float]] = lambda step: {},
     rest: Callable[[], dict[str, float]] = dict,
@@ -130,6 +131,7 @@ def reinforce(
         begun = time.monotonic()
         trajectories = mesh.from_leader(lambda step=step: take(step))
         check_staleness(trajectories, engine.steps, ahead * updates.count)
+        require_valid(trajectories, max_invalid_share, mesh.gather, f"step {step}")
         kept, extra = keep_enough(algorithm, trajectories, partial(fresh, step) if refill else None, mesh.gather)
         extras |= rest()
         rolled = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,11 +11,11 @@ import numpy as np
 import torch
 
 from ..core.engine import StepResult
-from ..core.errors import NumericsError
+from ..core.errors import NumericsError, RolloutError
 from ..core.mesh import Mesh
 from ..data.balance import spread
 from ..data.packing import WEIGHTS, TrainSequence
-from ..data.trajectory import Trajectory
+from ..data.trajectory import Invalid, Trajectory
 from . import algorithms
 from .algorithms import common, ppo
 from .algorithms.common import Gather, Scores
@@ -111,6 +112,18 @@ def critic_values(results: Sequence[StepResult]) -> dict[str, float]:
         "critic/grad_norm": sum(r.grad_norm for r in results) / len(results),
     }
     return values | ({"critic/explained_variance": explained} if math.isfinite(explained) else {})
+
+
+def require_valid(trajectories: Sequence[Trajectory], most: float, gather: Gather, what: str) -> None:
+    """Stop by name when more than the share `most` of all ranks' samples is Invalid: what is left says little of the policy."""
+    reasons = [t.reward.reason for t in trajectories if isinstance(t.reward, Invalid)]
+    parts = gather((len(trajectories), reasons))
+    total, failed = sum(count for count, _ in parts), Counter(reason for _, part in parts for reason in part)
+    if failed.total() > most * total:
+        raise RolloutError(
+            f"{what}: {failed.total()} of {total} samples are Invalid, above rollouts.max_invalid_share = {most:g}; "
+            f"the commonest reason: {failed.most_common(1)[0][0]}"
+        )
 
 
 def silent_row(algorithm: Algorithm) -> TrainSequence:

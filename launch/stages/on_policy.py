@@ -105,6 +105,7 @@ def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) 
                 ahead=session.ahead,
                 publish=session.publish,
                 rollout_deadline_s=stage.rollouts.deadline_s,
+                max_invalid_share=stage.rollouts.max_invalid_share,
                 play=drill.play,
                 refill=drill.refill,
                 rest=session.rest,

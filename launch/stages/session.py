@@ -17,6 +17,7 @@ from ...rl.algorithms.config import Algorithm
 from ...rl.health import Health, sample_values
 from ...rl.journal import Event, Journal, JournalSampler, ReplaySampler
 from ...rl.loop import describe
+from ...rl.preparation import require_valid
 from ...rl.rollout.config import Rollouts
 from ...rl.rollout.episodes import Episode, rollout
 from ...rl.rollout.open import open_sampler
@@ -74,6 +75,7 @@ class Session:
                 return {}
             mesh = self.job.mesh
             played = mesh.from_leader(lambda: play(inner, episodes(), params, fold(seed, VALIDATION)))
+            require_valid(played, self.settings.max_invalid_share, mesh.gather, f"validation after {step} steps")
             found = describe(played, mesh.gather)
             values = {f"validation/{key.removeprefix('reward/')}": value for key, value in found.items()}
             if self.job.mesh.is_main:

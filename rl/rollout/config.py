@@ -89,6 +89,7 @@ class Rollouts:
     keep_samples: bool = False  # keep every continuation for a replay, not only those a resume may need
     replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
     deadline_s: float = 3600.0  # for all continuations of one step
+    max_invalid_share: float = 0.25  # of a step's samples that may fail, after retries, without stopping the run; they train nothing
     health: HealthConfig = field(default_factory=HealthConfig)
     validation: Validation = field(default_factory=Validation)
 
@@ -99,5 +100,7 @@ class Rollouts:
             raise ValueError("ahead: the embedded sampler shares the trainer's weights; sampling ahead needs sampler.kind = vllm")
         if self.ahead and self.sampler.kind == "vllm" and self.sampler.colocated:
             raise ValueError("ahead: a colocated engine takes turns with the trainer; sampling ahead needs servers")
+        if not 0 <= self.max_invalid_share < 1:
+            raise ValueError(f"max_invalid_share: {self.max_invalid_share} must be at least 0 and below 1")
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")

@@ -22,7 +22,7 @@ def test_methods_by_hand():
         "asym_clip": [0.5 / (std + 1e-6), -0.5 / (std + 1e-6), -0.5 / (std + 1e-6), 0.5 / (std + 1e-6), 0.0, 0.0, 5.0],
     }
     for method, want in table.items():
-        torch.testing.assert_close(group_advantage(REWARDS, GROUPS, method=method), torch.tensor(want), msg=method)
+        torch.testing.assert_close(group_advantage(REWARDS, GROUPS, method=method, singleton="raw"), torch.tensor(want), msg=method)
 
 
 def test_asym_clip_clips():
@@ -33,14 +33,14 @@ def test_asym_clip_clips():
 
 
 def test_singleton_and_tags_and_invalid():
-    assert group_advantage(REWARDS, GROUPS, singleton="zero")[-1] == 0
+    assert group_advantage(REWARDS, GROUPS)[-1] == 0 and group_advantage(REWARDS, GROUPS, singleton="raw")[-1] == 5
     by_name = group_advantage(REWARDS, list("aaaabbc"))
     torch.testing.assert_close(by_name, group_advantage(REWARDS, GROUPS))
     rewards = REWARDS.clone()
     rewards[1] = math.nan
     valid = torch.tensor([1, 0, 1, 1, 1, 1, 1]).bool()
     got = group_advantage(rewards, GROUPS, method="mean", valid_S=valid)
-    torch.testing.assert_close(got, torch.tensor([1 / 3, 0.0, -2 / 3, 1 / 3, 0.0, 0.0, 5.0]))
+    torch.testing.assert_close(got, torch.tensor([1 / 3, 0.0, -2 / 3, 1 / 3, 0.0, 0.0, 0.0]))
     with pytest.raises(ValueError, match="reward 1 is nan"):
         group_advantage(rewards, GROUPS)
     with pytest.raises(ValueError, match="method"):

@@ -66,3 +66,13 @@ def test_loss_of_a_batch_equals_the_formula() -> None:
         entropy = float(-(logp[t].exp() * logp[t]).sum())
         total += (-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) - 0.01 * entropy) / 4
     assert float(output.loss) == pytest.approx(total, rel=1e-5)
+
+
+def test_an_invalid_sample_changes_no_gradient() -> None:
+    """The rows of a step with failed samples are those of the step without them, and a group's only survivor teaches nothing."""
+    good = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0)]
+    failed = [trajectory(0, 2, Invalid("gone")), trajectory(1, 0, Invalid("gone")), trajectory(1, 1, 1.0)]
+    alone, together = (grpo.weigh(GRPO(), rows, 4.0) for rows in (good, good + failed))
+    assert len(together) == len(alone) == 2
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(one.pg, other.pg) and np.array_equal(one.advantage, other.advantage)
