@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from .metrics import MetricsFile
 from .sinks import Sink
 
 FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
+BEFORE_CONFIG = {*FOLDERS, "samplers", "profile"}  # a launcher, or a start that was killed early, leaves these without a config.yaml
+DIGEST_LINE = "# digest: "
+ASIDE = "set-aside"
 LEASE_VARIABLE = "TERRELLA_LEASE"
 SHOWN = 5  # differing settings that a refusal names
 
@@ -63,6 +67,7 @@ class Run:
 
 def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:
     """Open a run directory for writing: a new one is laid out, an old one must hold the same settings (see schema.differences)."""
+    _require_ours(path)
     make_folder(path)
     with storage_errors(path):
         probe = path / f".writable.{os.getpid()}"
@@ -71,7 +76,7 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
     lease = leases.Lease.acquire(path, wait_s)
     for name in FOLDERS:
         make_folder(path / name)
-    text = f"# digest: {schema.digest(config)}\n{schema.dump(config)}"
+    text = f"{DIGEST_LINE}{schema.digest(config)}\n{schema.dump(config)}"
     stored = path / "config.yaml"
     if not stored.exists():
         write_atomic(stored, text)
@@ -83,6 +88,39 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
             raise
     write_json(path / "environment.json", describe())
     return Run(path, lease.token), lease
+
+
+def _require_ours(path: Path) -> None:
+    """Refuse a folder that holds somebody else's files: a run would write among them."""
+    config = path / "config.yaml"
+    if (path / "lease.json").exists():
+        return
+    with storage_errors(path):
+        if config.is_file():
+            with open(config, "rb") as stream:
+                if not stream.read(len(DIGEST_LINE)).startswith(DIGEST_LINE.encode()):
+                    raise ConfigError(f"{config}: was not written by terrella; choose another --run folder")
+            return
+        names = {p.name for p in path.iterdir()} if path.is_dir() else set()
+    foreign = sorted(name for name in names - BEFORE_CONFIG if not name.startswith((".", "lease.")))
+    if foreign:
+        more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
+        raise ConfigError(
+            f"{path}: is not empty and is no run directory (it holds {', '.join(foreign[:SHOWN])}{more}, and no config.yaml); "
+            "choose another --run folder"
+        )
+
+
+def set_aside(run: Path, paths: Iterable[Path]) -> Path | None:
+    """Move what exists of `paths` out of a run's way, to a new folder under RUN/set-aside; returns it, or None where nothing was there."""
+    found = [path for path in paths if path.exists()]
+    if not found:
+        return None
+    aside = next(folder for i in count(1) if not (folder := run / ASIDE / f"{i:03d}").exists())
+    for path in found:
+        with storage_errors(path):
+            os.rename(path, make_folder((aside / path.relative_to(run)).parent) / path.name)
+    return aside
 
 
 def attach(path: Path, sinks: Sequence[Sink] = ()) -> Run:

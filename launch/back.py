@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.errors import ConfigError
-from ..core.files import make_folder, storage_errors
-from ..core.run import Run
-
-ASIDE = "set-aside"
+from ..core.run import Run, set_aside
 
 
 def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
@@ -26,9 +22,8 @@ def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
     kept = run.path / "checkpoints" / stage
     steps = {int(path.name.removeprefix("step-")): path for path in kept.glob("step-*")}
     if number and int(number) not in {0, *steps}:
-        raise ConfigError(
-            f"--back-to {target}: stage {stage} has checkpoints of the steps {', '.join(map(str, sorted(steps))) or '(none)'}"
-        )
+        known = ", ".join(map(str, sorted(steps))) or "none"
+        raise ConfigError(f"--back-to {target}: the steps of stage {stage} that have a checkpoint are: {known}")
     later = list(names[names.index(stage) + 1 :])
     beyond = [run.path / "stages" / f"{stage}.json"]
     if number:
@@ -41,14 +36,4 @@ def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
         beyond += [run.path / "checkpoints" / name, run.path / "checkpoints" / f"{name}-critic"]
     run.guard()
     run.metrics.rewind(stage, int(number) if number else max(steps, default=0), tuple(later))
-    return _move(run.path, [path for path in beyond if path.exists()])
-
-
-def _move(run: Path, paths: list[Path]) -> Path | None:
-    if not paths:
-        return None
-    aside = next(folder for i in range(1, 1 << 20) if not (folder := run / ASIDE / f"{i:03d}").exists())
-    for path in paths:
-        with storage_errors(path):
-            os.rename(path, make_folder((aside / path.relative_to(run)).parent) / path.name)
-    return aside
+    return set_aside(run.path, beyond)

@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 from ...core.files import make_folder, write_json
+from ...core.run import set_aside
 from ...models.hf import export_hf
 from ..job import Job
 from ..settings.base import Export
@@ -18,7 +19,7 @@ FOLDER = "export"
 
 
 def run(stage: Export, job: Job) -> dict[str, Any]:
-    """Write, prove and publish the folder; a kill leaves the old one or none."""
+    """Write, prove and publish the folder. What has its name already, whoever made it, is moved aside and never deleted."""
     engine = build_engine(job, None, stage.model)
     final, partial, tokenizer = (job.run.path / name for name in (FOLDER, f".{FOLDER}.partial", f".{FOLDER}.tokenizer"))
     if job.mesh.is_main:
@@ -38,6 +39,8 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     proof = export_hf(engine, partial, carry_from=tokenizer)
     if job.mesh.is_main:
         shutil.rmtree(tokenizer)
-        shutil.rmtree(final, ignore_errors=True)
+        aside = set_aside(job.run.path, [final])
         partial.rename(final)
+        if aside:
+            job.warn(f"{final}: was there before this export, and lies in {aside} now")
     return {"folder": FOLDER, "max_logit_difference": proof["max_logit_difference"], "tensors": len(proof["tensors"])}
