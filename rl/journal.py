@@ -1,27 +1,32 @@
 """The journal: each prompt's life, so that a killed run loses nothing and trains nothing twice.
 
 Two kinds of file under one folder. `events-RANK.jsonl` holds what happened to prompts, step by step: issued, trained, saved (in a
-checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key. After a kill the run goes on
-from the last checkpoint: later events are cut away, and what was already sampled by the very weights now asked for is not sampled
-again. The same files replay a run. Importable without torch.
+checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key. Every line has a checksum.
+After a kill the run goes on from the last checkpoint: later events are cut away, and what was already sampled by the very weights now
+asked for is not sampled again. The same files replay a run. Importable without torch.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.errors import ConfigError
+import xxhash
+
+from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, storage_errors, write_atomic
 from ..data.trajectory import Invalid
 from .rollout.sampler import Sample, Sampler, SampleRequest
 
 Event = Literal["issued", "trained", "saved"]
+HIGHEST_LOGPROB = 1e-4  # above 0 by rounding only
 SAMPLES = re.compile(r"samples-(\d+)-(\d+)\.jsonl")
 
 
@@ -36,14 +41,21 @@ class Journal:
         """Append one event and force it to disk."""
         _append(self.events_file, [{"event": event, "step": step, "prompts": list(prompts)}])
 
-    def resume(self, step: int) -> None:
-        """Go on after a checkpoint of `step` finished steps: what was trained beyond it is as if it had not happened."""
-        kept = [e for e in _lines(self.events_file) if e["step"] < step or (e["event"] == "saved" and e["step"] <= step)]
-        write_atomic(self.events_file, "".join(json.dumps(e) + "\n" for e in kept))
+    def resume(self, step: int) -> list[str]:
+        """Go on after a checkpoint of `step` finished steps: what was trained beyond it is as if it had not happened.
+
+        Returns what is damaged in this rank's files, by file and line; those lines are dropped, and their samples drawn again.
+        """
+        events, problems = _repair(self.events_file)
+        kept = [e for e in events if e["step"] < step or (e["event"] == "saved" and e["step"] <= step)]
+        write_atomic(self.events_file, "".join(map(_line, kept)))
+        for path in sorted(self.folder.glob(f"samples-*-{self.rank}.jsonl")):
+            problems += _repair(path)[1]
+        return problems
 
     def events(self) -> list[dict[str, Any]]:
-        """All whole events of all ranks; a line torn by a kill is passed over."""
-        return [event for path in sorted(self.folder.glob("events-*.jsonl")) for event in _lines(path)]
+        """All whole events of all ranks; `resume` tells of the others."""
+        return [event for path in sorted(self.folder.glob("events-*.jsonl")) for event in _read(path)[0]]
 
     def trained(self) -> Counter[int]:
         """How often each prompt was trained on, as far as the journal goes."""
@@ -53,20 +65,28 @@ class Journal:
         """Keep finished continuations."""
         by_version: dict[int, list[dict[str, Any]]] = {}
         for request, s in zip(requests, samples, strict=True):
+            if not all(p <= HIGHEST_LOGPROB for p in s.logprobs):
+                raise NumericsError(f"sample {request.key}: the sampler gave a log-prob of {max(s.logprobs)}; no log-prob is above 0")
             row = {"key": list(request.key), "ids": list(s.ids), "logprobs": list(s.logprobs), "finish": s.finish}
             row |= {"forced": [i for i, given in enumerate(s.given) if given]} if s.forced is not None else {}
             by_version.setdefault(s.weight_version, []).append(row)
         for version, rows in by_version.items():
             _append(self.folder / f"samples-{version:08d}-{self.rank}.jsonl", rows)
 
-    def samples(self, oldest: int = 0) -> dict[tuple[int, ...], Sample]:
-        """Everything that versions from `oldest` on sampled, by key; of one key asked twice the newest version stays."""
+    def samples(self, oldest: int = 0, *, strict: bool = False) -> dict[tuple[int, ...], Sample]:
+        """Everything that versions from `oldest` on sampled, by key; of one key asked twice the newest version stays.
+
+        Damaged lines are passed over (`resume` tells of them), or with `strict` an error.
+        """
         found: dict[tuple[int, ...], Sample] = {}
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             match = SAMPLES.fullmatch(path.name)
             if match is None or int(match[1]) < oldest:
                 continue
-            for row in _lines(path):
+            rows, problems = _read(path)
+            if strict and problems:
+                raise StorageError(f"{problems[0]}; restore the file, or train without --replay")
+            for row in rows:
                 forced = None
                 if "forced" in row:
                     places = set(row["forced"])
@@ -114,7 +134,7 @@ class ReplaySampler:
     def __init__(self, folder: Path) -> None:
         if not Path(folder).is_dir():
             raise ConfigError(f"{folder}: no journal to replay; give a run whose stage kept one")
-        self.folder, self.saved = Path(folder), Journal(folder).samples()
+        self.folder, self.saved = Path(folder), Journal(folder).samples(strict=True)
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """The saved continuation of every key; a key that was never sampled means that settings differ from the run's."""
@@ -126,27 +146,70 @@ class ReplaySampler:
         return [self.saved[r.key] for r in requests]
 
 
+def _repair(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """As `_read`; a file with damaged lines holds the whole ones alone from now on, and is kept beside as it was."""
+    rows, problems = _read(path)
+    if problems:
+        with storage_errors(path):
+            shutil.copyfile(path, path.with_name(f"{path.name}.damaged"))
+        write_atomic(path, "".join(map(_line, rows)))
+    return rows, problems
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A row as it is written: its last key is a checksum of the text without it."""
+    text = json.dumps(row)
+    return f'{text[:-1]}, "sum": "{_sum(text)}"}}\n'
+
+
+def _sum(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = "".join(map(_line, rows))
     with storage_errors(path), open(path, "a+b") as stream:
-        stream.seek(0, os.SEEK_END)
-        if stream.tell():
+        if stream.seek(0, os.SEEK_END):
             stream.seek(-1, os.SEEK_END)
-            torn = stream.read(1) != b"\n"
-            if torn:  # a kill cut the last line short; ours must not grow onto it
-                stream.write(b"\n")
+            if stream.read(1) != b"\n":  # a kill cut the last line short; ours must not grow onto it
+                stream.seek(0)
+                stream.truncate(stream.read().rfind(b"\n") + 1)
         stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").split("\n"):
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The whole rows of a file, and what is wrong with the others, by file and line. A last line without an end was torn by a kill."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], []
+    rows, problems = [], []
+    for number, line in enumerate(lines[:-1], 1):
         try:
-            row = json.loads(line) if line else None
-        except json.JSONDecodeError:
-            continue
-        if row is not None:
-            yield row
+            rows.append(_row(line.decode(), path.name.startswith("samples")))
+        except (ValueError, TypeError, RecursionError) as error:
+            problems.append(f"{path}:{number}: damaged ({error})")
+    return rows, problems
+
+
+def _row(text: str, is_sample: bool) -> dict[str, Any]:
+    """One line, checked; a row of an earlier release has no checksum. Raises ValueError or TypeError."""
+    row = json.loads(text)
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    if "sum" in row and row.pop("sum") != _sum(text[: text.rindex(", ")] + "}"):
+        raise ValueError("its checksum does not match")
+    wanted = {"key", "ids", "logprobs", "finish"} if is_sample else {"event", "step", "prompts"}
+    if row.keys() - {"forced"} != wanted:
+        raise ValueError(f"its keys are {', '.join(row)}")
+    numbers = [*row["key"], *row["ids"], *row.get("forced", ())] if is_sample else [row["step"], *row["prompts"]]
+    if not all(isinstance(n, int) for n in numbers):
+        raise ValueError("not whole numbers")
+    if is_sample:
+        if len(row["ids"]) != len(row["logprobs"]):
+            raise ValueError(f"{len(row['ids'])} tokens with {len(row['logprobs'])} log-probs")
+        if not all(-math.inf < p <= HIGHEST_LOGPROB for p in row["logprobs"]):
+            raise ValueError("a log-prob that cannot be")
+    return row

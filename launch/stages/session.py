@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ class Session:
         self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
         self.staleness = settings.ahead * updates  # optimizer steps that a rollout may be behind
         self.journal = Journal(folder / "journal", job.mesh.data_rank)
-        if job.mesh.leads:
-            self.journal.resume(start)
+        for damage in chain.from_iterable(job.mesh.everyone(self.journal.resume(start) if job.mesh.leads else [])):
+            job.warn(f"{damage}; the line is dropped, and what it held is sampled again")
         self.others: dict[str, Engine] = {}
         self.health = Health(settings.health)
         if "health" in extra:

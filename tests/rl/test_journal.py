@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from terrella.core.errors import ConfigError
+from terrella.core.errors import ConfigError, NumericsError, StorageError
 from terrella.rl.journal import Journal, JournalSampler, ReplaySampler
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.tests.rl import journal_run
@@ -103,3 +103,44 @@ def test_resume_forgets_what_the_checkpoint_does_not_hold(tmp_path) -> None:
             journal.note("saved", 2)
     journal.resume(2)
     assert journal.trained() == Counter([0, 1]) and journal.events()[-1] == {"event": "saved", "step": 2, "prompts": []}
+
+
+def test_a_changed_token_is_named_by_file_and_line_and_sampled_again(tmp_path) -> None:
+    made = JournalSampler(Counting(), Journal(tmp_path), lambda: 4).generate(requests(3))
+    path = tmp_path / "samples-00000004-0.jsonl"
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([lines[0], lines[1].replace('"ids": [1,', '"ids": [7,'), *lines[2:]]))
+    with pytest.raises(StorageError, match=r"samples-00000004-0\.jsonl:2: damaged .*checksum"):
+        ReplaySampler(tmp_path)
+    journal = Journal(tmp_path)
+    (damage,) = journal.resume(0)
+    assert damage.startswith(f"{path}:2: damaged")
+    assert journal.resume(0) == [] and (tmp_path / "samples-00000004-0.jsonl.damaged").exists()
+    again = Counting()
+    assert JournalSampler(again, journal, lambda: 4).generate(requests(3)) == made and again.asked == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"key": [0, 0, 0, 0], "ids": [0, 5], "logprobs": [0.5, 0.0], "finish": "stop"}',
+        '{"key": [0, 0, 0, 0], "ids": [0, 5], "logprobs": [-0.5], "finish": "stop"}',
+        '{"key": [0, 0, 0, 0], "ids": [0, "5"], "logprobs": [-0.5, NaN], "finish": "stop"}',
+        '{"key": 3, "ids": [], "logprobs": [], "finish": "stop"}',
+        '{"ids": []}',
+        "[]",
+        "\xff",
+        '{"key": [0, 0, 0, 0], "ids": [0, 5], "logprobs": [-0.5, 0.0], "finish": "stop", "sun": "0"}',
+    ],
+)
+def test_damage_that_has_no_checksum_is_found_too(tmp_path, line: str) -> None:
+    (tmp_path / "samples-00000004-0.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    assert "samples-00000004-0.jsonl:1: damaged" in Journal(tmp_path).resume(0)[0]
+
+
+def test_rows_of_an_earlier_release_are_read_and_an_impossible_log_prob_is_never_kept(tmp_path) -> None:
+    (tmp_path / "samples-00000004-0.jsonl").write_text('{"key": [0, 0, 0, 0], "ids": [0, 5], "logprobs": [-0.5, 0.0], "finish": "stop"}\n')
+    journal = Journal(tmp_path)
+    assert journal.resume(0) == [] and len(journal.samples()) == 1
+    with pytest.raises(NumericsError, match=r"log-prob of 0\.5"):
+        journal.add(requests(1), [Sample((0, 5), (-0.1, 0.5), "stop", 4)])
