@@ -1,7 +1,8 @@
 """One writer per run directory: a lease with an incarnation number that fences whoever held it before.
 
-The holder renews the file's time. A newcomer takes a lease whose holder is dead (same host) or silent for `timeout_s`;
-the old holder, should it wake, finds a higher incarnation and stops before its next write. A scheduler that starts its job again has
+The holder renews the file's time. A newcomer takes a lease whose holder is dead, where it can be asked (the same boot of a machine and
+the same PID namespace), or else silent for `timeout_s` on the newcomer's own steady clock: a wall clock may step. The old holder,
+should it wake, finds a higher incarnation and stops before its next write. A scheduler that starts its job again has
 judged the earlier start dead or cut off: the new start takes the lease at once, even from a holder that still breathes.
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -19,9 +22,10 @@ from pathlib import Path
 
 import psutil
 
-from .errors import LeaseError
+from .errors import LeaseError, StorageError
 from .files import read_json, storage_errors, write_json
 
+log = logging.getLogger("terrella")
 RENEW_S = 5.0
 TIMEOUT_S = 30.0
 
@@ -34,17 +38,42 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def _place() -> str:
+    """Where process ids mean the same: one boot of one machine, and one PID namespace of it."""
+    if sys.platform != "linux":
+        return socket.gethostname()
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _begun(pid: int) -> float:
+    """When a process began: on Linux in ticks since the boot, which no step of the clock changes."""
+    if sys.platform != "linux":
+        return psutil.Process(pid).create_time()
+    try:
+        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+
+
 def _process_alive(holder: dict) -> bool | None:
-    """Whether the holder's process lives; None when it is on another host and cannot be asked."""
-    if holder.get("host") != socket.gethostname():
+    """Whether the holder's process lives; None when it cannot be asked from here."""
+    if holder.get("place") != _place():
         return None
     try:
-        process = psutil.Process(holder["pid"])
-        if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not noticed yet
+        if psutil.Process(holder["pid"]).status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not noticed yet
             return False
-        return abs(process.create_time() - holder["started"]) < 1.0
-    except (psutil.NoSuchProcess, KeyError):
+        return _begun(holder["pid"]) == holder.get("begun")
+    except psutil.NoSuchProcess:
         return False
+
+
+def read_holder(folder: Path) -> dict | None:
+    """Who holds a run directory, or held it last; None where nobody ever did."""
+    path = folder / "lease.json"
+    holder = read_json(path)
+    if holder is not None and not (isinstance(holder, dict) and {"token", "incarnation", "host", "pid"} <= holder.keys()):
+        raise StorageError(f"{path}: damaged, it does not say who owns the run; delete it when nobody writes this run, and start again")
+    return holder
 
 
 def scheduler_start() -> tuple[str, int] | None:
@@ -70,25 +99,32 @@ class Lease:
 
     @classmethod
     def acquire(cls, folder: Path, wait_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> Lease:
-        """Take the lease, waiting up to `wait_s` for a silent holder to time out; LeaseError names a live holder."""
-        path, deadline, silent_since = folder / "lease.json", time.monotonic() + wait_s, None
+        """Take the lease of a dead or silent holder; LeaseError names one that gives a sign of life, after `wait_s` at the earliest."""
+        path, deadline, silent_since = folder / "lease.json", time.monotonic() + wait_s, time.monotonic()
         last_seen: tuple | None = None
         while True:
+            watching = False
             with _locked(folder):
-                holder = read_json(path)
+                holder = read_holder(folder)
                 alive = False if holder is None or holder.get("released") else _process_alive(holder)
                 if holder is not None and _superseded(holder):
                     alive = False
-                if holder is not None and alive is None:  # another host: judge by whether the file is still renewed, on our own clock
+                if holder is not None and alive is None:  # judge by whether the file is still renewed, on our own clock
                     seen = (holder["token"], path.stat().st_mtime_ns)
+                    if last_seen is None:
+                        log.warning(
+                            "%s: held by process %s on %s, which cannot be asked from here; watching for %g s whether it still writes",
+                            *(folder, holder["pid"], holder["host"], timeout_s),
+                        )
+                    watching = last_seen is None or seen == last_seen  # no sign of life yet
                     if seen != last_seen:
                         last_seen, silent_since = seen, time.monotonic()
-                    alive = time.monotonic() - (silent_since or time.monotonic()) < timeout_s
+                    alive = time.monotonic() - silent_since < timeout_s
                 if not alive:
                     lease = cls(folder, uuid.uuid4().hex, (holder or {}).get("incarnation", 0) + 1)
                     lease._write()
                     break
-            if holder is not None and time.monotonic() >= deadline:
+            if holder is not None and not watching and time.monotonic() >= deadline:
                 raise LeaseError(
                     f"{folder}: run directory is in use by process {holder['pid']} on {holder['host']}; "
                     "wait for it, stop it, or choose another --run folder"
@@ -99,7 +135,6 @@ class Lease:
         return lease
 
     def _write(self) -> None:
-        process = psutil.Process()
         start = scheduler_start()
         write_json(
             self.folder / "lease.json",
@@ -108,7 +143,8 @@ class Lease:
                 "incarnation": self.incarnation,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "started": process.create_time(),
+                "place": _place(),
+                "begun": _begun(os.getpid()),
                 **({"job": start[0], "restart": start[1]} if start else {}),
             },
         )
@@ -123,15 +159,15 @@ class Lease:
         """Give the lease back, unless somebody took it meanwhile."""
         self._stop.set()
         with _locked(self.folder):
-            holder = read_json(self.folder / "lease.json")
+            holder = read_holder(self.folder)
             if holder and holder["token"] == self.token:
                 write_json(self.folder / "lease.json", {**holder, "released": True})
 
 
 def holds(folder: Path, token: str) -> bool:
     """Whether `token` is still the run directory's lease."""
-    holder = read_json(folder / "lease.json")
-    return bool(holder) and holder["token"] == token and not holder.get("released")
+    holder = read_holder(folder)
+    return holder is not None and holder["token"] == token and not holder.get("released")
 
 
 def require(folder: Path, token: str) -> None:

@@ -160,7 +160,7 @@ def owner(path: Path) -> Iterator[Check]:
     silent = time.time() - (path / "lease.json").stat().st_mtime
     who = f"process {lease['pid']} on {lease['host']}"
     if silent > TIMEOUT_S:
-        fix = "it is dead or cut off: start the same command again with --wait 60"
+        fix = "it is dead or cut off: start the same command again"
         yield Check("fail", "owner", f"{who} has given no sign for {silent:.0f} s", fix)
         return False
     late = silent > 2 * RENEW_S

@@ -95,7 +95,7 @@ def test_an_orphan_writes_nothing_after_a_take_over(tmp_path: Path) -> None:
     run, lease = runs.create(tmp_path, Config())
     run.metrics.append("a", 1, {"loss": 1.0})
     holder = read_json(tmp_path / "lease.json")
-    write_atomic(tmp_path / "lease.json", json.dumps({**holder, "host": "elsewhere"}))
+    write_atomic(tmp_path / "lease.json", json.dumps({**holder, "place": "elsewhere"}))
     newer = leases.Lease.acquire(tmp_path, wait_s=5, timeout_s=0.2)
     for write in (
         lambda: run.metrics.append("a", 2, {"loss": 0.5}),
