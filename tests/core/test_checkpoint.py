@@ -117,6 +117,14 @@ def test_a_flipped_byte_is_named(saved: tuple[Path, list], tmp_path: Path) -> No
         CheckpointReader(copy)
 
 
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_of_any_rank_is_said_by_all_at_once_and_leaves_nothing(tmp_path: Path, full: int) -> None:
+    told = run_ranks(f"{JOBS}:save_without_space_on", 2, deadline_s=120, folder=str(tmp_path / "step_00000003"), full=full)
+    for message, seconds in told:
+        assert f"shard_0000{full}.safetensors" in message and "free space" in message and seconds < 60, (message, seconds)
+    assert not list(tmp_path.iterdir())
+
+
 def _fake(store: CheckpointStore, step: int, score: float) -> None:
     folder = store.path(step)
     folder.mkdir(parents=True)
