@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 
 from .config import LAYOUT
 from .errors import ConfigError, DeadlineError, StorageError, TerrellaError
-from .files import make_folder, read_json, storage_errors, write_json
+from .files import file_digest, json_digest, make_folder, read_json, settle, storage_errors, sync_folder, write_json
 from .mcore.params import Shard
 
 if TYPE_CHECKING:
@@ -41,19 +40,10 @@ WAIT_SECONDS = 1800.0  # for the slowest rank's file
 log = logging.getLogger("terrella")
 
 
-def file_digest(path: Path) -> str:
-    """xxh3-128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with storage_errors(path), open(path, "rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def manifest_digest(manifest: dict[str, Any]) -> str:
     """xxh3-128 of a manifest's content without its own `digest`."""
     content = {key: value for key, value in manifest.items() if key != "digest"}
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+    return json_digest(content)
 
 
 @dataclass(frozen=True)
@@ -126,8 +116,7 @@ def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor], ent
             save_file(tensors, path, metadata={"entries": json.dumps([asdict(e) for e in entries])})
         except SafetensorError as error:  # its own kind for a full disk; the message holds the operating system's
             raise StorageError(f"{path}: {error}: free space or choose another --run folder, then run the same command again") from error
-        with open(path, "rb") as stream:
-            os.fsync(stream.fileno())
+    settle(path)
     return {"bytes": path.stat().st_size, "xxh3": file_digest(path)}
 
 
@@ -139,13 +128,13 @@ def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: Sequenc
     content = json.loads(json.dumps({"format": FORMAT, **manifest, "files": files}))  # as it will be read: tuples are lists
     write_json(folder / MANIFEST, {**content, "digest": manifest_digest(content)})
     with storage_errors(final):
-        _sync_folder(folder)
+        sync_folder(folder)
         replaced = final.with_name(f".replaced-{final.name}")
         if final.exists():
             _discard(replaced)
             os.rename(final, replaced)
         os.rename(folder, final)
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
         _discard(replaced)
 
 
@@ -155,14 +144,6 @@ def _discard(folder: Path) -> None:
         hidden = folder.with_name(f".deleting-{uuid.uuid4().hex[:8]}")
         os.rename(folder, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _agree(error: BaseException | None, value: Any = None) -> list[Any]:

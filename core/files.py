@@ -6,11 +6,17 @@ import contextlib
 import errno
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from .errors import StorageError
+
+_UMASK = os.umask(0o077)  # can only be read by setting it
+os.umask(_UMASK)
 
 _REMEDY = {
     errno.ENOSPC: "the disk is full; free space or choose another --run folder, then run the same command again",
@@ -42,7 +48,7 @@ def make_folder(path: Path) -> Path:
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step: a reader, or a kill, sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # hosts that share the folder have equal process ids
     with storage_errors(path):
         try:
             with open(temporary, "w", encoding="utf-8") as stream:
@@ -50,8 +56,46 @@ def write_atomic(path: Path, text: str) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(temporary, path)
+            sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries to disk: without it a power cut may take back a file that was renamed."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def settle(path: Path) -> None:
+    """Force a finished file, or all files of a folder, to disk, and let the umask alone say who may read them.
+
+    safetensors writes through temporary files, which their owner alone may read.
+    """
+    with storage_errors(path):
+        for file in [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]:
+            os.chmod(file, 0o666 & ~_UMASK)
+            with open(file, "rb") as stream:
+                os.fsync(stream.fileno())
+        for folder in [path, *(p for p in path.rglob("*") if p.is_dir())] if path.is_dir() else [path.parent]:
+            sync_folder(folder)
+
+
+def file_digest(path: Path) -> str:
+    """xxh3-128 of a file's bytes."""
+    digest = xxhash.xxh3_128()
+    with storage_errors(path), open(path, "rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def json_digest(value: Any) -> str:
+    """xxh3-128 of a JSON value, whatever the order of its keys."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
 def write_json(path: Path, value: Any) -> None:

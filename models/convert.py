@@ -21,7 +21,7 @@ from ..core.checkpoint import MANIFEST, CheckpointReader, Entry, publish, write_
 from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.engine import Engine
 from ..core.errors import ConfigError
-from ..core.files import make_folder, write_json
+from ..core.files import make_folder, settle, write_json
 from ..core.layout import document_layout
 from ..core.mcore.params import EMBEDDING, Shard
 from . import formats, hf
@@ -128,6 +128,7 @@ def to_hf(
     proof = hf.prove(partial, source.config, stated, own_logits(source, hf.DTYPES[dtype]), "fp32")
     if out.exists():
         out.rmdir()
+    settle(partial)
     partial.rename(out)
     return proof
 
@@ -150,6 +151,7 @@ def _to_peft(source: Source, out: Path, base: str | Path | None) -> dict[str, An
     write_json(partial / "export_proof.json", proof)
     if out.exists():
         out.rmdir()
+    settle(partial)
     partial.rename(out)
     return proof
 

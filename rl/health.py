@@ -93,7 +93,7 @@ class Health:
 
     def _below(self, key: str, values: Mapping[str, Any], share: float) -> tuple[bool, float]:
         mean = self._mean(key, values)
-        return (False, 0.0) if mean is None or key not in values else (values[key] < share * mean, share * mean)
+        return (False, 0.0) if mean is None or key not in values else (values[key] <= share * mean, share * mean)
 
     def _above(self, key: str, values: Mapping[str, Any], factor: float) -> tuple[bool, float]:
         mean = self._mean(key, values)

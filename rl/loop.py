@@ -179,7 +179,8 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
     everywhere = gather((rewards, len(trajectories) - len(rewards)))
     values = [r for part, _ in everywhere for r in part]
     estimate = mean(values)
-    spread = (sum((v - estimate.value) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
+    equal = len(set(values)) <= 1  # the mean of equal numbers may differ from them by rounding, which is no spread
+    spread = 0.0 if equal else (sum((v - estimate.value) ** 2 for v in values) / max(len(values) - 1, 1)) ** 0.5
     return {
         "reward/mean": estimate.value,
         "reward/std": spread,

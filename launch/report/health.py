@@ -92,7 +92,7 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
     """Rules of thumb about a stage's last steps: no reward spread, collapsed entropy, heavy clipping, sampler drift."""
     found = []
     spread = series(metrics, stage, "reward/std")
-    if len(spread) >= FLAT_STEPS and all(value == 0 for _, value in spread[-FLAT_STEPS:]):
+    if len(spread) >= FLAT_STEPS and all(abs(value) < 1e-9 for _, value in spread[-FLAT_STEPS:]):
         found.append(
             Finding("warning", f"{stage}: the reward had no spread in the last {FLAT_STEPS} steps, so nothing can be learnt from it")
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from ...core.files import make_folder, write_json
+from ...core.files import make_folder, settle, sync_folder, write_json
 from ...core.run import set_aside
 from ...models.hf import export_hf
 from ..job import Job
@@ -39,8 +39,10 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     proof = export_hf(engine, partial, carry_from=tokenizer)
     if job.mesh.is_main:
         shutil.rmtree(tokenizer)
+        settle(partial)
         aside = set_aside(job.run.path, [final])
         partial.rename(final)
+        sync_folder(final.parent)
         if aside:
             job.warn(f"{final}: was there before this export, and lies in {aside} now")
     return {"folder": FOLDER, "max_logit_difference": proof["max_logit_difference"], "tensors": len(proof["tensors"])}

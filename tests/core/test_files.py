@@ -1,8 +1,12 @@
 """Files that others wrote and read."""
 
 import json
+import os
+from pathlib import Path
 
-from terrella.core.files import json_lines
+import pytest
+
+from terrella.core.files import json_lines, settle, write_atomic
 from terrella.rl.web_pages.data import load_transitions
 from terrella.rl.webrl.release import read_lines, write_lines
 
@@ -21,3 +25,32 @@ def test_rows_with_odd_separators_come_back(tmp_path) -> None:
     row = {**load_transitions()[0].to_row(), "url": ODD}
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
     assert load_transitions(path)[0].to_row() == row
+
+
+def test_a_replaced_file_and_its_folder_entry_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut after `write_atomic` must find the new file: both the file and the folder are synced, in this order."""
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")) or real(handle))
+    write_atomic(tmp_path / "a.json", "{}")
+    assert len(synced) == 2 and synced[0].startswith(str(tmp_path / ".a.json.")) and synced[1] == str(tmp_path)
+
+
+def test_two_hosts_with_equal_process_ids_do_not_share_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    real = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: names.append(str(old)) or real(old, new))
+    for _ in range(2):
+        write_atomic(tmp_path / "a.json", "{}")
+    assert len(set(names)) == 2
+
+
+def test_settled_files_follow_the_umask(tmp_path: Path) -> None:
+    inner = tmp_path / "folder" / "weights"
+    inner.parent.mkdir()
+    inner.write_bytes(b"x")
+    inner.chmod(0o600)
+    settle(tmp_path / "folder")
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert inner.stat().st_mode == plain.stat().st_mode

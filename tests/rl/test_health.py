@@ -3,7 +3,9 @@
 import pytest
 
 from terrella.core.errors import NumericsError
+from terrella.data.trajectory import Trajectory
 from terrella.rl.health import Health, HealthConfig, repetition, sample_values
+from terrella.rl.loop import describe
 
 CONFIG = HealthConfig(baseline=2, patience=3, on_drift="warn")
 GOOD = {"reward/std": 0.4, "entropy": 1.0, "repetition": 0.1, "truncated": 0.0, "length/mean": 20.0, "logprob_drift/mean": 1e-3}
@@ -48,3 +50,13 @@ def test_repetition_and_sample_values() -> None:
     assert repetition([5] * 13) == pytest.approx(9 / 10)
     values = sample_values([[5] * 13, [1, 2, 3]], limit=13)
     assert values == {"repetition": pytest.approx(0.45), "length/mean": 8.0, "truncated": 0.5}
+
+
+def test_rewards_that_never_differ_sound_the_alarm_too() -> None:
+    """From the first step on: there is no spread to compare with. And equal rewards have a spread of exactly 0, whatever the rounding."""
+    trajectories = [Trajectory(0, i, [], 0.1) for i in range(6)]
+    spread = describe(trajectories, lambda value: [value])["reward/std"]
+    assert spread == 0.0
+    health = Health(CONFIG)
+    sounded = [[a.name for a in health.observe(step, GOOD | {"reward/std": spread})] for step in range(5)]
+    assert sounded == [[], [], [], [], ["reward_std"]]
