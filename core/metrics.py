@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import StorageError
-from .files import storage_errors, write_atomic
+from .files import json_digest, storage_errors, write_atomic
 from .sinks import Sink
 
 
@@ -52,6 +52,11 @@ class MetricsFile:
         self.guard()
         kept = [row for row in self.rows() if row["stage"] not in later and not (row["stage"] == stage and row["step"] > step)]
         write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def digest(self, stage: str, step: int | None = None) -> dict[str, Any]:
+        """How many rows a stage has, up to `step` where one is given, and a digest of them as they stand in the file."""
+        found = [row for row in self.rows() if row["stage"] == stage and (step is None or row["step"] <= step)]
+        return {"rows": len(found), "xxh3": json_digest(found)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """All whole rows; a torn last line is passed over, a torn line elsewhere is an error."""

@@ -15,8 +15,8 @@ import yaml
 from . import lease as leases
 from . import schema
 from .environment import describe
-from .errors import ConfigError
-from .files import make_folder, read_json, storage_errors, write_atomic, write_json
+from .errors import ConfigError, StorageError
+from .files import file_digest, json_digest, make_folder, read_json, storage_errors, write_atomic, write_json
 from .metrics import MetricsFile
 from .sinks import Sink
 
@@ -49,9 +49,50 @@ class Run:
         return read_json(self.path / "stages" / f"{stage}.json")
 
     def finish(self, stage: str, outcome: dict[str, Any]) -> None:
-        """Mark a stage finished; from now on it is skipped."""
+        """Mark a stage finished; from now on it is skipped, and what it left is checked before others use it."""
         self.guard()
+        outcome = json.loads(json.dumps(outcome))  # as it will be read
+        left = {"outcome": json_digest(outcome), "metrics": self.metrics.digest(stage), "files": _files_of(self.path, stage)}
+        write_json(self.path / "stages" / f"{stage}.sums", {**left, "digest": json_digest(left)})
         write_json(self.path / "stages" / f"{stage}.json", outcome)
+
+    def verify(self, stages: Sequence[str]) -> list[str]:
+        """Compare what finished stages left with what they left it as. What others would build on is an error, a changed record a warning.
+
+        A run of an earlier release has no sums to compare with.
+        """
+        warnings: list[str] = []
+        ended = [stage for stage in stages if self.outcome(stage) is not None]
+        for stage in ended:
+            sums = self.path / "stages" / f"{stage}.sums"
+            remedy = f"restore it from a backup, or add --back-to {stage} to the same command"
+            left = read_json(sums)
+            if left is None:
+                continue
+            if not isinstance(left, dict) or left.pop("digest", None) != json_digest(left):
+                raise StorageError(f"{sums}: damaged; {remedy}")
+            if left["outcome"] != json_digest(self.outcome(stage)):
+                raise StorageError(f"{sums.with_suffix('.json')}: changed since stage {stage} finished; {remedy}")
+            for name, digest in left["files"].items():
+                path = self.path / "stages" / stage / name
+                if not path.is_file() or file_digest(path) != digest:
+                    raise StorageError(f"{path}: {'changed' if path.exists() else 'lost'} since stage {stage} finished; {remedy}")
+            found = self.metrics.digest(stage)
+            if found != left["metrics"]:
+                warnings.append(changed_rows(self.metrics.path, stage, found["rows"], left["metrics"]["rows"]))
+        self._require_order(stages, ended)
+        return warnings
+
+    def _require_order(self, stages: Sequence[str], ended: Sequence[str]) -> None:
+        """A stage without an outcome must be the last that began: else its outcome was lost, and running it again would cut the record."""
+        first = next((stage for stage in stages if stage not in ended), None)
+        for later in stages[stages.index(first) + 1 :] if first else ():
+            begun = (self.path / "stages" / f"{later}.json", self.path / "stages" / later, self.path / "checkpoints" / later)
+            if any(path.exists() for path in begun):
+                raise StorageError(
+                    f"{self.path / 'stages' / f'{first}.json'}: lost, though stage {later} began after it; restore it from a backup, "
+                    f"or add --back-to {first} to the same command"
+                )
 
     def write_rollouts(self, stage: str, step: int, rows: Iterable[dict[str, Any]]) -> None:
         """Keep a step's sample of trajectories for the report and for replay."""
@@ -63,6 +104,20 @@ class Run:
         """Keep an evaluation table."""
         self.guard()
         write_json(self.path / "results" / f"{name}.json", table)
+
+
+def _files_of(run: Path, stage: str) -> dict[str, str]:
+    """Digests of the files in a stage's folder. Shards have checksums of their own, and a journal changes."""
+    folder = run / "stages" / stage
+    files = [p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".tar", ".index") and p.name != "dataset.json"]
+    own = [p for p in files if p.relative_to(folder).parts[0] not in ("journal", "sampler")]
+    return {str(p.relative_to(folder)): file_digest(p) for p in sorted(own)}
+
+
+def changed_rows(path: Path, stage: str, found: int, written: int) -> str:
+    """A warning that rows of the record are not those that were written."""
+    what = f"{written - found} of the {written} rows are lost" if found < written else "rows were changed"
+    return f"{path}: {what} that stage {stage} wrote; restore it from a backup, or the report will show what it holds now"
 
 
 def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:

@@ -25,14 +25,14 @@ def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
         known = ", ".join(map(str, sorted(steps))) or "none"
         raise ConfigError(f"--back-to {target}: the steps of stage {stage} that have a checkpoint are: {known}")
     later = list(names[names.index(stage) + 1 :])
-    beyond = [run.path / "stages" / f"{stage}.json"]
+    beyond = [run.path / "stages" / f"{stage}.{kind}" for kind in ("json", "sums")]
     if number:
         for folder in (kept, kept.with_name(f"{stage}-critic")):
             beyond += [path for path in folder.glob("step-*") if int(path.name.removeprefix("step-")) > int(number)]
     if not [step for step in steps if step and (not number or step <= int(number))]:
         beyond.append(run.path / "stages" / stage)
     for name in later:
-        beyond += [run.path / "stages" / f"{name}.json", run.path / "stages" / name]
+        beyond += [run.path / "stages" / f"{name}{kind}" for kind in (".json", ".sums", "")]
         beyond += [run.path / "checkpoints" / name, run.path / "checkpoints" / f"{name}-critic"]
     run.guard()
     run.metrics.rewind(stage, int(number) if number else max(steps, default=0), tuple(later))

@@ -27,7 +27,12 @@ from .supervise import STOPPED, Span, run_workers
 @click.argument("recipe")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Run directory; default runs/RECIPE.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.rlvr.steps=50.")
-@click.option("--wait", type=float, default=0.0, help="Seconds to wait for a lease that a dead host left behind.")
+@click.option(
+    "--wait",
+    type=float,
+    default=0.0,
+    help="Seconds to wait for an owner that is alive; a silent one is replaced after 30.",
+)
 @click.option("--until", metavar="STAGE", help="Stop after this stage; the same command without it goes on.")
 @click.option("--back-to", metavar="STAGE[:STEP]", help="Repeat from this stage, or its checkpoint of STEP; what lies beyond is set aside.")
 @click.option("--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command.")
@@ -88,6 +93,8 @@ def train(
     try:
         if back_to is not None and (aside := undo_to(run, names, back_to)):
             click.echo(f"{folder}: going back to {back_to}; what was beyond it lies in {aside}")
+        for warning in run.verify(names):
+            click.echo(f"warning: {warning}", err=True)
         finished = [name for name in names if run.outcome(name) is not None]
         done = len(finished) == len(names) or until in finished
         span = Span(0, here, config.ranks, place.host if nodes > 1 else "127.0.0.1", free_port())

@@ -15,6 +15,7 @@ from ...core.checkpoint import CheckpointReader, open_verified
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError, StorageError
+from ...core.run import changed_rows
 from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
 from ...models.hf import import_hf, is_added
@@ -160,7 +161,10 @@ class Checkpoints:
                     "to the same command, which repeats the stage from its beginning"
                 )
         if self.job.mesh.is_main:
-            self.job.run.metrics.rewind(self.stage, step, self.job.later(self.stage))
+            record, written = self.job.run.metrics, extra.get("metrics")
+            if written and (found := record.digest(self.stage, step)) != written:
+                self.job.warn(changed_rows(record.path, self.stage, found["rows"], written["rows"]))
+            record.rewind(self.stage, step, self.job.later(self.stage))
         return step, extra
 
     def beside(self, name: str) -> Path:
@@ -176,7 +180,8 @@ class Checkpoints:
             self.job.run.guard()
         for name, other in others.items():
             other.save(step_folder(self.beside(name), step), {})
-        engine.save(step_folder(self.folder, step), {**extra, "of": [self.stage, step]})
+        metrics = self.job.run.metrics.digest(self.stage, step) if self.job.mesh.is_main else None  # extra is written by the main rank
+        engine.save(step_folder(self.folder, step), {**extra, "of": [self.stage, step], "metrics": metrics})
         if self.job.mesh.is_main:
             for folder in (self.folder, *map(self.beside, others)):
                 self._prune(folder, step)

@@ -12,7 +12,8 @@ from terrella.tests.parallel.pool import run_ranks
 
 
 def start(folder: Path, **how: object) -> End:
-    return run_ranks("terrella.tests.attacks.jobs:start", 1, folder=str(folder), **how)[0]
+    """Start the run in a rank of the pool; `deadline_s` bounds the wait."""
+    return run_ranks("terrella.tests.attacks.jobs:start", 1, folder=str(folder), **how)[0]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

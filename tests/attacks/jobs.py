@@ -47,6 +47,8 @@ def _start(folder: Path, overrides: tuple[str, ...], back: str | None, stop_afte
         run, lease = runs.create(folder, recipe)
         if back is not None:
             back_to(run, [stage.name for stage in recipe.stages], back)
+        for warning in run.verify([stage.name for stage in recipe.stages]):
+            print(f"warning: {warning}")
         dynamics = GridDynamics.of(recipe.world)
         tokenizer = dynamics.tokenizer()
         job = Job(recipe, run, 0, 1, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))

@@ -1,0 +1,132 @@
+"""Starts of the attacked run as forks of one process that has everything imported, so that a signal costs a second and not ten.
+
+`python -m terrella.tests.attacks.forks FOLDER SIGNALS SEED` starts runs and signals them at random moments until so many signals were
+sent, compares every finished run with one that was left alone, and prints what it counted as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+from terrella.core import run as runs
+from terrella.core.errors import TerrellaError
+from terrella.core.ports import free_port
+from terrella.launch import recipe as recipes
+from terrella.launch import worker
+from terrella.launch.supervise import STOP_SIGNALS, STOPPED
+from terrella.tests.attacks.jobs import RECIPE
+from terrella.tests.launch import tiny_run
+
+DEADLINE_S = 120.0  # from a signal, or a start, to the end of the process; a busy machine may need much of it
+SENT = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1)
+
+
+def _start(folder: Path) -> int:
+    """What `terrella train` and its one worker do, in this process."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", OMP_NUM_THREADS="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    recipe = recipes.load(str(RECIPE), ())
+    run, lease = runs.create(folder, recipe)
+    for warning in run.verify([stage.name for stage in recipe.stages]):
+        print(f"UNEXPECTED {warning}", flush=True)
+    os.environ[runs.LEASE_VARIABLE] = run.token
+    try:
+        return worker.run_stages(folder, 0, 1)
+    finally:
+        lease.release()
+
+
+def fork(folder: Path) -> int:
+    """Start a run in a fork; its output goes to FOLDER.log. Returns the process id."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as the supervisor does; the worker unblocks them when it listens
+    child = os.fork()
+    if child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        return child
+    code = 1
+    try:
+        log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = _start(folder)
+    except TerrellaError as error:
+        traceback.print_exc()
+        code = error.exit_code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def wait(child: int, seconds: float) -> int | None:
+    """The exit code of a child (negative for a signal), or None when it still runs after so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    return None
+
+
+def play(folder: Path, signals: int, seed: int) -> dict[str, int]:
+    """Send the signals; returns counts, with every broken promise under a name in capitals."""
+    begun = time.monotonic()
+    assert wait(fork(folder / "calm"), 10 * DEADLINE_S) == 0, (folder / "calm.log").read_text()
+    took, expected = time.monotonic() - begun, tiny_run.results(folder / "calm")
+    draw, counts, number = random.Random(seed), Counter({"signals": 0}), 0
+    run, starts = folder / "run-0", 0
+    while counts["signals"] < signals:
+        child, starts = fork(run), starts + 1
+        code = wait(child, draw.uniform(0.0, 1.1) * took)
+        if code is None:
+            sent = draw.choice(SENT)
+            os.kill(child, sent)
+            counts["signals"] += 1
+            code = wait(child, DEADLINE_S)
+            if code is None:
+                counts["HANG"] += 1
+                os.kill(child, signal.SIGKILL)
+                wait(child, DEADLINE_S)
+            elif code not in ((-sent,) if sent == signal.SIGKILL else (STOPPED, 0)):
+                counts[f"WRONG CODE {code} after {sent.name}"] += 1
+        elif code != 0:
+            counts[f"WRONG CODE {code} of a start"] += 1
+        if code == 0 or starts >= 12:
+            if code != 0:
+                code = wait(fork(run), 10 * DEADLINE_S)
+            counts["runs"] += 1
+            if code != 0 or tiny_run.results(run) != expected:
+                counts["DIFFERENT RESULT"] += 1
+            if "UNEXPECTED" in run.with_suffix(".log").read_text():
+                counts["UNEXPECTED WARNING"] += 1
+            number, starts = number + 1, 0
+            run = folder / f"run-{number}"
+    if starts and (wait(fork(run), 10 * DEADLINE_S) != 0 or tiny_run.results(run) != expected):
+        counts["DIFFERENT RESULT"] += 1
+    return dict(counts)
+
+
+def main() -> None:
+    """Import what a run needs once, then play."""
+    import torch
+
+    torch.set_num_threads(1)
+    import transformers  # noqa: F401
+
+    from terrella.core.mcore import setup  # noqa: F401
+    from terrella.launch.stages import export, reinforce, selfplay, supervised  # noqa: F401
+
+    print(json.dumps(play(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Seeded damage to every kind of file of a killed run: never silent with a changed result, never unnamed, never a hang."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from terrella.tests.attacks.conftest import Victim, start
+from terrella.tests.attacks.damage import TARGETS, attack, judge
+
+
+def assail(victim: Victim, folder: Path, target: str, seeds: range) -> Counter[str]:
+    verdicts: Counter[str] = Counter()
+    for seed in seeds:
+        run = victim.copy(folder / f"{seed}")
+        made = attack(run, target, seed)
+        verdict = judge(made, run, start(run, deadline_s=60.0), victim.expected)
+        verdicts[verdict] += 1
+        print(f"{target} {seed}: {made.kind} {made.file.relative_to(run)}: {verdict}", flush=True)
+        shutil.rmtree(run)
+    return verdicts
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_sample_of_the_damage(victim: Victim, tmp_path: Path, target: str) -> None:
+    verdicts = assail(victim, tmp_path, target, range(2))
+    assert set(verdicts) <= {"harmless", "named", "refused"}, verdicts
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+def test_all_the_damage(victim: Victim, tmp_path: Path, target: str) -> None:
+    verdicts = assail(victim, tmp_path, target, range(100, 125))
+    assert set(verdicts) <= {"harmless", "named", "refused"}, verdicts
