@@ -16,6 +16,7 @@ from ..core.errors import TerrellaError
 from ..core.files import read_json
 from ..core.health import Check
 from ..core.lease import RENEW_S, TIMEOUT_S
+from ..core.run import Run
 
 TESTED = {"torch": "2.", "megatron-core": "0.16."}  # major versions the engine is tested with
 STUCK_S = 120.0
@@ -142,13 +143,19 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
     for finding in check_metrics(run.metrics):
         level = {"error": "fail", "warning": "warn", "note": "ok"}[finding.level]
         yield Check(level, "numbers", finding.text, "docs/troubleshooting.md names causes" if level != "ok" else "")  # type: ignore[arg-type]
-    for stage in sorted((path / "checkpoints").glob("*")):
-        steps = sorted(stage.glob("step-*"))
-        if steps:
-            yield from guarded(str(steps[-1]), lambda newest=steps[-1]: checkpoint(newest, quick))
+    yield from guarded("finished stages", lambda: finished(path, [str(stage.get("name")) for stage in run.config.get("stages", ())]))
+    for folder in sorted((path / "checkpoints").glob("*/step-*")):
+        yield from guarded(str(folder), lambda folder=folder: checkpoint(folder, quick))
     for folder in sorted(p for p in (path / "stages").glob("*/shards") if p.is_dir()):
         yield from guarded(str(folder), lambda folder=folder: shards(folder, quick))
     yield health.machine(path)[0]
+
+
+def finished(path: Path, stages: list[str]) -> list[Check]:
+    """What finished stages left, by the sums that they left with it."""
+    changed = Run(path, "").verify(stages)
+    fix = "restore the file from a backup"
+    return [Check("warn", "record", text, fix) for text in changed] or [Check("ok", "finished stages", "all as they were left")]
 
 
 def owner(path: Path) -> Iterator[Check]:

@@ -34,6 +34,7 @@ def start(folder: str, overrides: tuple[str, ...] = (), back: str | None = None,
 def _start(folder: Path, overrides: tuple[str, ...], back: str | None, stop_after: tuple[str, int] | None) -> tuple[int, str, str]:
     from terrella.core import run as runs
     from terrella.core.errors import TerrellaError
+    from terrella.core.mesh import Mesh
     from terrella.launch import recipe as recipes
     from terrella.launch.back import back_to
     from terrella.launch.job import Job, StopRequested
@@ -51,7 +52,7 @@ def _start(folder: Path, overrides: tuple[str, ...], back: str | None, stop_afte
             print(f"warning: {warning}")
         dynamics = GridDynamics.of(recipe.world)
         tokenizer = dynamics.tokenizer()
-        job = Job(recipe, run, 0, 1, dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
+        job = Job(recipe, run, Mesh(), dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
         for stage in recipe.stages:
             if run.outcome(stage.name) is not None:
                 continue
