@@ -63,7 +63,7 @@ def _process_alive(holder: dict) -> bool | None:
         if psutil.Process(holder["pid"]).status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not noticed yet
             return False
         return _begun(holder["pid"]) == holder.get("begun")
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no process id at all
         return False
 
 
@@ -71,7 +71,8 @@ def read_holder(folder: Path) -> dict | None:
     """Who holds a run directory, or held it last; None where nobody ever did."""
     path = folder / "lease.json"
     holder = read_json(path)
-    if holder is not None and not (isinstance(holder, dict) and {"token", "incarnation", "host", "pid"} <= holder.keys()):
+    wanted = {"token": str, "incarnation": int, "host": str, "pid": int}
+    if holder is not None and not (isinstance(holder, dict) and all(isinstance(holder.get(k), kind) for k, kind in wanted.items())):
         raise StorageError(f"{path}: damaged, it does not say who owns the run; delete it when nobody writes this run, and start again")
     return holder
 

@@ -62,16 +62,20 @@ class MetricsFile:
         """All whole rows; a torn last line is passed over, a torn line elsewhere is an error."""
         if not self.path.exists():
             return
-        lines = self.path.read_text(encoding="utf-8").split("\n")
+        with storage_errors(self.path):
+            lines = self.path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 if number >= len(lines):
                     return
                 raise StorageError(f"{self.path}:{number}: not a JSON line ({error}); restore the file or delete that line") from error
+            if not (isinstance(row, dict) and isinstance(row.get("stage"), str) and isinstance(row.get("step"), int)):
+                raise StorageError(f"{self.path}:{number}: names no stage and step; restore the file or delete that line")
+            yield row
 
 
 def comparable(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -135,7 +135,7 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
     stored = path / "config.yaml"
     if not stored.exists():
         write_atomic(stored, text)
-    elif stored.read_text(encoding="utf-8") != text:
+    elif stored.read_bytes() != text.encode():
         try:
             _require_equal(stored, config)
         except ConfigError:
@@ -189,8 +189,10 @@ def attach(path: Path, sinks: Sequence[Sink] = ()) -> Run:
 def _require_equal(stored: Path, config: Any) -> None:
     """The stored settings are left as they are: the ranks read them, and what they lack has its default."""
     try:
-        plain = yaml.safe_load(stored.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        plain = yaml.safe_load(stored.read_bytes())
+        if not isinstance(plain, dict):
+            raise ValueError("it holds no settings")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{stored}: cannot be read ({str(error).splitlines()[0]}); choose another --run folder") from error
     found = schema.differences(plain, config)
     if found:

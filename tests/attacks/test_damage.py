@@ -1,6 +1,7 @@
 """Seeded damage to every kind of file of a killed run: never silent with a changed result, never unnamed, never a hang."""
 
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,9 +16,10 @@ def assail(victim: Victim, folder: Path, target: str, seeds: range) -> Counter[s
     for seed in seeds:
         run = victim.copy(folder / f"{seed}")
         made = attack(run, target, seed)
-        verdict = judge(made, run, start(run, deadline_s=60.0), victim.expected)
+        begun = time.monotonic()
+        verdict = judge(made, run, start(run, deadline_s=900.0), victim.expected)
         verdicts[verdict] += 1
-        print(f"{target} {seed}: {made.kind} {made.file.relative_to(run)}: {verdict}", flush=True)
+        print(f"{target} {seed}: {made.kind} {made.file.relative_to(run)}: {verdict} ({time.monotonic() - begun:.0f} s)", flush=True)
         shutil.rmtree(run)
     return verdicts
 
