@@ -1,7 +1,7 @@
 """Attention of new tokens against a key/value cache, and the rotary step that fills it.
 
-The positions of a sequence lie in two regions of the cache: a prefix, which several sequences may share, then its own tokens. A region
-is [G, capacity, D] elements from its start. Starts are given per sequence, so sequences move between rows without moving their keys.
+The positions of a sequence lie in pages of the cache, [G, page, D] elements each, which a table names in order. Several sequences may
+share a page, and sequences move between rows without moving their keys.
 
 Shape suffixes: T new tokens, N sequences, X tiles of queries, R sequences of a tile, H query heads, G key heads, E = H / G + 2, D head
 dimension, P positions of the rotary table, C numbers of a row of it.
@@ -15,9 +15,10 @@ from .decode_cache import CacheLayer, Rows, Shared, Tiles
 from .dispatch import use_triton
 
 
-def _region(flat: torch.Tensor, start: int, capacity: int, heads: int, length: int, dim: int) -> torch.Tensor:
-    """The first `length` positions of a region, as a view."""
-    return flat.as_strided((heads, length, dim), (capacity * dim, dim, 1), flat.storage_offset() + start)
+def _pages(flat: torch.Tensor, base: int, groups: int, page: int, dim: int) -> torch.Tensor:
+    """A layer's keys or values as a view [page number, G, position in the page, D]."""
+    count = (flat.numel() - base) // (groups * page * dim)
+    return flat[base : base + count * groups * page * dim].view(count, groups, page, dim)
 
 
 def reference_append(
@@ -30,18 +31,18 @@ def reference_append(
     eps: float,
     interleaved: bool,
 ) -> torch.Tensor:
-    """Plain torch, a loop over tokens."""
+    """Plain torch."""
     tokens, groups, slots, dim = qkv_TGED.shape
     wide = torch.float64 if qkv_TGED.dtype == torch.float64 else torch.float32
     row_T = torch.arange(tokens, device=qkv_TGED.device) if tiles is None else tiles.row_T
-    place_T = rows.own_len_N[row_T] + (0 if tiles is None else tiles.offset_T)
+    place_T = rows.len_N[row_T] + (0 if tiles is None else tiles.offset_T)
     turned = qkv_TGED[:, :, : slots - 1]
     if norms is not None:
         weight_ED = torch.cat([norms[0].expand(slots - 2, dim), norms[1][None]]).to(wide)
         x = turned.to(wide)
         turned = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight_ED).to(qkv_TGED.dtype)
     half = table_PC.shape[1] // 2
-    cos, sin = table_PC[rows.prefix_len_N[row_T] + place_T].to(wide)[:, None, None].chunk(2, -1)
+    cos, sin = table_PC[place_T].to(wide)[:, None, None].chunk(2, -1)
     x = turned.to(wide)
     rest = turned[..., 2 * half :]
     if interleaved:
@@ -52,10 +53,9 @@ def reference_append(
         rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     turned = torch.cat([rotated.to(qkv_TGED.dtype), rest], -1)
     base_k, base_v = cache.base_2.tolist()
-    starts, caps = rows.own_start_N.tolist(), rows.own_cap_N.tolist()
-    for t, (row, place) in enumerate(zip(row_T.tolist(), place_T.tolist(), strict=True)):
-        _region(cache.k, base_k + starts[row], caps[row], groups, caps[row], dim)[:, place] = turned[t, :, slots - 2]
-        _region(cache.v, base_v + starts[row], caps[row], groups, caps[row], dim)[:, place] = qkv_TGED[t, :, slots - 1]
+    page_T, inside_T = rows.table_NP[row_T, place_T // rows.page].long(), place_T % rows.page
+    _pages(cache.k, base_k, groups, rows.page, dim)[page_T, :, inside_T] = turned[:, :, slots - 2]
+    _pages(cache.v, base_v, groups, rows.page, dim)[page_T, :, inside_T] = qkv_TGED[:, :, slots - 1]
     return turned[:, :, : slots - 2].reshape(tokens, groups * (slots - 2), dim)
 
 
@@ -66,18 +66,15 @@ def reference_attention(
     out_THD = torch.empty_like(q_THD)
     tokens, heads, dim = q_THD.shape
     base_k, base_v = cache.base_2.tolist()
-    place = {name: getattr(rows, name).tolist() for name in ("prefix_start_N", "prefix_len_N", "own_start_N", "own_cap_N", "own_len_N")}
+    lengths = rows.len_N.tolist()
     row_T = list(range(tokens)) if tiles is None else tiles.row_T.tolist()
     offset_T = [0] * tokens if tiles is None else tiles.offset_T.tolist()
     wide = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
+    k_pages, v_pages = (_pages(flat, base, groups, rows.page, dim) for flat, base in ((cache.k, base_k), (cache.v, base_v)))
     for t, (row, offset) in enumerate(zip(row_T, offset_T, strict=True)):
-        shared, own = place["prefix_len_N"][row], place["own_len_N"][row] + offset + 1
-
-        def keys(flat: torch.Tensor, base: int, row: int = row, shared: int = shared, own: int = own) -> torch.Tensor:
-            mine = _region(flat, base + place["own_start_N"][row], place["own_cap_N"][row], groups, own, dim)
-            return torch.cat([_region(flat, base + place["prefix_start_N"][row], shared, groups, shared, dim), mine], 1).to(wide)
-
-        k_GKD, v_GKD = keys(cache.k, base_k), keys(cache.v, base_v)
+        length = lengths[row] + offset + 1
+        named = rows.table_NP[row, : -(-length // rows.page)].long()
+        k_GKD, v_GKD = (x[named].transpose(0, 1).flatten(1, 2)[:, :length].to(wide) for x in (k_pages, v_pages))
         q_GED = q_THD[t].view(groups, heads // groups, dim).to(wide)
         p_GEK = torch.softmax(q_GED @ k_GKD.transpose(1, 2) * scale, -1)
         out_THD[t] = (p_GEK @ v_GKD).view(heads, dim).to(q_THD.dtype)
@@ -95,9 +92,9 @@ def append_kv(
     eps: float = 1e-6,
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """Normalise (where asked) and rotate queries and keys, store keys and values behind each sequence's own tokens; returns queries THD.
+    """Normalise (where asked) and rotate queries and keys, store keys and values behind what each sequence holds; returns queries THD.
 
-    Without `tiles`, token t is the next one of sequence t. `own_len_N` is not changed.
+    Without `tiles`, token t is the next one of sequence t. `len_N` is not changed.
     """
     if use_triton(qkv_TGED):
         from .decode_attention_triton import triton_append
@@ -119,7 +116,7 @@ def cached_attention(
 ) -> torch.Tensor:
     """Attention of tokens that `append_kv` has stored, each over its sequence up to itself.
 
-    `shared` reads common prefixes once a tile of sequences; `splits` spreads the keys of one sequence over several programs. Both only
+    `shared` reads common pages once a tile of sequences; `splits` spreads the keys of one sequence over several programs. Both only
     change the speed and are for one token a sequence.
     """
     if use_triton(q_THD):

@@ -18,8 +18,8 @@ LOWEST = tl.constexpr(-1.0e30)
 
 @triton.jit
 def _append_kernel(
-    x_ptr, q_ptr, k_ptr, v_ptr, base_ptr, table_ptr, qn_ptr, kn_ptr, row_ptr, offset_ptr, prefix_len_ptr, own_start_ptr, own_cap_ptr,
-    own_len_ptr, positions, eps, GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
+    x_ptr, q_ptr, k_ptr, v_ptr, base_ptr, table_ptr, qn_ptr, kn_ptr, row_ptr, offset_ptr, pages_ptr, len_ptr, width,
+    positions, eps, PAGE: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
     DP: tl.constexpr, RAGGED: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -28,8 +28,7 @@ def _append_kernel(
     if RAGGED:
         row = tl.load(row_ptr + token)
         offset = tl.load(offset_ptr + token)
-    place = tl.load(own_len_ptr + row) + offset
-    position = tl.load(prefix_len_ptr + row) + place
+    position = tl.load(len_ptr + row) + offset
     e = tl.arange(0, SLOTS)[:, None]  # the group's queries, then its key, then its value
     d = tl.arange(0, DP)[None, :]
     ok = (e < PER + 2) & (d < D)
@@ -57,9 +56,21 @@ def _append_kernel(
     r = tl.where(low, x * cos - y * sin, x * cos + y * sin)
     x = tl.where(turned & (e <= PER), r, x).to(q_ptr.dtype.element_ty)
     tl.store(q_ptr + ((token * GROUPS + g) * PER + e) * D + d, x, mask=ok & (e < PER))
-    at = tl.load(own_start_ptr + row) + (g * tl.load(own_cap_ptr + row) + place) * D
+    page = tl.load(pages_ptr + row * width + position // PAGE).to(tl.int64)
+    at = ((page * GROUPS + g) * PAGE + position % PAGE) * D
     tl.store(k_ptr + tl.load(base_ptr) + at + d + e * 0, x, mask=ok & (e == PER))
     tl.store(v_ptr + tl.load(base_ptr + 1) + at + d + e * 0, x, mask=ok & (e == PER + 1))
+
+
+@triton.jit
+def _places(pages_ptr, low, end, g, GROUPS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BN: tl.constexpr):
+    """Where the keys low .. low + BN of a sequence begin; low is a multiple of BN."""
+    n = low + tl.arange(0, BN)
+    if PAGE % BN == 0:  # one page, so one number to load
+        page = tl.load(pages_ptr + low // PAGE).to(tl.int64)
+    else:
+        page = tl.load(pages_ptr + n // PAGE, mask=n < end, other=0).to(tl.int64)
+    return ((page * GROUPS + g) * PAGE + n % PAGE) * D
 
 
 @triton.jit
@@ -78,8 +89,8 @@ def _fold(q, k_ptr, v_ptr, at, inner, ok, seen, m, l, acc, scale, PRECISION: tl.
 
 @triton.jit
 def _attention_kernel(
-    q_ptr, o_ptr, k_ptr, v_ptr, base_ptr, prefix_start_ptr, prefix_len_ptr, own_start_ptr, own_cap_ptr, own_len_ptr, tile_ptr, done_ptr,
-    acc_ptr, ml_ptr, scale, GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+    q_ptr, o_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, len_ptr, width, tile_ptr, done_ptr, acc_ptr, ml_ptr, scale, PAGE: tl.constexpr,
+    GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, RAGGED: tl.constexpr, SHARED: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     x = tl.program_id(0).to(tl.int64)
@@ -91,10 +102,8 @@ def _attention_kernel(
         first = tl.load(tile_ptr + x * 4 + 1).to(tl.int64)
         offset = tl.load(tile_ptr + x * 4 + 2)
         count = tl.load(tile_ptr + x * 4 + 3)
-    shared = tl.load(prefix_len_ptr + row).to(tl.int32)
-    start = shared + tl.load(own_len_ptr + row).to(tl.int32) + offset
-    prefix = tl.multiple_of(tl.load(prefix_start_ptr + row) + g * shared * D, 8)
-    own = tl.multiple_of(tl.load(own_start_ptr + row) + (g * tl.load(own_cap_ptr + row) - shared) * D, 8)
+    start = tl.load(len_ptr + row).to(tl.int32) + offset
+    pages_ptr += row * width
     k_ptr += tl.multiple_of(tl.load(base_ptr), 8)
     v_ptr += tl.multiple_of(tl.load(base_ptr + 1), 8)
     i = tl.arange(0, BM)
@@ -107,7 +116,7 @@ def _attention_kernel(
     l = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DP], tl.float32)
     begin, end = 0, start + count
-    if SHARED:  # the prefix's share was made by _prefix_kernel
+    if SHARED:  # what rows read together was read by _prefix_kernel
         begin = tl.load(done_ptr + row).to(tl.int32)
         if begin > 0:
             m = tl.load(ml_ptr + (row * HEADS + head) * 2, mask=live, other=0.0)
@@ -119,7 +128,7 @@ def _attention_kernel(
         end = tl.minimum(end, begin + each)
     for low in range(begin, end, BN):
         n = low + tl.arange(0, BN)
-        at = n.to(tl.int64) * D + tl.where(n < shared, prefix, own)
+        at = _places(pages_ptr, low, end, g, GROUPS, PAGE, D, BN)
         ok = (n < end)[:, None] & (d < D)
         seen = (n[None, :] <= (start + token)[:, None]) & (n < end)[None, :]
         m, l, acc = _fold(q, k_ptr, v_ptr, at, d, ok, seen, m, l, acc, scale, PRECISION)
@@ -134,7 +143,7 @@ def _attention_kernel(
 
 @triton.jit
 def _prefix_kernel(
-    q_ptr, k_ptr, v_ptr, base_ptr, prefix_start_ptr, prefix_len_ptr, rows_ptr, done_ptr, acc_ptr, ml_ptr, scale, GROUPS: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, width, rows_ptr, done_ptr, acc_ptr, ml_ptr, scale, PAGE: tl.constexpr, GROUPS: tl.constexpr,
     PER: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     x = tl.program_id(0).to(tl.int64)
@@ -147,7 +156,7 @@ def _prefix_kernel(
         at_q = row * (GROUPS * PER) + g * PER + i % PER
         d = tl.arange(0, DP)[None, :]
         q = tl.load(q_ptr + at_q[:, None] * D + d, mask=live[:, None] & (d < D), other=0.0)
-        prefix = tl.multiple_of(tl.load(prefix_start_ptr + first) + g * tl.load(prefix_len_ptr + first) * D, 8)
+        pages_ptr += first * width
         k_ptr += tl.multiple_of(tl.load(base_ptr), 8)
         v_ptr += tl.multiple_of(tl.load(base_ptr + 1), 8)
         m = tl.full([BM], LOWEST, tl.float32)
@@ -156,7 +165,7 @@ def _prefix_kernel(
         done = tl.load(done_ptr + first).to(tl.int32)
         for low in range(0, done, BN):
             n = low + tl.arange(0, BN)
-            at = prefix + n.to(tl.int64) * D
+            at = _places(pages_ptr, low, done, g, GROUPS, PAGE, D, BN)
             m, l, acc = _fold(q, k_ptr, v_ptr, at, d, (n < done)[:, None] & (d < D), (n < done)[None, :], m, l, acc, scale, PRECISION)
         tl.store(ml_ptr + at_q * 2, m, mask=live)
         tl.store(ml_ptr + at_q * 2 + 1, l, mask=live)
@@ -207,8 +216,8 @@ def triton_append(
     if tokens:
         _append_kernel[(tokens, groups)](
             qkv_TGED, q_THD, cache.k, cache.v, cache.base_2, table_PC, q_norm, k_norm,
-            tiles.row_T if ragged else rows.own_len_N, tiles.offset_T if ragged else rows.own_len_N,
-            rows.prefix_len_N, rows.own_start_N, rows.own_cap_N, rows.own_len_N, table_PC.shape[0], eps,
+            tiles.row_T if ragged else rows.len_N, tiles.offset_T if ragged else rows.len_N,
+            rows.table_NP, rows.len_N, rows.table_NP.stride(0), table_PC.shape[0], eps, PAGE=rows.page,
             GROUPS=groups, PER=per, D=dim, HALF=table_PC.shape[1] // 2, SLOTS=power_of_2(slots),
             DP=_padded(dim), RAGGED=ragged, NORM=norms is not None, INTERLEAVED=interleaved, num_warps=2 if per > 1 else 1,
         )  # fmt: skip
@@ -224,25 +233,25 @@ def triton_attention(
     if not tokens:
         return o_THD
     if (shared is not None or splits > 1) and (ragged or (shared is not None and splits > 1)):
-        raise ValueError("shared prefixes and split keys are for one token a sequence, and exclude each other")
+        raise ValueError("shared pages and split keys are for one token a sequence, and exclude each other")
     parts = (splits, tokens, heads) if splits > 1 else (tokens, heads) if shared is not None else (1,)
     acc = torch.empty((*parts, dim), dtype=torch.float32, device=q_THD.device)
     ml = torch.empty((*parts, 2), dtype=torch.float32, device=q_THD.device)
-    common = {"GROUPS": groups, "PER": per, "D": dim, "DP": _padded(dim)}
+    common = {"PAGE": rows.page, "GROUPS": groups, "PER": per, "D": dim, "DP": _padded(dim)}
     common["PRECISION"] = "ieee" if q_THD.dtype == torch.float32 else "tf32"
     if shared is not None:
         tiles_x, together = shared.rows_XR.shape
         wide = max(16, power_of_2(together * per))
         _prefix_kernel[(tiles_x, groups)](
-            q_THD, cache.k, cache.v, cache.base_2, rows.prefix_start_N, rows.prefix_len_N, shared.rows_XR, shared.done_N, acc, ml,
+            q_THD, cache.k, cache.v, cache.base_2, rows.table_NP, rows.table_NP.stride(0), shared.rows_XR, shared.done_N, acc, ml,
             scale * LOG2E, BM=wide, R=together, BN=64, num_warps=4, num_stages=2, **common,
         )  # fmt: skip
     programs, most = (len(tiles.tile_X4), tiles.most) if ragged else (tokens, 1)
     wide = max(16, power_of_2(most * per))
     shape = row_shape(wide, dim, q_THD.dtype == torch.float32)
     _attention_kernel[(programs, groups, splits)](
-        q_THD, o_THD, cache.k, cache.v, cache.base_2, rows.prefix_start_N, rows.prefix_len_N, rows.own_start_N, rows.own_cap_N,
-        rows.own_len_N, tiles.tile_X4 if ragged else rows.own_len_N, shared.done_N if shared is not None else rows.own_len_N, acc, ml,
+        q_THD, o_THD, cache.k, cache.v, cache.base_2, rows.table_NP, rows.len_N, rows.table_NP.stride(0),
+        tiles.tile_X4 if ragged else rows.len_N, shared.done_N if shared is not None else rows.len_N, acc, ml,
         scale * LOG2E, BM=wide, RAGGED=ragged, SHARED=shared is not None, SPLITS=splits, **shape, **common,
     )  # fmt: skip
     if splits > 1:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
+
+PAGE = 64  # positions: a multiple of the keys that the attention kernels read at a time, so that each read lies in one page
 
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """Keys and values of one layer. Region starts count from `base_2` elements behind the first element of `k` and of `v`.
+    """Keys and values of one layer. Pages are counted from `base_2` elements behind the first element of `k` and of `v`.
 
     The offsets live on the device, so that a captured graph can be replayed on another allocation.
     """
@@ -21,17 +23,18 @@ class CacheLayer:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where N sequences stand, int64: their regions, and how many tokens of their own are stored."""
+    """Where N sequences stand: the pages that hold their positions, in order, and how many positions are stored.
 
-    prefix_start_N: torch.Tensor
-    prefix_len_N: torch.Tensor
-    own_start_N: torch.Tensor
-    own_cap_N: torch.Tensor
-    own_len_N: torch.Tensor
+    Page p of a layer is the p-th [G, page, D] block behind `base_2`. Sequences may share pages.
+    """
+
+    table_NP: torch.Tensor  # int32, rows of any stride
+    len_N: torch.Tensor  # int64
+    page: int  # positions a page
 
     def take(self, index: torch.Tensor) -> Rows:
         """These sequences, in this order."""
-        return Rows(*(getattr(self, f.name)[index] for f in fields(self)))
+        return Rows(self.table_NP[index], self.len_N[index], self.page)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Shared:
-    """Sequences that read the first `done_N` positions of one prefix together; -1 fills a tile."""
+    """Sequences that read their first `done_N` positions, whole pages that they share, together; -1 fills a tile."""
 
     rows_XR: torch.Tensor  # int32
     done_N: torch.Tensor  # int64; 0 for a sequence in no tile

@@ -43,8 +43,28 @@ def _inverse_cdf_in_chunks(logp_BV: torch.Tensor, u_B: torch.Tensor, chunk: int 
     return (chosen_B1 * chunk + found_B1).squeeze(1)
 
 
+Cuts = tuple[torch.Tensor, torch.Tensor]  # (top_k int64, 0 for all; top_p fp32, 1 for all) of every row
+
+
+def reference_cut(x_BV: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    """The least scaled logit that top-k and then top-p leave in each row; those equal to it stay too."""
+    top_k_B, top_p_B = cuts
+    ordered_BV = x_BV.sort(-1, descending=True).values
+    vocab = x_BV.shape[1]
+    last_B1 = torch.where((top_k_B == 0) | (top_k_B > vocab), vocab, top_k_B)[:, None] - 1
+    p_BV = ordered_BV.masked_fill(ordered_BV < ordered_BV.gather(1, last_B1), -torch.inf).softmax(-1)
+    before_BV = p_BV.cumsum(-1) - p_BV
+    stays_BV = (p_BV > 0) & ((before_BV < top_p_B[:, None]) | (top_p_B[:, None] >= 1))  # the token that crosses the line stays
+    return ordered_BV.gather(1, stays_BV.sum(-1, keepdim=True).clamp_min(1) - 1).squeeze(1)
+
+
 def reference_sample(
-    logits_BV: torch.Tensor, u_B: torch.Tensor, temperature_B: torch.Tensor, low_B: torch.Tensor, high_B: torch.Tensor
+    logits_BV: torch.Tensor,
+    u_B: torch.Tensor,
+    temperature_B: torch.Tensor,
+    low_B: torch.Tensor,
+    high_B: torch.Tensor,
+    cuts: Cuts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Plain torch."""
     wide = torch.float64 if logits_BV.dtype == torch.float64 else torch.float32
@@ -52,19 +72,27 @@ def reference_sample(
     logp_BV = torch.log_softmax(logits_BV.to(wide) / scale_B1, -1)
     id_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
     pick_BV = logp_BV.masked_fill((id_V < low_B[:, None]) | (id_V >= high_B[:, None]), -torch.inf)
+    if cuts is not None:
+        pick_BV = pick_BV.masked_fill(pick_BV < reference_cut(pick_BV, cuts)[:, None], -torch.inf)
     token_B = torch.where(temperature_B == 0, pick_BV.argmax(-1), inverse_cdf(pick_BV, u_B))
     return token_B, logp_BV.gather(1, token_B[:, None]).squeeze(1).float()
 
 
 def sample_tokens(
-    logits_BV: torch.Tensor, u_B: torch.Tensor, temperature_B: torch.Tensor, low_B: torch.Tensor, high_B: torch.Tensor
+    logits_BV: torch.Tensor,
+    u_B: torch.Tensor,
+    temperature_B: torch.Tensor,
+    low_B: torch.Tensor,
+    high_B: torch.Tensor,
+    cuts: Cuts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(token int64, log-prob fp32): u_B (fp64) chooses among the ids low <= id < high; the log-prob is of the whole vocabulary.
+    """(token int64, log-prob fp32): u_B (fp64) chooses among the ids low <= id < high that `cuts` leaves.
 
-    Temperature 0 takes the first of the largest logits and reports the log-prob at temperature 1. A row with NaN gets a log-prob of NaN.
+    The log-prob is of the whole vocabulary. Temperature 0 takes the first of the largest logits and reports the log-prob at
+    temperature 1. A row with NaN gets a log-prob of NaN.
     """
     if use_triton(logits_BV):
         from .sample_triton import triton_sample
 
-        return triton_sample(logits_BV, u_B, temperature_B, low_B, high_B)
-    return reference_sample(logits_BV, u_B, temperature_B, low_B, high_B)
+        return triton_sample(logits_BV, u_B, temperature_B, low_B, high_B, cuts)
+    return reference_sample(logits_BV, u_B, temperature_B, low_B, high_B, cuts)

@@ -2,7 +2,8 @@
 
 A row is parts, a part is tiles, a tile is 16-byte vectors. The first kernel sums up every part; its threads keep running values of their
 own, so the long loop has no reduction across threads. The second goes down these levels, each time with what is left of the random
-number. Apart, because its registers would halve the number of the first one's programs in flight.
+number. Apart, because its registers would halve the number of the first one's programs in flight. Top-k and top-p come before both:
+they search the least logit that stays, and the two kernels then take the logits below it as not allowed.
 Shape suffixes: B rows, V vocabulary.
 """
 
@@ -30,10 +31,67 @@ def _descend(mass, i, rest):
 
 
 @triton.jit
-def _allowed_tile(x_ptr, o, V, low, high):
+def _allowed_tile(x_ptr, o, V, low, high, cut):
     # the mask of the load stays simple, so that it is one of whole vectors
     x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
-    return tl.where((o >= low) & (o < high), x, -float("inf"))
+    return tl.where((o >= low) & (o < high) & (x >= cut), x, -float("inf"))
+
+
+@triton.jit
+def _search(x_ptr, V, low, high, scale, M, floor, k, share, TOP_P: tl.constexpr, BLOCK: tl.constexpr, DIGITS: tl.constexpr):
+    """The largest number with at least k logits, or the given share of their probability, at or above it.
+
+    Floats are compared as integers in the same order, whose digits (four bits each) are found one by one from the top. Logits below
+    `floor`, such a number too, do not count. Every thread sums for itself until the row's end.
+    """
+    digit = tl.arange(0, 16)
+    inner = tl.arange(0, BLOCK)
+    found = tl.full([], -2147483648, tl.int32)
+    target = k.to(tl.float32)
+    for place in tl.static_range(DIGITS):
+        candidate = found + (digit << (28 - 4 * place))
+        weight = tl.zeros([BLOCK, 16], tl.float32)
+        for start in range(0, V, BLOCK):
+            o = start + inner
+            x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
+            bits = x.to(tl.int32, bitcast=True)
+            number = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+            counts = (o >= low) & (o < high) & (o < V) & (number >= floor)
+            if TOP_P:
+                e = tl.where(counts, tl.exp2((x - M) * scale), 0.0)
+            else:
+                e = tl.where(counts, 1.0, 0.0)
+            weight += tl.where(number[:, None] >= candidate[None, :], e[:, None], 0.0)
+        weights = tl.sum(weight, axis=0)
+        if TOP_P and place == 0:
+            target = share * tl.max(weights, axis=0)
+        reached = tl.sum((weights >= target).to(tl.int32), axis=0)
+        found += tl.maximum(reached - 1, 0) << (28 - 4 * place)
+    return found
+
+
+@triton.jit
+def _cut_kernel(
+    x_ptr, t_ptr, low_ptr, high_ptr, k_ptr, p_ptr, cut_ptr, stride, V, BLOCK: tl.constexpr, DIGITS: tl.constexpr
+):  # fmt: skip
+    """The least logit of a row that top-k, then top-p of what is left, let stay."""
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * stride
+    low, high = tl.load(low_ptr + row).to(tl.int32), tl.load(high_ptr + row).to(tl.int32)
+    k, share, temperature = tl.load(k_ptr + row), tl.load(p_ptr + row), tl.load(t_ptr + row)
+    LEAST: tl.constexpr = -2139095041  # minus infinity
+    floor = tl.full([], LEAST, tl.int32)
+    if temperature != 0.0:
+        if k > 0:
+            floor = tl.maximum(floor, _search(x_ptr, V, low, high, 0.0, 0.0, floor, k, 0.0, False, BLOCK, DIGITS))
+        if share < 1.0:
+            top = tl.full([BLOCK], LOWEST, tl.float32)
+            for start in range(0, V, BLOCK):
+                top = tl.maximum(top, _allowed_tile(x_ptr, start + tl.arange(0, BLOCK), V, low, high, LOWEST))
+            M = tl.max(top, axis=0)
+            floor = tl.maximum(floor, _search(x_ptr, V, low, high, _scale(temperature), M, floor, k, share, True, BLOCK, DIGITS))
+    bits = tl.where(floor >= 0, floor, floor ^ 0x7FFFFFFF)
+    tl.store(cut_ptr + row, bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -43,13 +101,15 @@ def _scale(temperature):
 
 @triton.jit
 def _stats_kernel(
-    x_ptr, t_ptr, low_ptr, high_ptr, stats_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr
-):
+    x_ptr, t_ptr, low_ptr, high_ptr, cut_ptr, stats_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
+    PARTS: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
     """Of one part of a row: largest logit, sum of 2^((x - largest) scale), the same sum over the allowed ids, and their largest logit."""
     row, n = tl.program_id(1).to(tl.int64), tl.program_id(0)
     x_ptr += row * stride
     low, high = tl.load(low_ptr + row).to(tl.int32), tl.load(high_ptr + row).to(tl.int32)
-    restricted = (low > 0) | (high < V)
+    cut = tl.load(cut_ptr + row) if CUT else -float("inf")
+    restricted = (low > 0) | (high < V) | (cut > -float("inf"))
     scale = _scale(tl.load(t_ptr + row))
     inner = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
     m = tl.full([RB], LOWEST, tl.float32)
@@ -64,7 +124,7 @@ def _stats_kernel(
         e = tl.exp2((x - top[:, None]) * scale)
         l = l * a + tl.sum(e, axis=1)
         if restricted:
-            allowed = (o >= low) & (o < high)
+            allowed = (o >= low) & (o < high) & (x >= cut)
             p = p * a + tl.sum(tl.where(allowed, e, 0.0), axis=1)
             b = tl.maximum(b, tl.max(tl.where(allowed, x, LOWEST), axis=1))
         m = top
@@ -83,14 +143,15 @@ def _stats_kernel(
 
 @triton.jit
 def _pick_kernel(
-    x_ptr, u_ptr, t_ptr, low_ptr, high_ptr, stats_ptr, token_ptr, logprob_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr,
-    TILES: tl.constexpr, TP: tl.constexpr, PARTS: tl.constexpr, PP: tl.constexpr,
+    x_ptr, u_ptr, t_ptr, low_ptr, high_ptr, cut_ptr, stats_ptr, token_ptr, logprob_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr,
+    TILES: tl.constexpr, TP: tl.constexpr, PARTS: tl.constexpr, PP: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     BLOCK: tl.constexpr = RB * K
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride
     temperature = tl.load(t_ptr + row)
     low, high = tl.load(low_ptr + row).to(tl.int32), tl.load(high_ptr + row).to(tl.int32)
+    cut = tl.load(cut_ptr + row) if CUT else -float("inf")
     scale = _scale(temperature)
     i, k = tl.arange(0, RB), tl.arange(0, K)
     inner = i[:, None] * K + k[None, :]
@@ -107,18 +168,18 @@ def _pick_kernel(
         token = V - 1
         for j in range(TILES):
             o = (n * TILES + j) * BLOCK + inner
-            x = _allowed_tile(x_ptr, o, V, low, high)
+            x = _allowed_tile(x_ptr, o, V, low, high, cut)
             token = tl.minimum(token, tl.min(tl.min(tl.where(x == own, o, V - 1), axis=1), axis=0))
     else:
         mass = tl.load(stats + 2, mask=part < PARTS, other=0.0) * w
         n, rest = _descend(mass, part, tl.load(u_ptr + row) * tl.sum(mass.to(tl.float64), axis=0))
         masses = tl.zeros([TP], tl.float32)
         for j in range(TILES):
-            x = _allowed_tile(x_ptr, (n * TILES + j) * BLOCK + inner, V, low, high)
+            x = _allowed_tile(x_ptr, (n * TILES + j) * BLOCK + inner, V, low, high, cut)
             masses = tl.where(tile == j, tl.sum(tl.sum(tl.exp2((x - M) * scale), axis=1), axis=0), masses)
         j, rest = _descend(masses, tile, rest)
         o = (n * TILES + j) * BLOCK + inner
-        x = _allowed_tile(x_ptr, o, V, low, high)
+        x = _allowed_tile(x_ptr, o, V, low, high, cut)
         e = tl.exp2((x - M) * scale)
         at, rest = _descend(tl.sum(e, axis=1), i, rest)
         in_vector, _ = _descend(tl.sum(tl.where(i[:, None] == at, e, 0.0), axis=0), k, rest)
@@ -129,7 +190,12 @@ def _pick_kernel(
 
 
 def triton_sample(
-    logits_BV: torch.Tensor, u_B: torch.Tensor, temperature_B: torch.Tensor, low_B: torch.Tensor, high_B: torch.Tensor
+    logits_BV: torch.Tensor,
+    u_B: torch.Tensor,
+    temperature_B: torch.Tensor,
+    low_B: torch.Tensor,
+    high_B: torch.Tensor,
+    cuts: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `sample_tokens`."""
     rows, vocab = logits_BV.shape
@@ -139,11 +205,17 @@ def triton_sample(
     tiles = cdiv(cdiv(vocab, lines * 8), 8)
     parts = cdiv(vocab, lines * 8 * tiles)
     stats_BP4 = torch.empty((rows, parts, 4), dtype=torch.float32, device=logits_BV.device)
+    cut_B, stride = logprob_B, logits_BV.stride(0)  # read where there are cuts only
     if rows:
-        shape = {"RB": lines, "K": 8, "TILES": tiles, "PARTS": parts, "num_warps": warps}
-        _stats_kernel[(parts, rows)](logits_BV, temperature_B, low_B, high_B, stats_BP4, logits_BV.stride(0), vocab, **shape)
+        if cuts is not None:
+            cut_B, digits = torch.empty_like(logprob_B), 4 if logits_BV.dtype == torch.bfloat16 else 8  # the upper half of a float
+            _cut_kernel[(rows,)](
+                logits_BV, temperature_B, low_B, high_B, *cuts, cut_B, stride, vocab, BLOCK=512, DIGITS=digits, num_warps=8
+            )
+        shape = {"RB": lines, "K": 8, "TILES": tiles, "PARTS": parts, "CUT": cuts is not None, "num_warps": warps}
+        _stats_kernel[(parts, rows)](logits_BV, temperature_B, low_B, high_B, cut_B, stats_BP4, stride, vocab, **shape)
         _pick_kernel[(rows,)](
-            logits_BV, u_B, temperature_B, low_B, high_B, stats_BP4, token_B, logprob_B, logits_BV.stride(0), vocab,
+            logits_BV, u_B, temperature_B, low_B, high_B, cut_B, stats_BP4, token_B, logprob_B, stride, vocab,
             TP=power_of_2(tiles), PP=power_of_2(parts), **shape,
         )  # fmt: skip
     return token_B, logprob_B

@@ -16,7 +16,7 @@ from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.decode_attention import cached_attention
-from ..kernels.decode_cache import CacheLayer, Rows
+from ..kernels.decode_cache import PAGE, CacheLayer, Rows
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -77,13 +77,22 @@ def _row_by_row(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None
     """The sampler's own kernel with every token as a row of its own: the same bits as when the token was sampled."""
     if layout.k_order_S is not None:
         raise ConfigError("batch_invariant: does not go with parallel.context > 1")
-    tokens, dim = q_THD.shape[0], q_THD.shape[2]
-    k_GSD, v_GSD = (x.transpose(0, 1).contiguous() for x in (k_SGD, v_SGD))
-    first_T = layout.cu_q.long()[layout.document_T]
-    zero_T = torch.zeros_like(first_T)
-    rows = Rows(zero_T, zero_T, first_T * dim, torch.full_like(first_T, tokens), torch.arange(tokens, device=q_THD.device) - first_T)
-    cache = CacheLayer(k_GSD.view(-1), v_GSD.view(-1), zero_T[:1].repeat(2))
-    return cached_attention(q_THD.contiguous(), cache, rows, k_SGD.shape[1], scale=scale or 1.0 / math.sqrt(dim))
+    first_N, document_T = layout.cu_q.long(), layout.document_T.long()
+    pages_N = (first_N.diff() + PAGE - 1) // PAGE
+    begin_N = pages_N.cumsum(0) - pages_N
+    place_T = torch.arange(len(q_THD), device=q_THD.device) - first_N[document_T]
+    total, most = len(q_THD) // PAGE + len(pages_N), -(-layout.max_q // PAGE)
+    at_T = begin_N[document_T] * PAGE + place_T
+
+    def paged(x_SGD: torch.Tensor) -> torch.Tensor:
+        flat = x_SGD.new_zeros((total * PAGE, *x_SGD.shape[1:]))
+        flat[at_T] = x_SGD
+        return flat.view(total, PAGE, *x_SGD.shape[1:]).transpose(1, 2).contiguous().view(-1)
+
+    table_NP = begin_N[:, None] + torch.arange(most, device=q_THD.device)  # past a document's end: not read
+    rows = Rows(table_NP.int()[document_T], place_T, PAGE)
+    cache = CacheLayer(paged(k_SGD), paged(v_SGD), torch.zeros(2, dtype=torch.int64, device=q_THD.device))
+    return cached_attention(q_THD.contiguous(), cache, rows, k_SGD.shape[1], scale=scale or 1.0 / math.sqrt(q_THD.shape[2]))
 
 
 def _varlen(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Decoding against a pool of keys and values, on the trainer's own weights: sequences of any length side by side, prefixes shared.
+"""Decoding against a pool of keys and values, on the trainer's own weights: sequences of any length side by side, pages shared.
 
 Shape suffixes: T new tokens, B rows of one token each, H hidden, L layers, 2 keys and values.
 """
@@ -6,8 +6,6 @@ Shape suffixes: T new tokens, B rows of one token each, H hidden, L layers, 2 ke
 from __future__ import annotations
 
 import math
-from bisect import bisect
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,39 +38,18 @@ def same_tensors(one: DecodeWeights, other: DecodeWeights) -> bool:
 
 
 class Pool:
-    """Room for `tokens` positions in every layer. Regions are handed out first fit; where they lie is the host's knowledge alone."""
+    """Room for a number of pages in every layer. Which of them are in use is the host's knowledge alone (rl/rollout/pages.py)."""
 
-    def __init__(self, config: ModelConfig, tokens: int, like: torch.Tensor) -> None:
-        size = tokens * config.kv_heads * config.head_dim
+    def __init__(self, config: ModelConfig, pages: int, page: int, like: torch.Tensor) -> None:
+        shape = (pages, config.kv_heads * page * config.head_dim)
         # one tensor a layer: a hundred gigabytes in one piece rarely fit between a trainer's tensors
-        self.layers = [tuple(torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(2)) for _ in range(config.layers)]
-        self.unit = config.kv_heads * config.head_dim
-        self.tokens = tokens
-        self._free = [(0, tokens)]  # (start, length), ascending
+        self.layers = [tuple(torch.empty(shape, dtype=like.dtype, device=like.device) for _ in range(2)) for _ in range(config.layers)]
+        self.pages, self.page = pages, page
 
-    def allocate(self, length: int) -> int | None:
-        """Start of a region of so many positions, in positions, or None when none is large enough."""
-        for i, (start, room) in enumerate(self._free):
-            if room >= length:
-                self._free[i : i + 1] = [(start + length, room - length)] if room > length else []
-                return start
-        return None
-
-    def free(self, start: int, length: int) -> None:
-        """Give a region back."""
-        if not length:
-            return
-        i = bisect(self._free, (start,))
-        if i < len(self._free) and self._free[i][0] == start + length:
-            length += self._free.pop(i)[1]
-        if i and sum(self._free[i - 1]) == start:
-            self._free[i - 1] = (self._free[i - 1][0], self._free[i - 1][1] + length)
-        else:
-            self._free.insert(i, (start, length))
-
-    def reset(self) -> None:
-        """Take every region back."""
-        self._free = [(0, self.tokens)]
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy whole pages."""
+        for x in (x for layer in self.layers for x in layer):
+            x[target] = x[source]
 
 
 class PooledDecoder:
@@ -91,7 +68,7 @@ class PooledDecoder:
     def attach(self, pool: Pool) -> None:
         """Use this pool from now on. On CUDA its addresses go into a tensor, so that graphs follow without being captured anew."""
         if self.device.type != "cuda":
-            self._caches = [CacheLayer(k, v, base) for (k, v), base in zip(pool.layers, self._base_L2, strict=True)]
+            self._caches = [CacheLayer(k.view(-1), v.view(-1), base) for (k, v), base in zip(pool.layers, self._base_L2, strict=True)]
             return
         size, origin = self._anchor.element_size(), self._anchor.data_ptr()
         offsets = [[(x.data_ptr() - origin) // size for x in layer] for layer in pool.layers]
@@ -109,7 +86,7 @@ class PooledDecoder:
         """Store several given tokens a row. The last layer only stores: nobody reads what it would compute."""
         last, each = len(self.weights.layers) - 1, tiles
         if is_batch_invariant():  # every token a row of its own
-            rows, each = replace(rows.take(tiles.row_T), own_len_N=rows.own_len_N[tiles.row_T] + tiles.offset_T), None
+            rows, each = Rows(rows.table_NP[tiles.row_T], rows.len_N[tiles.row_T] + tiles.offset_T, rows.page), None
         delta_TH, x_TH = self._layers(ids_T, rows, each, None, 1, last)
         self._store(last, self._add_norm(delta_TH, x_TH, self.weights.layers[last].attention_norm)[0], rows, each)
 
@@ -137,7 +114,7 @@ class PooledDecoder:
         q, k = qkv[:, :, :-2].flatten(1, 2), qkv[:, :, -2]
         if norms is not None:
             q, k = (rmsnorm(x.contiguous(), weight, eps=c.norm_eps)[0] for x, weight in zip((q, k), norms, strict=True))
-        positions = rows.prefix_len_N + rows.own_len_N
+        positions = rows.len_N
         if q.is_cuda and not c.rotary_interleaved:
             q, k = (rope(x, self.table_PC, positions) for x in (q, k))
         else:

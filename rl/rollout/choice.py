@@ -13,8 +13,8 @@ from .sampler import SamplingParams
 
 
 def plain(params: SamplingParams) -> bool:
-    """Whether temperature and allowed ids are all there is, which the fused kernel does."""
-    return params.top_p == 1.0 and not params.top_k and params.repetition_penalty == 1.0
+    """Whether the sampling kernel does all there is; a penalty, which needs the tokens so far, it does not."""
+    return params.repetition_penalty == 1.0
 
 
 def choose(

@@ -1,8 +1,9 @@
-"""Continuous batching: requests enter free rows as others leave, prompts are stored once a group, forced tokens go in by chunks.
+"""Continuous batching on pages: requests enter as others leave and as pages are free, given tokens go in by chunks.
 
 The host knows where every row stands without asking the device, because each step gives every row exactly one token; only which token
-it was, and so whether it was a stop, has to be read. Where no request can stop early the host never waits.
-Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X tiles.
+it was, and so whether it was a stop, has to be read. Where no request can stop early the host never waits. Rows get pages as they
+grow; when there are none left, the youngest request gives up its own and is begun again later, with the tokens it had.
+Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X tiles, P pages of a row.
 """
 
 from __future__ import annotations
@@ -14,44 +15,47 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...core.errors import ConfigError, NumericsError
+from ...core.errors import NumericsError
 from ...core.rng import fold, signed
 from ...kernels.decode_cache import Rows, Tiles
-from ...models.pooled import Pool, PooledDecoder, token_bytes
+from ...models.pooled import Pool, PooledDecoder
+from .pages import Pages
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 from .step import FIELDS, WINDOW, DecodeStep, bucket_of, to_device
 
 CHUNK_TOKENS = 8192  # tokens of one pass over given tokens
-ENTRY_TOKENS = 32768  # given tokens read between two windows while others decode
+ENTRY_TOKENS = 32768  # given tokens stored between two windows while others decode
 SHARED_LEAST = 256  # shorter prefixes come out of the GPU's cache as fast as by a kernel of their own
 NEVER = np.iinfo(np.int64).max
 
 
-@dataclass
-class Prefix:
-    """A prompt without its last token: in the pool, or to be put there."""
-
-    ids: tuple[int, ...]
-    waiting: int  # requests that still need it
-    start: int = -1
-
-
-@dataclass
+@dataclass(eq=False)
 class Row:
     """A request in flight."""
 
     index: int
     request: SampleRequest
-    prefix: Prefix
-    own_start: int
-    own_cap: int
+    order: int  # of entering
+    given: tuple[int, ...]  # tokens to store before it decodes
+    token: int  # the one to feed first
     key: int  # signed
-    spans: int = 0  # forced spans already fed
+    count: int  # tokens it had sampled when it entered
+    spans: int  # forced spans already fed
+    pages: list[int]
+    found: int  # the first of them, which others had stored
+    copy: tuple[int, int] | None  # a page that holds its next tokens, to be copied, and how many
+    stored: int  # of `given`
+    phase: int  # it is stored after the rows of lower phases
 
     @property
     def next_forced(self) -> int:
         forced = self.request.forced
         return forced[self.spans][0] if self.spans < len(forced) else NEVER
+
+    def room(self, length: int, count: int) -> int:
+        """Positions it needs for the next window when it holds `length` and has sampled `count`."""
+        due = sum(len(ids) for at, ids in self.request.forced[self.spans :] if at < count + WINDOW)
+        return min(length + WINDOW + 1 + due, self.request.length)
 
 
 @dataclass(frozen=True)
@@ -65,39 +69,49 @@ class Window:
     count_B: np.ndarray  # tokens each row had when it began
 
 
-def pool_tokens(requests: Sequence[SampleRequest], slots: int, limit: int | None) -> int:
-    """Positions the pool needs for `slots` requests at a time, at most `limit`."""
-    own = sorted((r.length - len(r.ids) for r in requests), reverse=True)
-    prefixes = sorted((len(ids) - 1 for ids in {r.ids for r in requests}), reverse=True)
-    wanted = 1 + sum(own[:slots]) + sum(prefixes[:slots])
-    least = 1 + max(r.length - 1 for r in requests)
-    if limit is not None and least > limit:
-        raise ConfigError(f"rollouts.sampler.cache_gib: the longest request needs {least} positions, but the cache holds {limit}; raise it")
-    return wanted if limit is None else min(wanted, limit)
+@dataclass
+class Use:
+    """What became of the pages."""
+
+    given: int = 0  # tokens that had to be in the cache before decoding
+    stored: int = 0  # of these, computed
+    preempted: int = 0  # requests begun again for want of pages
+    most: int = 0  # pages in use at once
+    waste: float = 0.0  # the share of their positions that held nothing, then
 
 
 class ContinuousBatch:
-    """All requests of one call, driven to their ends on one `DecodeStep`. `params` is given where sampling needs the slow path."""
+    """All requests of one call, driven to their ends on one `DecodeStep`. `params` is given where sampling needs the slow path.
 
-    def __init__(self, step: DecodeStep, requests: Sequence[SampleRequest], params: SamplingParams | None, limit: int | None) -> None:
-        self.step, self.requests, self.params = step, requests, params
+    With `keep` the pages of finished requests stay known to `pages`, for requests that go on from them.
+    """
+
+    def __init__(
+        self, step: DecodeStep, pool: Pool, pages: Pages, requests: Sequence[SampleRequest], params: SamplingParams | None, keep: bool
+    ) -> None:
+        self.step, self.pool, self.pages, self.requests, self.params, self.keep = step, pool, pages, requests, params, keep
         self.decoder: PooledDecoder = step.decoder
-        self.pool = Pool(self.decoder.config, pool_tokens(requests, step.slots, limit), self.decoder.weights.embedding)
-        self.decoder.attach(self.pool)
-        self.pool.allocate(1)  # where idle rows write
-        order: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
-            order.setdefault(request.ids, []).append(index)
-        self.prefixes = {ids: Prefix(ids[:-1], len(members)) for ids, members in order.items()}
-        self.waiting = deque(index for members in order.values() for index in members)
+            groups.setdefault(request.ids, []).append(index)
+        self.waiting = deque(index for members in groups.values() for index in members)
+        self.filling: list[Row] = []
+        self.phase_of: dict[int, int] = {}  # of pages that are not stored yet
         self.active: list[Row] = []
-        self.count_B = self.length_B = self.forced_B = np.zeros(0, np.int64)
+        self.dropped: set[int] = set()  # places in `active` that are about to leave
+        self.leaving: list[Row] = []  # over, but not all of their tokens have been read
+        self.count_B = self.length_B = self.forced_B = self.cap_B = np.zeros(0, np.int64)
+        self.table = np.zeros(step.table_BP.shape, np.int32)
+        self.restart: dict[int, int] = {}  # tokens that requests had sampled when they were sent back
+        self.entered = 0
         width = max(r.params.max_new_tokens for r in requests)
         self.ids = np.zeros((len(requests), width), np.int64)
         self.logprobs = np.zeros((len(requests), width), np.float32)
         self.ends = np.array([r.params.max_new_tokens for r in requests])
+        self.read = np.zeros(len(requests), np.int64)
         self.stopped = np.zeros(len(requests), bool)
         self.pending: deque[Window] = deque()
+        self.use = Use()
         step.idle()
         if params is not None and params.repetition_penalty != 1.0:
             step.seen_BV = torch.zeros(len(step.temperature_B), self.decoder.config.vocab, dtype=torch.bool, device=self.decoder.device)
@@ -105,13 +119,12 @@ class ContinuousBatch:
     def run(self, version: int) -> list[Sample]:
         """Every request's continuation, in the order of the requests."""
         try:
-            while self.active or self.waiting:
+            while self.active or self.filling or self.waiting:
                 self._compose()
                 self._window()
                 while self.pending and (len(self.pending) > 4 or any(row.request.params.stop_ids for row in self.active)):
                     self._read(self.pending.popleft())
-            while self.pending:
-                self._read(self.pending.popleft())
+            self._settle()
         finally:
             self.step.seen_BV = None
         kept = np.arange(self.ids.shape[1]) < self.ends[:, None]
@@ -123,101 +136,213 @@ class ContinuousBatch:
     # Who is in flight
 
     def _compose(self) -> None:
-        """Let finished rows leave and waiting requests enter; tell the device when anything changed."""
-        over_B = self.count_B >= np.array([self.ends[row.index] for row in self.active], np.int64)
-        old = [i for i, over in enumerate(over_B) if not over]
-        for row, over in zip(self.active, over_B, strict=True):
-            if over:
-                self.pool.free(row.own_start, row.own_cap)
-                self._leave(row.prefix)
-        kept = [self.active[i] for i in old]
-        entering, fresh = self._enter(len(kept))
-        if not kept and not entering and self.waiting:  # only prefixes lie in the way: begin with an empty pool
-            self._empty_pool()
-            entering, fresh = self._enter(0)
-        if not entering and len(kept) == len(self.active):
-            return
-        self._read_prompts(fresh)
-        self.count_B = np.concatenate([self.count_B[old], np.zeros(len(entering), np.int64)])
-        self.length_B = np.concatenate([self.length_B[old], np.zeros(len(entering), np.int64)])
-        self.active = kept + entering
+        """Let finished rows leave, give pages to those that go on, let others enter; tell the device what changed."""
+        self.dropped, before = set(), self.use.preempted
+        self._retire()
+        grown = self._grow()
+        if self.use.preempted == before:
+            self._enter()
+        ready = self._fill()
+        if self.dropped or ready:
+            self._arrange(ready)
+        elif grown:
+            self._upload_table()
+        in_use = self.pages.count - 1 - self.pages.free
+        if in_use > self.use.most:
+            self.use.most = in_use
+            held = sum(len(row.pages) for row in self.active) * self.pages.size - int(self.length_B.sum())
+            self.use.waste = held / (in_use * self.pages.size)
+
+    def _retire(self) -> None:
+        """Rows that have all their tokens leave."""
+        for i, row in enumerate(self.active):
+            if i not in self.dropped and self.count_B[i] >= self.ends[row.index]:
+                self.dropped.add(i)
+                self.leaving.append(row)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Give back the pages of rows that are over; where they are kept, once it is known what they hold."""
+        left = []
+        for row in self.leaving:
+            if self.keep and self.read[row.index] < self.ends[row.index]:
+                left.append(row)
+                continue
+            if self.keep:
+                self.pages.learn(row.pages, self._sequence(row.index, int(self.ends[row.index]))[:-1])
+            self.pages.release(row.pages)
+        self.leaving = left
+
+    def _sequence(self, index: int, count: int) -> tuple[int, ...]:
+        """Prompt, sampled and forced tokens of a request that has sampled `count`."""
+        request = self.requests[index]
+        return request.ids + interleave(self.ids[index, :count].tolist(), [0.0] * count, request, "length", 0).ids
+
+    def _grow(self) -> bool:
+        """Pages for the next window of every row; the oldest rows come first."""
+        room_B = self.length_B + WINDOW + 1
+        for i in np.flatnonzero(self.forced_B < self.count_B + WINDOW):
+            room_B[i] = self.active[i].room(int(self.length_B[i]), int(self.count_B[i]))
+        total_B = np.array([row.request.length for row in self.active], np.int64)
+        room_B = np.minimum(room_B, total_B)
+        short = sorted(
+            (i for i in np.flatnonzero(room_B > self.cap_B).tolist() if i not in self.dropped), key=lambda i: self.active[i].order
+        )
+        for i in short:
+            row = self.active[i]
+            while i not in self.dropped and len(row.pages) * self.pages.size < room_B[i]:
+                page = self._page()
+                if i in self.dropped:
+                    self.pages.release([page])
+                else:
+                    self.table[i, len(row.pages)] = page
+                    row.pages.append(page)
+            self.cap_B[i] = min(len(row.pages) * self.pages.size, total_B[i])
+        return bool(short)
+
+    def _page(self) -> int:
+        """A page of the pool. Where none is free, requests that have ended give theirs, else the youngest one does."""
+        while (page := self.pages.take()) is None:
+            if self.pending:
+                self._settle()
+                self._retire()
+            else:
+                self._preempt()
+        return page
+
+    def _preempt(self) -> None:
+        """Send the youngest request back to wait. All that it sampled has been read."""
+        place = {row: i for i, row in enumerate(self.active) if i not in self.dropped}
+        row = max([*place, *self.filling], key=lambda row: row.order)
+        if row in place:
+            self.dropped.add(place[row])
+            self.restart[row.index] = int(self.count_B[place[row]])
+        else:
+            self.filling.remove(row)
+            for number, page in enumerate(row.pages[row.found :], row.found):
+                self.phase_of.pop(page, None)
+                if number >= row.stored // self.pages.size:  # nobody older counts on what it was to hold
+                    self.pages.forget(page)
+            if row.copy:
+                self.pages.release([row.copy[0]])
+        self.pages.release(row.pages)
+        self.waiting.appendleft(row.index)
+        self.use.preempted += 1
+
+    def _enter(self) -> None:
+        """Requests that get pages now; their given tokens are still to be stored."""
+        while self.waiting:
+            flying = len(self.active) - len(self.dropped) + len(self.filling)
+            if flying >= self.step.slots:
+                break
+            row = self._begin(self.waiting[0], flying)
+            if row is None and not flying and self.leaving:
+                self._settle()
+                continue
+            if row is None:
+                break
+            self.waiting.popleft()
+            self.filling.append(row)
+
+    def _begin(self, index: int, flying: int) -> Row | None:
+        """A request with pages for its given tokens and its first window, if one more page for every row in flight is left over."""
+        request, count, size = self.requests[index], self.restart.get(index, 0), self.pages.size
+        ids = self._sequence(index, count)
+        pages, copy = self.pages.find(ids[:-1])
+        spans = sum(at < count for at, _ in request.forced)
+        key, found = signed(fold(*request.key)), len(pages)
+        row = Row(index, request, self.entered, ids[:-1], ids[-1], key, count, spans, pages, found, copy, found * size, 0)
+        missing = -(-row.room(len(row.given), count) // size) - found
+        if self.pages.free < missing + flying:
+            self.pages.release([*pages, *([copy[0]] if copy else [])])
+            return None
+        self.entered += 1
+        row.phase = max((self.phase_of.get(page, 0) for page in pages), default=0)
+        if copy and copy[0] in self.phase_of:
+            row.phase = max(row.phase, self.phase_of[copy[0]] + 1)
+        for _ in range(missing):
+            pages.append(page := self._page())
+            self.phase_of[page] = row.phase
+        self.pages.learn(pages, row.given)
+        self.use.given += len(row.given)
+        return row
+
+    def _fill(self) -> list[Row]:
+        """Store given tokens, as many as may go between two windows; returns the rows that are ready to decode."""
+        budget = ENTRY_TOKENS if len(self.active) > len(self.dropped) else NEVER
+        self.filling.sort(key=lambda row: (row.phase, row.order))
+        ready: list[Row] = []
+        while self.filling and budget > 0:
+            now = [row for row in self.filling if row.phase == self.filling[0].phase]
+            self._copy([row for row in now if row.copy])
+            pieces: list[tuple[Row, int, int]] = []
+            done = 0
+            for row in now:
+                tokens = min(len(row.given) - row.stored, budget)
+                pieces += [(row, row.stored + at, min(CHUNK_TOKENS, tokens - at)) for at in range(0, tokens, CHUNK_TOKENS)]
+                row.stored += tokens
+                budget -= tokens
+                if row.stored < len(row.given):
+                    break
+                done += 1
+                for page in row.pages:
+                    self.phase_of.pop(page, None)
+            self._store(pieces)
+            ready += self.filling[:done]
+            del self.filling[:done]
+        return ready
+
+    def _arrange(self, ready: list[Row]) -> None:
+        """Close the gaps that rows left and add the new ones."""
+        old = [i for i in range(len(self.active)) if i not in self.dropped]
+        n, size = len(old) + len(ready), self.pages.size
+        self.active = [*(self.active[i] for i in old), *ready]
+        self.count_B = np.concatenate([self.count_B[old], np.array([row.count for row in ready], np.int64)])
+        self.length_B = np.concatenate([self.length_B[old], np.array([len(row.given) for row in ready], np.int64)])
+        self.cap_B = np.array([min(len(row.pages) * size, row.request.length) for row in self.active], np.int64)
         self.forced_B = np.array([row.next_forced for row in self.active], np.int64)
+        width, rows = max((len(row.pages) for row in self.active), default=1), bucket_of(n, self.step.slots)
+        self.table[: len(old), :width] = self.table[old, :width]
+        self.table[len(old) : rows] = 0
+        for i in range(len(old), n):
+            self.table[i, : len(self.active[i].pages)] = self.active[i].pages
         if self.active:
             self._upload(old)
 
-    def _leave(self, prefix: Prefix) -> None:
-        prefix.waiting -= 1
-        if not prefix.waiting:
-            self.pool.free(prefix.start, len(prefix.ids))
-
-    def _empty_pool(self) -> None:
-        for prefix in self.prefixes.values():
-            prefix.start = -1
-        self.pool.reset()
-        self.pool.allocate(1)
-
-    def _enter(self, taken: int) -> tuple[list[Row], list[Prefix]]:
-        """Requests that get a row now, and the prompts to be read for them."""
-        entering: list[Row] = []
-        fresh: list[Prefix] = []
-        tokens = 0
-        while self.waiting and taken + len(entering) < self.step.slots:
-            index = self.waiting[0]
-            request = self.requests[index]
-            prefix = self.prefixes[request.ids]
-            new = prefix.start < 0
-            if new:
-                if taken and tokens + len(prefix.ids) > ENTRY_TOKENS:
-                    break
-                start = self.pool.allocate(len(prefix.ids)) if prefix.ids else 0
-                if start is None:
-                    break
-                prefix.start = start
-            room = request.length - len(request.ids)
-            own = self.pool.allocate(room)
-            if own is None:
-                if new:
-                    self.pool.free(prefix.start, len(prefix.ids))
-                    prefix.start = -1
-                break
-            if new:
-                fresh.append(prefix)
-                tokens += len(prefix.ids)
-            self.waiting.popleft()
-            entering.append(Row(index, request, prefix, own, room, signed(fold(*request.key))))
-        return entering, fresh
+    def _upload_table(self) -> None:
+        """Tell the device which pages the rows have, and how far they reach."""
+        n, width = bucket_of(len(self.active), self.step.slots), max(len(row.pages) for row in self.active)
+        self.step.table_BP[:n, :width] = to_device(self.table[:n, :width], self.decoder.device)
+        self.step.line("cap", len(self.active)).copy_(to_device(self.cap_B, self.decoder.device))
 
     def _upload(self, old: list[int]) -> None:
         """Write the state of all rows; the next token of an old row is known to the device alone."""
-        step, unit, device = self.step, self.pool.unit, self.decoder.device
+        step, device = self.step, self.decoder.device
         rows = bucket_of(len(self.active), step.slots)
         host = np.zeros((len(FIELDS), rows), np.int64)
         line = {name: host[i] for i, name in enumerate(FIELDS)}
-        line["own_cap"][:], line["high"][:] = 1, self.decoder.config.vocab
-        warm = np.ones(rows, np.float32)
-        together: dict[int, list[int]] = {}
+        line["cap"][:], line["high"][:] = 1, self.decoder.config.vocab
+        warm, top_p = np.ones((2, rows), np.float32)
+        together: dict[tuple[int, int], list[int]] = {}
         n = len(self.active)
-        line["own_len"][:n], line["count"][:n] = self.length_B, self.count_B
-        names = ("key", "prefix_start", "prefix_len", "own_start", "own_cap")
-        fixed = [(row.key, row.prefix.start * unit, len(row.prefix.ids), row.own_start * unit, row.own_cap) for row in self.active]
-        for name, column in zip(names, np.array(fixed, np.int64).T, strict=True):
-            line[name][:n] = column
+        line["length"][:n], line["count"][:n], line["cap"][:n] = self.length_B, self.count_B, self.cap_B
         for i, row in enumerate(self.active):
             params = row.request.params
-            warm[i] = params.temperature
+            line["key"][i], line["top_k"][i], warm[i], top_p[i] = row.key, params.top_k, params.temperature, params.top_p
             if params.allowed is not None:
                 line["low"][i], line["high"][i] = params.allowed
             if i >= len(old):
-                line["token"][i] = row.request.ids[-1]
-            together.setdefault(id(row.prefix), []).append(i)
+                line["token"][i] = row.token
+            whole = (len(row.request.ids) - 1) // self.pages.size
+            if whole * self.pages.size >= SHARED_LEAST:  # a page stands for all the tokens before it too
+                together.setdefault((whole, row.pages[whole - 1]), []).append(i)
         tiles, size = [], step.tiles_BR.shape[1]
-        for members in together.values():
-            length = len(self.active[members[0]].prefix.ids)
-            for at in range(0, len(members), size) if length >= SHARED_LEAST else ():
+        for (whole, _), members in together.items():
+            for at in range(0, len(members), size):
                 part = members[at : at + size]
                 if len(part) > 1:
                     tiles.append(part + [-1] * (size - len(part)))
-                    line["done"][part] = length
+                    line["done"][part] = whole * self.pages.size
         order = np.zeros(rows, np.int64)
         order[: len(old)] = old
         moved, order_B = to_device(host, device), to_device(order, device)
@@ -226,7 +351,9 @@ class ContinuousBatch:
             self._upload_seen(old, order_B)
         step.numbers[:, :rows] = moved
         step.line("token", len(old)).copy_(token_B[: len(old)])
-        step.temperature_B[:rows] = to_device(warm, device)
+        step.temperature_B[:rows], step.top_p_B[:rows] = to_device(warm, device), to_device(top_p, device)
+        step.cuts = bool((line["top_k"] > 0).any() or (top_p < 1).any())
+        self._upload_table()
         step.tiles_BR.fill_(-1)
         step.shares = bool(tiles)
         if tiles:
@@ -238,7 +365,7 @@ class ContinuousBatch:
         seen_BV[: len(order_B)] = seen_BV[order_B]
         for i in range(len(old), len(self.active)):
             seen_BV[i] = False
-            seen_BV[i, list(self.active[i].request.ids)] = True
+            seen_BV[i, [*self.active[i].given, self.active[i].token]] = True
 
     # What the device does
 
@@ -252,7 +379,6 @@ class ContinuousBatch:
         steps = int(min(WINDOW, left_B.max()))
         replay = step.replay(rows, self.params)
         began_B = self.count_B.copy()
-        caps_B = np.array([row.own_cap for row in self.active])
         step.tick_1.zero_()
         for _ in range(steps):
             due = np.flatnonzero(self.forced_B == self.count_B)
@@ -260,7 +386,7 @@ class ContinuousBatch:
                 self._force(due)
             replay()
             self.count_B += 1
-            self.length_B = np.minimum(self.length_B + 1, caps_B - 1)
+            self.length_B = np.minimum(self.length_B + 1, self.cap_B - 1)
         n = len(self.active)
         tokens, logprobs = step.tokens_WB[:steps, :n], step.logprobs_WB[:steps, :n]
         ready = None
@@ -284,30 +410,43 @@ class ContinuousBatch:
                 step.seen_BV[i, list(span)] = True
         lengths = [len(span) for span in spans]
         given = [(0, *span[:-1]) for span in spans]
-        names = ("prefix_start", "prefix_len", "own_start", "own_cap", "own_len")
-        lines = {name: step.line(name)[at_N] for name in (*names, "token")}
+        stand, token_N = step.rows(len(self.active)).take(at_N), step.line("token")[at_N]
         for low, high in _parts(lengths):
-            rows = Rows(*(lines[name][low:high] for name in names))
+            rows = Rows(stand.table_NP[low:high], stand.len_N[low:high], stand.page)
             ids_T, tiles = self._tiles(given[low:high])
             first_N = np.cumsum([0, *lengths[low : high - 1]])
-            ids_T[to_device(first_N, device)] = lines["token"][low:high]
+            ids_T[to_device(first_N, device)] = token_N[low:high]
             self.decoder.extend(ids_T, rows, tiles)
         step.line("token").index_copy_(0, at_N, to_device(np.array([span[-1] for span in spans]), device))
-        step.line("own_len").index_add_(0, at_N, to_device(np.array(lengths), device))
+        step.line("length").index_add_(0, at_N, to_device(np.array(lengths), device))
         self.length_B[due] += np.array(lengths)
         for i in due:
             self.active[i].spans += 1
             self.forced_B[i] = self.active[i].next_forced
 
-    def _read_prompts(self, fresh: list[Prefix]) -> None:
-        """Store new prompts, in chunks of bounded size; a long prompt goes in several."""
-        pieces = [(p, at, min(CHUNK_TOKENS, len(p.ids) - at)) for p in fresh for at in range(0, len(p.ids), CHUNK_TOKENS)]
-        unit, device = self.pool.unit, self.decoder.device
+    def _copy(self, rows: list[Row]) -> None:
+        """Copy pages whose beginning is what rows need next."""
+        if not rows:
+            return
+        pairs = [(row.copy[0], row.pages[row.stored // self.pages.size]) for row in rows if row.copy]
+        self.pool.copy(*to_device(np.array(pairs, np.int64).T, self.decoder.device).unbind())
+        for row in rows:
+            assert row.copy is not None
+            self.pages.release([row.copy[0]])
+            row.stored, row.copy = row.stored + row.copy[1], None
+
+    def _store(self, pieces: list[tuple[Row, int, int]]) -> None:
+        """Compute and store (row, first, count) of given tokens, in passes of bounded size; a long prompt goes in several."""
+        device = self.decoder.device
         for low, high in _parts([length for _, _, length in pieces]):
             part = pieces[low:high]
-            numbers = np.array([(0, 0, p.start * unit, len(p.ids), at) for p, at, _ in part], np.int64).T
-            ids_T, tiles = self._tiles([p.ids[at : at + length] for p, at, length in part])
-            self.decoder.extend(ids_T, Rows(*to_device(numbers, device).unbind()), tiles)
+            table_NP = np.zeros((len(part), max(len(row.pages) for row, _, _ in part)), np.int32)
+            for n, (row, _, _) in enumerate(part):
+                table_NP[n, : len(row.pages)] = row.pages
+            start_N = np.array([at for _, at, _ in part], np.int64)
+            ids_T, tiles = self._tiles([row.given[at : at + length] for row, at, length in part])
+            self.decoder.extend(ids_T, Rows(to_device(table_NP, device), to_device(start_N, device), self.pages.size), tiles)
+            self.use.stored += len(ids_T)
 
     def _tiles(self, given: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, Tiles]:
         """Token ids end to end, and how attention goes over them."""
@@ -325,6 +464,11 @@ class ContinuousBatch:
         return moved[3], Tiles(moved[0], moved[1], moved[2], most)
 
     # What comes back
+
+    def _settle(self) -> None:
+        """Read all that was sampled."""
+        while self.pending:
+            self._read(self.pending.popleft())
 
     def _read(self, window: Window) -> None:
         """Put a window's tokens where they belong; a stop ends its row."""
@@ -347,6 +491,8 @@ class ContinuousBatch:
         ok_BW = place_BW < self.ends[index_B][:, None]
         where = np.broadcast_to(index_B[:, None], place_BW.shape)[ok_BW], place_BW[ok_BW]
         self.ids[where], self.logprobs[where] = tokens_BW[ok_BW], logprobs_BW[ok_BW]
+        self.read[index_B] = np.minimum(place_BW[:, -1] + 1, self.ends[index_B])
+        self._let_go()
 
 
 def _parts(lengths: list[int]) -> list[tuple[int, int]]:
@@ -358,20 +504,3 @@ def _parts(lengths: list[int]) -> list[tuple[int, int]]:
             low, total = i, 0
         total += length
     return [*parts, (low, len(lengths))] if lengths else []
-
-
-def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int) -> int | None:
-    """How many positions may be held: by the setting, else what fits into most of the free device memory; on CPU without bound."""
-    each = token_bytes(decoder.config, decoder.dtype)
-    if cache_gib is not None:
-        return int(cache_gib * 2**30) // each
-    if decoder.device.type != "cuda":
-        return None
-    free = (
-        torch.cuda.mem_get_info(decoder.device)[0]
-        + torch.cuda.memory_reserved(decoder.device)
-        - torch.cuda.memory_allocated(decoder.device)
-    )
-    c, size = decoder.config, decoder.dtype.itemsize
-    work = slots * c.vocab * size + max(slots, CHUNK_TOKENS) * (4 * c.ffn + 8 * c.hidden) * size
-    return max(0, int(0.9 * free) - 2 * work) // each

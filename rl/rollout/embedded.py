@@ -18,12 +18,13 @@ from ...core.errors import ConfigError, NumericsError
 from ...core.rng import key_tensor
 from ...data.trajectory import Invalid
 from ...kernels.batch_invariant import batch_invariant
-from ...kernels.decode_cache import tile_tokens
+from ...kernels.decode_cache import PAGE
 from ...models.config import ModelConfig
 from ...models.decode import Decoder, KVCache, decode_weights
 from ...models.pooled import PooledDecoder, same_tensors
 from .choice import choose, plain
-from .continuous import ContinuousBatch, position_limit
+from .continuous import ContinuousBatch, Use
+from .room import Room, make_room
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 from .step import DecodeStep
 
@@ -36,7 +37,9 @@ class EmbeddedSampler:
 
     `max_batch` bounds the requests in flight, `cache_gib` the keys and values of the continuous batch (default: most of the free device
     memory); what does not fit waits. `continuous` chooses the way of working, by default by device. `batch_invariant` makes log-probs
-    equal, bit for bit, to those of a trainer that scores under the mode of that name; it is slower.
+    equal, bit for bit, to those of a trainer that scores under the mode of that name; it is slower. With `keep` the cache stays between
+    calls until `rest`, and what requests of one weight version have in common with earlier ones, such as the turns of an episode, is not
+    computed again.
     """
 
     def __init__(
@@ -49,11 +52,14 @@ class EmbeddedSampler:
         cache_gib: float | None = None,
         continuous: bool | None = None,
         batch_invariant: bool = False,
+        keep: bool = False,
     ) -> None:
         self.weights, self.config, self.version = weights, config, version
         self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous
-        self.batch_invariant = batch_invariant
+        self.batch_invariant, self.keep = batch_invariant, keep
         self._step: DecodeStep | None = None
+        self._room: Room | None = None
+        self._uses: list[Use] = []
 
     @torch.no_grad()
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
@@ -80,6 +86,20 @@ class EmbeddedSampler:
                 wave = members[start : start + (self.max_batch or WAVE)]
                 self._place(results, wave, self._wave(decoder, [requests[i] for i in wave], shape[1]))
         return [result for result in results if result is not None]
+
+    def rest(self) -> dict[str, float]:
+        """Give the cache's memory back, for the trainer's turn; returns how the cache was used since the last time, for the record."""
+        self._room, uses, self._uses = None, self._uses, []
+        given = sum(use.given for use in uses)
+        if not given:
+            return {}
+        most = max(uses, key=lambda use: use.most)
+        return {
+            "time/cache_pages": float(most.most),
+            "time/cache_waste": most.waste,
+            "time/prompt_reuse": 1.0 - sum(use.stored for use in uses) / given,
+            "time/preempted": float(sum(use.preempted for use in uses)),
+        }
 
     @staticmethod
     def _place(results: list[Sample | Invalid | None], members: list[int], samples: list[Sample]) -> None:
@@ -108,14 +128,22 @@ class EmbeddedSampler:
     ) -> list[Sample]:
         """All requests as one continuous batch. Graphs of earlier calls are used again while the weights stay where they are."""
         weights = decode_weights(named, self.config)
-        slots = min(self.max_batch or SLOTS, SLOTS)
-        if self._step is None or not same_tensors(self._step.decoder.weights, weights) or self._step.slots < min(slots, len(requests)):
-            together = tile_tokens(self.config.heads // self.config.kv_heads)
-            self._step = DecodeStep(PooledDecoder(weights, self.config), min(slots, len(requests)), together)
-        step = self._step
+        slots = min(self.max_batch or SLOTS, SLOTS, max(len(requests), self._step.slots if self._step else 0))
+        if self._step is None or not same_tensors(self._step.decoder.weights, weights):
+            self._room = None
+            self._step = DecodeStep(PooledDecoder(weights, self.config), slots, PAGE)
+        elif self._step.slots < slots:
+            self._step = DecodeStep(self._step.decoder, slots, PAGE)
+        step, version = self._step, self.version()
+        if self._room is not None and not self._room.suits(requests, slots):
+            self._room = None  # its memory counts for the next
+        room, self._room = self._room or make_room(step, requests, self.cache_gib, self.keep, version), None  # none after a failure
+        room.enter(step.decoder, requests, version)
         step.temperature = temperature or 1.0
-        batch = ContinuousBatch(step, requests, params, position_limit(self.cache_gib, step.decoder, step.slots))
-        samples = batch.run(self.version())
+        batch = ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep)
+        samples = batch.run(version)
+        self._uses.append(batch.use)
+        self._room = room if self.keep else None
         if params is not None:
             step.forget(params)
         return samples

@@ -68,10 +68,7 @@ def open_sampler(
 def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh) -> OpenSampler:
     """On the engine's own weights where a rank holds them all; else on a whole copy that the leader gathers at every publish."""
     options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "batch_invariant": config.batch_invariant}
-    if engine.parallel.model_size * engine.parallel.expert == 1:
-        return OpenSampler(
-            EmbeddedSampler(lambda: sampling_weights(engine), model, version=lambda: engine.steps, **options), None, lambda: None
-        )
+    shares = engine.parallel.model_size * engine.parallel.expert == 1
     held: dict[str, Any] = {}
     lora = getattr(engine.build, "lora", None)
 
@@ -85,7 +82,13 @@ def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: M
             else:
                 held[name] = tensor.detach().clone()
 
-    return OpenSampler(EmbeddedSampler(lambda: held, model, version=lambda: engine.steps, **options), publish, held.clear)
+    def close() -> None:
+        held.clear()
+        sampler.rest()
+
+    weights = (lambda: sampling_weights(engine)) if shares else (lambda: held)
+    sampler = EmbeddedSampler(weights, model, version=lambda: engine.steps, keep=True, **options)
+    return OpenSampler(sampler, None if shares else publish, close, rest=sampler.rest)
 
 
 def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh, ahead: int) -> OpenSampler:

@@ -21,7 +21,7 @@ from triton.runtime import driver, jit
 from terrella import kernels
 from terrella.kernels.batch_invariant import matmul
 from terrella.kernels.decode_attention import append_kv, cached_attention
-from terrella.kernels.decode_cache import CacheLayer, Rows, Shared
+from terrella.kernels.decode_cache import PAGE, CacheLayer, Rows, Shared
 from terrella.kernels.logprob_triton import merge_shards
 from terrella.kernels.sample import sample_tokens
 
@@ -116,12 +116,12 @@ def call_everything() -> None:
 
 def decode(heads: int, groups: int, dim: int) -> None:
     """One new token for each of eight sequences, with a shared prefix and with keys cut among programs."""
-    count, size = 8, groups * dim * 64
-    cache = CacheLayer(*(torch.zeros(2 * count * size, dtype=torch.bfloat16) for _ in range(2)), torch.zeros(2, dtype=torch.long))
+    count = 8
+    cache = CacheLayer(*(torch.zeros(9 * groups * PAGE * dim, dtype=torch.bfloat16) for _ in range(2)), torch.zeros(2, dtype=torch.long))
     column = torch.arange(count)
-    rows = Rows(column * 0, column * 0 + 32, (column + 1) * size, column * 0 + 64, column * 0 + 8)
+    rows = Rows(torch.stack([column * 0, column + 1], 1).int(), column * 0 + PAGE + 8, PAGE)
     q = append_kv(torch.zeros(count, groups, heads // groups + 2, dim, dtype=torch.bfloat16), cache, rows, torch.zeros(512, dim))
-    shared = Shared(torch.arange(count, dtype=torch.int32).view(1, -1), column * 0 + 32)
+    shared = Shared(torch.arange(count, dtype=torch.int32).view(1, -1), column * 0 + PAGE)
     for options in ({}, {"splits": 4}, {"shared": shared}):
         cached_attention(q, cache, rows, groups, scale=0.1, **options)
 

@@ -24,31 +24,29 @@ def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype = DTYPE) -> 
     assert error < (1e-2 if dtype == torch.bfloat16 else 2e-6), f"off by {error:.2e}"
 
 
-def make(heads: int, groups: int, dim: int, lengths: list[tuple[int, int, int]], new: list[int], seed: int = 0):
-    """A cache with (prefix number, prefix length, own length) for every sequence, regions in shuffled order; float64 on the CPU."""
-    draw = torch.Generator().manual_seed(seed)
-    prefixes = {number: length for number, length, _ in lengths}
-    sizes = [*prefixes.values(), *(own + n + 3 for (_, _, own), n in zip(lengths, new, strict=True))]
-    starts, at = [0] * len(sizes), 8
-    for place in torch.randperm(len(sizes), generator=draw).tolist():
-        starts[place], at = at, at + sizes[place] * groups * dim
-    k, v = (torch.randn(at + 64, generator=draw, dtype=torch.float64).bfloat16().double() for _ in range(2))
-    where = dict(zip(prefixes, starts, strict=False))
-    columns = [
-        [where[number] for number, _, _ in lengths],
-        [length for _, length, _ in lengths],
-        starts[len(prefixes) :],
-        sizes[len(prefixes) :],
-        [own for _, _, own in lengths],
-    ]
-    rows = Rows(*(torch.tensor(c, dtype=torch.int64) for c in columns))
+def make(heads: int, groups: int, dim: int, lengths: list[tuple[int, int, int]], new: list[int], page: int = 16):
+    """A cache with (prefix number, prefix length, own length) for every sequence, in shuffled pages; float64 on the CPU.
+
+    Sequences of one prefix share its whole pages.
+    """
+    draw = torch.Generator().manual_seed(0)
+    needed = [-(-(shared + own + n) // page) for (_, shared, own), n in zip(lengths, new, strict=True)]
+    order = iter((torch.randperm(1 + sum(needed), generator=draw)).tolist())
+    table = torch.full((len(lengths), max(needed) + 2), -(10**6), dtype=torch.int32)  # what is not in use must not be read
+    prefixes: dict[int, list[int]] = {}
+    for row, (number, shared, _) in enumerate(lengths):
+        pages = prefixes.setdefault(number, [next(order) for _ in range(shared // page)])
+        table[row, : needed[row]] = torch.tensor(pages + [next(order) for _ in range(needed[row] - len(pages))])
+    size = 16 + (1 + sum(needed)) * groups * page * dim
+    k, v = (torch.randn(size, generator=draw, dtype=torch.float64).bfloat16().double() for _ in range(2))
+    rows = Rows(table, torch.tensor([shared + own for _, shared, own in lengths]), page)
     qkv = torch.randn(sum(new), groups, heads // groups + 2, dim, generator=draw, dtype=torch.float64).bfloat16().double()
     return CacheLayer(k, v, torch.tensor([8, 16])), rows, qkv
 
 
 def place(cache: CacheLayer, rows: Rows, dtype: torch.dtype = DTYPE) -> tuple[CacheLayer, Rows]:
     cache = CacheLayer(cache.k.to(DEVICE, dtype), cache.v.to(DEVICE, dtype), cache.base_2.to(DEVICE))
-    return cache, Rows(*(getattr(rows, name).to(DEVICE) for name in Rows.__dataclass_fields__))
+    return cache, Rows(rows.table_NP.to(DEVICE), rows.len_N.to(DEVICE), rows.page)
 
 
 def tiles_of(new: list[int], most: int, device: str) -> Tiles:
@@ -66,9 +64,10 @@ if interpreting():
     LENGTHS = [(0, 70, 5), (0, 70, 40), (1, 0, 0), (2, 32, 31), (3, 7, 33), (0, 70, 0), (2, 32, 60)]
 
 
+@pytest.mark.parametrize("page", [16, 64])  # several pages and a part of one for each block of keys
 @pytest.mark.parametrize("heads,groups,dim,options", MIXED)
-def test_append_and_attention_of_one_token(heads, groups, dim, options) -> None:
-    cache, rows, qkv = make(heads, groups, dim, LENGTHS, [1] * len(LENGTHS))
+def test_append_and_attention_of_one_token(heads, groups, dim, options, page) -> None:
+    cache, rows, qkv = make(heads, groups, dim, LENGTHS, [1] * len(LENGTHS), page)
     rotated = dim // 2 if options == "partial" else dim
     table = rope_table(512, rotated)
     norms = tuple(1 + torch.randn(dim).bfloat16().double() * 0.1 for _ in range(2)) if options == "norm" else None
@@ -81,10 +80,10 @@ def test_append_and_attention_of_one_token(heads, groups, dim, options) -> None:
     close(mine.k, cache.k)
     close(mine.v, cache.v)
     want = reference_attention(want_q, cache, rows, groups, dim**-0.5)
-    shared = Shared(
-        torch.tensor([[0, 1, 5], [3, 6, -1], [-1, -1, -1]], dtype=torch.int32, device=DEVICE),
-        torch.tensor([LENGTHS[0][1]] * 2 + [0, 30, 0, LENGTHS[0][1], 30], device=DEVICE),
-    )
+    done = [LENGTHS[row][1] // page * page for row in range(len(LENGTHS))]
+    tiles = [[0, 1, 5], [3, 6, -1], [-1, -1, -1]]
+    alone = torch.tensor([0 if row in (2, 4) else n for row, n in enumerate(done)], device=DEVICE)
+    shared = Shared(torch.tensor(tiles, dtype=torch.int32, device=DEVICE), alone)
     for how in ({}, {"splits": 3}, {"shared": shared}):
         close(cached_attention(q, mine, my_rows, groups, scale=dim**-0.5, **how), want)
 
@@ -92,7 +91,7 @@ def test_append_and_attention_of_one_token(heads, groups, dim, options) -> None:
 @pytest.mark.parametrize("heads,groups,dim", HEADS)
 def test_many_tokens_a_sequence(heads, groups, dim) -> None:
     new = [1, 13, 70, 64, 5, 2, 3] if CUDA else [1, 13, 10, 3, 2, 1, 3]
-    cache, rows, qkv = make(heads, groups, dim, LENGTHS, new)
+    cache, rows, qkv = make(heads, groups, dim, LENGTHS, new, 64)
     table, most = rope_table(512, dim), 8
     mine, my_rows = place(cache, rows)
     tiles = tiles_of(new, most, DEVICE)
@@ -106,26 +105,28 @@ def test_many_tokens_a_sequence(heads, groups, dim) -> None:
     )
 
 
-def test_a_row_does_not_depend_on_its_neighbours_nor_on_its_regions() -> None:
-    """The same bits alone, in a batch, and with the boundary between prefix and own tokens elsewhere."""
+def test_a_row_does_not_depend_on_its_neighbours_nor_on_its_pages() -> None:
+    """The same bits alone, in a batch, and with the same keys in pages of another size."""
     cache, rows, qkv = make(6, 2, 64, LENGTHS, [1] * len(LENGTHS))
     mine, my_rows = place(cache, rows)
     table = rope_table(512, 64).to(DEVICE)
     q = append_kv(qkv.to(DEVICE, DTYPE), mine, my_rows, table)
     together = cached_attention(q, mine, my_rows, 2, scale=0.125)
     for row in range(len(LENGTHS)):
-        one = Rows(*(getattr(my_rows, name)[row : row + 1].contiguous() for name in Rows.__dataclass_fields__))
-        assert torch.equal(cached_attention(q[row : row + 1].contiguous(), mine, one, 2, scale=0.125), together[row : row + 1])
-    _, shared, own = LENGTHS[1]
-    whole = torch.zeros(2, 2, shared + own + 1, 64, dtype=DTYPE, device=DEVICE)
-    for flat, base, out in ((mine.k, 8, whole[0]), (mine.v, 16, whole[1])):
-        start, cap = base + int(rows.own_start_N[1]), int(rows.own_cap_N[1])
-        mine_GD = flat[start : start + 2 * cap * 64].view(2, cap, 64)[:, : own + 1]
-        start = base + int(rows.prefix_start_N[1])
-        out.copy_(torch.cat([flat[start : start + 2 * shared * 64].view(2, shared, 64), mine_GD], 1))
-    numbers = [torch.tensor([n], device=DEVICE) for n in (0, 0, 0, shared + own + 1, shared + own)]
-    flat = CacheLayer(whole[0].reshape(-1), whole[1].reshape(-1), torch.zeros(2, dtype=torch.int64, device=DEVICE))
-    assert torch.equal(cached_attention(q[1:2].contiguous(), flat, Rows(*numbers), 2, scale=0.125), together[1:2])
+        alone = q[row : row + 1].contiguous()
+        one = my_rows.take(torch.tensor([row], device=DEVICE))
+        assert torch.equal(cached_attention(alone, mine, one, 2, scale=0.125), together[row : row + 1])
+        named = rows.table_NP[row, : -(-(int(rows.len_N[row]) + 1) // 16)].long().to(DEVICE)
+        flat = []
+        for whole, base in ((mine.k, 8), (mine.v, 16)):
+            pages = whole[base : base + (len(whole) - base) // 2048 * 2048].view(-1, 2, 16, 64)[named]
+            keys = pages.transpose(0, 1).flatten(1, 2)
+            large = torch.zeros(2, -(-keys.shape[1] // 64) * 64, 64, dtype=DTYPE, device=DEVICE)
+            large[:, : keys.shape[1]] = keys
+            flat.append(large.view(2, -1, 64, 64).transpose(0, 1).contiguous().flatten())
+        other = CacheLayer(*flat, torch.zeros(2, dtype=torch.int64, device=DEVICE))
+        order = torch.arange(len(flat[0]) // 8192, dtype=torch.int32, device=DEVICE)[None]
+        assert torch.equal(cached_attention(alone, other, Rows(order, one.len_N, 64), 2, scale=0.125), together[row : row + 1])
 
 
 @pytest.mark.parametrize("vocab", [5, 2100] + ([9008, 151936] if CUDA else []))
@@ -146,6 +147,32 @@ def test_sampling(vocab, dtype) -> None:
     scale = torch.where(temperature == 0, 1.0, temperature)[:, None].double()
     exact = torch.log_softmax(logits.double() / scale, -1).gather(1, token[:, None])[:, 0]
     torch.testing.assert_close(logprob.double(), exact, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [5, 1300] + ([9008, 151936] if CUDA else []))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sampling_cut_by_top_k_and_top_p(vocab, dtype) -> None:
+    draw, rows = torch.Generator().manual_seed(vocab), 48 if CUDA else 12
+    logits = (torch.randn(rows, vocab, generator=draw) * 3).to(dtype).to(DEVICE)
+    u = torch.rand(rows, generator=draw, dtype=torch.float64).to(DEVICE)
+    u[:3] = 1 - 2.0**-40  # the last token that stays
+    temperature = torch.tensor([1.0, 0.7, 1.9, 0.0]).repeat(rows // 4).to(DEVICE)
+    low, high = torch.zeros(rows, dtype=torch.int64, device=DEVICE), torch.full((rows,), vocab, device=DEVICE)
+    low[5], high[5] = 1, 4
+    top_k = torch.tensor([0, 1, 3, 50, 2, vocab, 10**6, 20]).repeat(rows)[:rows].to(DEVICE)
+    top_p = torch.tensor([0.5, 1.0, 0.9, 0.3, 1.0, 0.8, 0.95]).repeat(rows)[:rows].to(DEVICE)
+    token, logprob = sample_tokens(logits, u, temperature, low, high, (top_k, top_p))
+    want, want_logprob = reference_sample(logits.double(), u, temperature, low, high, (top_k, top_p.double()))
+    whole, _ = reference_sample(logits.double(), u, temperature, low, high)
+    assert torch.equal(token[temperature == 0], want[temperature == 0])
+    assert (token == want).float().mean() > 0.97  # fp32 may part from fp64 at a boundary
+    assert (token != whole).any()
+    same = token == want
+    torch.testing.assert_close(logprob[same], want_logprob[same], atol=2e-5, rtol=1e-5)
+    kept = (logits >= logits.gather(1, token[:, None])).sum(1)  # a token that stays has few above it
+    once = (top_k > 0) & (top_k < vocab) & (low == 0)
+    if dtype == torch.float32:
+        assert (kept[once] <= top_k[once]).all()
 
 
 def test_sampling_follows_the_distribution_and_tells_nan() -> None:

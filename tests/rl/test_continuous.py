@@ -1,4 +1,4 @@
-"""The continuous batch: the same samples as waves, whatever enters when, within the memory given, and greedily what transformers says."""
+"""The continuous batch: the same samples as waves, whatever enters when, in any number of pages, and greedily what transformers says."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,23 @@ from hypothesis import strategies as st
 
 from terrella.core.errors import ConfigError, NumericsError
 from terrella.models.config import ModelConfig
-from terrella.models.pooled import Pool, token_bytes
-from terrella.rl.rollout import continuous, step
+from terrella.models.pooled import token_bytes
+from terrella.rl.multiturn import rollout_worlds
+from terrella.rl.rollout import continuous, embedded, step
 from terrella.rl.rollout.embedded import EmbeddedSampler
+from terrella.rl.rollout.pages import Pages
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.rl.test_embedded_sampler import CONFIG, weights
 
 NAMED = weights()
+PAGE = 4
 WAVES = EmbeddedSampler(lambda: NAMED, CONFIG, version=lambda: 5, continuous=False)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch) -> None:
+    monkeypatch.setattr(embedded, "PAGE", PAGE)
 
 
 def stream(**options) -> EmbeddedSampler:
@@ -46,7 +54,9 @@ def mixed(n: int, **options) -> list[SampleRequest]:
     return made
 
 
-def test_equal_to_waves() -> None:
+@pytest.mark.parametrize("page", [1, 4, 64])
+def test_equal_to_waves(page, monkeypatch) -> None:
+    monkeypatch.setattr(embedded, "PAGE", page)
     asked = mixed(24)
     same(stream().generate(asked), WAVES.generate(asked))
 
@@ -55,14 +65,14 @@ def test_admission_one_by_one_equals_all_at_once() -> None:
     asked = mixed(17, stop_ids=(3, 8))
     whole = stream().generate(asked)
     assert {s.finish for s in whole} == {"stop", "length"}
-    same(stream(cache_gib=gib(1 + max(r.length for r in asked))).generate(asked), whole)  # room for one
+    same(stream(cache_gib=gib(2 * PAGE + max(r.length for r in asked))).generate(asked), whole)  # room for one
     same(stream(cache_gib=gib(60)).generate(asked), whole)
     same(stream(max_batch=2).generate(asked), whole)
     same([stream().generate([request])[0] for request in asked[:6]], whole[:6])
 
 
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"repetition_penalty": 1.7}, {"top_k": 5, "repetition_penalty": 0.5}])
-def test_slow_settings_equal_waves(options) -> None:
+def test_cuts_and_penalties_equal_waves(options) -> None:
     asked = mixed(10, **options) + mixed(4)
     same(stream().generate(asked), WAVES.generate(asked))
 
@@ -78,7 +88,7 @@ def test_any_mixture_in_any_room(data) -> None:
         forced = tuple((at, tuple(data.draw(st.lists(st.integers(0, 18), min_size=1, max_size=3)))) for at in places)
         stop = data.draw(st.sampled_from([(), (1,), (2, 3, 4)]))
         asked.append(SampleRequest(prompt, (i,), SamplingParams(limit, stop_ids=stop), forced))
-    room = max(r.length for r in asked) + data.draw(st.integers(0, 60))
+    room = max(r.length for r in asked) + 2 * PAGE + data.draw(st.integers(0, 60))
     same(stream(cache_gib=gib(room)).generate(asked), WAVES.generate(asked))
 
 
@@ -95,7 +105,7 @@ def test_batch_invariant_samples_are_the_same_bits_in_any_batch() -> None:
     asked = mixed(6, stop_ids=(3,))
     whole = stream(batch_invariant=True).generate(asked)
     same(whole, WAVES.generate(asked))
-    assert whole == stream(batch_invariant=True, cache_gib=gib(24)).generate(asked)
+    assert whole == stream(batch_invariant=True, cache_gib=gib(32)).generate(asked)
     assert whole[2:4] == stream(batch_invariant=True).generate(asked[2:4])
 
 
@@ -123,19 +133,110 @@ def test_new_weights_are_used_at_once() -> None:
     same(sampler.generate(asked), other.generate(asked))
 
 
-def test_pool_regions_never_overlap() -> None:
-    pool = Pool(ModelConfig(layers=1, kv_heads=1, heads=1, head_dim=2), 100, torch.zeros(1))
-    draw, held = np.random.default_rng(0), {}
-    for number in range(400):
+def long_answers(**options) -> list[SampleRequest]:
+    return [
+        SampleRequest(
+            tuple((5 * (i // 3) + j) % 19 for j in range(7)), (9, i), SamplingParams(20 + 7 * (i % 4), **options), ((18, (1, 2)),)
+        )
+        for i in range(9)
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"stop_ids": (3,)}, {"repetition_penalty": 1.4}])
+def test_requests_are_begun_again_when_pages_run_out(options) -> None:
+    asked = long_answers(**options)
+    tight = stream(cache_gib=gib(60), keep=True)
+    same(tight.generate(asked), WAVES.generate(asked))
+    assert tight.rest()["time/preempted"] > 0
+
+
+def test_begun_again_bit_for_bit_in_batch_invariant_mode() -> None:
+    asked = [SampleRequest((1, 2, 3 + i), (9, i), SamplingParams(20)) for i in range(2)]
+    tight = stream(cache_gib=gib(12 * PAGE), batch_invariant=True, keep=True)
+    assert tight.generate(asked) == stream(batch_invariant=True).generate(asked)
+    assert tight.rest()["time/preempted"] > 0
+
+
+class Talk:
+    """An episode of three turns: what was sampled goes back into the context, with an observation behind it."""
+
+    OBSERVATION = (17, 2, 5, 11, 3)
+
+    def __init__(self, number: int) -> None:
+        self.prompt_id, self.sample_index = number // 2, number % 2
+        self.ids = tuple((3 * self.prompt_id + j) % 19 for j in range(9))
+        self.turns = 0
+
+    def context(self) -> tuple[int, ...] | None:
+        return self.ids if self.turns < 3 else None
+
+    def receive(self, sample: Sample) -> None:
+        self.ids += sample.ids + self.OBSERVATION
+        self.turns += 1
+
+    def score(self):
+        return [], 1.0, {}
+
+
+def test_episodes_keep_their_pages_over_their_turns() -> None:
+    makers = [lambda i=i: Talk(i) for i in range(6)]
+    params = SamplingParams(8)
+    versions = [5]
+    kept = EmbeddedSampler(lambda: NAMED, CONFIG, version=lambda: versions[0], continuous=True, keep=True)
+    fresh = stream()
+    found = rollout_worlds(kept, makers, params, 0)
+    for one, other in zip(found, rollout_worlds(fresh, makers, params, 0), strict=True):
+        assert [s.ids for s in one.sequences] == [s.ids for s in other.sequences]
+        np.testing.assert_allclose(one.sequences[0].logprobs, other.sequences[0].logprobs, atol=2e-5)
+    prompt, observation = 3 * 8, 6 * 2 * len(Talk.OBSERVATION)  # computed once a group; once a turn
+    assert sum(use.stored for use in kept._uses) == prompt + observation
+    assert sum(use.stored for use in fresh._uses) > 2 * (prompt + observation)
+    versions[0] = 6  # other weights: nothing of before is used
+    rollout_worlds(kept, makers, params, 0)
+    assert sum(use.stored for use in kept._uses) == 2 * (prompt + observation)
+    assert kept.rest()["time/prompt_reuse"] > 0.7 and kept._room is None
+
+
+def test_pages_hold_what_they_are_said_to_hold() -> None:
+    """Against a plain record of what was written: what is found was written, and nobody writes where others read."""
+    draw, pages = np.random.default_rng(0), Pages(40, 3)
+    written: dict[tuple[int, int], int] = {}
+    held: list[tuple[list[int], list[int]]] = []
+    reused = copied = 0
+    for _ in range(600):
         if held and draw.random() < 0.5:
-            start = list(held)[draw.integers(len(held))]
-            pool.free(start, held.pop(start))
-        elif (start := pool.allocate(size := int(draw.integers(1, 20)))) is not None:
-            assert all(start + size <= a or a + n <= start for a, n in held.items()) and start + size <= 100, number
-            held[start] = size
-    for start, size in held.items():
-        pool.free(start, size)
-    assert pool.allocate(100) == 0 and pool.allocate(1) is None
+            mine, ids = held.pop(draw.integers(len(held)))
+            if draw.random() < 0.7:
+                pages.learn(mine, ids)
+            pages.release(mine)
+            continue
+        ids = draw.integers(0, 2, draw.integers(0, 14)).tolist()
+        mine, copy = pages.find(ids)
+        reused += len(mine)
+        for i in range(len(mine) * 3):
+            assert written[mine[i // 3], i % 3] == ids[i]
+        start = len(mine) * 3
+        if copy is not None:
+            copied += 1
+            for i in range(copy[1]):
+                assert written[copy[0], i] == ids[start + i]
+            pages.release([copy[0]])
+        missing = len(ids) // 3 + 1 - len(mine)
+        if pages.free < missing:
+            pages.release(mine)
+            continue
+        for _ in range(missing):
+            page = pages.take()
+            assert page is not None and page > 0 and all(page not in other for other, _ in held) and page not in mine
+            mine.append(page)
+        for i in range(start, len(ids)):
+            written[mine[i // 3], i % 3] = ids[i]
+        held.append((mine, ids))
+    assert reused > 50 and copied > 50
+    pages.forget_all()
+    for mine, _ in held:
+        pages.release(mine)
+    assert sorted(pages.take() or 0 for _ in range(39)) == list(range(1, 40)) and pages.take() is None
 
 
 def test_batch_sizes() -> None:

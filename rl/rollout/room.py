@@ -1,0 +1,79 @@
+"""The memory that the continuous batch works in: the pool of pages on the device, and what the host knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...core.errors import ConfigError
+from ...models.pooled import Pool, PooledDecoder, token_bytes
+from .continuous import CHUNK_TOKENS
+from .pages import Pages
+from .sampler import SampleRequest
+from .step import DecodeStep
+
+SPARE = 4  # a room to keep is made for requests that will have grown so much
+
+
+@dataclass
+class Room:
+    """A pool, its pages, and the weights whose keys and values it holds."""
+
+    pool: Pool
+    pages: Pages
+    most: int | None  # pages that memory had room for
+    version: int
+
+    def suits(self, requests: Sequence[SampleRequest], slots: int) -> bool:
+        """Whether a new room could not serve these requests better."""
+        return self.pages.count == self.most or self.pages.count >= wanted(requests, slots, self.pages.size)
+
+    def enter(self, decoder: PooledDecoder, requests: Sequence[SampleRequest], version: int) -> None:
+        """Make it the one that `decoder` works in. Keys and values of other weights are forgotten."""
+        size, held = self.pages.size, self.pages.count - 1
+        needed = max(-(-r.length // size) for r in requests)
+        if needed > held:
+            raise ConfigError(
+                f"rollouts.sampler.cache_gib: the longest request needs {needed * size} positions, "
+                f"but the cache holds {held * size}; raise it"
+            )
+        if version != self.version:
+            self.pages.forget_all()
+            self.version = version
+        decoder.attach(self.pool)
+
+
+def make_room(step: DecodeStep, requests: Sequence[SampleRequest], cache_gib: float | None, keep: bool, version: int) -> Room:
+    """Room for these requests, and for longer ones where it is kept for them, within what memory allows."""
+    size, decoder = step.page, step.decoder
+    limit = position_limit(cache_gib, decoder, step.slots)
+    most = limit // size if limit is not None else None
+    count = wanted(requests, step.slots, size) * (SPARE if keep else 1)
+    count = max(1, count if most is None else min(count, most))
+    return Room(Pool(decoder.config, count, size, decoder.weights.embedding), Pages(count, size), most, version)
+
+
+def wanted(requests: Sequence[SampleRequest], slots: int, size: int) -> int:
+    """Pages that `slots` requests at a time never use up; a prompt's whole pages are stored once."""
+    shared = {r.ids: (len(r.ids) - 1) // size for r in requests}
+    own = sorted((-(-r.length // size) - shared[r.ids] for r in requests), reverse=True)
+    return 1 + sum(own[:slots]) + sum(sorted(shared.values(), reverse=True)[:slots]) + min(slots, len(requests))
+
+
+def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int) -> int | None:
+    """How many positions may be held: by the setting, else what fits into most of the free device memory; on CPU without bound."""
+    each = token_bytes(decoder.config, decoder.dtype)
+    if cache_gib is not None:
+        return int(cache_gib * 2**30) // each
+    if decoder.device.type != "cuda":
+        return None
+    free = (
+        torch.cuda.mem_get_info(decoder.device)[0]
+        + torch.cuda.memory_reserved(decoder.device)
+        - torch.cuda.memory_allocated(decoder.device)
+    )
+    c, size = decoder.config, decoder.dtype.itemsize
+    work = slots * c.vocab * size + max(slots, CHUNK_TOKENS) * (4 * c.ffn + 8 * c.hidden) * size
+    return max(0, int(0.9 * free) - 2 * work) // each
