@@ -63,14 +63,14 @@ def _append_kernel(
 
 
 @triton.jit
-def _places(pages_ptr, low, end, g, GROUPS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BN: tl.constexpr):
-    """Where the keys low .. low + BN of a sequence begin; low is a multiple of BN."""
-    n = low + tl.arange(0, BN)
-    if PAGE % BN == 0:  # one page, so one number to load
-        page = tl.load(pages_ptr + low // PAGE).to(tl.int64)
+def _pages(table_ptr, low, end, PAGE: tl.constexpr, BN: tl.constexpr):
+    """The pages of the keys low .. low + BN: one number where they lie in one page. `low` is a multiple of BN."""
+    if PAGE % BN == 0:
+        page = tl.load(table_ptr + low // PAGE, mask=low < end, other=0)
     else:
-        page = tl.load(pages_ptr + n // PAGE, mask=n < end, other=0).to(tl.int64)
-    return ((page * GROUPS + g) * PAGE + n % PAGE) * D
+        n = low + tl.arange(0, BN)
+        page = tl.load(table_ptr + n // PAGE, mask=n < end, other=0)
+    return page.to(tl.int64)
 
 
 @triton.jit
@@ -126,9 +126,11 @@ def _attention_kernel(
         each = tl.cdiv(tl.cdiv(end, SPLITS), BN) * BN
         begin = tl.program_id(2) * each
         end = tl.minimum(end, begin + each)
+    page = _pages(pages_ptr, begin, end, PAGE, BN)
     for low in range(begin, end, BN):
         n = low + tl.arange(0, BN)
-        at = _places(pages_ptr, low, end, g, GROUPS, PAGE, D, BN)
+        at = ((page * GROUPS + g) * PAGE + n % PAGE) * D
+        page = _pages(pages_ptr, low + BN, end, PAGE, BN)  # a step ahead, so that no load of keys waits for it
         ok = (n < end)[:, None] & (d < D)
         seen = (n[None, :] <= (start + token)[:, None]) & (n < end)[None, :]
         m, l, acc = _fold(q, k_ptr, v_ptr, at, d, ok, seen, m, l, acc, scale, PRECISION)
@@ -163,9 +165,11 @@ def _prefix_kernel(
         l = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, DP], tl.float32)
         done = tl.load(done_ptr + first).to(tl.int32)
+        page = _pages(pages_ptr, 0, done, PAGE, BN)
         for low in range(0, done, BN):
             n = low + tl.arange(0, BN)
-            at = _places(pages_ptr, low, done, g, GROUPS, PAGE, D, BN)
+            at = ((page * GROUPS + g) * PAGE + n % PAGE) * D
+            page = _pages(pages_ptr, low + BN, done, PAGE, BN)
             m, l, acc = _fold(q, k_ptr, v_ptr, at, d, (n < done)[:, None] & (d < D), (n < done)[None, :], m, l, acc, scale, PRECISION)
         tl.store(ml_ptr + at_q * 2, m, mask=live)
         tl.store(ml_ptr + at_q * 2 + 1, l, mask=live)

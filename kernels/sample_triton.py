@@ -38,58 +38,62 @@ def _allowed_tile(x_ptr, o, V, low, high, cut):
 
 
 @triton.jit
-def _search(x_ptr, V, low, high, scale, M, floor, k, share, TOP_P: tl.constexpr, BLOCK: tl.constexpr, DIGITS: tl.constexpr):
-    """The largest number with at least k logits, or the given share of their probability, at or above it.
+def _weigh(x_ptr, o, V, low, high, floor, M, scale, TOP_P: tl.constexpr):
+    """(logits as integers in the same order, what each counts: its probability times a constant, or one). Below `floor`: nothing."""
+    x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
+    bits = x.to(tl.int32, bitcast=True)
+    number = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    counts = (o >= low) & (o < high) & (number >= floor)
+    weight = tl.where(counts, 1.0, 0.0)
+    if TOP_P:
+        weight = tl.where(counts, tl.exp2((x - M) * scale), 0.0)
+    return number, weight
 
-    Floats are compared as integers in the same order, whose digits (four bits each) are found one by one from the top. Logits below
-    `floor`, such a number too, do not count. Every thread sums for itself until the row's end.
-    """
-    digit = tl.arange(0, 16)
-    inner = tl.arange(0, BLOCK)
+
+@triton.jit
+def _search(x_ptr, V, low, high, floor, M, scale, target, TOP_P: tl.constexpr, RB: tl.constexpr, K: tl.constexpr, DIGITS: tl.constexpr):
+    """The largest number with a weight of at least `target` at or above it, two bits of it in each pass over the row."""
+    inner = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
     found = tl.full([], -2147483648, tl.int32)
-    target = k.to(tl.float32)
-    for place in tl.static_range(DIGITS):
-        candidate = found + (digit << (28 - 4 * place))
-        weight = tl.zeros([BLOCK, 16], tl.float32)
-        for start in range(0, V, BLOCK):
-            o = start + inner
-            x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
-            bits = x.to(tl.int32, bitcast=True)
-            number = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-            counts = (o >= low) & (o < high) & (o < V) & (number >= floor)
-            if TOP_P:
-                e = tl.where(counts, tl.exp2((x - M) * scale), 0.0)
-            else:
-                e = tl.where(counts, 1.0, 0.0)
-            weight += tl.where(number[:, None] >= candidate[None, :], e[:, None], 0.0)
-        weights = tl.sum(weight, axis=0)
-        if TOP_P and place == 0:
-            target = share * tl.max(weights, axis=0)
-        reached = tl.sum((weights >= target).to(tl.int32), axis=0)
-        found += tl.maximum(reached - 1, 0) << (28 - 4 * place)
+    for place in range(DIGITS):
+        step = tl.full([], 1, tl.int32) << (30 - 2 * place)
+        one, two, three = found + step, found + step + step, found + step + step + step
+        a = tl.zeros([RB], tl.float32)
+        b = tl.zeros([RB], tl.float32)
+        c = tl.zeros([RB], tl.float32)
+        for start in range(0, V, RB * K):
+            number, weight = _weigh(x_ptr, start + inner, V, low, high, floor, M, scale, TOP_P)
+            a += tl.sum(tl.where(number >= one, weight, 0.0), axis=1)
+            b += tl.sum(tl.where(number >= two, weight, 0.0), axis=1)
+            c += tl.sum(tl.where(number >= three, weight, 0.0), axis=1)
+        reached = (tl.sum(a, axis=0) >= target).to(tl.int32) + (tl.sum(b, axis=0) >= target).to(tl.int32)
+        found += step * (reached + (tl.sum(c, axis=0) >= target).to(tl.int32))
     return found
 
 
 @triton.jit
-def _cut_kernel(
-    x_ptr, t_ptr, low_ptr, high_ptr, k_ptr, p_ptr, cut_ptr, stride, V, BLOCK: tl.constexpr, DIGITS: tl.constexpr
-):  # fmt: skip
+def _cut_kernel(x_ptr, t_ptr, low_ptr, high_ptr, k_ptr, p_ptr, cut_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr, DIGITS: tl.constexpr):
     """The least logit of a row that top-k, then top-p of what is left, let stay."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride
     low, high = tl.load(low_ptr + row).to(tl.int32), tl.load(high_ptr + row).to(tl.int32)
     k, share, temperature = tl.load(k_ptr + row), tl.load(p_ptr + row), tl.load(t_ptr + row)
-    LEAST: tl.constexpr = -2139095041  # minus infinity
-    floor = tl.full([], LEAST, tl.int32)
+    floor = tl.full([], -2139095041, tl.int32)  # minus infinity
     if temperature != 0.0:
         if k > 0:
-            floor = tl.maximum(floor, _search(x_ptr, V, low, high, 0.0, 0.0, floor, k, 0.0, False, BLOCK, DIGITS))
+            floor = tl.maximum(floor, _search(x_ptr, V, low, high, floor, 0.0, 1.0, k.to(tl.float32), False, RB, K, DIGITS))
         if share < 1.0:
-            top = tl.full([BLOCK], LOWEST, tl.float32)
-            for start in range(0, V, BLOCK):
-                top = tl.maximum(top, _allowed_tile(x_ptr, start + tl.arange(0, BLOCK), V, low, high, LOWEST))
-            M = tl.max(top, axis=0)
-            floor = tl.maximum(floor, _search(x_ptr, V, low, high, _scale(temperature), M, floor, k, share, True, BLOCK, DIGITS))
+            inner = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
+            top = tl.full([RB], LOWEST, tl.float32)
+            for start in range(0, V, RB * K):
+                top = tl.maximum(top, tl.max(_allowed_tile(x_ptr, start + inner, V, low, high, LOWEST), axis=1))
+            M, scale = tl.max(top, axis=0), _scale(temperature)
+            total = tl.zeros([RB], tl.float32)
+            for start in range(0, V, RB * K):
+                _, weight = _weigh(x_ptr, start + inner, V, low, high, floor, M, scale, True)
+                total += tl.sum(weight, axis=1)
+            target = share * tl.sum(total, axis=0)
+            floor = tl.maximum(floor, _search(x_ptr, V, low, high, floor, M, scale, target, True, RB, K, DIGITS))
     bits = tl.where(floor >= 0, floor, floor ^ 0x7FFFFFFF)
     tl.store(cut_ptr + row, bits.to(tl.float32, bitcast=True))
 
@@ -208,9 +212,9 @@ def triton_sample(
     cut_B, stride = logprob_B, logits_BV.stride(0)  # read where there are cuts only
     if rows:
         if cuts is not None:
-            cut_B, digits = torch.empty_like(logprob_B), 4 if logits_BV.dtype == torch.bfloat16 else 8  # the upper half of a float
+            cut_B, digits = torch.empty_like(logprob_B), 8 if logits_BV.dtype == torch.bfloat16 else 16  # bf16 is a float's upper half
             _cut_kernel[(rows,)](
-                logits_BV, temperature_B, low_B, high_B, *cuts, cut_B, stride, vocab, BLOCK=512, DIGITS=digits, num_warps=8
+                logits_BV, temperature_B, low_B, high_B, *cuts, cut_B, stride, vocab, RB=lines, K=8, DIGITS=digits, num_warps=warps
             )
         shape = {"RB": lines, "K": 8, "TILES": tiles, "PARTS": parts, "CUT": cuts is not None, "num_warps": warps}
         _stats_kernel[(parts, rows)](logits_BV, temperature_B, low_B, high_B, cut_B, stats_BP4, stride, vocab, **shape)

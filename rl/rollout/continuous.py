@@ -71,7 +71,7 @@ class Window:
 
 @dataclass
 class Use:
-    """What became of the pages."""
+    """What became of the pages, over all calls since it was looked at."""
 
     given: int = 0  # tokens that had to be in the cache before decoding
     stored: int = 0  # of these, computed
@@ -83,13 +83,21 @@ class Use:
 class ContinuousBatch:
     """All requests of one call, driven to their ends on one `DecodeStep`. `params` is given where sampling needs the slow path.
 
-    With `keep` the pages of finished requests stay known to `pages`, for requests that go on from them.
+    With `keep` the pages of finished requests stay known to `pages`, for requests that go on from them. `use` is added to.
     """
 
     def __init__(
-        self, step: DecodeStep, pool: Pool, pages: Pages, requests: Sequence[SampleRequest], params: SamplingParams | None, keep: bool
+        self,
+        step: DecodeStep,
+        pool: Pool,
+        pages: Pages,
+        requests: Sequence[SampleRequest],
+        params: SamplingParams | None,
+        keep: bool,
+        use: Use,
     ) -> None:
-        self.step, self.pool, self.pages, self.requests, self.params, self.keep = step, pool, pages, requests, params, keep
+        self.step, self.pool, self.pages, self.requests = step, pool, pages, requests
+        self.params, self.keep, self.use = params, keep, use
         self.decoder: PooledDecoder = step.decoder
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
@@ -111,7 +119,6 @@ class ContinuousBatch:
         self.read = np.zeros(len(requests), np.int64)
         self.stopped = np.zeros(len(requests), bool)
         self.pending: deque[Window] = deque()
-        self.use = Use()
         step.idle()
         if params is not None and params.repetition_penalty != 1.0:
             step.seen_BV = torch.zeros(len(step.temperature_B), self.decoder.config.vocab, dtype=torch.bool, device=self.decoder.device)

@@ -59,7 +59,7 @@ class EmbeddedSampler:
         self.batch_invariant, self.keep = batch_invariant, keep
         self._step: DecodeStep | None = None
         self._room: Room | None = None
-        self._uses: list[Use] = []
+        self._use = Use()
 
     @torch.no_grad()
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
@@ -89,17 +89,12 @@ class EmbeddedSampler:
 
     def rest(self) -> dict[str, float]:
         """Give the cache's memory back, for the trainer's turn; returns how the cache was used since the last time, for the record."""
-        self._room, uses, self._uses = None, self._uses, []
-        given = sum(use.given for use in uses)
-        if not given:
+        self._room, use, self._use = None, self._use, Use()
+        if not use.given:
             return {}
-        most = max(uses, key=lambda use: use.most)
-        return {
-            "time/cache_pages": float(most.most),
-            "time/cache_waste": most.waste,
-            "time/prompt_reuse": 1.0 - sum(use.stored for use in uses) / given,
-            "time/preempted": float(sum(use.preempted for use in uses)),
-        }
+        reuse = 1 - use.stored / use.given
+        figures = {"cache_pages": use.most, "cache_waste": use.waste, "prompt_reuse": reuse, "preempted": use.preempted}
+        return {f"time/{name}": float(value) for name, value in figures.items()}
 
     @staticmethod
     def _place(results: list[Sample | Invalid | None], members: list[int], samples: list[Sample]) -> None:
@@ -140,9 +135,8 @@ class EmbeddedSampler:
         room, self._room = self._room or make_room(step, requests, self.cache_gib, self.keep, version), None  # none after a failure
         room.enter(step.decoder, requests, version)
         step.temperature = temperature or 1.0
-        batch = ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep)
+        batch = ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use)
         samples = batch.run(version)
-        self._uses.append(batch.use)
         self._room = room if self.keep else None
         if params is not None:
             step.forget(params)

@@ -110,6 +110,7 @@ def call_everything() -> None:
     kernels.fsq_dequantize(torch.zeros(rows, dtype=torch.long), (8, 8, 8, 5, 5))
     matmul(bf16(rows, hidden).detach(), bf16(hidden, 256).detach())
     sample_tokens(bf16(rows, vocab).detach(), torch.zeros(rows, dtype=torch.float64), ones, targets, targets + vocab)
+    sample_tokens(bf16(rows, vocab).detach(), torch.zeros(rows, dtype=torch.float64), ones, targets, targets + vocab, (targets, ones))
     decode(12, 2, 128)
     decode(12, 12, 64)
 

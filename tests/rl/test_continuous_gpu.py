@@ -43,7 +43,8 @@ def test_fp32_samples_equal_the_cpus(config: ModelConfig) -> None:
     torch.set_num_threads(1)
     here, there = named(config, torch.float32, "cpu"), named(config, torch.float32, "cuda")
     sampler = EmbeddedSampler(lambda: there, config)
-    for requests in (asked(40), asked(12, stop_ids=tuple(range(0, 9008, 40))), asked(6, top_k=50), asked(6, repetition_penalty=1.3)):
+    stops = asked(12, stop_ids=tuple(range(0, 9008, 40)))
+    for requests in (asked(40), stops, asked(6, top_k=50), asked(12, top_p=0.8), asked(6, repetition_penalty=1.3)):
         mine, theirs = sampler.generate(requests), EmbeddedSampler(lambda: here, config).generate(requests)
         equal = [a.ids == b.ids for a, b in zip(mine, theirs, strict=True) if isinstance(a, Sample) and isinstance(b, Sample)]
         assert np.mean(equal) > 0.97, np.mean(equal)  # a random number may fall between two roundings
@@ -52,6 +53,26 @@ def test_fp32_samples_equal_the_cpus(config: ModelConfig) -> None:
             if a.ids == b.ids:
                 assert a.finish == b.finish and a.given == b.given
                 np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-4)
+
+
+def test_pages_that_run_out_and_pages_that_are_kept_change_no_sample() -> None:
+    there = named(CONFIG, torch.float32, "cuda")
+    settings = [SamplingParams(200 + 40 * i, stop_ids=stop) for i in range(4) for stop in ((), tuple(range(0, 9008, 60)))]
+    requests = [SampleRequest(r.ids[:90], r.key, settings[i % 8]) for i, r in enumerate(asked(96))]
+    plenty = EmbeddedSampler(lambda: there, CONFIG).generate(requests)
+    tight = EmbeddedSampler(lambda: there, CONFIG, cache_gib=0.01, keep=True)
+    again = tight.generate(requests)
+    assert tight.rest()["time/preempted"] > 0
+    kept = EmbeddedSampler(lambda: there, CONFIG, keep=True)
+    turns = []
+    for sampler in (kept, EmbeddedSampler(lambda: there, CONFIG)):
+        first = sampler.generate(requests)
+        longer = [SampleRequest(r.ids + s.ids + (5, 6, 7), (*r.key, 1), r.params) for r, s in zip(requests, first, strict=True)]
+        turns.append(sampler.generate(longer))
+    assert kept.rest()["time/prompt_reuse"] > 0.9
+    for one, other in ((plenty, again), turns):
+        equal = [a.ids == b.ids for a, b in zip(one, other, strict=True) if isinstance(a, Sample) and isinstance(b, Sample)]
+        assert len(equal) == len(one) and np.mean(equal) > 0.97, np.mean(equal)
 
 
 def test_bf16_logprobs_are_the_whole_forwards() -> None:
