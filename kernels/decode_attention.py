@@ -74,7 +74,7 @@ def reference_attention(
     for t, (row, offset) in enumerate(zip(row_T, offset_T, strict=True)):
         length = lengths[row] + offset + 1
         named = rows.table_NP[row, : -(-length // rows.page)].long()
-        k_GKD, v_GKD = (x[named].transpose(0, 1).flatten(1, 2)[:, :length].to(wide) for x in (k_pages, v_pages))
+        k_GKD, v_GKD = (x[named].transpose(0, 1).flatten(1, 2)[:, :length].contiguous().to(wide) for x in (k_pages, v_pages))
         q_GED = q_THD[t].view(groups, heads // groups, dim).to(wide)
         p_GEK = torch.softmax(q_GED @ k_GKD.transpose(1, 2) * scale, -1)
         out_THD[t] = (p_GEK @ v_GKD).view(heads, dim).to(q_THD.dtype)

@@ -223,7 +223,8 @@ class ContinuousBatch:
         row = max([*place, *self.filling], key=lambda row: row.order)
         if row in place:
             self.dropped.add(place[row])
-            self.restart[row.index] = int(self.count_B[place[row]])
+            self.restart[row.index] = count = int(self.count_B[place[row]])
+            self.pages.learn(row.pages, self._sequence(row.index, count)[:-1])  # what is still there then is not computed again
         else:
             self.filling.remove(row)
             for number, page in enumerate(row.pages[row.found :], row.found):
@@ -243,10 +244,11 @@ class ContinuousBatch:
             if flying >= self.step.slots:
                 break
             row = self._begin(self.waiting[0], flying)
-            if row is None and not flying and self.leaving:
+            if row is None and not flying and self.pending:
                 self._settle()
                 continue
             if row is None:
+                assert flying, "the pool holds the longest request"
                 break
             self.waiting.popleft()
             self.filling.append(row)
@@ -260,8 +262,11 @@ class ContinuousBatch:
         key, found = signed(fold(*request.key)), len(pages)
         row = Row(index, request, self.entered, ids[:-1], ids[-1], key, count, spans, pages, found, copy, found * size, 0)
         missing = -(-row.room(len(row.given), count) // size) - found
+        if copy and self.pages.free < missing + flying:  # the page to copy from may be one of those it needs
+            self.pages.release([copy[0]])
+            row.copy = copy = None
         if self.pages.free < missing + flying:
-            self.pages.release([*pages, *([copy[0]] if copy else [])])
+            self.pages.release(pages)
             return None
         self.entered += 1
         row.phase = max((self.phase_of.get(page, 0) for page in pages), default=0)
