@@ -107,7 +107,7 @@ class Ours:
         trajectories = [
             Trajectory(r.key[1], r.key[2], [sampled_sequence(r.ids, s)], reward_of(s.ids)) for r, s in zip(asked, samples, strict=True)
         ]
-        rows = algorithms.prepare(self.algorithm, trajectories, Scores(), lambda value: [value])
+        rows = algorithms.prepare(self.algorithm, trajectories, Scores(device=self.engine.device), lambda value: [value])
         batches = pack(rows, budget=MICROBATCH * self.case.length, pad=False)
         marks.append(time.perf_counter())
         result = self.engine.step(batches[:microbatches], self.loss)

@@ -15,8 +15,21 @@ from pathlib import Path
 import torch
 import triton
 
-from ..kernels import PolicySettings, PolicyTerms, gae, linear_logprob, linear_policy_loss, rmsnorm, rope, rope_table, swiglu, token_logprob
-from ..kernels.advantage import reference_gae
+from ..kernels import (
+    PolicySettings,
+    PolicyTerms,
+    gae,
+    group_advantage,
+    linear_logprob,
+    linear_policy_loss,
+    rmsnorm,
+    rope,
+    rope_table,
+    spread_rows,
+    swiglu,
+    token_logprob,
+)
+from ..kernels.advantage import reference_gae, reference_packed_gae
 from ..kernels.logprob import reference_token_logprob
 from ..kernels.logprob_triton import finish_rows, launch_backward, launch_stats
 from ..kernels.policy_triton import launch_terms
@@ -395,6 +408,52 @@ def scan(b: Bench) -> None:
     b.error(case, "terrella", "advantage", ((got - want).norm() / want.norm()).item())
 
 
+def ragged_scan(b: Bench) -> None:
+    """Rows of 180 to 8000 tokens end to end, as the episodes of a PPO step are; the loop pads them to the longest."""
+    rows = 1024 // b.scale
+    lengths = torch.randint(180, 8000, (rows,), generator=torch.Generator().manual_seed(0)).tolist()
+    tokens = sum(lengths)
+    mask = torch.rand(tokens, device="cuda") < 0.8
+    rewards, values = torch.randn(tokens, device="cuda") * mask, torch.randn(tokens, device="cuda")
+    case, options = f"gae {rows} rows of 180-8000", {"gamma": 0.99, "lam": 0.95}
+    b.measure(case, "terrella", lambda: gae(rewards, values, mask, lengths=lengths, **options), tokens * 17)
+    b.measure(case, "torch loop", lambda: reference_packed_gae(rewards, values, mask, lengths, **options), tokens * 17, most=3)
+    got = gae(rewards, values, mask, lengths=lengths, **options)[0]
+    want = reference_packed_gae(rewards.double(), values.double(), mask, lengths, **options)[0]
+    b.error(case, "terrella", "advantage", ((got - want).norm() / want.norm()).item())
+
+
+def group_path(b: Bench) -> None:
+    """GRPO's advantages of a step, from rewards and prompt ids on the host to every token: groups of 16, rows of 180 to 2000 tokens."""
+    groups, samples = 256 // b.scale, 16
+    ids = torch.arange(groups).repeat_interleave(samples)
+    valid = torch.rand(len(ids)) < 0.98
+    rewards = torch.randint(2, (len(ids),)).float().cuda()
+    lengths = torch.randint(180, 2000, (len(ids),), generator=torch.Generator().manual_seed(0)).tolist()
+    case, size = f"group advantage {groups}x{samples}, {sum(lengths)} tokens", sum(lengths) * 4
+    numbers = list(range(len(ids)))
+    index, spans, counted = ids.cuda(), torch.tensor(lengths).cuda(), valid.cuda()
+
+    def eager(rewards: torch.Tensor) -> torch.Tensor:
+        on = counted.float()
+        count = torch.zeros(groups, device="cuda").index_add(0, index, on)
+        mean = torch.zeros(groups, device="cuda").index_add(0, index, rewards * on) / count.clamp_min(1)
+        centred = (rewards - mean[index]) * on
+        std = (torch.zeros(groups, device="cuda").index_add(0, index, centred.square()) / (count - 1).clamp_min(1)).sqrt()
+        return (centred / (std[index] + 1e-6)).repeat_interleave(spans, output_size=sum(lengths))
+
+    def host() -> torch.Tensor:
+        rows = group_advantage(rewards.cpu(), ids, valid_S=valid)
+        return spread_rows(rows, numbers, lengths).cuda()
+
+    b.measure(case, "terrella", lambda: spread_rows(group_advantage(rewards, ids, valid_S=valid), numbers, lengths), size)
+    b.measure(case, "torch on the host", host, size)
+    b.measure(case, "torch eager", lambda: eager(rewards), size)
+    b.measure(case, "torch.compile", partial(torch.compile(eager), rewards), size)
+    got, want = group_advantage(rewards, ids, valid_S=valid), group_advantage(rewards.double(), ids, valid_S=valid)
+    b.error(case, "terrella", "advantage", ((got.double() - want).norm() / want.double().norm()).item())
+
+
 def _norm_case(b: Bench, rows: int, hidden: int) -> None:
     x, r, dy = (torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     w = torch.randn(hidden, device="cuda", dtype=torch.bfloat16)
@@ -460,7 +519,8 @@ SECTIONS = {
     "logits": logits_path,
     "shard": one_rank_of_eight,
     "elementwise": elementwise,
-    "gae": scan,
+    "gae": lambda b: (scan(b), ragged_scan(b)),
+    "group": group_path,
     "layers": layers,
 }
 

@@ -1,7 +1,7 @@
 """Triton kernels beside their plain-torch references; every op picks by device. Imports torch and triton only."""
 
 from .adam import adam_update
-from .advantage import bilevel_gae, gae, group_advantage, variance_filter
+from .advantage import bilevel_gae, gae, group_advantage, spread_rows, variance_filter
 from .fsq import fsq_dequantize, fsq_quantize
 from .linear_logprob import linear_logprob
 from .logprob import token_logprob
@@ -33,6 +33,7 @@ __all__ = [
     "rmsnorm_forward",
     "rope",
     "rope_table",
+    "spread_rows",
     "sum_rows",
     "swiglu",
     "swiglu_backward",

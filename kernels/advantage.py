@@ -1,11 +1,12 @@
 """Advantages: group-relative (GRPO family), generalised advantage estimation, and its bi-level form for turns.
 
-Shape suffixes: S samples, G groups, B rows, T tokens.
+Shape suffixes: S samples, G groups, B rows of T tokens each, R rows of any length laid end to end in N tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 
@@ -50,6 +51,13 @@ def _checked(rewards_S: torch.Tensor, valid_S: torch.Tensor | None) -> tuple[tor
     return value_S, valid_S
 
 
+def mean_group_std(std_G: torch.Tensor, measured_G: torch.Tensor, gather: Callable[[Any], list[Any]]) -> float:
+    """The mean std over all ranks' groups that have one; 1 where none has."""
+    parts = gather((float(std_G[measured_G].sum()), int(measured_G.sum())))
+    groups = sum(count for _, count in parts)
+    return sum(total for total, _ in parts) / groups if groups else 1.0
+
+
 def group_advantage(
     rewards_S: torch.Tensor,
     group_ids: torch.Tensor | Sequence[Hashable] | None,
@@ -58,19 +66,26 @@ def group_advantage(
     eps: float = 1e-6,
     valid_S: torch.Tensor | None = None,
     singleton: str = "zero",
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> torch.Tensor:
     """Advantage of every sample relative to its group (a prompt, a tag, or with None the whole batch), fp32.
 
     Invalid samples take no part in the statistics and get 0. A group with one valid sample has no baseline: `singleton` gives
-    0 (`zero`) or keeps its reward (`raw`, as published).
+    0 (`zero`) or keeps its reward (`raw`, as published). A group lies on one rank; `gather` returns every rank's value, for the
+    scale of `uniform_std`. On a GPU a reward that is not finite makes its group NaN, where a CPU raises.
     """
     if method not in METHODS:
         raise ValueError(f"group_advantage method must be one of {', '.join(METHODS)}, not {method!r}")
     if singleton not in ("raw", "zero"):
         raise ValueError(f"singleton must be raw or zero, not {singleton!r}")
-    device = rewards_S.device if isinstance(rewards_S, torch.Tensor) else torch.device("cpu")
+    rewards_S = torch.as_tensor(rewards_S)
+    index_S = _group_index(group_ids, len(rewards_S))
+    if use_triton(rewards_S):
+        from .advantage_triton import triton_group_advantage
+
+        return triton_group_advantage(rewards_S, index_S, valid_S, method=method, eps=eps, raw=singleton == "raw", gather=gather)
+    device = rewards_S.device
     value_S, valid_S = _checked(rewards_S, valid_S)
-    index_S = _group_index(group_ids, len(value_S))
     count_G, mean_G, std_G = _group_moments(value_S, index_S, valid_S)
     count_S, centred_S = count_G[index_S], value_S - mean_G[index_S]
     if method == "identity":
@@ -80,9 +95,7 @@ def group_advantage(
     elif method == "leave_one_out":
         result_S = centred_S * count_S / (count_S - 1).clamp_min(1)
     elif method == "uniform_std":
-        measured_G = count_G > 1
-        scale = std_G[measured_G].mean() if bool(measured_G.any()) else torch.ones((), dtype=torch.float64)
-        result_S = centred_S / (scale + eps)
+        result_S = centred_S / (mean_group_std(std_G, count_G > 1, gather) + eps)
     else:
         result_S = centred_S / (std_G[index_S] + eps)
         if method == "asym_clip":
@@ -91,6 +104,16 @@ def group_advantage(
         alone = value_S if singleton == "raw" else torch.zeros_like(value_S)
         result_S = torch.where(count_S == 1, alone, result_S)
     return torch.where(valid_S, result_S, torch.zeros_like(result_S)).float().to(device)
+
+
+def spread_rows(values_S: torch.Tensor, sample_R: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """Each row's tokens filled with the value of its sample; rows of these `lengths` lie end to end."""
+    if use_triton(values_S):
+        from .advantage_triton import triton_spread_rows
+
+        return triton_spread_rows(values_S, sample_R, lengths)
+    chosen_R = values_S[torch.tensor(sample_R, dtype=torch.long, device=values_S.device)]
+    return chosen_R.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=values_S.device))
 
 
 def variance_filter(
@@ -118,11 +141,12 @@ def variance_filter(
     return kept_G[index_S] & valid_S
 
 
-def _rows(rewards, values, mask):
-    if rewards.shape != values.shape or rewards.shape != mask.shape or rewards.dim() != 2:
-        raise ValueError(
-            f"rewards {tuple(rewards.shape)}, values {tuple(values.shape)} and mask {tuple(mask.shape)} must be one [B, T] shape"
-        )
+def _checked_rows(rewards, values, mask, lengths):
+    if rewards.shape != values.shape or rewards.shape != mask.shape or rewards.dim() != (2 if lengths is None else 1):
+        expected = "one [B, T] shape" if lengths is None else "flat, as lengths are given"
+        raise ValueError(f"rewards {tuple(rewards.shape)}, values {tuple(values.shape)} and mask {tuple(mask.shape)} must be {expected}")
+    if lengths is not None and sum(lengths) != len(rewards):
+        raise ValueError(f"lengths add up to {sum(lengths)} for {len(rewards)} tokens")
     mask = mask.bool()
     if not rewards.is_cuda and bool((rewards[~mask] != 0).any()):
         raise ValueError("a reward lies on a masked token and would be lost; move it to the last token of the turn")
@@ -146,54 +170,69 @@ def reference_gae(rewards_BT, values_BT, mask_BT, *, gamma, lam, bootstrap_B=Non
     return advantage_BT, torch.where(mask_BT, advantage_BT + values_BT, torch.zeros_like(values_BT))
 
 
+def reference_packed_gae(rewards_N, values_N, mask_N, lengths, *, reset_N=None, **options):
+    """The same over rows of any length laid end to end."""
+    lengths_R = torch.tensor(lengths, device=values_N.device)
+    inside_RT = torch.arange(max(lengths, default=0), device=values_N.device) < lengths_R[:, None]
+
+    def table(values_N):
+        return None if values_N is None else values_N.new_zeros(inside_RT.shape).masked_scatter(inside_RT, values_N)
+
+    if not inside_RT.numel():
+        return torch.zeros_like(values_N), torch.zeros_like(values_N)
+    rows = reference_gae(table(rewards_N), table(values_N), table(mask_N), reset_BT=table(reset_N), **options)
+    return tuple(x_RT[inside_RT] for x_RT in rows)
+
+
+def _gae(rewards, values, mask, lengths, *, reset=None, **options):
+    if use_triton(values):
+        from .advantage_triton import triton_gae
+
+        return triton_gae(rewards, values, mask, lengths=lengths, reset=reset, **options)
+    if lengths is None:
+        return reference_gae(rewards, values, mask, reset_BT=reset, **options)
+    return reference_packed_gae(rewards, values, mask, lengths, reset_N=reset, **options)
+
+
 def gae(
-    rewards_BT: torch.Tensor,
-    values_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
     bootstrap_B: torch.Tensor | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns) over the tokens of `mask_BT`; masked tokens (prompts, observations) pass the carry through and get 0.
+    """(advantages, returns) over the tokens of `mask`; masked tokens (prompts, observations) pass the carry through and get 0.
 
-    `bootstrap_B` is the value after the last token, for truncated episodes.
+    All are [B, T], or [N] with the `lengths` of the rows that lie end to end. `bootstrap_B` is the value after a row's last
+    token, for truncated episodes. On a GPU a reward on a masked token makes it NaN, where a CPU raises.
     """
-    mask_BT = _rows(rewards_BT, values_BT, mask_BT)
-    if use_triton(values_BT):
-        from .advantage_triton import triton_gae
-
-        return triton_gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam, bootstrap_B=bootstrap_B)
-    return reference_gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam, bootstrap_B=bootstrap_B)
+    mask = _checked_rows(rewards, values, mask, lengths)
+    return _gae(rewards, values, mask, lengths, gamma=gamma, lam=lam, bootstrap_B=bootstrap_B)
 
 
 def bilevel_gae(
-    rewards_BT: torch.Tensor,
-    values_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    turn_end_BT: torch.Tensor | None = None,
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    turn_end: torch.Tensor | None = None,
     *,
     gamma: float = 1.0,
     lam: float = 1.0,
     high_level_gamma: float = 0.95,
+    lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns): GAE over turn ends first, whose result becomes each turn's reward for GAE over its tokens.
+    """(advantages, returns): GAE over turn ends first, whose result becomes each turn's reward for GAE over its tokens. Shapes as `gae`.
 
-    Without `turn_end_BT` every token with a reward is a turn end (as published), which overlooks turns whose reward is exactly 0.
+    Without `turn_end` every token with a reward is a turn end (as published), which overlooks turns whose reward is exactly 0.
     """
-    mask_BT = _rows(rewards_BT, values_BT, mask_BT)
-    end_BT = (rewards_BT != 0) if turn_end_BT is None else turn_end_BT.bool()
-    end_BT = end_BT & mask_BT
-    if turn_end_BT is not None and not rewards_BT.is_cuda and bool((rewards_BT[~end_BT] != 0).any()):
-        raise ValueError("a reward lies on a token that turn_end_BT does not mark")
-    zero_BT = torch.zeros_like(rewards_BT)
-    _, target_BT = reference_or_triton_gae(torch.where(end_BT, rewards_BT, zero_BT), values_BT, end_BT, high_level_gamma, lam, None)
-    return reference_or_triton_gae(torch.where(end_BT, target_BT, zero_BT), values_BT, mask_BT, gamma, lam, end_BT)
-
-
-def reference_or_triton_gae(rewards_BT, values_BT, mask_BT, gamma, lam, reset_BT):
-    if use_triton(values_BT):
-        from .advantage_triton import triton_gae
-
-        return triton_gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam, reset_BT=reset_BT)
-    return reference_gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam, reset_BT=reset_BT)
+    mask = _checked_rows(rewards, values, mask, lengths)
+    end = (rewards != 0) if turn_end is None else turn_end.bool()
+    end = end & mask
+    if turn_end is not None and not rewards.is_cuda and bool((rewards[~end] != 0).any()):
+        raise ValueError("a reward lies on a token that turn_end does not mark")
+    zero = torch.zeros_like(rewards)
+    _, target = _gae(torch.where(end, rewards, zero), values, end, lengths, gamma=high_level_gamma, lam=lam)
+    return _gae(torch.where(end, target, zero), values, mask, lengths, gamma=gamma, lam=lam, reset=end)

@@ -40,7 +40,6 @@ class PolicyTerms:
     advantage: torch.Tensor | None = None
     old_logprob: torch.Tensor | None = None
     ref_logprob: torch.Tensor | None = None
-    sampler_logprob: torch.Tensor | None = None  # what the rollout engine reported, for `tis_cap`
 
     def select(self, rows: torch.Tensor | slice) -> PolicyTerms:
         return replace(self, **{f.name: None if (v := getattr(self, f.name)) is None else v[rows] for f in fields(self)})
@@ -65,7 +64,6 @@ class PolicySettings:
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None  # bound on the loss of negative advantages, in units of -A; usually 3
-    tis_cap: float | None = None  # truncated importance weight of trainer over sampler; needs sampler_logprob
     kl: str = "k3"
     kl_clamp: float | None = None
     beta: float = 1.0  # webrl_paper: the strength of the pull to the reference
@@ -127,8 +125,6 @@ def check_terms(terms: PolicyTerms, settings: PolicySettings, rows: int, documen
         raise ValueError("PolicyTerms.pg_weight is set but advantage is missing")
     if terms.kl_weight is not None and terms.ref_logprob is None:
         raise ValueError("PolicyTerms.kl_weight is set but ref_logprob is missing")
-    if settings.tis_cap is not None and (terms.sampler_logprob is None or terms.old_logprob is None):
-        raise ValueError("PolicySettings.tis_cap needs PolicyTerms.sampler_logprob and old_logprob")
     if terms.pg_weight is not None and settings.by_sequence:
         if documents is None:
             raise ValueError("a sequence objective needs doc_N, the document index of every token")
@@ -247,9 +243,6 @@ def reference_policy_terms(
     if terms.pg_weight is not None and (len(logprob_N) or spread):
         member_N = terms.pg_weight != 0
         weight_N = torch.where(member_N, terms.pg_weight, zero)
-        if settings.tis_cap is not None:
-            assert terms.old_logprob is not None and terms.sampler_logprob is not None  # check_terms
-            weight_N = weight_N * (terms.old_logprob - terms.sampler_logprob).clamp(max=MAX_LOG_RATIO).exp().clamp(max=settings.tis_cap)
         live_N = torch.where(member_N, logprob_N, torch.zeros_like(logprob_N))
         member_N = member_N.to(logprob_N.dtype)
         if settings.objective == "clip":

@@ -35,8 +35,8 @@ def _exp_gap(x):
 
 @triton.jit
 def policy_token(
-    lp, ent, ce, pg, klw, entw, adv, old, ref, smp, low, high, dual, tis, kl_clamp,
-    CE: tl.constexpr, PG: tl.constexpr, KL: tl.constexpr, OLD: tl.constexpr, DUAL: tl.constexpr, TIS: tl.constexpr, CLAMP: tl.constexpr,
+    lp, ent, ce, pg, klw, entw, adv, old, ref, low, high, dual, kl_clamp,
+    CE: tl.constexpr, PG: tl.constexpr, KL: tl.constexpr, OLD: tl.constexpr, DUAL: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """d loss / d logprob of tokens and the quantities that the report sums; KL is 0 (none) or 1, 2, 3."""
     zero = lp * 0.0
@@ -49,9 +49,6 @@ def policy_token(
         d -= ce
     if PG:
         on = pg != 0.0
-        w = pg
-        if TIS:
-            w = w * tl.minimum(tl.exp2(tl.minimum(old - smp, MAX_LR, propagate_nan=tl.PropagateNan.ALL) * LOG2E), tis)
         was = lp
         if OLD:
             was = old
@@ -72,8 +69,8 @@ def policy_token(
             stopped = active | over | outside
         else:
             stopped = active | outside
-        pg_loss = tl.where(on, w * value, 0.0)
-        d += tl.where(on & (stopped == 0), w * plain, 0.0)
+        pg_loss = tl.where(on, pg * value, 0.0)
+        d += tl.where(on & (stopped == 0), pg * plain, 0.0)
         approx = tl.where(on, -lr, 0.0)
         ratio = tl.where(on, r, 0.0)
         is_low = tl.where(on & active & (adv < 0.0), 1.0, 0.0)
@@ -108,10 +105,10 @@ def _get(ptr, o, ok, HAS: tl.constexpr):
 
 @triton.jit
 def _terms_kernel(
-    lp_ptr, ent_ptr, ce_ptr, pg_ptr, klw_ptr, entw_ptr, adv_ptr, old_ptr, ref_ptr, smp_ptr, d_ptr, part_ptr, N,
-    low, high, dual, tis, kl_clamp,
+    lp_ptr, ent_ptr, ce_ptr, pg_ptr, klw_ptr, entw_ptr, adv_ptr, old_ptr, ref_ptr, d_ptr, part_ptr, N,
+    low, high, dual, kl_clamp,
     RB: tl.constexpr, K: tl.constexpr, CE: tl.constexpr, PG: tl.constexpr, KL: tl.constexpr, ENT: tl.constexpr, ENTW: tl.constexpr,
-    OLD: tl.constexpr, DUAL: tl.constexpr, TIS: tl.constexpr, CLAMP: tl.constexpr, GRAD: tl.constexpr,
+    OLD: tl.constexpr, DUAL: tl.constexpr, CLAMP: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
@@ -126,9 +123,9 @@ def _terms_kernel(
         lp = tl.load(lp_ptr + o, mask=ok, other=0.0)
         ent = _get(ent_ptr, o, ok, ENT)
         ce, pg, klw, entw = _get(ce_ptr, o, ok, CE), _get(pg_ptr, o, ok, PG), _get(klw_ptr, o, ok, KL > 0), _get(entw_ptr, o, ok, ENTW)
-        adv, old, ref, smp = _get(adv_ptr, o, ok, PG), _get(old_ptr, o, ok, OLD), _get(ref_ptr, o, ok, KL > 0), _get(smp_ptr, o, ok, TIS)
+        adv, old, ref = _get(adv_ptr, o, ok, PG), _get(old_ptr, o, ok, OLD), _get(ref_ptr, o, ok, KL > 0)
         d, ce_loss, pg_loss, kl_loss, kl, approx, ratio, is_low, is_high, is_dual, clamped = policy_token(
-            lp, ent, ce, pg, klw, entw, adv, old, ref, smp, low, high, dual, tis, kl_clamp, CE, PG, KL, OLD, DUAL, TIS, CLAMP
+            lp, ent, ce, pg, klw, entw, adv, old, ref, low, high, dual, kl_clamp, CE, PG, KL, OLD, DUAL, CLAMP
         )
         if GRAD:
             tl.store(d_ptr + o, d, mask=ok)
@@ -194,19 +191,18 @@ def kernel_flags(terms: PolicyTerms, settings: PolicySettings) -> dict:
         "KL": KL_KINDS[settings.kl] if terms.kl_weight is not None else 0,
         "OLD": terms.old_logprob is not None,
         "DUAL": settings.dual_clip is not None,
-        "TIS": settings.tis_cap is not None,
         "CLAMP": settings.kl_clamp is not None,
     }
 
 
-def kernel_scalars(settings: PolicySettings) -> tuple[float, float, float, float, float]:
-    """The numbers of `policy_token`: clip bounds, dual clip, importance cap, KL clamp."""
-    return 1.0 - settings.clip_low, 1.0 + settings.clip_high, settings.dual_clip or 0.0, settings.tis_cap or 0.0, settings.kl_clamp or 0.0
+def kernel_scalars(settings: PolicySettings) -> tuple[float, float, float, float]:
+    """The numbers of `policy_token`: clip bounds, dual clip, KL clamp."""
+    return 1.0 - settings.clip_low, 1.0 + settings.clip_high, settings.dual_clip or 0.0, settings.kl_clamp or 0.0
 
 
 def kernel_tensors(terms: PolicyTerms, like: torch.Tensor) -> list[torch.Tensor]:
-    """ce, pg, kl, entropy weight, advantage, old, ref, sampler; `like` stands in for those not used."""
-    names = ("ce_weight", "pg_weight", "kl_weight", "entropy_weight", "advantage", "old_logprob", "ref_logprob", "sampler_logprob")
+    """ce, pg, kl, entropy weight, advantage, old, ref; `like` stands in for those not used."""
+    names = ("ce_weight", "pg_weight", "kl_weight", "entropy_weight", "advantage", "old_logprob", "ref_logprob")
     return [like if (v := getattr(terms, name)) is None else v.float().contiguous() for name in names]
 
 

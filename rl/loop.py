@@ -136,7 +136,7 @@ def reinforce(
         extras |= rest()
         rolled = time.monotonic()
         sampled = sum(mesh.gather(common.action_tokens([*trajectories, *extra])))
-        scores = score_rows(algorithms.needs(algorithm), kept, scorers, microbatch_tokens, mesh)
+        scores = score_rows(algorithms.needs(algorithm), kept, scorers, microbatch_tokens, mesh, engine.device)
         rows = algorithms.prepare(algorithm, kept, scores, mesh.gather)
         compare = scores.reference is None and step % kl_every == 0
         results: list[StepResult] = []

@@ -28,13 +28,14 @@ def score_rows(
     scorers: dict[str, Callable[..., list[torch.Tensor]]],
     budget: int,
     mesh: Mesh,
+    device: torch.device,
 ) -> Scores:
-    """What the algorithm asks of the models about every row, before the step."""
+    """What the algorithm asks of the models about every row, before the step; its advantages are computed on the device."""
     rows = [TrainSequence.of(sequence) for _, sequence in common.rows(trajectories)]
     if not wanted or not any(mesh.gather(bool(rows))):
-        return Scores(**{name: [] for name in wanted})
+        return Scores(**{name: [] for name in wanted}, device=device)
     shared = spread(rows, budget, mesh)
-    return Scores(**{name: shared.bring_home(scorers[name](shared.batches)) for name in sorted(wanted)})
+    return Scores(device=device, **{name: shared.bring_home(scorers[name](shared.batches)) for name in sorted(wanted)})
 
 
 def keep_enough(

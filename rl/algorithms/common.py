@@ -6,7 +6,7 @@ Per-token arrays are aligned with a sequence's ids. A step's valid sequences, in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from ...data.packing import TrainSequence, role_weight
 from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
-from ...kernels.advantage import group_advantage
+from ...kernels.advantage import group_advantage, spread_rows
 from ...kernels.policy import PolicySettings
 from .config import Policy
 
@@ -23,11 +23,15 @@ Gather = Callable[[Any], list[Any]]  # every data-parallel rank's value
 
 @dataclass(frozen=True)
 class Scores:
-    """What models say of every row, where the algorithm asks for it (`needs`): one array per row, aligned with its ids."""
+    """What models say of every row, where the algorithm asks for it (`needs`): one array per row, aligned with its ids.
+
+    `device` is the trainer's: advantages are computed there.
+    """
 
     reference: list[np.ndarray] | None = None  # log-probs of the frozen model
     policy: list[np.ndarray] | None = None  # log-probs recomputed by the trainer before the step
     values: list[np.ndarray] | None = None  # of the critic
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 def policy_settings(config: Policy, temperature: float, *, ratio: str = "token") -> PolicySettings:
@@ -70,16 +74,36 @@ def rewards_of(trajectories: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarr
     return np.array(rewards, dtype=np.float64), valid
 
 
-def group_advantages(method: str, trajectories: Sequence[Trajectory], rewards: np.ndarray | None = None) -> np.ndarray:
+def group_values(
+    method: str, trajectories: Sequence[Trajectory], rewards: np.ndarray, device: torch.device, gather: Gather
+) -> torch.Tensor:
     """One advantage per trajectory against the others of its prompt; Invalid ones get 0 and enter no group's statistics."""
-    given, valid = rewards_of(trajectories)
-    values = group_advantage(
-        torch.tensor((given if rewards is None else rewards).tolist()),
-        torch.tensor([t.prompt_id for t in trajectories]),
-        method=method,
-        valid_S=torch.from_numpy(valid),
-    )
-    return values.numpy().astype(np.float32)
+    valid = torch.tensor([is_valid(t) for t in trajectories], dtype=torch.bool)
+    ids = torch.tensor([t.prompt_id for t in trajectories], dtype=torch.long)
+    given = torch.tensor(rewards.tolist(), dtype=torch.float32).to(device)
+    return group_advantage(given, ids, method=method, valid_S=valid, gather=gather)
+
+
+def group_advantages(
+    method: str, trajectories: Sequence[Trajectory], rewards: np.ndarray, device: torch.device, gather: Gather
+) -> list[np.ndarray]:
+    """The advantages of `group_values` as one constant array per row."""
+    values = group_values(method, trajectories, rewards, device, gather)
+    numbered = rows(trajectories)
+    lengths = [len(s.ids) for _, s in numbered]
+    return split_rows(spread_rows(values, [i for i, _ in numbered], lengths), lengths)
+
+
+def join_rows(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
+    """Rows laid end to end where advantages are computed: numbers in fp64 on a CPU, in fp32 for a GPU's kernels."""
+    joined = torch.from_numpy(np.concatenate(arrays))
+    dtype = joined.dtype if joined.dtype == torch.bool else torch.float32 if device.type == "cuda" else torch.float64
+    return joined.to(dtype).to(device)
+
+
+def split_rows(values_N: torch.Tensor, lengths: Sequence[int]) -> list[np.ndarray]:
+    """The rows of `join_rows`, back on the host."""
+    return np.split(values_N.cpu().numpy(), np.cumsum(lengths)[:-1]) if lengths else []
 
 
 def with_kl_reward(config: Policy, trajectories: Sequence[Trajectory], rewards: np.ndarray, scores: Scores) -> np.ndarray:
@@ -144,11 +168,6 @@ def weigh(
 def importance(policy: np.ndarray, sampler: np.ndarray, cap: float) -> np.ndarray:
     """Truncated importance weight: the trainer's probability over the sampler's, at most `cap`."""
     return np.exp(np.minimum(policy - sampler, np.log(cap))).astype(np.float32)
-
-
-def spread(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[np.ndarray]:
-    """A value per trajectory as one constant array per row."""
-    return [np.full(len(s.ids), values[i], np.float32) for i, s in rows(trajectories)]
 
 
 def whiten(arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray], gather: Gather, eps: float = 1e-8) -> list[np.ndarray]:

@@ -45,5 +45,5 @@ def shaped_rewards(config: DAPO, trajectories: Sequence[Trajectory]) -> np.ndarr
 def prepare(config: DAPO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """Token-mean GRPO on the shaped rewards."""
     rewards = common.with_kl_reward(config, trajectories, shaped_rewards(config, trajectories), scores)
-    values = common.spread(trajectories, common.group_advantages("mean_std", trajectories, rewards))
+    values = common.group_advantages("mean_std", trajectories, rewards, scores.device, gather)
     return common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores)

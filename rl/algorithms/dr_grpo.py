@@ -20,6 +20,6 @@ def settings(config: DrGRPO, temperature: float) -> PolicySettings:
 def prepare(config: DrGRPO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """Token weight = 1 / (sequences of the step x length)."""
     rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories)[0], scores)
-    values = common.spread(trajectories, common.group_advantages("mean", trajectories, rewards))
+    values = common.group_advantages("mean", trajectories, rewards, scores.device, gather)
     total = common.denominator(config, trajectories, gather) * config.length
     return common.weigh(config, trajectories, values, total, scores)

@@ -1,6 +1,6 @@
 """PPO with a critic: GAE over sampled tokens, bi-level over turns where asked, and a clipped value loss.
 
-Shape suffixes: B rows, L columns (ids), T positions of a packed batch.
+Shape suffixes: N ids of all rows end to end, T positions of a packed batch.
 """
 
 from __future__ import annotations
@@ -65,32 +65,24 @@ def advantages(config: PPO, trajectories: Sequence[Trajectory], scores: Scores) 
     """(advantages, returns) of every row, before whitening."""
     if scores.values is None:
         raise ConfigError("algorithm: ppo needs a critic; give the stage one, or choose an algorithm without (grpo, rloo, reinforce++)")
-    sequences = [s for _, s in common.rows(trajectories)]
+    masks = [common.action_mask(s) > 0 for _, s in common.rows(trajectories)]
+    if not masks:
+        return [], []
     rewards, ends = token_rewards(config, trajectories, scores)
-    length = max((len(s.ids) for s in sequences), default=1)
-
-    def table(arrays: Sequence[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
-        filled = torch.zeros(len(arrays), length, dtype=dtype)
-        for row, array in enumerate(arrays):
-            filled[row, : len(array)] = torch.as_tensor(np.ascontiguousarray(array), dtype=dtype)
-        return filled
-
-    masks = [common.action_mask(s) > 0 for s in sequences]
-    mask_BL = table(masks, torch.bool)
-    rewards_BL = table(rewards, torch.float64)
-    values_BL = table(scores.values, torch.float64) * mask_BL
+    lengths = [len(mask) for mask in masks]
+    rewards_N, mask_N = common.join_rows(rewards, scores.device), common.join_rows(masks, scores.device)
+    values_N = common.join_rows(scores.values, scores.device) * mask_N
     if config.bi_level:
         # the upper level sees the turns' rewards alone; a KL penalty between turn ends belongs to the lower one
-        ends_BL = table(ends, torch.bool)
-        if bool((rewards_BL[~ends_BL] != 0).any()):
+        if any((reward[~end] != 0).any() for reward, end in zip(rewards, ends, strict=True)):
             raise ConfigError("bi_level: does not go with kl_in = reward; put the KL term into the loss")
-        advantage_BL, return_BL = bilevel_gae(
-            rewards_BL, values_BL, mask_BL, ends_BL, gamma=config.gamma, lam=config.lam, high_level_gamma=config.turn_gamma
-        )
+        ends_N = common.join_rows(ends, scores.device)
+        options = {"gamma": config.gamma, "lam": config.lam, "high_level_gamma": config.turn_gamma}
+        found = bilevel_gae(rewards_N, values_N, mask_N, ends_N, lengths=lengths, **options)
     else:
-        advantage_BL, return_BL = gae(rewards_BL, values_BL, mask_BL, gamma=config.gamma, lam=config.lam)
-    cut = [(a[: len(s.ids)], r[: len(s.ids)]) for a, r, s in zip(advantage_BL.numpy(), return_BL.numpy(), sequences, strict=True)]
-    return [a for a, _ in cut], [r for _, r in cut]
+        found = gae(rewards_N, values_N, mask_N, gamma=config.gamma, lam=config.lam, lengths=lengths)
+    advantages, returns = (common.split_rows(x_N, lengths) for x_N in found)
+    return advantages, returns
 
 
 def prepare(config: PPO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:

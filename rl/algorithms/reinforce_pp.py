@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
+from ...kernels.advantage import gae
 from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
@@ -19,30 +21,31 @@ def settings(config: ReinforcePP, temperature: float) -> PolicySettings:
     return common.policy_settings(config, temperature)
 
 
-def returns(config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Scores) -> list[np.ndarray]:
+def returns(config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[np.ndarray]:
     """Return of every sampled token of every row: later rewards less penalties, discounted over sampled tokens.
 
     The trajectory's reward stands at the last sampled token of each of its rows: with a windowed context a row is one turn.
     """
     rewards, _ = common.rewards_of(trajectories)
     if config.group_baseline:
-        rewards = common.group_advantages("mean", trajectories, rewards).astype(np.float64)
+        rewards = common.group_values("mean", trajectories, rewards, scores.device, gather).cpu().numpy()
     rows = common.rows(trajectories)
+    if not rows:
+        return []
     in_reward = bool(config.kl_coef) and config.kl_in == "reward"
     penalties = common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
-    result = []
-    for (index, sequence), penalty in zip(rows, penalties, strict=True):
-        value, later = np.zeros(len(sequence.ids)), rewards[index]
-        for at in np.flatnonzero(common.action_mask(sequence))[::-1]:
-            later = later - penalty[at]
-            value[at] = later
-            later *= config.gamma
-        result.append(value)
-    return result
+    masks = [common.action_mask(s) > 0 for _, s in rows]
+    given = [-penalty for penalty in penalties]
+    for (index, _), value, mask in zip(rows, given, masks, strict=True):
+        value[np.flatnonzero(mask)[-1:]] += float(rewards[index])
+    rewards_N, mask_N = common.join_rows(given, scores.device), common.join_rows(masks, scores.device)
+    lengths = [len(mask) for mask in masks]
+    values_N, _ = gae(rewards_N, torch.zeros_like(rewards_N), mask_N, gamma=config.gamma, lam=1.0, lengths=lengths)
+    return common.split_rows(values_N, lengths)
 
 
 def prepare(config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """Whitened returns as advantages."""
     masks = [common.action_mask(s) for _, s in common.rows(trajectories)]
-    values = common.whiten(returns(config, trajectories, scores), masks, gather)
+    values = common.whiten(returns(config, trajectories, scores, gather), masks, gather)
     return common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores)

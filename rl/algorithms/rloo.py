@@ -20,5 +20,5 @@ def settings(config: RLOO, temperature: float) -> PolicySettings:
 def prepare(config: RLOO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """Reward less KL, against the other samples'; a sequence's log-prob is the sum of its tokens'."""
     rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories)[0], scores)
-    values = common.spread(trajectories, common.group_advantages("leave_one_out", trajectories, rewards))
+    values = common.group_advantages("leave_one_out", trajectories, rewards, scores.device, gather)
     return common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores)

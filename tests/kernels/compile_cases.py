@@ -19,6 +19,7 @@ from triton.compiler import ASTSource, compiler
 from triton.runtime import driver, jit
 
 from terrella import kernels
+from terrella.kernels.advantage import METHODS
 from terrella.kernels.batch_invariant import matmul
 from terrella.kernels.decode_attention import append_kv, cached_attention
 from terrella.kernels.decode_cache import PAGE, CacheLayer, Rows, Shared
@@ -93,7 +94,11 @@ def call_everything() -> None:
     flat = torch.ones(4, 256)
     for lam in (0.95, 0.1):
         kernels.gae(flat, flat, flat.bool(), gamma=0.99, lam=lam)
+        kernels.gae(flat[0], flat[0], flat[0].bool(), lam=lam, lengths=[100, 156])
     kernels.bilevel_gae(flat, flat, flat.bool(), flat.bool())
+    for method in METHODS:
+        kernels.group_advantage(flat[0], targets.repeat(8), method=method)
+    kernels.spread_rows(flat[0], [0, 1], [100, 156])
     y, total = kernels.rmsnorm(bf16(rows, hidden), bf16(hidden), bf16(rows, hidden))
     (y + total).sum().backward()
     q, k, v = kernels.qkv_rope(bf16(rows, 2048), bf16(2048), torch.zeros(rows, 128), 12, 2)

@@ -78,6 +78,22 @@ def test_gae_skips_masked_tokens(gamma, lam):
     torch.testing.assert_close(returns, (advantage + values) * mask)
 
 
+def test_rows_end_to_end_equal_padded_ones():
+    torch.manual_seed(0)
+    lengths = [5, 1, 17, 9]
+    inside = torch.arange(17) < torch.tensor(lengths)[:, None]
+    mask = inside & (torch.rand(4, 17) < 0.7)
+    ends = mask & (torch.rand(4, 17) < 0.4)
+    rewards, values = torch.randn(4, 17).double() * ends, torch.randn(4, 17).double() * inside
+    flat = [x[inside] for x in (rewards, values, mask, ends)]
+    for got, want in zip(gae(*flat[:3], gamma=0.9, lam=0.8, lengths=lengths), gae(rewards, values, mask, gamma=0.9, lam=0.8), strict=True):
+        assert torch.equal(got, want[inside])
+    for got, want in zip(bilevel_gae(*flat, lengths=lengths), bilevel_gae(rewards, values, mask, ends), strict=True):
+        assert torch.equal(got, want[inside])
+    with pytest.raises(ValueError, match="add up to 31 for 32"):
+        gae(*flat[:3], lengths=[5, 1, 17, 8])
+
+
 def test_reward_on_a_masked_token_is_an_error():
     with pytest.raises(ValueError, match="masked token"):
         gae(torch.ones(1, 3), torch.zeros(1, 3), torch.tensor([[1, 0, 1]]))

@@ -55,19 +55,6 @@ def test_kl_clamp_stops_value_and_gradient():
     assert loss.item() == pytest.approx(10.0) and (logp.grad == 0).all()
 
 
-def test_truncated_importance_cap():
-    terms = PolicyTerms(
-        pg_weight=column(1, 1),
-        advantage=column(1, 1),
-        old_logprob=column(-1, -1),
-        sampler_logprob=column(-1 - math.log(4), -1 - math.log(1.5)),
-    )
-    loss, _ = terms_loss(column(-1.0, -1.0), terms, PolicySettings(tis_cap=2.0))
-    assert loss.item() == pytest.approx(-3.5)
-    with pytest.raises(ValueError, match="tis_cap"):
-        linear_policy_loss(torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1).long(), PolicyTerms(), PolicySettings(tis_cap=2.0))
-
-
 def test_sequence_ratio_by_hand():
     # document 0: mean log ratio 0.1; document 1: 0.5, clipped at 1.2 for A > 0
     logp = column(-1.0, -1.0, -0.5, -0.5).requires_grad_()

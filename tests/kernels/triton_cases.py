@@ -17,6 +17,7 @@ from terrella.kernels import (
     fsq_dequantize,
     fsq_quantize,
     gae,
+    group_advantage,
     linear_logprob,
     linear_policy_loss,
     policy_terms,
@@ -24,6 +25,7 @@ from terrella.kernels import (
     rmsnorm,
     rope,
     rope_table,
+    spread_rows,
     sum_rows,
     swiglu,
     swiglu_backward,
@@ -32,7 +34,7 @@ from terrella.kernels import (
     weighted_swiglu_backward,
 )
 from terrella.kernels.adam import reference_adam_update
-from terrella.kernels.advantage import reference_gae
+from terrella.kernels.advantage import METHODS, reference_gae, reference_packed_gae
 from terrella.kernels.dispatch import interpreting
 from terrella.kernels.fsq import reference_fsq_dequantize, reference_fsq_quantize
 from terrella.kernels.logprob import reference_token_logprob
@@ -431,6 +433,67 @@ def test_gae(tokens, gamma, lam, monkeypatch):
     want = bilevel_gae(rewards.double(), values.double(), mask, ends, gamma=gamma, lam=lam)
     for a, b in zip(got, want, strict=True):
         assert norm_error(a, b, values) <= 2e-6  # at a turn's end reward and value cancel exactly
+
+
+@pytest.mark.parametrize("lengths", [[1], [5, 1, 40, 17], [0, 3, 0]] + ([[3000, 1, 513, 512, 2048, 77]] if LARGE else []), ids=str)
+@pytest.mark.parametrize("lam", [0.9, 0.2])
+def test_gae_of_rows_end_to_end(lengths, lam, monkeypatch):
+    if not LARGE:
+        from terrella.kernels import advantage_triton
+
+        monkeypatch.setattr(advantage_triton, "gae_config", lambda tokens: (16, 1))
+    tokens = sum(lengths)
+    mask = torch.rand(tokens, device=DEVICE) < 0.6
+    ends = mask & (torch.rand(tokens, device=DEVICE) < 0.3)
+    rewards, values = torch.randn(tokens, device=DEVICE) * ends, torch.randn(tokens, device=DEVICE)
+    bootstrap = torch.randn(len(lengths), device=DEVICE)
+    options = {"gamma": 0.97, "lam": lam}
+    got = gae(rewards, values, mask, lengths=lengths, bootstrap_B=bootstrap, **options)
+    want = reference_packed_gae(rewards.double(), values.double(), mask, lengths, bootstrap_B=bootstrap, **options)
+    for a, b in zip(got, want, strict=True):
+        assert norm_error(a, b, values) <= 2e-6
+    got = bilevel_gae(rewards, values, mask, ends, lengths=lengths, **options)
+    want = bilevel_gae(rewards.double(), values.double(), mask, ends, lengths=lengths, **options)
+    for a, b in zip(got, want, strict=True):
+        assert norm_error(a, b, values) <= 2e-6
+
+
+@pytest.mark.parametrize("groups,samples", [(1, 1), (3, 8), (7, 40)] + ([(64, 16), (2, 5000), (1000, 8)] if LARGE else []))
+@pytest.mark.parametrize("method", METHODS)
+def test_group_advantage(method, groups, samples):
+    """Groups in any order and of any size, one of a single sample and one of none; rewards that differ by little beside their mean."""
+    ids = torch.randint(groups, (groups * samples,))
+    ids[0] = groups
+    rewards = (1000.0 + 0.1 * torch.randn(len(ids)) + ids).to(DEVICE)
+    valid = torch.rand(len(ids)) < 0.8
+    valid[ids == 0] = False
+    rewards[~valid] = math.nan
+    for singleton in ("raw", "zero"):
+        options = {"method": method, "valid_S": valid, "singleton": singleton}
+        got = group_advantage(rewards, ids, **options)
+        want = group_advantage(rewards.double(), ids, **options)
+        assert got.dtype == torch.float32 and got.device == rewards.device
+        assert relative(got, want) <= 2e-7 and (got[~valid] == 0).all()
+    rewards[valid.nonzero()[0]] = math.inf
+    assert not valid.any() or not group_advantage(rewards, ids, method="mean", valid_S=valid).isfinite().all()
+
+
+def test_uniform_std_is_of_all_ranks_groups():
+    rewards, ids = torch.randn(12, device=DEVICE), torch.arange(12) // 3
+    want = group_advantage(rewards.double(), ids, method="uniform_std")
+    parts = []
+    for part in (slice(0, 6), slice(6, 12)):  # each rank's share, to be gathered
+        group_advantage(rewards[part], ids[part], method="uniform_std", gather=lambda value: parts.append(value) or [value])
+    got = [group_advantage(rewards[s], ids[s], method="uniform_std", gather=lambda _: parts) for s in (slice(0, 6), slice(6, 12))]
+    assert relative(torch.cat(got), want) <= 1e-6
+
+
+@pytest.mark.parametrize("lengths", [[], [3], [5, 0, 40, 1, 17]] + ([[4096] * 300, [1, 9000, 2048]] if LARGE else []), ids=len)
+def test_spread_rows(lengths):
+    values = torch.randn(4, device=DEVICE)
+    samples = [i % 4 for i in range(len(lengths))]
+    want = [values[s].item() for s, n in zip(samples, lengths, strict=True) for _ in range(n)]
+    assert spread_rows(values, samples, lengths).tolist() == want
 
 
 @pytest.mark.parametrize("hidden", [7, 256, 1536])

@@ -109,14 +109,14 @@ def test_reinforce_pp_returns_and_global_whitening() -> None:
     group = [trajectory(0, 0, 1.0), trajectory(1, 0, 0.0)]
     reference = [np.array([0, 0, -1.5, -2.0]), np.full(4, -1.0)]
     config = ReinforcePP(kl_coef=0.1, gamma=0.5)
-    found = reinforce_pp.returns(config, group, Scores(reference=reference))
+    found = reinforce_pp.returns(config, group, Scores(reference=reference), alone)
     last = 1.0 - 0.1 * 1.0  # reward less the last token's penalty
     assert found[0].tolist() == pytest.approx([0, 0, 0.5 * last - 0.05, last]) and found[1].tolist() == [0, 0, 0, 0]
     values = [0.5 * last - 0.05, last, 0.0, 0.0]
     mean, std = np.mean(values), np.std(values, ddof=1)
     rows = algorithms.prepare(config, group, Scores(reference=reference), alone)
     assert [float(x) for r in rows for x in r.advantage[2:]] == pytest.approx([(v - mean) / std for v in values], abs=1e-5)
-    based = reinforce_pp.returns(ReinforcePP(group_baseline=True), two_groups(), Scores())
+    based = reinforce_pp.returns(ReinforcePP(group_baseline=True), two_groups(), Scores(), alone)
     assert [float(r[-1]) for r in based] == pytest.approx([0.5, -0.5, -0.5, 0.5, 0, 0])
 
 
@@ -229,7 +229,10 @@ def test_truncated_importance_and_kl_in_the_loss() -> None:
     assert algorithms.settings(GRPO(kl_coef=0.5, kl_clamp=10.0), 1.0).kl_clamp == 10.0
 
 
-@pytest.mark.parametrize("config", [GRPO(), DrGRPO(), DAPO(), GSPO(), RLOO(), ReinforcePP(), PPO(), StarPOS(), SFT()], ids=lambda c: c.kind)
+EVERY = [GRPO(), DrGRPO(), DAPO(), GSPO(), RLOO(), ReinforcePP(), PPO(), StarPOS(), SFT(), GRPO(scale="uniform_std")]
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda c: f"{c.kind} {getattr(c, 'scale', '')}".strip())
 def test_weights_do_not_depend_on_how_groups_lie_on_ranks(config) -> None:
     """Two ranks with a group each sum to what one rank with both groups computes."""
     whole = [trajectory(p, i, float((p + i) % 2) + 0.25 * p, sampled=1 + (p + i) % 3) for p in range(2) for i in range(4)]

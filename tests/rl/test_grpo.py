@@ -9,7 +9,8 @@ import torch
 from terrella.data.packing import pack
 from terrella.data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from terrella.kernels.policy_loss import linear_policy_loss
-from terrella.rl.algorithms import grpo
+from terrella.rl.algorithms import common, grpo
+from terrella.rl.algorithms.common import Scores
 from terrella.rl.algorithms.config import GRPO
 from terrella.rl.objective import terms_of
 
@@ -20,33 +21,45 @@ def trajectory(prompt: int, sample: int, reward, sampled: int = 2) -> Trajectory
     return Trajectory(prompt, sample, [TokenSequence(ids, roles, (0.0, 0.0, *([-1.0] * sampled)))], reward)
 
 
+def alone(value):
+    return [value]
+
+
+def advantages(config: GRPO, group: list[Trajectory]) -> list[float]:
+    return common.group_values(config.scale, group, common.rewards_of(group)[0], torch.device("cpu"), alone).tolist()
+
+
+def prepare(config: GRPO, group: list[Trajectory]):
+    return grpo.prepare(config, group, Scores(), alone)
+
+
 def test_advantages_by_hand() -> None:
     group = [trajectory(0, i, r) for i, r in enumerate((1.0, 0.0, 0.0, 1.0))] + [trajectory(1, i, 0.5) for i in range(2)]
     std = math.sqrt(4 * 0.25 / 3)  # unbiased
     expected = [0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std, 0.0, 0.0]
-    assert grpo.advantages(GRPO(), group) == pytest.approx(expected, abs=1e-5)
-    assert grpo.advantages(GRPO(scale="mean"), group) == pytest.approx([0.5, -0.5, -0.5, 0.5, 0, 0])
-    assert grpo.advantages(GRPO(scale="leave_one_out"), group)[0] == pytest.approx(1 - 1 / 3)
+    assert advantages(GRPO(), group) == pytest.approx(expected, abs=1e-5)
+    assert advantages(GRPO(scale="mean"), group) == pytest.approx([0.5, -0.5, -0.5, 0.5, 0, 0])
+    assert advantages(GRPO(scale="leave_one_out"), group)[0] == pytest.approx(1 - 1 / 3)
 
 
 def test_invalid_samples_enter_no_statistic_and_are_not_trained() -> None:
     group = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0), trajectory(0, 2, Invalid("lost"))]
-    values = grpo.advantages(GRPO(scale="mean"), group)
-    assert values.tolist() == [0.5, -0.5, 0.0]
-    assert len(grpo.weigh(GRPO(), group, 4.0)) == 2 and grpo.action_tokens(group) == 4
+    values = advantages(GRPO(scale="mean"), group)
+    assert values == [0.5, -0.5, 0.0]
+    assert len(prepare(GRPO(), group)) == 2 and common.action_tokens(group) == 4
 
 
 def test_groups_without_a_difference_cost_nothing_unless_a_term_needs_them() -> None:
     group = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0), trajectory(1, 0, 0.5), trajectory(1, 1, 0.5)]
-    assert len(grpo.weigh(GRPO(), group, 8.0)) == 2
-    assert len(grpo.weigh(GRPO(entropy_coef=0.1), group, 8.0)) == 4
+    assert len(prepare(GRPO(), group)) == 2
+    assert len(prepare(GRPO(entropy_coef=0.1), group)) == 4
 
 
 def test_token_and_sequence_aggregation() -> None:
     group = [trajectory(0, 0, 1.0, sampled=1), trajectory(0, 1, 0.0, sampled=3)]
-    token = grpo.weigh(GRPO(), group, 4.0)
+    token = prepare(GRPO(), group)
     assert [s.pg.sum() for s in token] == pytest.approx([0.25, 0.75])
-    sequence = grpo.weigh(GRPO(aggregate="sequence"), group, 2.0)
+    sequence = prepare(GRPO(aggregate="sequence"), group)
     assert [s.pg.sum() for s in sequence] == pytest.approx([0.5, 0.5])
     assert token[1].pg.tolist() == pytest.approx([0, 0, 0.25, 0.25, 0.25])
 
@@ -54,7 +67,7 @@ def test_token_and_sequence_aggregation() -> None:
 def test_loss_of_a_batch_equals_the_formula() -> None:
     config = GRPO(entropy_coef=0.01)
     group = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0)]
-    batch = pack(grpo.weigh(config, group, 4.0))[0]
+    batch = pack(prepare(config, group))[0]
     torch.manual_seed(0)
     hidden, weight = torch.randn(batch.num_tokens, 4), torch.randn(8, 4)
     output = linear_policy_loss(hidden, weight, batch.targets_T, terms_of(batch), grpo.settings(config, 1.0))
