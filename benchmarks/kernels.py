@@ -181,6 +181,22 @@ def logits_path(b: Bench) -> None:
         _logits_case(b, rows // b.scale, vocab)
 
 
+def odd_path(b: Bench) -> None:
+    """Vocabularies that are no multiple of 16: rows begin off the 16-byte grid. Beside them the same logits in a padded head's columns."""
+    for rows, vocab in ((7777, 32001), (20000, 50257), (16384, 100277)):
+        _logits_case(b, rows // b.scale, vocab)
+        columns = -(-vocab // 64) * 64
+        x, y = random_logits(rows // b.scale, columns)
+        y, grad, restore = y % vocab, torch.randn(rows // b.scale, device="cuda"), partial(x.copy_, x.clone())
+
+        def step(x: torch.Tensor = x, y: torch.Tensor = y, grad: torch.Tensor = grad, vocab: int = vocab) -> None:
+            leaf = x.detach().requires_grad_()
+            torch.autograd.grad(token_logprob(leaf, y, vocab_size=vocab, inplace_backward=True)[0], leaf, grad)
+
+        case = f"token_logprob f+b N={rows // b.scale} V={vocab}"
+        b.measure(case, f"terrella, padded to {columns}", step, 3 * len(x) * vocab * 2, most=20, before=restore)
+
+
 def one_rank_of_eight(b: Bench) -> None:
     rows, columns = 32768 // b.scale, VOCAB // 8
     x, y = random_logits(rows, columns)
@@ -517,6 +533,7 @@ SECTIONS = {
     "linear": linear_path,
     "cute": cute_path,
     "logits": logits_path,
+    "odd": odd_path,
     "shard": one_rank_of_eight,
     "elementwise": elementwise,
     "gae": lambda b: (scan(b), ragged_scan(b)),

@@ -4,6 +4,9 @@ Shape suffixes: N rows (tokens), V vocabulary (this rank's shard), W ranks, 4 th
 
 Forward: each thread keeps its own running (maximum, sum, weighted sum) over 16-byte vectors, so the loop has no reduction across
 threads; the tile that holds the target is taken last, with the target left out (see kernels/logprob.py for why).
+
+An odd vocabulary puts most rows off the 16-byte grid. Such a row is walked from the last grid point before it (`shift` logits early,
+which are the previous row's and left out), so that whole vectors are read; the few logits after its last whole vector come apart.
 """
 
 from __future__ import annotations
@@ -87,8 +90,10 @@ def _row_again(p, y, V, M, scale, softcap, RB: tl.constexpr, K: tl.constexpr, CA
 
 
 @triton.jit
-def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr):
-    """(M, R, S, x_t) of the row at p, as in the reference; y is the target's column or -1 when another rank owns it.
+def _row_stats(
+    x_ptr, begin, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, ODD: tl.constexpr
+):
+    """(M, R, S, x_t) of the row at x_ptr + begin, as in the reference; y is the target's column or -1 when another rank owns it.
 
     The target is left out after loading, not by the load's mask, which would break the 16-byte loads up.
     """
@@ -97,15 +102,37 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
     m = tl.full([RB], LOWEST, tl.float32)
     l = tl.zeros([RB], tl.float32)
     s = tl.zeros([RB], tl.float32)
-    full = V // BLOCK
+    p = x_ptr + begin
     xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
-    if full * BLOCK < V:  # the ragged end first: its address waits for nothing
-        o = full * BLOCK + offs
-        x = tl.load(p + o, mask=o < V, other=0.0)
-        m, l, s = _fold(m, l, s, _without(x, (o < V) & (o != y), softcap, CAP), scale, ENT)
-    special = tl.where(y < 0, full, y // BLOCK)
+    row, column = p, y
+    if ODD:  # columns are counted from the grid point
+        shift = (begin % K).to(tl.int32)
+        p = x_ptr + begin // K * K
+        end = V + shift
+        y = tl.where(y < 0, -1, y + shift)
+        whole = end // K * K  # the end of the last whole vector
+        full = end // BLOCK
+        first = tl.minimum(full, 1)
+        rest = whole + tl.arange(0, RB)[:, None]
+        few = tl.load(p + rest, mask=rest < end, other=0.0)
+        m, l, s = _fold(m, l, s, _without(few, (rest < end) & (rest >= shift) & (rest != y), softcap, CAP), scale, ENT)
+        if full * BLOCK < whole:
+            o = full * BLOCK + offs
+            x = tl.load(p + o, mask=o < whole, other=0.0)
+            m, l, s = _fold(m, l, s, _without(x, (o < whole) & (o >= shift) & (o != y), softcap, CAP), scale, ENT)
+        if full > 0:
+            m, l, s = _fold(m, l, s, _without(tl.load(p + offs), (offs >= shift) & (offs != y), softcap, CAP), scale, ENT)
+        special = tl.where((y < 0) | (y < first * BLOCK), full, y // BLOCK)
+    else:
+        full = V // BLOCK
+        first = 0
+        if full * BLOCK < V:  # the ragged end first: its address waits for nothing
+            o = full * BLOCK + offs
+            x = tl.load(p + o, mask=o < V, other=0.0)
+            m, l, s = _fold(m, l, s, _without(x, (o < V) & (o != y), softcap, CAP), scale, ENT)
+        special = tl.where(y < 0, full, y // BLOCK)
     # every full tile but the target's
-    for i in range(tl.where(special < full, full - 1, full)):
+    for i in range(first, tl.where(special < full, full - 1, full)):
         start = (i + (i >= special).to(tl.int32)) * BLOCK
         x = _capped(tl.load(p + start + offs), softcap, CAP)
         m, l, s = _fold(m, l, s, x, scale, ENT)
@@ -115,13 +142,13 @@ def _row_stats(p, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: 
     M = tl.max(m, axis=0)
     drop = (m - M) * scale
     w = tl.exp2(drop)
-    xt = tl.where(y < 0, -float("inf"), xt)
+    xt = tl.where(column < 0, -float("inf"), xt)
     if ENT:
         R, S = tl.reduce((l * w, w * (s + l * drop)), 0, _add_both)
         R -= 1.0
         # Above a tenth the entropy is large enough for R's absolute error of 1e-7; a NaN means logits of -inf, or really a NaN.
         if ((R < 0.1) & (R > -0.5) & (xt < M)) | (S != S):
-            R, S = _row_again(p, y, V, M, scale, softcap, RB, K, CAP)
+            R, S = _row_again(row, column, V, M, scale, softcap, RB, K, CAP)
         S = S * LN2
     else:
         R = tl.sum(l * w, axis=0) - 1.0
@@ -194,7 +221,7 @@ def _finish(M, R, S, xt, inv_t_hi, inv_t_lo):
 @triton.jit
 def _stats_kernel(
     x_ptr, y_ptr, mask_ptr, out_ptr, stride, V, start, scale, softcap,
-    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr,
+    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
     """One row a program. Nothing else happens here: the loop needs the registers for rows in flight."""
     row = tl.program_id(0).to(tl.int64)
@@ -204,7 +231,7 @@ def _stats_kernel(
     if live:
         y = tl.load(y_ptr + row) - start
         y = tl.where((y >= 0) & (y < V), y, -1).to(tl.int32)
-        M, R, S, xt = _row_stats(x_ptr + row * stride, y, V, scale, softcap, RB, K, ENT, CAP)
+        M, R, S, xt = _row_stats(x_ptr, row * stride, y, V, scale, softcap, RB, K, ENT, CAP, ODD)
         tl.store(out_ptr + row * 4, M)
         tl.store(out_ptr + row * 4 + 1, R)
         tl.store(out_ptr + row * 4 + 2, S)
@@ -293,8 +320,10 @@ def _tile_gradient(
 def _backward_kernel(
     x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, source_ptr, tiles, plane, stride, dstride, V, columns, start,
     scale, inv_t, softcap,
-    BLOCK: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, MOVE: tl.constexpr,
+    BLOCK: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, MOVE: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
+    """One tile of a row a program. ODD counts columns from the grid point before the row, and leaves what does not fill a vector at either
+    end of the row to the first tile's program."""
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
     o = tile * BLOCK + tl.arange(0, BLOCK)
@@ -306,30 +335,56 @@ def _backward_kernel(
         live = live | (ge != 0.0)
     if MASK:
         live = live & (tl.load(mask_ptr + row) != 0)
-    out = dx_ptr + row * dstride + o
     source = row
     if MOVE:
         source = tl.load(source_ptr + row)
+    begin, dbegin = source * stride, row * dstride
+    valid, end = V, columns
+    inside = o < columns
+    if ODD:
+        shift = (begin % 8).to(tl.int32)
+        begin, dbegin = begin // 8 * 8, dbegin // 8 * 8
+        valid, end = V + shift, columns + shift
+        whole, last = (shift + 7) // 8 * 8, end // 8 * 8
+        inside = (o >= whole) & (o < last)
+        lane = tl.arange(0, 16)
+        edge = tl.where(lane < 8, lane, last + lane - 8)
+        outside = (edge < end) & tl.where(lane < 8, (edge >= shift) & (edge < whole), edge >= whole)
+    out = dx_ptr + dbegin + o
     if live:
         y = (tl.load(y_ptr + row) - start).to(tl.int32)
+        owned = (y >= 0) & (y < V)
+        if ODD:
+            y += shift
         logprob = tl.load(saved_ptr + row)
         entropy = tl.load(saved_ptr + plane + row)
         reference = tl.load(saved_ptr + 2 * plane + row)
         log2z = tl.load(saved_ptr + 3 * plane + row)
-        x = tl.load(x_ptr + source * stride + o, mask=o < V, other=0.0)
+        x = tl.load(x_ptr + begin + o, mask=inside, other=0.0)
         constant, slope = g * inv_t, 0.0
         if ENT:
             constant, slope = (g + ge * entropy) * inv_t, ge * inv_t * LN2
-        if (y // BLOCK == tile) & (y >= 0) & (y < V):
+        first = False
+        if ODD:
+            first = tile == 0
+        if (owned & (y // BLOCK == tile)) | first:
             own = -g * _expm1(logprob)
             if ENT:
                 own -= ge * tl.exp2(logprob * LOG2E) * (tl.maximum(logprob, LOWEST, propagate_nan=tl.PropagateNan.ALL) + entropy)
-            d = _tile_gradient(x, o, y, own * inv_t, reference, log2z, constant, slope, scale, softcap, ENT, CAP, True)
+            mine = tl.where(owned, y, -1)
+            d = _tile_gradient(x, o, mine, own * inv_t, reference, log2z, constant, slope, scale, softcap, ENT, CAP, True)
+            if ODD:
+                x_edge = tl.load(x_ptr + begin + edge, mask=outside & first, other=0.0)
+                d_edge = _tile_gradient(x_edge, edge, mine, own * inv_t, reference, log2z, constant, slope, scale, softcap, ENT, CAP, True)
+                d_edge = tl.where(edge < valid, d_edge, 0.0)
+                tl.store(dx_ptr + dbegin + edge, d_edge.to(dx_ptr.dtype.element_ty), mask=outside & first)
         else:
             d = _tile_gradient(x, o, y, 0.0, reference, log2z, constant, slope, scale, softcap, ENT, CAP, False)
-        tl.store(out, tl.where(o < V, d, 0.0).to(dx_ptr.dtype.element_ty), mask=o < columns)
+        tl.store(out, tl.where(o < valid, d, 0.0).to(dx_ptr.dtype.element_ty), mask=inside)
     else:
-        tl.store(out, tl.zeros([BLOCK], dx_ptr.dtype.element_ty), mask=o < columns)
+        tl.store(out, tl.zeros([BLOCK], dx_ptr.dtype.element_ty), mask=inside)
+        if ODD:
+            tl.store(dx_ptr + dbegin + edge, tl.zeros([16], dx_ptr.dtype.element_ty), mask=outside & (tile == 0))
 
 
 def split_float(value: float) -> tuple[float, float]:
@@ -342,12 +397,16 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def stats_config(vocab: int, entropy: bool) -> tuple[int, int, int | None]:
-    """(vectors RB of eight logits a tile, warps, register limit): from benchmarks/tune_kernels.py on an H200, see docs/kernels.md."""
+def stats_config(vocab: int, entropy: bool, odd: bool = False) -> tuple[int, int, int | None]:
+    """(vectors RB of eight logits a tile, warps, register limit): from benchmarks/tune_kernels.py on an H200, see docs/kernels.md.
+
+    With an odd vocabulary 48 registers spill.
+    """
+    few = 64 if odd else 48
     if vocab >= 65536:
-        return (512, 8, 48) if entropy else (1024, 8, None)
+        return (512, 8, few) if entropy else (1024, 8, None)
     if entropy:
-        return (128, 2, 48) if vocab >= 16384 else (128, 1, 64)
+        return (128, 2, few) if vocab >= 16384 else (128, 1, 64)
     return 128, 2, 32
 
 
@@ -366,11 +425,13 @@ def launch_stats(
     N = len(targets_N)
     if N == 0:
         return
-    rows, warps, registers = config or stats_config(shard.valid, entropy)
+    odd = bool(logits_NV.stride(0) % 16 or shard.valid % 16)
+    rows, warps, registers = config or stats_config(shard.valid, entropy, odd)
     _stats_kernel[(N,)](
         logits_NV, targets_N, targets_N if mask_N is None else mask_N, out_N4, logits_NV.stride(0), shard.valid, shard.start,
         1.4426950408889634 / temperature, softcap or 1.0,
-        RB=rows, K=8, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None, num_warps=warps, maxnreg=registers,
+        RB=rows, K=8, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None,
+        ODD=odd, num_warps=warps, maxnreg=registers,
     )  # fmt: skip
 
 
@@ -439,14 +500,16 @@ def launch_backward(
     if N == 0:
         return
     block, warps = config
-    tiles = cdiv(columns, block)
+    # rows off the 16-byte grid, each as far off in the logits as in the gradient
+    odd = source_N is None and logits_NV.stride(0) == out_NV.stride(0) and bool(out_NV.stride(0) % 16 or columns % 16)
+    tiles = cdiv(columns + 7 * odd, block)
     _backward_kernel[(tiles * N,)](
         logits_NV, out_NV, targets_N, saved_4N, grad_N, grad_N if grad_entropy_N is None else grad_entropy_N,
         targets_N if mask_N is None else mask_N, targets_N if source_N is None else source_N,
         tiles, saved_4N.stride(0), logits_NV.stride(0), out_NV.stride(0),
         shard.valid, columns, shard.start,
         1.4426950408889634 / temperature, 1.0 / temperature, softcap or 1.0,
-        BLOCK=block, ENT=grad_entropy_N is not None, CAP=softcap is not None, MASK=mask_N is not None, MOVE=source_N is not None,
+        BLOCK=block, ENT=grad_entropy_N is not None, CAP=softcap is not None, MASK=mask_N is not None, MOVE=source_N is not None, ODD=odd,
         num_warps=warps,
     )  # fmt: skip
 
