@@ -21,7 +21,7 @@ def requirements(name: str) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]
 
 
-EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "nemo", "video", "web", "miniwob", "dev"]
+EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "fa4", "nemo", "video", "web", "miniwob", "dev"]
 
 setup(
     name="terrella",

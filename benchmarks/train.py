@@ -55,6 +55,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "terrella": {"regimes": BOTH},
     "terrella graphs": {"regimes": ("master",), "needs": "cuda", "dense": True},
     "transformers liger": {"regimes": BOTH, "needs": "liger_kernel"},
+    "transformers liger fa4": {"regimes": BOTH, "needs": "flash_attn.cute"},
     "transformers liger autocast": {"regimes": ("master",), "needs": "liger_kernel"},
     "transformers sdpa": {"regimes": BOTH},
     "terrella TE": {"regimes": BOTH, "needs": "transformer_engine"},
@@ -162,9 +163,14 @@ def missing(need: str | None, te: Path | None) -> str:
             return "no GPU"
     if need == "transformer_engine" and te is not None:
         return "" if (te / need).is_dir() else f"no {need} in {te}"
-    if need not in (None, "cuda") and importlib.util.find_spec(need) is None:
+    if need not in (None, "cuda") and not _installed(need):
         return f"{need} is not installed"
     return ""
+
+
+def _installed(name: str) -> bool:
+    parent = name.rpartition(".")[0]
+    return (not parent or _installed(parent)) and importlib.util.find_spec(name) is not None
 
 
 def main() -> None:
@@ -191,7 +197,7 @@ def main() -> None:
         return child(impl, regime, case, args.steps, args.kernels)
     cuda = torch.cuda.is_available()
     gpu = torch.cuda.get_device_name() if cuda else ""
-    packages = ("torch", "triton", "transformers", "megatron-core", "transformer_engine", "liger_kernel")
+    packages = ("torch", "triton", "transformers", "megatron-core", "transformer_engine", "liger_kernel", "flash-attn-4")
     versions = " ".join(f"{name} {_version(name, args.te)}" for name in packages)
     recorder = record.Recorder("train", record.command_line("python -m terrella.benchmarks.train", sys.argv[1:]), gpu, versions)
     peak = next((v for k, v in PEAK_TFLOPS.items() if k in gpu), None)

@@ -249,8 +249,9 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
         getattr(liger, f"apply_liger_kernel_to_{model.family if model.family in ('qwen2', 'qwen3_moe') else 'llama'}")()
     autocast = kind.endswith("autocast")  # fp32 weights, cast where they are used: the other way to train with master weights
     dtype = torch.bfloat16 if device == "cuda" and not autocast else torch.float32
+    attention = "flash_attention_4" if kind.endswith("fa4") else "sdpa"  # by position ids it sees where documents begin: no dense mask
     with torch.device(device):  # initialising 1.5B parameters on the host takes minutes
-        net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     net.config.use_cache = False
     net.train()
     run = torch.compile(net) if kind == "compile" else net

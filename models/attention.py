@@ -6,7 +6,6 @@ Shape suffixes: T local queries, S keys of all context ranks, H query heads, G k
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.decode_attention import cached_attention
 from ..kernels.decode_cache import PAGE, CacheLayer, Rows
+from .ragged import ragged_attention
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -52,9 +52,13 @@ def packed_attention(
         v_SGD = _GatherKeys.apply(v_TGD, context_group)[layout.k_order_S]
     if is_batch_invariant():
         return _row_by_row(q_THD, k_SGD, v_SGD, layout, scale)
-    uniform = layout.restore_T is None
-    if q_THD.is_cuda and q_THD.dtype != torch.float32 and not uniform:
-        return _varlen(q_THD, k_SGD, v_SGD, layout, scale)
+    if q_THD.is_cuda and q_THD.dtype != torch.float32 and layout.restore_T is not None:
+        return ragged_attention(q_THD, k_SGD, v_SGD, layout, scale, _by_length)
+    return _by_length(q_THD, k_SGD, v_SGD, layout, scale)
+
+
+def _by_length(q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
+    """One call for all segments of equal lengths."""
     outputs = []
     for group in layout.groups:
         q = _batched(q_THD, group.q_rows, group.count, group.q_len)
@@ -65,7 +69,7 @@ def packed_attention(
         mask = None if square else torch.ones(group.q_len, group.k_len, dtype=torch.bool, device=q.device).tril(group.k_len - group.q_len)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
         outputs.append(out.transpose(1, 2).reshape(-1, *q_THD.shape[1:]))
-    return outputs[0] if uniform else torch.cat(outputs)[layout.restore_T]
+    return outputs[0] if layout.restore_T is None else torch.cat(outputs)[layout.restore_T]
 
 
 def _batched(x: torch.Tensor, rows: torch.Tensor | None, count: int, length: int) -> torch.Tensor:
@@ -93,34 +97,3 @@ def _row_by_row(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None
     rows = Rows(table_NP.int()[document_T], place_T, PAGE)
     cache = CacheLayer(paged(k_SGD), paged(v_SGD), torch.zeros(2, dtype=torch.int64, device=q_THD.device))
     return cached_attention(q_THD.contiguous(), cache, rows, k_SGD.shape[1], scale=scale or 1.0 / math.sqrt(q_THD.shape[2]))
-
-
-def _varlen(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    if layout.k_rows is not None:
-        k_SGD, v_SGD = k_SGD[layout.k_rows], v_SGD[layout.k_rows]
-    takes = _varlen_options()
-    options: dict = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-    if "scale" in takes:
-        options["scale"] = scale
-    elif scale is not None:
-        q_THD = q_THD * (scale * q_THD.shape[-1] ** 0.5)
-    if q_THD.shape[1] != k_SGD.shape[1]:
-        if "enable_gqa" in takes:
-            options["enable_gqa"] = True
-        else:
-            k_SGD, v_SGD = (x.repeat_interleave(q_THD.shape[1] // x.shape[1], 1) for x in (k_SGD, v_SGD))
-    out = varlen_attn(q_THD, k_SGD, v_SGD.contiguous(), layout.cu_q, layout.cu_k, layout.max_q, layout.max_k, **options)
-    assert isinstance(out, torch.Tensor)  # a pair only when asked for auxiliary results
-    return out
-
-
-@cache
-def _varlen_options() -> frozenset[str]:
-    """Parameters of torch's function, which grew from release to release (2.10: is_causal; later: window_size, scale, enable_gqa)."""
-    import inspect
-
-    from torch.nn.attention.varlen import varlen_attn
-
-    return frozenset(inspect.signature(varlen_attn).parameters)

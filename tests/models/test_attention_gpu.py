@@ -1,4 +1,4 @@
-"""Attention of packed documents on a GPU: torch's variable-length kernel against fp64 written out in full."""
+"""Attention of packed documents on a GPU, by every kernel that is there, against fp64 written out in full."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from terrella.core.layout import context_rows, document_layout
+from terrella.models import attention, ragged
 from terrella.models.attention import packed_attention
 from terrella.tests.core.attention_reference import full_attention
 
@@ -17,7 +18,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("lengths", [[64, 64, 64], [100, 28, 1, 63], [192]], ids=["even", "ragged", "one"])
 @pytest.mark.parametrize("heads", [(4, 4), (12, 2)], ids=["mha", "gqa"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_packed_attention(lengths: list[int], heads: tuple[int, int], ranks: int) -> None:
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "by_length", "chosen"])
+def test_packed_attention(lengths: list[int], heads: tuple[int, int], ranks: int, kernel: str, monkeypatch) -> None:
+    if kernel == "flash" and (ragged.flash_function() is None or torch.cuda.get_device_capability() < (9, 0)):
+        pytest.skip("needs FlashAttention-4 and a Hopper GPU or newer")
+    monkeypatch.setattr(ragged, "_chosen", {})
+    if kernel != "chosen":
+        attend = attention._by_length if kernel == "by_length" else getattr(ragged, kernel)
+        monkeypatch.setattr(ragged, "choose", lambda *_: attend)
     bounds = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     draw = torch.Generator().manual_seed(1)
     wide = [torch.randn(bounds[-1], h, 64, generator=draw, dtype=torch.float64).bfloat16().double() for h in (heads[0], heads[1], heads[1])]
