@@ -27,9 +27,9 @@ def run_case(
     """Run a recipe in a folder of the tests', or one `stage` of it on what the run `source` left before it, with the samples that the run
     `samples` kept. Returns every optimizer step of every engine, in order: metrics, norm, gradients and the weights after it."""
     recipe = replace(recipe, ranks=world, parallel=ParallelConfig(**(parallel or {})), stages=[_kept(s, samples) for s in recipe.stages])
+    run, lease = runs.create(folder, recipe)
     if source is not None:
         _begin(folder, source, recipe, str(stage))
-    run, lease = runs.create(folder, recipe)
     job = {"path": str(folder), "token": run.token, "until": stage, "inside": str(folder.parent.parent)}
     try:
         return run_ranks("terrella.tests.parallel.recipe_jobs:work", world, **job)[0]
@@ -47,7 +47,8 @@ def _kept(stage: Any, samples: Path | None) -> Any:
 
 def _begin(folder: Path, source: Path, recipe: Recipe, stage: str) -> None:
     """A run that is about to start `stage`: everything before it as `source` has it."""
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("lease*", "logs", "config.yaml"))
+    own = shutil.ignore_patterns("lease*", ".lease*", "logs", "config.yaml", "environment.json")
+    shutil.copytree(source, folder, ignore=own, dirs_exist_ok=True)
     names = [s.name for s in recipe.stages]
     for name in names[names.index(stage) :]:
         (folder / "stages" / f"{name}.json").unlink(missing_ok=True)
