@@ -6,6 +6,7 @@ Shapes: B pictures, C channels, H x W, L = H * W.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -146,10 +147,22 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latent to picture. With `cross` it attends to a context's features once, after the middle."""
+    """Latent to picture. With `cross` it attends to a context's features once, after the middle.
+
+    Blocks change their width and then upsample, all but the last; with `narrow_first` the width of the next level comes a block earlier
+    and every block but the first upsamples. Both orders are published: the compressive tokenizer has the one, the per-frame one the other.
+    """
 
     def __init__(
-        self, channels: Sequence[int], resnets: int, latent: int, groups: int, *, attention: bool = True, cross: dict | None = None
+        self,
+        channels: Sequence[int],
+        resnets: int,
+        latent: int,
+        groups: int,
+        *,
+        attention: bool = True,
+        cross: dict | None = None,
+        narrow_first: bool = False,
     ) -> None:
         super().__init__()
         down = list(reversed(channels))
@@ -157,9 +170,9 @@ class Decoder(nn.Module):
         self.mid_block = Middle(down[0], groups, attention)
         if cross is not None:
             self.cross_att_blocks = nn.ModuleList([CrossAttention(down[0], groups=groups, **cross)])
-        blocks = []
-        for i, c in enumerate(down):
-            blocks.append(Block(down[max(i - 1, 0)], c, resnets, groups, None if i == len(down) - 1 else Upsample))
+        widths = [*down, down[-1]] if narrow_first else [down[0], *down]
+        same = 0 if narrow_first else len(down) - 1  # the block that keeps the resolution
+        blocks = [Block(*pair, resnets, groups, None if i == same else Upsample) for i, pair in enumerate(pairwise(widths))]
         self.up_blocks = nn.ModuleList(blocks)
         self.conv_norm_out = nn.GroupNorm(groups, down[-1], eps=EPS)
         self.conv_out = nn.Conv2d(down[-1], 3, 3, padding=1)

@@ -56,22 +56,22 @@ class FrameTokenizer(nn.Module):
         super().__init__()
         self.config = c = config
         self.encoder = Encoder(c.channels, c.encoder_resnets, c.latent, c.groups)
-        self.quant_conv = nn.Conv2d(c.latent, len(c.levels), 1)
-        self.post_quant_conv = nn.Conv2d(len(c.levels), c.latent, 1)
-        self.decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups)
+        self.quant_linear = nn.Conv2d(c.latent, len(c.levels), 1)  # the release's name, though it is a convolution
+        self.post_quant_linear = nn.Conv2d(len(c.levels), c.latent, 1)
+        self.decoder = Decoder(c.channels, c.decoder_resnets, c.latent, c.groups, narrow_first=True)
         self.still = _still_picture(c, self.decoder)
 
     def forward(self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None) -> Reconstruction:
         """Encode, quantise with a straight-through gradient, decode. A context is not used."""
         B, T = frames_BT3HW.shape[:2]
-        code, index = _quantise(self.quant_conv(self.encoder(frames_BT3HW.flatten(0, 1))[0]), self.config.levels)
-        pictures = _upon(self.still, self.decoder(self.post_quant_conv(code))[0])
+        code, index = _quantise(self.quant_linear(self.encoder(frames_BT3HW.flatten(0, 1))[0]), self.config.levels)
+        pictures = _upon(self.still, self.decoder(self.post_quant_linear(code))[0])
         return Reconstruction(pictures.view(frames_BT3HW.shape), None, Codes(index.view(B, T, -1)))
 
     @torch.no_grad()
     def tokenize(self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None) -> Codes:
         B, T = frames_BT3HW.shape[:2]
-        z = self.quant_conv(self.encoder(frames_BT3HW.flatten(0, 1))[0])
+        z = self.quant_linear(self.encoder(frames_BT3HW.flatten(0, 1))[0])
         return Codes(_quantise(z, self.config.levels)[1].view(B, T, -1))
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class FrameTokenizer(nn.Module):
         """Pictures of the frames, clamped to [0, 1]."""
         B, T, _ = codes.frames_BTN.shape
         code = fsq_dequantize(codes.frames_BTN, self.config.levels).view(B * T, *self.config.grid, -1).permute(0, 3, 1, 2)
-        pictures = _upon(self.still, self.decoder(self.post_quant_conv(code.to(self.post_quant_conv.weight.dtype)))[0])
+        pictures = _upon(self.still, self.decoder(self.post_quant_linear(code.to(self.post_quant_linear.weight.dtype)))[0])
         return pictures.clamp(0, 1).view(B, T, 3, self.config.height, self.config.width)
 
 

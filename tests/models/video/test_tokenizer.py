@@ -1,12 +1,10 @@
-"""Tokenizers: published sizes, round trips through codes, cached contexts, training, and the released names."""
+"""Tokenizers: published sizes, round trips through codes, cached contexts and training."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from terrella.core.config import OptimizerConfig
 from terrella.core.errors import ConfigError
@@ -14,8 +12,7 @@ from terrella.models.video.augment import augment_clips
 from terrella.models.video.blocks import Decoder, Encoder
 from terrella.models.video.config import RT1_COMPRESSIVE, RT1_FRAME, TokenizerConfig, TokenizerLoss
 from terrella.models.video.discriminator import PatchDiscriminator, gradient_penalty, layers_for
-from terrella.models.video.released import load_released, tokenizer_config
-from terrella.models.video.tokenizer import SPREAD, Codes, CompressiveTokenizer, FrameTokenizer, build_tokenizer, utilisation
+from terrella.models.video.tokenizer import SPREAD, Codes, CompressiveTokenizer, build_tokenizer, utilisation
 from terrella.models.video.training import TokenizerTrainer, load_tokenizer, save_tokenizer
 
 SMALL = {"height": 16, "width": 24, "channels": [8, 8, 16], "latent": 8, "groups": 4, "levels": [5, 5, 5]}
@@ -165,26 +162,6 @@ def test_augmentation_treats_a_clip_as_one() -> None:
     assert torch.allclose(out[0, 0], out[0, 3], atol=1e-6) and not torch.allclose(out[0], clips[0], atol=1e-3)
     again = augment_clips(clips, torch.Generator().manual_seed(0))
     assert torch.equal(out, again)
-
-
-def test_released_files_load_by_name(tmp_path: Path) -> None:
-    told = {"block_out_channels": [8, 8, 16], "layers_per_block": 2, "latent_channels": 8, "norm_num_groups": 4, "patch_size": 4}
-    config = tokenizer_config(told, 64, 64)
-    assert (config.kind, config.decoder_resnets, config.patch) == ("compressive", 3, 4)
-    model = build_tokenizer(config)
-    tensors = {n.replace(".to_q.", ".query."): t.contiguous() for n, t in model.state_dict().items()}
-    save_file({**tensors, "quantize._levels": torch.ones(5)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(told))
-    held = load_released(tmp_path, 64, 64)
-    assert all(torch.equal(a, b) for a, b in zip(held.state_dict().values(), model.state_dict().values(), strict=True))
-    del tensors["encoder.conv_in.bias"]
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"encoder\.conv_in\.bias is missing"):
-        load_released(tmp_path, 64, 64)
-    with pytest.raises(ConfigError, match="act_fn"):
-        tokenizer_config({"act_fn": "gelu"})
-    frame = tokenizer_config({"block_out_channels": [128, 256, 256, 512, 768]})
-    assert frame == RT1_FRAME and isinstance(build_tokenizer(FRAME), FrameTokenizer)
 
 
 @pytest.mark.parametrize("attention", [True, False])
