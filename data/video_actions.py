@@ -7,19 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 
 EPS = 1e-8
-# lowest and highest of RT-1's 13 numbers over the whole data set, as released
+# lowest and highest of RT-1's 13 numbers over the whole data set, to the digit of the released fp32 file
 RT1_RANGES = (
-    (-0.39601, 0.39600), (-0.00963, 0.00368), (-0.40005, 0.39991), (-1.0, 1.0), (-1.56992, 1.57064), (-1.56989, 1.53211),
-    (-1.57042, 1.56915), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (-2.02045, 2.99846), (-5.49790, 22.09053), (-2.03166, 2.75075),
+    (-0.39600885, 0.39600182), (-0.009631033, 0.0036767344), (-0.40004528, 0.39991137), (-1.0, 1.0), (-1.5699179, 1.5706365),
+    (-1.5698922, 1.5321087), (-1.5704194, 1.5691522), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (-2.020452, 2.9984593),
+    (-5.4978995, 22.090528), (-2.0316634, 2.7507524),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ActionBins:
-    """The range of each number and how many bins it has."""
+    """The range of each number and how many bins it has.
+
+    `single` counts in fp32, as the released video models were trained: EPS is lost beside a range of 2 there, so that a gripper at
+    rest, RT-1's commonest action by far, is in bin 128 and not in 127.
+    """
 
     ranges: tuple[tuple[float, float], ...]
     bins: int = 256
+    single: bool = False
 
     def __post_init__(self) -> None:
         for i, (low, high) in enumerate(self.ranges):
@@ -28,12 +34,13 @@ class ActionBins:
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Bins of [..., A] actions; values outside the range go to its ends."""
-        low, high = np.array(self.ranges, np.float64).T
+        kind = np.float32 if self.single else np.float64
+        low, high = np.array(self.ranges, kind).T
         if actions.shape[-1] != len(low):
             raise ValueError(f"actions have {actions.shape[-1]} numbers, the ranges {len(low)}")
         if not np.isfinite(actions).all():
             raise ValueError("an action is not finite")
-        share = np.clip((actions - low) / (high - low + EPS), 0.0, 1.0)
+        share = np.clip((actions.astype(kind) - low) / (high - low + kind(EPS)), 0.0, 1.0)
         return np.minimum((share * self.bins).astype(np.int64), self.bins - 1)
 
     def decode(self, bins: np.ndarray) -> np.ndarray:

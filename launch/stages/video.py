@@ -62,7 +62,9 @@ def action_bins(job: Job, data: str, tokens: str | None = None) -> ActionBins:
             some = [train.actions(i, range(train.length(i))) for i in range(min(len(train), QUANTILE_EPISODES))]
             held = quantile_ranges(np.concatenate(some))
         return ActionBins(tuple((float(a), float(b)) for a, b in held), chosen.action_bins)
-    return ActionBins(RT1_RANGES if chosen.actions == "rt1" else ACTION_RANGES, chosen.action_bins)
+    if chosen.actions == "rt1":
+        return ActionBins(RT1_RANGES, chosen.action_bins, single=True)
+    return ActionBins(ACTION_RANGES, chosen.action_bins)
 
 
 class TokenClips:

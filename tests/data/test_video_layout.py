@@ -1,7 +1,11 @@
 """Token layouts: lengths of the published ones, offsets, masks, where actions stand, and the way back."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from terrella.data.trajectory import Role
 from terrella.data.video_actions import RT1_RANGES, ActionBins, quantile_ranges
@@ -109,3 +113,24 @@ def test_action_bins() -> None:
         bins.encode(np.full((1, 13), np.nan))
     outlier = np.concatenate([np.random.default_rng(1).normal(size=(5000, 1)), [[1000.0]]])
     assert quantile_ranges(outlier)[0][1] < 10
+
+
+def test_rt1_bins_are_those_the_released_models_were_trained_on() -> None:
+    """The release counts in fp32: against its formula in torch, on actions all over the ranges and on their corners."""
+    bins, ranges = ActionBins(RT1_RANGES, single=True), torch.tensor(RT1_RANGES, dtype=torch.float32)
+    rng = np.random.default_rng(2)
+    low, high = np.array(RT1_RANGES).T
+    actions = np.concatenate([rng.uniform(low - 0.1, high + 0.1, (50_000, 13)), np.zeros((1, 13)), low[None], high[None]]).astype(
+        np.float32
+    )
+    share = torch.clip((torch.from_numpy(actions) - ranges[:, 0]) / (ranges[:, 1] - ranges[:, 0] + 1e-8), 0, 1)
+    wanted = torch.floor(share * 256).to(torch.int32).clip(0, 255).numpy()
+    assert (bins.encode(actions) == wanted).all()
+    assert bins.encode(np.zeros((1, 13)))[0, 3] == 128 and ActionBins(RT1_RANGES).encode(np.zeros((1, 13)))[0, 3] == 127
+
+
+def test_rt1_ranges_are_the_released_file_s() -> None:
+    path = Path(os.environ.get("TERRELLA_SHARED_DATA", "")) / "rt1" / "frac_action_ranges.pth"
+    if not os.environ.get("TERRELLA_SHARED_DATA") or not path.is_file():
+        pytest.skip("TERRELLA_SHARED_DATA is not set")
+    assert torch.equal(torch.load(path, weights_only=True), torch.tensor(RT1_RANGES, dtype=torch.float32))
