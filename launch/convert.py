@@ -16,7 +16,7 @@ def convert() -> None:
 
 
 def _source(command: Any) -> Any:
-    base = "Hugging Face folder of the model, where SOURCE does not say it."
+    base = "Hugging Face folder of the model, or its config file alone, where SOURCE does not say it."
     command = click.option("--base", type=click.Path(path_type=Path), help=base)(command)
     command = click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What SOURCE is.")(command)
     command = click.argument("out", type=click.Path(path_type=Path))(command)

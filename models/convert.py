@@ -57,7 +57,7 @@ def detect(path: Path) -> str:
 
 
 def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | None = None) -> Source:
-    """Open a model. `base` is a Hugging Face folder that says what the model is, where the files themselves do not."""
+    """Open a model. `base` is a Hugging Face folder, or a config file, that says what the model is, where the files themselves do not."""
     path = resolve(path)
     base = resolve(base) if base is not None else None
     found = detect(path) if kind == "auto" else kind

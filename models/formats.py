@@ -97,13 +97,17 @@ def twin_heads(path: Path) -> dict[str, torch.Tensor]:
     return {f"value_head.heads.{int(which) - 1}.{rest}": tensor for which, parts in found.items() for rest, tensor in parts}
 
 
+_FURTHER = re.compile(r"model_\d+\.safetensors")
+
+
 def read_safetensors(folder: Path) -> HFTensors:
     """Every safetensors file of a folder (Hugging Face, accelerate)."""
     from safetensors import safe_open
 
     index = folder / "model.safetensors.index.json"
     files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else []
-    paths = [folder / name for name in files] or sorted(folder.glob("model*.safetensors"))
+    # accelerate numbers the further models of one saved state: model_1.safetensors belongs to another network
+    paths = [folder / name for name in files] or [p for p in sorted(folder.glob("model*.safetensors")) if not _FURTHER.fullmatch(p.name)]
     handles: dict[str, tuple[Any, str]] = {}
     for path in paths:
         if not path.exists():

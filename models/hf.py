@@ -73,8 +73,8 @@ class HFFolder:
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """Our config of a Hugging Face folder."""
-    path = Path(folder) / "config.json"
+    """Our config of a Hugging Face folder, or of a config file by itself."""
+    path = Path(folder) if Path(folder).is_file() else Path(folder) / "config.json"
     hf = read_json(path)
     if hf is None:
         raise ConfigError(f"{path}: missing")
@@ -92,15 +92,20 @@ def weight_source(folder: str | Path, config: ModelConfig) -> tuple[Callable[[st
 
 def import_hf(engine: Engine, folder: str | Path) -> None:
     """Load a Hugging Face folder's weights into an engine built for the same model."""
-    ours: ModelConfig = engine.build.model  # type: ignore[attr-defined]
-    theirs = read_config(folder)
-    for key, value in theirs.to_dict().items():
-        if key != "init_std" and ours.to_dict()[key] != value:
-            raise ConfigError(f"{folder}: {key} is {value}, the engine's model has {ours.to_dict()[key]}")
+    theirs = require_same(folder, engine.build.model)  # type: ignore[attr-defined]
     source, files = weight_source(folder, theirs)
     engine.load_weights(lambda name: None if is_added(name) else source(name))
     chatglm = read_json(Path(folder) / "config.json").get("model_type") == "chatglm"
     check_all_used(files, theirs, chatglm)
+
+
+def require_same(folder: str | Path, ours: ModelConfig) -> ModelConfig:
+    """The config of a Hugging Face folder, refused where it is not the recipe's model."""
+    theirs = read_config(folder)
+    for key, value in theirs.to_dict().items():
+        if key != "init_std" and ours.to_dict()[key] != value:
+            raise ConfigError(f"{folder}: {key} is {value}, the engine's model has {ours.to_dict()[key]}")
+    return theirs
 
 
 def is_added(name: str) -> bool:
@@ -181,7 +186,8 @@ def write_folder(
 
 def _special_ids(carry_from: Path | None) -> dict[str, Any]:
     found = {}
-    for name in ("config.json", "generation_config.json"):
+    alone = carry_from is not None and carry_from.is_file()  # a config file without its folder
+    for name in ("",) if alone else ("config.json", "generation_config.json"):
         values = (read_json(carry_from / name) if carry_from else None) or {}
         found |= {k: values[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if values.get(k) is not None}
     return found
