@@ -16,7 +16,7 @@ from ...rl.statistics import proportion
 from ...rl.video.detector import succeeded
 from ...rl.video.imagine import ClipDecoder
 from ...rl.video.policies import make_policy
-from ...rl.video.real2sim import WorldModelSimulator, agreement, policy_seed, run_policy
+from ...rl.video.real2sim import ENDINGS, WorldModelSimulator, agreement, policy_seed, run_policy
 from ...rl.worlds.tabletop import TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
@@ -27,10 +27,20 @@ TRUTH = "truth.json"
 FIRST = "first.npz"
 
 
+def check(stage: VideoReal2Sim, job: Job) -> None:
+    """A robot whose policies and judge are here, and the truth where the simulator is not."""
+    robot = settings(job).actions
+    if robot != "tabletop":
+        raise ConfigError(
+            f"stages: {stage.name} runs on the table-top scene and not with video.actions = {robot}: RT-1's policies are TensorFlow files, "
+            "and their success was judged by a person who watched the last frame; take the stage out"
+        )
+    if stage.truth is not None:
+        load_truth(stage.truth)
+
+
 def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     """Rank 0 asks the simulator; every rank imagines its share of the episodes."""
-    if settings(job).actions != "tabletop":
-        raise ConfigError(f"stages: {stage.name} evaluates table-top policies; other robots need a policy and a detector of their own")
     job.mesh.require_even(stage.episodes, f"stages: {stage.name}.episodes")
     truth = in_simulator(stage, job)
     clips = TokenClips(job, stage.data, "heldout")
@@ -121,7 +131,7 @@ def imagined(
         player.reset(policy_seed(stage.first_seed, e))
     seed = fold(job.recipe.seed, 51, stage.policies.index(policy), sorted(TASKS).index(task), which[0])
     simulator = WorldModelSimulator(sampler, decoder, bins, top_k=stage.top_k, repetition_penalty=stage.repetition_penalty, seed=seed)
-    frames = run_policy(simulator, players, first[list(which)], [TASKS[task]] * len(which), stage.frames)
+    frames = run_policy(simulator, players, first[list(which)], [TASKS[task]] * len(which), stage.frames, ENDINGS[settings(job).actions])
     return sum(succeeded(task, clip[-1], first[e]) for clip, e in zip(frames, which, strict=True))
 
 

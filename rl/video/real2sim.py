@@ -24,6 +24,28 @@ from .policies import VideoPolicy
 REPLIES = 3  # attempts to get an answer from the sampler
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a robot's action says that the episode is over: these numbers of it, from `at` on, are 1 or 0 as told."""
+
+    at: int
+    done: tuple[int, ...]
+
+    def said(self, actions_BA: np.ndarray) -> np.ndarray:
+        """Which of the actions end their episode."""
+        part = actions_BA[:, self.at : self.at + len(self.done)] >= 0.5
+        return (part == np.array(self.done, bool)).all(1)
+
+    def still(self, dims: int) -> np.ndarray:
+        """The action of one who is done: no motion."""
+        action = np.zeros(dims)
+        action[self.at : self.at + len(self.done)] = self.done
+        return action
+
+
+ENDINGS = {"tabletop": Ending(2, (1,)), "rt1": Ending(7, (1, 0, 0))}  # RT-1: terminate_episode, one of three
+
+
 class WorldModelSimulator:
     """Frames in, actions in, frames out, for several episodes at once."""
 
@@ -100,16 +122,20 @@ class WorldModelSimulator:
 
 
 def run_policy(
-    simulator: WorldModelSimulator, policies: Sequence[VideoPolicy], first_BHW3: np.ndarray, instructions: Sequence[str], frames: int
+    simulator: WorldModelSimulator,
+    policies: Sequence[VideoPolicy],
+    first_BHW3: np.ndarray,
+    instructions: Sequence[str],
+    frames: int,
+    ending: Ending,
 ) -> np.ndarray:
     """Imagined episodes, uint8 [B, frames, H, W, 3]; a policy that says done stands still from then on."""
     seen = [simulator.reset(first_BHW3)]
     done = np.zeros(len(first_BHW3), bool)
     for _ in range(frames - 1):
         actions = np.stack([p.act(f, text) for p, f, text in zip(policies, seen[-1], instructions, strict=True)])
-        done |= actions[:, -1] >= 0.5
-        actions[done] = 0.0
-        actions[done, -1] = 1.0
+        done |= ending.said(actions)
+        actions[done] = ending.still(actions.shape[1])
         seen.append(simulator.step(actions))
         if done.all():
             break

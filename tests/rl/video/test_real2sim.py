@@ -9,8 +9,7 @@ from terrella.data.video_actions import ActionBins
 from terrella.rl.rollout.sampler import Sample, SampleRequest
 from terrella.rl.video.detector import HANDLE_CLOSED, look, succeeded
 from terrella.rl.video.policies import make_policy
-from terrella.rl.video.real2sim import WorldModelSimulator, agreement, run_policy
-from terrella.rl.video.rt1_policy import RT1Policy, action_vector, finished
+from terrella.rl.video.real2sim import ENDINGS, Ending, WorldModelSimulator, agreement, run_policy
 from terrella.rl.worlds.tabletop import STEP, TASKS
 from terrella.tests.rl.video.helpers import COMPRESSIVE, FRAME, decoder_of, paint
 
@@ -91,9 +90,41 @@ def test_a_policy_that_is_done_stands_still() -> None:
     decoder = decoder_of(COMPRESSIVE)
     sampler = Echo(decoder.layout.frame_tokens)
     world = WorldModelSimulator(sampler, decoder, ActionBins(((-1.0, 1.0),) * 2, 8), top_k=0, repetition_penalty=1.0, seed=0)
-    frames = run_policy(world, [Two(0), Two(1)], np.zeros((2, 16, 16, 3), np.uint8), ["", ""], 6)
+    frames = run_policy(world, [Two(0), Two(1)], np.zeros((2, 16, 16, 3), np.uint8), ["", ""], 6, Ending(1, (1,)))
     assert frames.shape == (2, 6, 16, 16, 3) and len(sampler.prompts) == 2  # both are done after the second question
     assert (frames[:, 2:] == frames[:, 2:3]).all()
+
+
+def test_an_rt1_policy_is_done_when_it_terminates_and_not_when_it_reaches_up() -> None:
+    class Recorder:
+        """In the place of a world model: notes actions, shows the first frames for ever."""
+
+        def reset(self, first: np.ndarray) -> np.ndarray:
+            self.first, self.actions = first, []
+            return first
+
+        def step(self, actions: np.ndarray) -> np.ndarray:
+            self.actions.append(actions)
+            return self.first
+
+    class Robot:
+        def __init__(self, terminate: list[tuple[int, int, int]]) -> None:
+            self.terminate = iter(terminate)
+
+        def reset(self, seed: int) -> None: ...
+
+        def act(self, frame: np.ndarray, instruction: str) -> np.ndarray:
+            return np.array([0.0] * 7 + list(next(self.terminate)) + [0.0, 0.0, 2.5])  # terminate_episode, then world_vector
+
+    going, over = (0, 1, 0), (1, 0, 0)
+    world = Recorder()
+    robots = [Robot([going, over, going, going]), Robot([going] * 3 + [over])]
+    frames = run_policy(world, robots, np.zeros((2, 4, 4, 3), np.uint8), ["", ""], 9, ENDINGS["rt1"])  # type: ignore[arg-type]
+    assert len(world.actions) == 4 and frames.shape[:2] == (2, 9)
+    said = [[tuple(a[7:10]) == over for a in actions] for actions in world.actions]
+    assert said == [[False, False], [True, False], [True, False], [True, True]]
+    assert (world.actions[2][0][10:] == 0).all() and world.actions[2][1][12] == 2.5  # one stands still, the other goes on
+    assert not ENDINGS["rt1"].said(np.ones((1, 13)))[0] and ENDINGS["tabletop"].said(np.array([[0.0, 0.0, 1.0]]))[0]
 
 
 def test_detector_reads_painted_tables() -> None:
@@ -126,21 +157,3 @@ def test_policies_act_within_their_reach_and_repeat() -> None:
         make_policy("scripted").act(picture, "sing")
     with pytest.raises(ValueError, match="policy"):
         make_policy("unknown")
-
-
-def test_rt1_policy_interface() -> None:
-    class Network:
-        def get_initial_state(self, batch_size: int) -> int:
-            return 0
-
-        def action(self, observation: dict, state: int) -> tuple[dict, int]:
-            assert observation["image"].shape == (1, 256, 320, 3) and observation["natural_language_embedding"].shape == (1, 512)
-            told = {"world_vector": np.array([[0.1, 0.2, 0.3]]), "gripper_closedness_action": np.array([[0.001]])}
-            return told | {"terminate_episode": np.array([[1, 0, 0]])}, state + 1
-
-    policy = RT1Policy("folder", lambda text: np.zeros(512), load=lambda folder: Network())  # type: ignore[arg-type]
-    action = policy.act(np.zeros((256, 320, 3), np.uint8), "open top drawer")
-    assert action.shape == (13,) and action[3] == 0.0 and list(action[10:]) == [0.1, 0.2, 0.3] and policy.state == 1
-    assert finished(action) and not finished(np.zeros(13))
-    with pytest.raises(ValueError, match="rotation_delta"):
-        action_vector({"rotation_delta": np.zeros(2)})
