@@ -20,11 +20,11 @@ SIZE = 4
 _pool: Pool | None = None
 
 
-def run_ranks(target: str, world: int, deadline_s: float = 900.0, **kwargs: Any) -> list[Any]:
-    """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result."""
+def run_ranks(target: str, world: int, deadline_s: float = 900.0, share_gpu: bool = False, **kwargs: Any) -> list[Any]:
+    """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result. They may `share_gpu`s."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.device_count() < world:
+    if torch.cuda.is_available() and torch.cuda.device_count() < world and not share_gpu:
         import pytest
 
         pytest.skip(f"{world} ranks need as many GPUs")

@@ -32,7 +32,7 @@ def run_case(
         _begin(folder, source, recipe, str(stage))
     job = {"path": str(folder), "token": run.token, "until": stage, "inside": str(folder.parent.parent)}
     try:
-        return run_ranks("terrella.tests.parallel.recipe_jobs:work", world, **job)[0]
+        return run_ranks("terrella.tests.parallel.recipe_jobs:work", world, share_gpu=True, **job)[0]
     finally:
         lease.release()
 
