@@ -85,7 +85,10 @@ def test_an_invalid_sample_changes_no_gradient() -> None:
     """The rows of a step with failed samples are those of the step without them, and a group's only survivor teaches nothing."""
     good = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0)]
     failed = [trajectory(0, 2, Invalid("gone")), trajectory(1, 0, Invalid("gone")), trajectory(1, 1, 1.0)]
-    alone, together = (grpo.weigh(GRPO(), rows, 4.0) for rows in (good, good + failed))
-    assert len(together) == len(alone) == 2
-    for one, other in zip(alone, together, strict=True):
+    weighed = []
+    for group in (good, good + failed):
+        values = common.group_advantages("mean_std", group, common.rewards_of(group)[0], torch.device("cpu"), alone)
+        weighed.append(common.weigh(GRPO(), group, values, 4.0))
+    assert len(weighed[0]) == len(weighed[1]) == 2
+    for one, other in zip(*weighed, strict=True):
         assert np.array_equal(one.pg, other.pg) and np.array_equal(one.advantage, other.advantage)
