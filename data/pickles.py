@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..core.pickles import load_listed
 from .errors import ShardError
 
 PLAIN = (str, int, float, bool, type(None))
@@ -36,25 +37,10 @@ def _check_plain(value: Any, path: str, tensor: type, where: str = "") -> None:
         raise ShardError(f"refused: {where or 'it'} is a {type(value).__name__}", shard=path)
 
 
-class _Arrays(pickle.Unpickler):
-    """Dictionaries of numpy arrays, and nothing that could run code."""
-
-    ALLOWED = frozenset(
-        (module, name)
-        for module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
-        for name in ("ndarray", "dtype", "_reconstruct")
-    )
-
-    def __init__(self, stream: BinaryIO, path: str) -> None:
-        super().__init__(stream)
-        self.path = path
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise ShardError(f"refused: it names {module}.{name}, and opening it could run code", shard=self.path)
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+_NUMPY = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
+_ARRAYS = frozenset((module, name) for module in _NUMPY for name in ("ndarray", "dtype", "_reconstruct"))
 
 
 def load_arrays(stream: BinaryIO, path: str) -> Any:
     """Nested dictionaries of numpy arrays out of the pickle of `path`; one that names any other class is refused."""
-    return _Arrays(stream, path).load()
+    return load_listed(stream, path, _ARRAYS)

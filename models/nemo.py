@@ -6,6 +6,7 @@ longer holds language models, so nothing of it is needed or used here.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from ..core.errors import ConfigError
 from ..core.files import make_folder, write_atomic
 from .config import ModelConfig
+from .dcp import DistributedTensors
 from .families import parameter_names
 from .source import Source, one_rank, weight
 
@@ -99,19 +101,18 @@ def read_settings(path: Path) -> ModelConfig:
 
 
 def open_nemo(folder: Path) -> Source:
-    """Open a NeMo 2 folder. All its tensors are read at once."""
+    """Open a NeMo 2 folder. A tensor's layers are stacked, so what was read once is kept."""
 
     config = read_settings(folder / "context" / "model.yaml")
-    with one_rank():
-        from megatron.core import dist_checkpointing
-
-        stored = dist_checkpointing.load_plain_tensors(str(folder / "weights"))
+    stored = cache(DistributedTensors(folder / "weights").get)
 
     def tensor(name: str) -> torch.Tensor:
         key, layer = _stacked_key(name)
-        if key not in stored:
-            raise ConfigError(f"{folder}: has no tensor '{key}'")
-        full = stored[key] if layer is None else stored[key][layer]
+        full = stored(key)
+        if layer is not None:
+            if layer >= full.shape[0]:
+                raise ConfigError(f"{folder}: '{key}' has {full.shape[0]} layers, context/model.yaml says {config.layers}")
+            full = full[layer]
         if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             full = full[: config.vocab]
             full = torch.nn.functional.pad(full, (0, 0, 0, config.padded_vocab - full.shape[0]))

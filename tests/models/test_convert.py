@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from terrella.core.checkpoint import CheckpointReader
-from terrella.core.errors import ConfigError
-from terrella.models import formats, hf
+from terrella.core.errors import ConfigError, StorageError
+from terrella.models import formats, hf, nemo
+from terrella.models.convert import open_source
 from terrella.models.families import parameter_names
 from terrella.tests.models.test_hf import tiny
 from terrella.tests.parallel.pool import run_ranks
@@ -200,6 +203,57 @@ def test_chatglm_names(tmp_path: Path) -> None:
     )
     result = run_ranks(f"{JOBS}:import_logits", 2, folder=str(tmp_path), parallel={"tensor": 2})[0]
     torch.testing.assert_close(result, logits, atol=1e-5, rtol=0)
+
+
+def nemo_folder(out: Path) -> Path:
+    """A NeMo 2 folder of a tiny model, its weights written by torch's own writer of distributed checkpoints."""
+    from torch.distributed import checkpoint
+
+    source, stacks = open_source(tiny("qwen2")[0]), {}
+    for name in parameter_names(source.config):
+        stacks.setdefault(nemo._stacked_key(name)[0], []).append(source.tensor(name))
+    state = {key: torch.stack(parts) if ".layers." in key else parts[0] for key, parts in stacks.items()}
+    checkpoint.save(state, checkpoint_id=out / "weights", no_dist=True)
+    kind = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
+    (out / "weights" / "metadata.json").write_text(json.dumps(kind))
+    (out / "context").mkdir()
+    (out / "context" / "model.yaml").write_text(yaml.safe_dump({"config": nemo.model_settings(source.config)}))
+    return out
+
+
+def test_a_nemo_folder_that_runs_code_is_refused(tmp_path: Path) -> None:
+    """`.metadata` is a pickle, and so is `common.pt`: neither may run anything, whichever command opens the folder."""
+    weights = nemo_folder(tmp_path / "nemo") / "weights"
+    config, held = hf.read_config(tiny("qwen2")[0]), (weights / ".metadata").read_bytes()
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    (weights / ".metadata").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(StorageError, match=r"\.metadata: refused: it names \w+\.mkdir"):
+        open_source(tmp_path / "nemo")
+    assert not (tmp_path / "executed").exists()
+    (weights / ".metadata").write_bytes(held)
+    (weights / "common.pt").write_bytes(pickle.dumps(Bomb()))  # ours has no use for it
+    source = open_source(tmp_path / "nemo")
+    tensors = hf.weight_source(tiny("qwen2")[0], config)[0]
+    for name in parameter_names(config):
+        assert torch.equal(source.tensor(name), tensors(name)), name
+    for size in (0, 7, len(held) // 2):  # cut short
+        (weights / ".metadata").write_bytes(held[:size])
+        with pytest.raises(StorageError, match=r"\.metadata: not readable"):
+            open_source(tmp_path / "nemo")
+
+
+def test_a_nemo_folder_reads_nothing_outside_itself(tmp_path: Path) -> None:
+    described = nemo_folder(tmp_path / "nemo") / "weights" / ".metadata"
+    metadata = pickle.loads(described.read_bytes())  # noqa: S301
+    for where in metadata.storage_data.values():
+        where.relative_path = f"../../{where.relative_path}"
+    described.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(StorageError, match="outside the folder"):
+        open_source(tmp_path / "nemo").tensor("embedding.word_embeddings.weight")
 
 
 @pytest.mark.full
