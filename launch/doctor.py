@@ -1,4 +1,4 @@
-"""`terrella doctor [PATH ...]`: this machine, or a run directory, checkpoint or shards; one line for each finding, with the fix."""
+"""`terrella doctor [PATH ...]`: this machine, or a run directory, checkpoint, export or shards; one line for each finding, with the fix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STUCK_S = 120.0
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--quick", is_flag=True, help="Skip what reads or computes much: digests, shards, kernels.")
 def doctor(paths: tuple[Path, ...], quick: bool) -> None:
-    """Look for what is wrong: with this machine, or with each PATH (a run directory, a checkpoint, a folder of shards)."""
+    """Look for what is wrong: with this machine, or with each PATH (a run directory, a checkpoint, an export, a folder of shards)."""
     failed = 0
     for check in [check for path in paths for check in look(path, quick)] if paths else this_machine(quick):
         click.echo(check.line())
@@ -97,10 +97,12 @@ def look(path: Path, quick: bool) -> Iterator[Check]:
         yield from run_directory(path, quick)
     elif (path / "manifest.json").exists():
         yield from guarded(str(path), lambda: checkpoint(path, quick))
+    elif (path / "export_proof.json").exists():
+        yield from guarded(str(path), lambda: export(path, quick))
     elif path.suffix == ".tar" or list(path.glob("*.tar")):
         yield from guarded(str(path), lambda: shards(path, quick))
     else:
-        yield Check("warn", str(path), "neither a run directory, nor a checkpoint, nor shards", "name one of those")
+        yield Check("warn", str(path), "neither a run directory, nor a checkpoint, nor a proven export, nor shards", "name one of those")
 
 
 def checkpoint(path: Path, quick: bool) -> Check:
@@ -110,6 +112,16 @@ def checkpoint(path: Path, quick: bool) -> Check:
     reader = CheckpointReader(path, verify=not quick)
     size = sum(stated["bytes"] for stated in reader.manifest["files"].values())
     return Check("ok", str(path), f"checkpoint of {size / 1e6:.1f} MB" + ("" if quick else ", every byte as it was written"))
+
+
+def export(path: Path, quick: bool) -> Check:
+    """An exported model against the proof that lies beside it."""
+    if quick:
+        return Check("ok", str(path), "an export with its proof, not read")
+    from ..models.folder import verify_export
+
+    proof = verify_export(path)
+    return Check("ok", str(path), f"export of {len(proof['tensors']) or len(proof['files'])} proven parts, every byte as it was written")
 
 
 def shards(path: Path, quick: bool) -> Check:
@@ -148,6 +160,8 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
         yield from guarded(str(folder), lambda folder=folder: checkpoint(folder, quick))
     for folder in sorted(p for p in (path / "stages").glob("*/shards") if p.is_dir()):
         yield from guarded(str(folder), lambda folder=folder: shards(folder, quick))
+    if (path / "export" / "export_proof.json").exists():
+        yield from guarded(str(path / "export"), lambda: export(path / "export", quick))
     yield health.machine(path)[0]
 
 

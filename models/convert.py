@@ -27,6 +27,7 @@ from ..core.mcore.params import EMBEDDING, Shard
 from . import formats, hf
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, parameter_names
+from .folder import write_proof
 from .hub import resolve
 from .lora import LoraConfig, write_peft
 from .source import Source, adapters, one_rank, weight
@@ -76,7 +77,7 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
         raise ConfigError(f"{path}: a {found} source needs --base, the Hugging Face folder of the model it belongs to")
     config = hf.read_config(base)
     if found == "peft":
-        tensors = formats.read_peft(path, formats.read_safetensors(base))
+        tensors = formats.read_peft(path, formats.read_folder(base))
     elif found == "verl-fsdp":
         tensors = formats.read_verl_fsdp(path)
     elif found == "verl-megatron":
@@ -148,7 +149,8 @@ def _to_peft(source: Source, out: Path, base: str | Path | None) -> dict[str, An
         stream = hf.hf_tensors(source.config, _stream(again), "fp32")
         stated = hf.write_folder(Path(scratch) / "merged", source.config, stream, "fp32", None, 5 << 30)
         proof = hf.prove(Path(scratch) / "merged", source.config, stated, own_logits(source, torch.float32), "fp32")
-    write_json(partial / "export_proof.json", proof)
+    found = {key: value for key, value in proof.items() if key not in ("tensors", "files")}  # those of the merged model
+    proof = write_proof(partial, found, {})
     if out.exists():
         out.rmdir()
     settle(partial)

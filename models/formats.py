@@ -5,7 +5,6 @@ Pickled files are opened with torch's restricted unpickler and a short allow-lis
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,8 +15,10 @@ from typing import Any
 import torch
 
 from ..core.errors import ConfigError
+from ..core.files import read_json
 from .config import ModelConfig
 from .families import FAMILIES, hf_names, parameter_names
+from .folder import HFFolder, check_files, check_left, open_safetensors, weight_files
 
 
 @dataclass(frozen=True)
@@ -100,40 +101,53 @@ def twin_heads(path: Path) -> dict[str, torch.Tensor]:
 _FURTHER = re.compile(r"model_\d+\.safetensors")
 
 
-def read_safetensors(folder: Path) -> HFTensors:
-    """Every safetensors file of a folder (Hugging Face, accelerate)."""
-    from safetensors import safe_open
+def read_folder(folder: Path) -> HFTensors:
+    """A Hugging Face folder, held against its proof where it has one."""
+    files = HFFolder(folder)
+    return HFTensors(frozenset(files.names()), files.get)
 
-    index = folder / "model.safetensors.index.json"
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else []
+
+def read_safetensors(folder: Path) -> HFTensors:
+    """Every safetensors file of a folder that accelerate wrote."""
+    indexed = (folder / "model.safetensors.index.json").exists()
     # accelerate numbers the further models of one saved state: model_1.safetensors belongs to another network
-    paths = [folder / name for name in files] or [p for p in sorted(folder.glob("model*.safetensors")) if not _FURTHER.fullmatch(p.name)]
+    found = sorted(path.name for path in folder.glob("model*.safetensors") if not _FURTHER.fullmatch(path.name))
+    names = weight_files(folder) if indexed else found
     handles: dict[str, tuple[Any, str]] = {}
-    for path in paths:
-        if not path.exists():
-            raise ConfigError(f"{path}: missing")
-        handle = safe_open(path, framework="pt")
+    for name in names:
+        handle = open_safetensors(folder / name)
         handles.update({plain_name(key): (handle, key) for key in handle.keys()})
     return HFTensors(frozenset(handles), lambda name: handles[name][0].get_tensor(handles[name][1]))
 
 
 def read_peft(folder: Path, base: HFTensors) -> HFTensors:
     """A PEFT LoRA folder folded into its base model."""
-    from safetensors import safe_open
-
-    settings = json.loads((folder / "adapter_config.json").read_text())
-    if settings.get("peft_type") != "LORA" or settings.get("use_dora") or settings.get("bias", "none") != "none":
+    check_files(folder)
+    settings = read_json(folder / "adapter_config.json")
+    if (
+        not isinstance(settings, dict)
+        or settings.get("peft_type") != "LORA"
+        or settings.get("use_dora")
+        or settings.get("bias", "none") != "none"
+    ):
         raise ConfigError(f"{folder}/adapter_config.json: only plain LoRA without bias is supported")
-    default_scale = settings["lora_alpha"] / (settings["r"] ** 0.5 if settings.get("use_rslora") else settings["r"])
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise ConfigError(f"{folder}/adapter_config.json: r = {rank!r} and lora_alpha = {alpha!r}; a positive rank and a number are needed")
+    default_scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     weights = folder / "adapter_model.safetensors"
     state = load_pickle(folder / "adapter_model.bin") if not weights.exists() else None
-    names = set(state) if state is not None else set(safe_open(weights, framework="pt").keys())
+    handle = open_safetensors(weights) if state is None else None
+    names = set(state if handle is None else handle.keys())  # type: ignore[arg-type]
     adapters: dict[str, dict[str, str]] = {}
     for name in names:
         match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight", name)
         if match is None:
             raise ConfigError(f"{folder}: adapter tensor '{name}' is not supported")
         adapters.setdefault(match[1], {})[match[2]] = name
+    half = sorted(target for target, pair in adapters.items() if len(pair) < 2)
+    if half:
+        raise ConfigError(f"{folder}: the adapter of '{half[0]}' has lora_{next(iter(adapters[half[0]]))} only")
     missing = sorted(target for target in adapters if f"{target}.weight" not in base.names)
     if missing:
         raise ConfigError(f"{folder}: the base model has no tensor '{missing[0]}.weight'")
@@ -143,7 +157,7 @@ def read_peft(folder: Path, base: HFTensors) -> HFTensors:
         pair = adapters.get(name.removesuffix(".weight"))
         if pair is None or not name.endswith(".weight"):
             return tensor
-        read = state.__getitem__ if state is not None else safe_open(weights, framework="pt").get_tensor
+        read = state.__getitem__ if handle is None else handle.get_tensor  # type: ignore[union-attr]
         a, b = read(pair["A"]).float(), read(pair["B"]).float()
         return (tensor.float() + default_scale * (b @ a)).to(tensor.dtype)
 
@@ -225,6 +239,4 @@ def check_complete(tensors: HFTensors, config: ModelConfig, where: Path) -> None
     missing = sorted(wanted - tensors.names)
     if missing:
         raise ConfigError(f"{where}: has no tensor '{missing[0]}' ({len(missing)} missing)")
-    left = sorted(n for n in tensors.names - wanted if "rotary" not in n and not (config.tied and n == "lm_head.weight"))
-    if left:
-        raise ConfigError(f"{where}: the model has no place for tensor '{left[0]}' ({len(left)} such)")
+    check_left(set(tensors.names - wanted), config, tensors.get, where)

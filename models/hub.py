@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.files import read_json, write_atomic
+from .folder import PROOF, verify_export
 
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})")
 
@@ -42,9 +43,7 @@ def resolve(model: str | Path) -> Path:
 
 def model_card(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:
     """README.md of an exported folder: what it is, and what was proven of it."""
-    config, proof = read_json(folder / "config.json"), read_json(folder / "export_proof.json")
-    if config is None or proof is None:
-        raise ConfigError(f"{folder}: has no export_proof.json; only proven exports are uploaded (terrella convert to-hf)")
+    config, proof = read_json(folder / "config.json"), read_json(folder / PROOF)
     head = ["---", "library_name: transformers", "pipeline_tag: text-generation", *([f"base_model: {base}"] if base else []), "---"]
     body = [
         f"# {repo.split('/')[-1]}",
@@ -68,6 +67,9 @@ def push(folder: str | Path, repo: str, *, base: str | None = None, notes: str =
     from huggingface_hub import HfApi
 
     folder = Path(folder)
+    verify_export(folder)
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{folder}: holds adapters only; upload the merged model (terrella convert to-hf --adapters merge)")
     write_atomic(folder / "README.md", model_card(folder, repo, base, notes))
     api = HfApi()
     api.create_repo(repo, private=private, exist_ok=True)

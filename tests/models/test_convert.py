@@ -136,7 +136,7 @@ def test_critic_file_with_twin_heads(tmp_path: Path) -> None:
     torch.save(state, path)
     run_ranks(f"{JOBS}:from_any", 1, path=str(path), out=str(tmp_path / "critic"), base=str(folder))
     values = run_ranks(f"{JOBS}:twin_values", 1, folder=str(tmp_path / "critic"))[0]
-    assert values.shape == (26, 2, 2)
+    assert values.shape == (sum(hf.PROMPT_LENGTHS), 2, 2)
     heads = formats.twin_heads(path)
     assert torch.equal(heads["value_head.heads.1.4.weight"], state["critic2.4.weight"])
 

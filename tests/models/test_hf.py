@@ -71,7 +71,7 @@ def tiny(case: str) -> tuple[Path, torch.Tensor]:
     folder = Path(mkdtemp(prefix=f"tiny-{case}-"))
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
-    return folder, hf.transformers_logits(folder, hf.proof_batch(hf.read_config(folder)))
+    return folder, hf.transformers_logits(folder, hf.proof_batch(hf.read_config(folder)))[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -8,6 +8,7 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.core.files import write_json
+from terrella.models.folder import write_proof
 from terrella.models.hub import model_card, push, resolve
 
 
@@ -32,7 +33,7 @@ def test_only_proven_folders_are_uploaded(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"no export_proof\.json"):
         push(tmp_path, "owner/name")
-    write_json(tmp_path / "export_proof.json", {"tensors": {"a": {}, "b": {}}, "max_logit_difference": 2e-7, "tolerance": 1e-5})
+    write_proof(tmp_path, {"max_logit_difference": 2e-7, "tolerance": 1e-5}, {"a": {}, "b": {}})
     card = model_card(tmp_path, "owner/name", base="owner/base", notes="A world model.")
     for piece in ("base_model: owner/base", "# name", "A world model.", "2 tensors", "2.00e-07 (allowed 1.00e-05)", "LlamaForCausalLM"):
         assert piece in card
