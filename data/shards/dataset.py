@@ -16,7 +16,8 @@ from .. import codecs
 from ..errors import ShardError
 from ..schema import KINDS
 from . import store
-from .index import ShardIndex, index_path, load_index, read_header, scan_index
+from .card import check_shards, open_index
+from .index import ShardIndex, index_path, read_header
 
 QUARANTINE = "quarantine.json"
 _sum = xxhash.xxh3_64_intdigest
@@ -36,7 +37,7 @@ class Shard:
     ) -> None:
         self.path, self.check, self.aside = path, check, aside
         self.data = store.view(path)
-        self.index: ShardIndex = load_index(path) if store.exists(index_path(path)) else scan_index(path, self.data)
+        self.index: ShardIndex = open_index(path, self.data)
         index = self.index
         if index.tar_bytes != len(self.data):
             self._torn()
@@ -146,7 +147,7 @@ class ShardSet:
                 head = read_header(path)
                 count, sums = head["samples"], head["tar_xxh3"]
             else:
-                count, sums = len(self.shard(number)), str(store.file_size(path))
+                count, sums = len(self.shard(number)), self.shard(number).index.tar_xxh3 or str(store.file_size(path))
             if number in self._aside:
                 aside, keys = self._aside[number], self.shard(number).keys
                 self._kept[number] = np.array([i for i, k in enumerate(keys) if k not in aside], dtype=np.int64)
@@ -197,13 +198,16 @@ class ShardSet:
         return {**self.__dict__, "_open": OrderedDict()}  # a worker process maps the files itself
 
 
-def find_shards(where: str | Path | Sequence[str | Path]) -> list[str]:
-    """Tars of a folder in name order, or the given ones."""
+def find_shards(where: str | Path | Sequence[str | Path], complete: bool = True) -> list[str]:
+    """Tars of a folder in name order, or the given ones. A folder must hold all that its card lists, unless that is not asked for."""
     if isinstance(where, str | Path):
         if str(where).endswith(".tar"):
             paths = [str(where)]
         else:
-            paths = [store.join(where, n) for n in store.list_names(where) if n.endswith(".tar") and not n.startswith(".")]
+            names = [n for n in store.list_names(where) if n.endswith(".tar") and not n.startswith(".")]
+            paths = [store.join(where, n) for n in names]
+            if complete:
+                check_shards(str(where), names)
             if not paths:
                 raise ConfigError(f"{where}: no .tar shards here; make some with `terrella shards make`")
     else:
@@ -218,5 +222,8 @@ def quarantined_keys(path: str) -> frozenset[str]:
     beside = path[: -len(store.base_name(path))] + QUARANTINE
     if not store.exists(beside):
         return frozenset()
-    told = json.loads(store.read_bytes(beside))["samples"]
-    return frozenset(entry["sample"] for entry in told if entry["shard"] == store.base_name(path))
+    try:
+        told = json.loads(store.read_bytes(beside))["samples"]
+        return frozenset(str(entry["sample"]) for entry in told if entry["shard"] == store.base_name(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ShardError(f"not a list of samples set aside ({error}); delete it and run `terrella shards verify`", shard=beside) from error

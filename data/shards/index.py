@@ -66,7 +66,21 @@ class ShardIndex:
             "body_xxh3": xxhash.xxh3_64_hexdigest(keys + tables),
             "cursor": self.cursor,
         }
-        return json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode("utf-8") + b"\n" + keys + tables
+        return _encode({**head, "head_xxh3": xxhash.xxh3_64_hexdigest(_encode(head))}) + b"\n" + keys + tables
+
+
+_HEAD = {
+    "kind": str | None,
+    "fields": list,
+    "tar_xxh3": str,
+    "body_xxh3": str,
+    **dict.fromkeys(("samples", "members", "tar_bytes", "keys_bytes"), int),
+}
+_LOST = "delete it: it is made again from the tar, if dataset.json proves that the tar is whole"
+
+
+def _encode(head: dict[str, Any]) -> bytes:
+    return json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
 
 
 def index_path(tar: str) -> str:
@@ -81,11 +95,18 @@ def read_header(tar: str) -> dict[str, Any]:
         raw = store.read_bytes(path)
     try:
         head = json.loads(raw.split(b"\n", 1)[0])
-        version = head["terrella_index"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ShardError("not an index file; delete it and it is rebuilt from the tar", shard=path) from error
+        version, sealed = head["terrella_index"], head.pop("head_xxh3", None)  # the first releases wrote no seal
+        sound = set(head) == {*_HEAD, "terrella_index", "cursor"} and all(isinstance(head[key], kind) for key, kind in _HEAD.items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ShardError(f"not an index file; {_LOST}", shard=path) from error
     if version != VERSION:
-        raise ShardError(f"index version {version}, this release reads {VERSION}; delete it and it is rebuilt", shard=path)
+        raise ShardError(f"index version {version}, this release reads {VERSION}; {_LOST}", shard=path)
+    if (
+        not sound
+        or min(head["samples"], head["members"], head["keys_bytes"]) < 0
+        or sealed not in (None, xxhash.xxh3_64_hexdigest(_encode(head)))
+    ):
+        raise ShardError(f"the first line of the index is damaged; {_LOST}", shard=path)
     return head
 
 
@@ -93,22 +114,27 @@ def load_index(tar: str) -> ShardIndex:
     """Read and check the index of a shard."""
     path = index_path(tar)
     head = read_header(tar)
-    body = store.read_bytes(path).split(b"\n", 1)[1]
+    body = store.read_bytes(path).partition(b"\n")[2]
     if xxhash.xxh3_64_hexdigest(body) != head["body_xxh3"]:
-        raise ShardError("the index is damaged (checksum); delete it and it is rebuilt from the tar", shard=path)
+        raise ShardError(f"the index is damaged (checksum); {_LOST}", shard=path)
     samples, members, at = head["samples"], head["members"], head["keys_bytes"]
     keys = body[:at].decode("utf-8").split("\n") if samples else []
     tables = []
-    for dtype, count in (("<u4", samples + 1), ("<u2", members), ("<u8", members), ("<u8", members), ("<u8", members)):
+    parts = (("<u4", samples + 1), ("<u2", members), ("<u8", members), ("<u8", members), ("<u8", members))
+    if len(keys) != samples or len(body) != at + sum(np.dtype(dtype).itemsize * count for dtype, count in parts):
+        raise ShardError(f"the index's counts do not fit its tables; {_LOST}", shard=path)
+    for dtype, count in parts:
         tables.append(np.frombuffer(body, dtype, count, at))
         at += tables[-1].nbytes
     first, field, offset, size, sums = tables
+    if members and int(field.max()) >= len(head["fields"]):
+        raise ShardError(f"the index names {len(head['fields'])} fields and uses more; {_LOST}", shard=path)
     return ShardIndex(
         keys, head["fields"], first, field, offset, size, sums, head["tar_bytes"], head["tar_xxh3"], head["kind"], head["cursor"]
     )
 
 
-def scan_index(tar: str, data: memoryview, *, sums: bool = False) -> ShardIndex:
+def scan_index(tar: str, data: memoryview, *, sums: bool = False, kind: str | None = None) -> ShardIndex:
     """An index made from the tar itself: how shards of other writers are read. Consecutive members of one key are one sample."""
     keys: list[str] = []
     fields: dict[str, int] = {}
@@ -148,4 +174,5 @@ def scan_index(tar: str, data: memoryview, *, sums: bool = False) -> ShardIndex:
         found,
         len(data),
         xxhash.xxh3_64_hexdigest(data) if sums else "",
+        kind,
     )

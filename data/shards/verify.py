@@ -14,8 +14,9 @@ from .. import codecs
 from ..errors import ShardError
 from ..schema import KINDS, check_sample
 from . import store
+from .card import CARD, missing_shards, open_index
 from .dataset import QUARANTINE, find_shards, lost_members, quarantined_keys
-from .index import ShardIndex, index_path, load_index, scan_index
+from .index import ShardIndex
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ def verify(where: str | Path, *, quarantine: bool = False, tell: Callable[[int, 
     Damage to a shard as a whole (no tar, a foreign index) cannot be set aside sample by sample and stays a problem.
     """
     found = Verification()
-    paths = find_shards(where)
+    paths = find_shards(where, complete=False)
+    if not str(where).endswith(".tar"):
+        present = [store.base_name(path) for path in paths]
+        for name in missing_shards(str(where), present):
+            found.problems.append(Problem(name, None, None, f"{CARD} lists it, and it is not here"))
     owners: dict[str, str] = {}
     for number, path in enumerate(paths):
         found.shards += 1
@@ -74,8 +79,8 @@ def verify(where: str | Path, *, quarantine: bool = False, tell: Callable[[int, 
 def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> None:
     name = store.base_name(path)
     data = store.view(path)
-    indexed = store.exists(index_path(path))
-    index = load_index(path) if indexed else scan_index(path, data)
+    index = open_index(path, data)
+    summed = index.xxh3_M is not None
     aside = quarantined_keys(path)
     kind = None
     if index.kind is not None:
@@ -106,7 +111,7 @@ def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> Non
         except ShardError as error:
             found.problems.append(Problem(name, key, error.field, error.reason))
     untouched = not lost and len(found.problems) == before and not aside
-    if indexed and untouched and xxhash.xxh3_64_hexdigest(data) != index.tar_xxh3:
+    if summed and untouched and xxhash.xxh3_64_hexdigest(data) != index.tar_xxh3:
         raise ShardError("every member is whole but the tar's checksum differs: a header or the padding changed", shard=name)
 
 
@@ -145,7 +150,7 @@ def statistics(where: str | Path) -> dict[str, Any]:
     samples = total = aside = 0
     paths = find_shards(where)
     for path in paths:
-        index = load_index(path) if store.exists(index_path(path)) else scan_index(path, store.view(path))
+        index = open_index(path, store.view(path))
         samples += len(index)
         total += index.tar_bytes
         aside += len(quarantined_keys(path))

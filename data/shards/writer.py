@@ -22,10 +22,10 @@ from .. import codecs
 from ..errors import ShardError
 from ..schema import KINDS, Kind, check_sample
 from . import store
-from .index import ShardIndex, index_path, load_index, read_header
+from .card import write_card
+from .index import ShardIndex, index_path, load_index
 from .tar import END, padding, split_name, tar_header
 
-CARD = "dataset.json"
 DEADLINE_S = 600.0  # for one chunk of samples to be encoded
 T = TypeVar("T")
 R = TypeVar("R")
@@ -243,27 +243,3 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, ch
 
 def _apply(function: Callable[[T], R], part: list[T]) -> list[R]:
     return [function(item) for item in part]
-
-
-def write_card(folder: str | Path) -> dict[str, Any]:
-    """Describe the folder's shards in dataset.json: what is there, how much, and the checksum of each."""
-    shards, fields, kinds = [], {}, set()
-    for name in store.list_names(folder):
-        path = store.join(folder, name)
-        if name.endswith(".tar") and not name.startswith(".") and store.exists(index_path(path)):
-            head = read_header(path)
-            kinds.add(head["kind"])
-            fields |= dict.fromkeys(head["fields"])
-            shards.append({"name": name, "samples": head["samples"], "bytes": head["tar_bytes"], "xxh3": head["tar_xxh3"]})
-    kind = kinds.pop() if len(kinds) == 1 else None
-    card = {
-        "terrella_dataset": 1,
-        "kind": kind,
-        "samples": sum(s["samples"] for s in shards),
-        "bytes": sum(s["bytes"] for s in shards),
-        "fields": list(fields),
-        "schema": KINDS[kind].describe() if kind in KINDS else None,
-        "shards": shards,
-    }
-    store.write_bytes(store.join(folder, CARD), codecs.encode_json(card) + b"\n")
-    return card

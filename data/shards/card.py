@@ -1,0 +1,105 @@
+"""dataset.json, the card of a folder of shards: which shards belong to it and the checksum of each.
+
+What the card lists must be there. An index that was lost is made again from the tar, if the card proves that the tar is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import xxhash
+
+from .. import codecs
+from ..errors import ShardError
+from ..schema import KINDS
+from . import store
+from .index import ShardIndex, index_path, load_index, read_header, scan_index
+
+CARD = "dataset.json"
+_KEYS = {"terrella_dataset", "kind", "samples", "bytes", "fields", "schema", "shards"}
+_KEEP = "restore it, or delete dataset.json to take the folder as it is"
+
+
+def read_card(folder: str) -> dict[str, dict[str, Any]]:
+    """What the card says of each shard, by its name (and its kind under "kind"); {} without a card."""
+    path = store.join(folder, CARD)
+    return _parse(store.read_bytes(path), path) if store.exists(path) else {}
+
+
+@lru_cache(maxsize=8)  # every shard of a folder asks
+def _parse(raw: bytes, path: str) -> dict[str, dict[str, Any]]:
+    try:
+        card = json.loads(raw)
+        kind = card["kind"]
+        stated = {entry["name"]: {"kind": kind, **{key: entry[key] for key in ("samples", "bytes", "xxh3")}} for entry in card["shards"]}
+        sealed = card.get("card_xxh3")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ShardError(f"not the card of a dataset ({error}); {_KEEP}", shard=path) from error
+    if set(card) - {"card_xxh3"} != _KEYS or (sealed is not None and sealed != _seal(card)):  # the first releases wrote no seal
+        raise ShardError(f"the card is not as it was written; {_KEEP}", shard=path)
+    return stated
+
+
+def missing_shards(folder: str, present: list[str]) -> list[str]:
+    """Names of shards that the card lists and the folder does not hold."""
+    return sorted(set(read_card(folder)) - set(present))
+
+
+def check_shards(folder: str, present: list[str]) -> None:
+    """Refuse a folder that lacks a shard of its card."""
+    missing = missing_shards(folder, present)
+    if missing:
+        raise ShardError(f"{CARD} lists it, and it is not here ({len(missing)} missing); {_KEEP}", shard=store.join(folder, missing[0]))
+
+
+def open_index(path: str, data: memoryview) -> ShardIndex:
+    """The index of a shard, agreeing with the card; without an index file it is made from the tar.
+
+    Shards of other writers have neither index nor card, and so no checksums. Where the card or a neighbour's index shows that
+    there were checksums, they are not silently done without: the card must prove the tar, or the shard is refused.
+    """
+    name = store.base_name(path)
+    folder = path[: -len(name)] or "."
+    stated = read_card(folder).get(name)
+    if store.exists(index_path(path)):
+        index = load_index(path)
+        if stated and (len(index), index.tar_bytes, index.tar_xxh3) != (stated["samples"], stated["bytes"], stated["xxh3"]):
+            raise ShardError(f"its index describes another tar than {CARD} does; {_KEEP}", shard=path)
+        return index
+    if stated is None:
+        if any(other.endswith(".index") for other in store.list_names(folder)):
+            raise ShardError("it has no index though its neighbours have, so nothing says whether it is whole; restore it", shard=path)
+        return scan_index(path, data)
+    if len(data) != stated["bytes"] or xxhash.xxh3_64_hexdigest(data) != stated["xxh3"]:
+        raise ShardError(f"its index is missing, and the tar is not the one of {CARD}; restore the index or the shard", shard=path)
+    return scan_index(path, data, sums=True, kind=stated["kind"])
+
+
+def write_card(folder: str) -> dict[str, Any]:
+    """Describe the folder's shards in dataset.json: what is there, how much, and the checksum of each."""
+    shards, fields, kinds = [], {}, set()
+    for name in store.list_names(folder):
+        path = store.join(folder, name)
+        if name.endswith(".tar") and not name.startswith(".") and store.exists(index_path(path)):
+            head = read_header(path)
+            kinds.add(head["kind"])
+            fields |= dict.fromkeys(head["fields"])
+            shards.append({"name": name, "samples": head["samples"], "bytes": head["tar_bytes"], "xxh3": head["tar_xxh3"]})
+    kind = kinds.pop() if len(kinds) == 1 else None
+    card = {
+        "terrella_dataset": 1,
+        "kind": kind,
+        "samples": sum(s["samples"] for s in shards),
+        "bytes": sum(s["bytes"] for s in shards),
+        "fields": list(fields),
+        "schema": KINDS[kind].describe() if kind in KINDS else None,
+        "shards": shards,
+    }
+    store.write_bytes(store.join(folder, CARD), codecs.encode_json({**card, "card_xxh3": _seal(card)}) + b"\n")
+    return card
+
+
+def _seal(card: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps({k: v for k, v in card.items() if k != "card_xxh3"}, sort_keys=True).encode())
