@@ -10,6 +10,11 @@ FIRST, LAST = 20_000, 32_768
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address means this machine alone."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that is free now. It lies below those that the kernel gives to outgoing connections: whoever is to listen there may need
     many seconds to start, and meanwhile no connection gets it by chance."""

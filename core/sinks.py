@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from .errors import ConfigError
 
 SinkName = Literal["tensorboard", "wandb", "prometheus"]
-PROMETHEUS_VARIABLE = "TERRELLA_PROMETHEUS"  # host:port to listen at; the default is all interfaces, port 9464
+PROMETHEUS_VARIABLE = "TERRELLA_PROMETHEUS"  # host:port to listen at; the default is this machine alone, port 9464
 
 
 class Sink(Protocol):
@@ -55,7 +55,7 @@ class Prometheus:
     """The newest row of every stage as gauges at http://HOST:PORT/metrics, from a thread of the rank that writes the record."""
 
     def __init__(self, run_name: str) -> None:
-        place = os.environ.get(PROMETHEUS_VARIABLE, ":9464")
+        place = os.environ.get(PROMETHEUS_VARIABLE, "127.0.0.1:9464")
         host, _, port = place.rpartition(":")
         if not port.isdigit():
             raise ConfigError(f"{PROMETHEUS_VARIABLE}: '{place}' must be host:port")

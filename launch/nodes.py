@@ -1,14 +1,19 @@
 """Several machines in one run: every node starts a launcher, the first holds the lease, and none starts before all fit together.
 
 The first node listens at the coordinator's address. Each other node says who it is (host, versions, settings, clock, GPUs); when all
-have come and agree they get the lease's token and the port where the ranks meet, else the reason why not.
+have come and agree they get the lease's token and the port where the ranks meet, else the reason why not. Both sides sign what they
+say with the run's secret (core/secret.py), a file of the run directory that they share; a stranger is not heard.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
+import secrets
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +23,15 @@ from typing import Any
 from ..core import lease as leases
 from ..core.environment import versions
 from ..core.errors import ConfigError, DeadlineError, StorageError
+from ..core.ports import is_loopback
+from ..core.secret import sign, signed
 
 GATHER_S = 300.0
 CLOCK_SKEW_S = 5.0
 DOUBTS = 3  # how often a clock must seem wrong before it is called so
+HEAR_S = 10.0  # for a caller to introduce itself
+AT_ONCE = 256  # callers that are heard at a time
+LINE_BYTES = 1 << 20
 SHARED_S = 30.0  # until a lease written on one node is seen on another; network file systems cache
 
 
@@ -96,54 +106,97 @@ def disagreement(first: dict[str, Any], other: dict[str, Any]) -> str | None:
     return None
 
 
-def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], timeout_s: float = GATHER_S) -> list[dict[str, Any]]:
-    """On the first node: wait for all others, compare them, and let them in or say why not."""
+def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], secret: bytes, timeout_s: float = GATHER_S) -> list[dict[str, Any]]:
+    """On the first node: wait for all others, compare them, and let them in or say why not. Who does not know the secret is not heard."""
     deadline = time.monotonic() + timeout_s
-    waiting: dict[int, tuple[dict[str, Any], socket.socket]] = {}
+    waiting: dict[int, tuple[dict[str, Any], str, socket.socket]] = {}
     doubts: list[int] = []  # nodes whose clock seemed wrong
-    with socket.create_server(("", place.port), backlog=place.nodes) as server:
+    heard: queue.SimpleQueue[tuple[dict[str, Any], str, socket.socket] | None] = queue.SimpleQueue()
+    talking, strangers = 0, 0
+    with _listen(place) as server:
+        server.settimeout(0.05)
         while len(waiting) < place.nodes - 1:
-            server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                caller, _ = server.accept()
-                caller.settimeout(10.0)
-                hello = json.loads(_line(caller))
-            except TimeoutError:
+            if time.monotonic() > deadline:
                 missing = sorted(set(range(1, place.nodes)) - set(waiting))
-                if time.monotonic() < deadline:
+                wrong = f"; {strangers} callers did not know the run's secret" if strangers else ""
+                raise DeadlineError(f"nodes {missing} of {place.nodes} did not call {place.coordinator} within {timeout_s:.0f} s{wrong}")
+            with contextlib.suppress(OSError):  # a timeout, or a caller who left at once
+                caller, _ = server.accept()
+                if talking < AT_ONCE:
+                    talking += 1
+                    threading.Thread(target=_hear, args=(caller, secret, place.nodes, heard), daemon=True).start()
+                else:
+                    caller.close()  # it calls again
+            while not heard.empty():
+                talking -= 1
+                call = heard.get()
+                if call is None:
+                    strangers += 1
                     continue
-                raise DeadlineError(f"nodes {missing} of {place.nodes} did not call {place.coordinator} within {timeout_s:.0f} s") from None
-            except (OSError, ValueError, KeyError):
-                continue  # not one of ours
-            hello["heard"] = time.time()
-            if abs(hello["time"] - hello["heard"]) > CLOCK_SKEW_S and doubts.count(hello["node"]) < DOUBTS:
-                doubts.append(hello["node"])
-                caller.close()  # it calls again: a busy machine is slow to send or to hear, a wrong clock stays wrong
-                continue
-            waiting[int(hello["node"])] = (hello, caller)
-    problem = next(filter(None, (disagreement(me, hello) for hello, _ in waiting.values())), None)
-    for _, caller in waiting.values():
-        with caller:
-            caller.sendall(json.dumps({"error": problem} if problem else reply).encode() + b"\n")
+                hello, nonce, caller = call
+                if abs(hello["time"] - hello["heard"]) > CLOCK_SKEW_S and doubts.count(hello["node"]) < DOUBTS:
+                    doubts.append(hello["node"])
+                    caller.close()  # it calls again: a busy machine is slow to send or to hear, a wrong clock stays wrong
+                    continue
+                waiting[hello["node"]] = hello, nonce, caller
+    problem = next(filter(None, (disagreement(me, hello) for hello, _, _ in waiting.values())), None)
+    answer = json.dumps({"error": problem} if problem else reply)
+    for _, nonce, caller in waiting.values():
+        with caller, contextlib.suppress(OSError):
+            caller.sendall(json.dumps({"answer": answer, "mac": sign(secret, "answer", nonce, answer)}).encode() + b"\n")
     if problem:
         raise ConfigError(problem)
-    return [hello for hello, _ in waiting.values()]
+    return [hello for hello, _, _ in waiting.values()]
 
 
-def join(place: Place, me: dict[str, Any], timeout_s: float = GATHER_S) -> dict[str, Any]:
+def _listen(place: Place) -> socket.socket:
+    """At the coordinator's address alone, unless its name means another address here than on the other nodes."""
+    try:
+        address = socket.gethostbyname(place.host)
+        everywhere = is_loopback(address) and not is_loopback(place.host)
+        return socket.create_server(("" if everywhere else address, place.port), backlog=place.nodes)
+    except OSError as error:
+        raise ConfigError(f"--coordinator: cannot listen at {place.coordinator} ({error}); it must name the first node") from error
+
+
+def _hear(caller: socket.socket, secret: bytes, nodes: int, heard: queue.SimpleQueue) -> None:
+    """One caller's introduction, checked; None for a stranger."""
+    try:
+        caller.settimeout(HEAR_S)
+        nonce = secrets.token_hex(16)
+        caller.sendall(json.dumps({"nonce": nonce}).encode() + b"\n")
+        said = json.loads(_line(caller, HEAR_S))
+        if not signed(secret, said["mac"], "hello", nonce, said["hello"]):
+            raise ValueError("a wrong signature")
+        hello = {**json.loads(said["hello"]), "heard": time.time()}
+        kinds = {"node": int, "host": str, "digest": str, "versions": dict, "gpus": int, "time": int | float}
+        if not all(isinstance(hello[key], kind) for key, kind in kinds.items()) or not 0 < hello["node"] < nodes:
+            raise ValueError("not an introduction")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        caller.close()
+        heard.put(None)
+        return
+    heard.put((hello, nonce, caller))
+
+
+def join(place: Place, me: dict[str, Any], secret: bytes, timeout_s: float = GATHER_S) -> dict[str, Any]:
     """On every other node: present oneself to the first and wait for its answer."""
     deadline = time.monotonic() + timeout_s
     last = "nothing listens there"
     while time.monotonic() < deadline:
         try:
             with socket.create_connection((place.host, place.port), timeout=5.0) as line:
-                line.sendall(json.dumps({**me, "time": time.time()}).encode() + b"\n")
-                line.settimeout(max(0.01, deadline - time.monotonic()))
-                answer = json.loads(_line(line))
+                nonce = json.loads(_line(line, HEAR_S))["nonce"]
+                hello = json.dumps({**me, "time": time.time()})
+                line.sendall(json.dumps({"hello": hello, "mac": sign(secret, "hello", nonce, hello)}).encode() + b"\n")
+                said = json.loads(_line(line, max(0.01, deadline - time.monotonic())))
+                if not signed(secret, said["mac"], "answer", nonce, said["answer"]):
+                    raise ValueError("what answers there does not know the run's secret")
+                answer = json.loads(said["answer"])
                 if answer.get("error"):
                     raise ConfigError(answer["error"])
                 return answer
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             last = str(error)
             time.sleep(0.5)
     raise DeadlineError(f"the first node did not answer at {place.coordinator} within {timeout_s:.0f} s ({last})")
@@ -161,9 +214,14 @@ def require_shared(folder: Path, token: str, wait_s: float = SHARED_S, sleep: Ca
         sleep(0.5)
 
 
-def _line(connection: socket.socket) -> str:
-    data = b""
+def _line(connection: socket.socket, timeout_s: float) -> str:
+    """One line, whole within the time and not endless."""
+    deadline, data = time.monotonic() + timeout_s, b""
     while not data.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or len(data) > LINE_BYTES:
+            raise OSError("the other side sent no whole line")
+        connection.settimeout(left)
         part = connection.recv(65536)
         if not part:
             raise OSError("the other side closed the connection")

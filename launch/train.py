@@ -17,6 +17,7 @@ from ..core.errors import ConfigError, TerrellaError
 from ..core.files import read_json
 from ..core.ports import free_port
 from ..core.profile import PROFILE_VARIABLE
+from ..core.secret import make_secret, read_secret
 from . import recipe as recipes
 from .back import back_to as undo_to
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
@@ -82,7 +83,7 @@ def train(
         return
     me = introduce(place, schema.digest(config)) if nodes > 1 else {}
     if not place.leads:
-        answer = join(place, me, wait + GATHER_S)
+        answer = join(place, me, read_secret(folder, wait + GATHER_S), wait + GATHER_S)
         if answer["done"]:
             return
         require_shared(folder, answer["token"])
@@ -99,7 +100,7 @@ def train(
         done = len(finished) == len(names) or until in finished
         span = Span(0, here, config.ranks, place.host if nodes > 1 else "127.0.0.1", free_port())
         if nodes > 1:
-            gather(place, me, {"token": run.token, "port": span.port, "done": done})
+            gather(place, me, {"token": run.token, "port": span.port, "done": done}, make_secret(folder))
         if done:
             what = "this run" if len(finished) == len(names) else f"stage {until}"
             click.echo(f"{folder}: {what} has finished; nothing to do (choose another --run folder to start anew)")

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from ..config import ParallelConfig
 from ..errors import ConfigError
 from ..mesh import place
+from ..ports import is_loopback
+from ..store import open_store
 from . import shared_gpu, wgrad
 
 log = logging.getLogger("terrella")
@@ -41,7 +43,17 @@ def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "en
             log.warning("%d ranks share %d GPU(s): their collectives go through host memory, which is right but slow", here, gpus)
             shared_gpu.install()
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", max(rank, 0))) % gpus)
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_minutes))
+    timeout = timedelta(minutes=timeout_minutes)
+    host = os.environ.get("MASTER_ADDR", "")
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun has made the store
+    if init_method == "env://" and is_loopback(host) and not agent:  # one machine: nobody else need reach its ranks
+        if os.path.isdir("/sys/class/net/lo"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        own, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = open_store(host, int(os.environ["MASTER_PORT"]), own == 0, timeout, size)
+        dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timeout)
+    else:
+        dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world, timeout=timeout)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Host:
             self.servers[name].stop()
         server = VllmServer(VllmSettings(**settings), Path(log), host=self.name, environment=environment, start_s=start_s)
         self.servers[name] = server
-        return {"url": server.url}
+        return {"url": server.url, "key": server.key}
 
     def start(self, name: str) -> dict[str, Any]:
         self.servers[name].start()
@@ -120,7 +120,7 @@ class Host:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                if not hmac.compare_digest(self.headers.get("Authorization", ""), host.address.token):
+                if not hmac.compare_digest(self.headers.get("Authorization", "").encode(), host.address.token.encode()):
                     self.send_error(403)
                     return
                 try:
@@ -146,7 +146,8 @@ class HostedServer(VllmServer):
         self.place, self.name, self.settings, self.log, self.start_s = place, name, settings, log, start_s
         environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
         asked = {"name": name, "settings": asdict(settings), "log": str(log), "environment": environment, "start_s": start_s}
-        self.address = place.ask("/place", asked)["url"]
+        answer = place.ask("/place", asked)
+        self.address, self.key = answer["url"], answer["key"]
 
     @property
     def url(self) -> str:

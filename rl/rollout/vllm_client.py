@@ -9,15 +9,17 @@ import http.client
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...core.errors import ConfigError, NumericsError, WorkerError
+from ...core.errors import ConfigError, NumericsError, SyncError, WorkerError
 from ...core.rng import fold
 from ...data.trajectory import Invalid
+from .guard import KEY_VARIABLE, header
 from .sampler import Sample, SampleRequest
 from .spans import Piece, Plain, generate_in_spans
 from .vllm_config import VllmSettings, request_arguments
@@ -43,9 +45,12 @@ class Remote:
         parts = urlsplit(self.name)
         connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
         try:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            key = self.server.key if self.server else os.environ.get(KEY_VARIABLE, "")
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **header(key)})
             answer = connection.getresponse()
             text = answer.read()
+            if answer.status == 401:
+                raise ConfigError(f"{self.name}{path}: the server asks for another key; set {KEY_VARIABLE} to the one it was started with")
             if answer.status == 400:
                 raise ConfigError(f"{self.name}{path}: vllm refuses the request: {text[:500].decode(errors='replace')}")
             if answer.status != 200:
@@ -118,7 +123,18 @@ class ServedVllm:
             self.settings.check(request)
         (version,) = versions
         assert version is not None
+        self._require(version)
         return generate_in_spans(requests, self._generate, version)
+
+    def _require(self, version: int) -> None:
+        """Ask the servers what they hold: nobody else may have changed it. One that does not answer is mended when it is sampled from."""
+        for target in self.targets:
+            try:
+                held = {worker["version"] for worker in target.call("terrella_state", timeout_s=30.0)}
+            except (OSError, ValueError, KeyError):
+                continue
+            if target.adapter is None and held != {version} and not (version == 0 and held == {None}):
+                raise SyncError(f"vllm server {target.name} holds version {sorted(map(str, held))}, not {version}; who else writes to it?")
 
     def _generate(self, plain: list[Plain]) -> list[Piece | Invalid]:
         results: list[Piece | Invalid | None] = [None] * len(plain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from ...core.errors import DeadlineError, WorkerError
 from ...core.ports import free_port
+from .guard import GUARD, KEY_VARIABLE
 from .vllm_config import VllmSettings, use_newest_runner
 
 
@@ -37,6 +39,7 @@ class VllmServer:
         self.settings, self.log, self.host, self.start_s = settings, Path(log), host, start_s
         self.environment = dict(environment or {})
         self.port = free_port()
+        self.key = secrets.token_hex(32)  # of this start of the run; the trainer sends it with every request
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,12 +50,13 @@ class VllmServer:
         """Start the process, again at the same address; `wait` says when it serves."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, "-m", __name__, str(os.getpid()), "--host", self.host, "--port", str(self.port)]
-        arguments += command_line(self.settings)
+        arguments += ["--middleware", GUARD, *command_line(self.settings)]
         environment = {
             **os.environ,
             "VLLM_SERVER_DEV_MODE": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            KEY_VARIABLE: self.key,
             **self.environment,
         }
         with open(self.log, "ab") as stream:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ...core.files import make_folder, write_json
 from ...core.ports import free_port
+from ...core.store import open_store
 from .flat import checksum, checksums, flatten
 from .shared_memory import Shared
 
@@ -127,7 +128,7 @@ class BroadcastTransport:
         """Build the group anew: this process is rank 0, then every worker of every target."""
         workers = {t.name: len(t.call("terrella_state", timeout_s=timeout_s)) for t in targets}
         world = 1 + sum(workers.values())
-        self.store = dist.TCPStore(self.host, self.port, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+        self.store = open_store(self.host, self.port, True, timedelta(seconds=timeout_s), wait=False)
         self.store.set("world", str(world))
         first = 1
         errors: dict[str, list[dict[str, Any]]] = {}

@@ -98,7 +98,8 @@ def test_after_a_step_and_a_sync_the_new_weights_answer(served, tmp_path, way) -
     sampler = served
     steps = {"disk": 1, "broadcast": 2}[way]
     folder = str(tmp_path) if way == "disk" else None
-    (report,) = run_ranks(JOBS + "send", 1, 900, name="llama", steps=steps, url=sampler.targets[0].name, folder=folder)
+    where = {"url": sampler.targets[0].name, "key": sampler.targets[0].server.key}
+    (report,) = run_ranks(JOBS + "send", 1, 900, name="llama", steps=steps, folder=folder, **where)
     sampler.targets[0].version = steps
     asked = requests(SamplingParams(12))
     samples = sampler.generate(asked)
@@ -153,7 +154,7 @@ def test_a_server_killed_mid_batch_is_restarted_and_its_requests_are_asked_again
 def test_grpo_learns_the_same_through_vllm_and_embedded(served) -> None:
     sampler, job = served, JOBS + "learn_letters"
     arguments = {"settings": sampler.settings, "steps": 25, "episodes": 1024, "seed": 5}
-    (vllm,) = run_ranks(job, 1, 1500, url=sampler.targets[0].name, **arguments)
+    (vllm,) = run_ranks(job, 1, 1500, url=sampler.targets[0].name, key=sampler.targets[0].server.key, **arguments)
     (embedded,) = run_ranks(job, 1, 1500, url=None, **arguments)
     assert vllm["drift"] <= 1e-5 and vllm["first"] < 0.4
     assert abs(vllm["success"] - embedded["success"]) <= 0.03 and vllm["success"] > 0.9, (vllm, embedded)

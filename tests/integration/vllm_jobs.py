@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.models.hf import hf_tensors, write_folder
 from terrella.rl.objective import logprob_score, make_loss
+from terrella.rl.rollout.guard import KEY_VARIABLE
 from terrella.rl.sync.names import engine_weights
 from terrella.rl.sync.publish import publish
 from terrella.rl.sync.transports import BroadcastTransport, DiskTransport
@@ -55,17 +57,18 @@ def score(name: str, steps: int, rows: list[tuple[int, ...]], temperature: float
     return [array.tolist() for array in unpack(batches, [s["logprob"] for s in scored]).values()]
 
 
-def send(name: str, steps: int, url: str, folder: str | None) -> dict[str, Any]:
+def send(name: str, steps: int, url: str, folder: str | None, key: str) -> dict[str, Any]:
     """Train and publish to a server: through a folder, or by broadcast from this process."""
     from terrella.rl.rollout.vllm_client import Remote
 
+    os.environ[KEY_VARIABLE] = key
     engine = trained(name, steps)
     transport = DiskTransport(Path(folder)) if folder else BroadcastTransport()
     report = publish(transport, [Remote(url)], lambda: engine_weights(engine), steps, timeout_s=300)
     return {"seconds": report.seconds, "tensors": report.tensors}
 
 
-def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, seed: int) -> dict[str, Any]:
+def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, seed: int, key: str = "") -> dict[str, Any]:
     """GRPO on the letter world, sampled by a vLLM server or by the embedded sampler; then the success of fresh episodes.
 
     The reward is sparse: with either sampler about one seed in six leaves one of the eight letters unlearnt.
@@ -84,6 +87,7 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, see
     sampler: Any = EmbeddedSampler(lambda: sampling_weights(engine), config, version=lambda: engine.steps)
     send_to = None
     if url is not None:
+        os.environ[KEY_VARIABLE] = key
         sampler, transport = ServedVllm(settings, [url]), BroadcastTransport()
 
         def send_to(version: int) -> None:
