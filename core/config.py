@@ -71,6 +71,8 @@ class OptimizerConfig:
             raise ValueError(f"total_steps: schedule '{self.schedule}' needs total_steps > warmup_steps")
         if self.min_lr > self.lr:
             raise ValueError("min_lr: must not exceed lr")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas: {self.betas} must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
 
 A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X], nested
-dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. Range rules live in a dataclass's
-`__post_init__`, which raises ValueError("key: what is wrong").
+dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. No number may be NaN or infinite, and none negative
+but those that a dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live in its `__post_init__`, which raises
+ValueError("key: what is wrong").
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
+import re
 import types
 import typing
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -21,6 +25,8 @@ import yaml
 from .errors import ConfigError
 
 T = TypeVar("T")
+PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+MOST_CHARACTERS, MOST_VALUES, DEEPEST = 1_000_000, 50_000, 64  # of a YAML file
 
 
 @dataclasses.dataclass
@@ -31,37 +37,82 @@ class Located:
     where: str
 
 
-def _construct(node: yaml.Node, loader: yaml.SafeLoader, source: str) -> Located:
-    where = f"{source}:{node.start_mark.line + 1}"
-    if isinstance(node, yaml.MappingNode):
-        out: dict[str, Located] = {}
-        for key_node, value_node in node.value:
-            key = loader.construct_object(key_node)
-            if not isinstance(key, str):
-                raise ConfigError(f"{source}:{key_node.start_mark.line + 1}: key {key!r} must be text")
-            if key in out:
-                raise ConfigError(f"{source}:{key_node.start_mark.line + 1}: key '{key}' stands twice")
-            item = _construct(value_node, loader, source)
-            item.where = f"{source}:{key_node.start_mark.line + 1}"
-            out[key] = item
-        return Located(out, where)
-    if isinstance(node, yaml.SequenceNode):
-        return Located([_construct(child, loader, source) for child in node.value], where)
-    return Located(loader.construct_object(node), where)
+class _Reader:
+    """Builds located values from YAML nodes, within limits: a few aliases can stand for more values than memory holds."""
+
+    def __init__(self, loader: yaml.SafeLoader, source: str) -> None:
+        self.loader, self.source, self.left = loader, source, MOST_VALUES
+
+    def where(self, node: yaml.Node) -> str:
+        return f"{self.source}:{node.start_mark.line + 1}"
+
+    def read(self, node: yaml.Node, depth: int = 0) -> Located:
+        where = self.where(node)
+        self.left -= 1
+        if self.left < 0 or depth > DEEPEST:
+            raise ConfigError(f"{where}: more than {MOST_VALUES} values or {DEEPEST} levels, aliases written out; no recipe needs that")
+        if isinstance(node, yaml.CollectionNode) and node.tag not in PLAIN_TAGS:
+            raise ConfigError(f"{where}: the tag {_short(node.tag)} is not allowed")
+        if isinstance(node, yaml.MappingNode):
+            out: dict[str, Located] = {}
+            for key_node, value_node in node.value:
+                at = self.where(key_node)
+                key = self.scalar(key_node)
+                if not isinstance(key, str):
+                    raise ConfigError(f"{at}: key {key!r} must be text")
+                if key in out:
+                    raise ConfigError(f"{at}: key '{key}' stands twice")
+                item = self.read(value_node, depth + 1)
+                item.where = at
+                out[key] = item
+            return Located(out, where)
+        if isinstance(node, yaml.SequenceNode):
+            return Located([self.read(child, depth + 1) for child in node.value], where)
+        return Located(self.scalar(node), where)
+
+    def scalar(self, node: yaml.Node) -> Any:
+        """A plain value; a date or a number that is none, or of no use to anyone, is named."""
+        if not isinstance(node, yaml.ScalarNode):
+            raise ConfigError(f"{self.where(node)}: a key must be text, not a list or a section")
+        try:
+            value = self.loader.construct_object(node)
+        except (ValueError, ArithmeticError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.where(node)}: cannot be read as the number or date that it looks like: {_short(node.value)}"
+            ) from error
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ConfigError(f"{self.where(node)}: {_short(node.value)} is too large a number")
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{self.where(node)}: {_short(value)!r} holds a null character")
+        return value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}... ({len(text)} characters)"
 
 
 def parse_yaml(text: str, source: str) -> Located:
     """Parse YAML text into values that know their line; `source` is the file name used in messages."""
-    loader = yaml.SafeLoader(text)
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{source}: {len(text)} characters; a recipe has at most {MOST_CHARACTERS}")
+    if (
+        max(accumulate(1 if mark in "[{" else -1 for mark in re.findall(r"[][{}]", text)), default=0) > 2 * DEEPEST
+    ):  # the parser is slow here
+        raise ConfigError(f"{source}: nested more than {DEEPEST} levels deep; no recipe needs that")
     try:
-        node = loader.get_single_node()
-        return Located({}, f"{source}:1") if node is None else _construct(node, loader, source)
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            return Located({}, f"{source}:1") if node is None else _Reader(loader, source).read(node)
+        finally:
+            loader.dispose()
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested more than {DEEPEST} levels deep; no recipe needs that") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{source}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
-    finally:
-        loader.dispose()
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{source}{line}: not valid YAML: {problem}") from error
 
 
 def apply_override(tree: Located, setting: str) -> None:
@@ -76,6 +127,8 @@ def apply_override(tree: Located, setting: str) -> None:
         node = _child(node, part, where)
     if isinstance(node.value, list):
         node.value[_index(node, last, where)] = _relabel(parse_yaml(raw, where), where)
+    elif not isinstance(node.value, dict):
+        raise ConfigError(f"{where}: '{last}' has no parent section ({node.where} holds a plain value)")
     else:
         node.value[last] = _relabel(parse_yaml(raw, where), where)
 
@@ -97,10 +150,18 @@ def _kind(item: Located) -> Any:
     return item.value["kind"].value if "kind" in item.value else None
 
 
+def _name(item: Located) -> str | None:
+    """The name of a named section."""
+    name = item.value["name"].value if isinstance(item.value, dict) and "name" in item.value else None
+    return name if isinstance(name, str) else None
+
+
 def _merge_named(base: Located, over: Located) -> Located:
-    named = {c.value["name"].value: c for c in base.value if isinstance(c.value, dict) and "name" in c.value}
+    named = {name: c for c in base.value if (name := _name(c)) is not None}
     for name, change in over.value.items():
         if name == "*":
+            if not isinstance(change.value, dict):
+                raise ConfigError(f"{change.where}: '*' must be a section with keys, not {_plain(change)!r}")
             for key, item in change.value.items():
                 named = {n: merge(c, Located({key: item}, c.where)) if key in c.value else c for n, c in named.items()}
         elif name not in named:
@@ -125,9 +186,9 @@ def _child(node: Located, part: str, where: str) -> Located:
 
 def _index(node: Located, part: str, where: str) -> int:
     """Where in a list: by number, or by name in a list of named sections."""
-    if part.isdigit() and int(part) < len(node.value):
+    if part.isdecimal() and len(part) < 10 and int(part) < len(node.value):
         return int(part)
-    names = [c.value["name"].value if isinstance(c.value, dict) and "name" in c.value else None for c in node.value]
+    names = [_name(c) for c in node.value]
     if part in names:
         return names.index(part)
     near = difflib.get_close_matches(part, [str(n) for n in names if n], 1)
@@ -177,7 +238,7 @@ def _build(kind: Any, item: Located, key: str) -> Any:
     if origin is Literal:
         if item.value in typing.get_args(kind):
             return item.value
-        near = difflib.get_close_matches(str(item.value), [str(a) for a in typing.get_args(kind)], 1)
+        near = difflib.get_close_matches(str(_plain(item)), [str(a) for a in typing.get_args(kind)], 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {_type_name(kind)}{hint}")
     if origin in (list, tuple):
@@ -197,9 +258,11 @@ def _build(kind: Any, item: Located, key: str) -> Any:
         return float(value)
     if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         try:
-            return float(value)
+            value = float(value)
         except ValueError:
             pass
+    if kind is float and isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{item.where}: {key} = {value} must be a finite number")
     if type(value) is not kind:
         raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {_type_name(kind)}")
     return value
@@ -211,10 +274,10 @@ def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
     if not isinstance(item.value, dict) or "kind" not in item.value:
         raise ConfigError(f"{item.where}: {key} needs a key 'kind': one of {', '.join(kinds)}")
     kind = item.value["kind"]
-    if kind.value not in kinds:
-        near = difflib.get_close_matches(str(kind.value), kinds, 1)
+    if not isinstance(kind.value, str) or kind.value not in kinds:
+        near = difflib.get_close_matches(str(_plain(kind)), kinds, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"valid kinds: {', '.join(kinds)}"
-        raise ConfigError(f"{kind.where}: {key}.kind = {kind.value!r} is unknown; {hint}")
+        raise ConfigError(f"{kind.where}: {key}.kind = {_plain(kind)!r} is unknown; {hint}")
     return kinds[kind.value]
 
 
@@ -231,15 +294,23 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
             hint = f"did you mean '{near[0]}'?" if near else f"valid keys: {', '.join(names)}"
             raise ConfigError(f"{child.where}: unknown key '{dotted}'; {hint}")
         values[name] = _build(hints[name], child, dotted)
+        if name not in getattr(kind, "signed", ()) and any(v < 0 for v in _numbers(values[name])):
+            raise ConfigError(f"{child.where}: {dotted} = {_plain(child)!r} must not be negative")
     for name, f in names.items():
         if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{item.where}: key '{f'{key}.{name}' if key else name}' is missing")
     try:
         return kind(**values)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         name = str(error).partition(":")[0]
         where = item.value[name].where if name in item.value else item.where
         raise ConfigError(f"{where}: {f'{key}.' if key else ''}{error}") from error
+
+
+def _numbers(value: Any) -> list[int | float]:
+    if isinstance(value, list | tuple):
+        return [number for item in value for number in _numbers(item)]
+    return [value] if isinstance(value, int | float) else []
 
 
 def _plain(item: Located) -> Any:

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MOST_PIXELS = 1 << 26  # 8,192 x 8,192
 _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 
 
@@ -64,12 +65,14 @@ def decode_png(data: memoryview | bytes) -> np.ndarray:
     if raw[:8] != _SIGNATURE:
         raise ValueError("not a PNG")
     at, packed, head = 8, [], None
-    while at < len(raw):
+    while at + 12 <= len(raw):
         size, kind = struct.unpack(">I4s", raw[at : at + 8])
         body = raw[at + 8 : at + 8 + size]
-        if len(body) != size or struct.unpack(">I", raw[at + 8 + size : at + 12 + size])[0] != zlib.crc32(kind + body):
+        if at + 12 + size > len(raw) or struct.unpack(">I", raw[at + 8 + size : at + 12 + size])[0] != zlib.crc32(kind + body):
             raise ValueError(f"PNG chunk {kind.decode('latin-1')} is damaged")
         if kind == b"IHDR":
+            if size != 13:
+                raise ValueError("PNG header is damaged")
             head = struct.unpack(">IIBBBBB", body)
         elif kind == b"IDAT":
             packed.append(body)
@@ -80,7 +83,17 @@ def decode_png(data: memoryview | bytes) -> np.ndarray:
     if depth != 8 or colour not in _CHANNELS or interlace:
         raise ValueError(f"PNG of depth {depth}, colour type {colour}, interlace {interlace} is not read; store 8-bit grey or RGB")
     channels = _CHANNELS[colour]
-    rows = np.frombuffer(zlib.decompress(b"".join(packed)), np.uint8).reshape(height, width * channels + 1)
+    size = height * (width * channels + 1)
+    if not 0 < height * width <= MOST_PIXELS:
+        raise ValueError(f"PNG of {width} x {height} pixels; at most {MOST_PIXELS} are read")
+    unpack = zlib.decompressobj()
+    try:
+        found = unpack.decompress(b"".join(packed), size + 1)  # a few kilobytes may claim to be gigabytes
+    except zlib.error as error:
+        raise ValueError(f"PNG pixels are damaged: {error}") from error
+    if len(found) != size:
+        raise ValueError(f"PNG of {width} x {height} pixels holds {'more' if len(found) > size else 'fewer'} of them")
+    rows = np.frombuffer(found, np.uint8).reshape(height, width * channels + 1)
     pixels = _unfilter(rows[:, 0], rows[:, 1:], channels)
     return pixels.reshape(height, width) if channels == 1 else pixels.reshape(height, width, channels)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from .settings.web import WebStage, expand
 
 RECIPES = Path(__file__).parent / "recipes"
 LANGUAGE = "language"  # the world of recipes that train on text alone
+MOST_FILES = 50  # that one recipe may be made of
 VIDEO = "video"  # the world of recipes of video stages
 TextStage = LanguageStage | AgentStage | WebStage
 Stage = GridStage | TextStage | VideoStage | Export
@@ -46,8 +48,10 @@ class Recipe:
             raise ValueError("video: the world 'video' has this section, and no other world does")
         if self.video is not None and self.video.layout.total > self.model.max_positions:
             raise ValueError(f"video: a clip has {self.video.layout.total} tokens, model.max_positions is {self.model.max_positions}")
+        _require_file_name("name", self.name)
         names: list[str] = []
         for stage in self.stages:
+            _require_file_name("stages", stage.name)
             if stage.name in names:
                 raise ValueError(f"stages: the name '{stage.name}' stands twice")
             for used in references(stage):
@@ -58,6 +62,12 @@ class Recipe:
                 raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} does not fit the world '{self.world}'")
         if not names:
             raise ValueError("stages: a recipe needs at least one stage")
+
+
+def _require_file_name(key: str, name: str) -> None:
+    """Folders and files are called after runs and stages."""
+    if not re.fullmatch(r"\w[\w.+-]{0,99}", name):
+        raise ValueError(f"{key}: the name {name[:100]!r} must be a file name: letters, digits and . _ + - only, at most 100, no dot first")
 
 
 def find(name: str) -> Path:
@@ -80,15 +90,18 @@ def shipped() -> list[str]:
 
 def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
     """Read a recipe and apply `a.b=value` overrides."""
-    tree = _tree(name, ())
+    tree = _tree(name, (), [])
     for setting in overrides:
         schema.apply_override(tree, setting)
     return schema.build(Recipe, tree)
 
 
-def _tree(name: str, inside: tuple[Path, ...]) -> schema.Located:
+def _tree(name: str, inside: tuple[Path, ...], loaded: list[Path]) -> schema.Located:
     """A recipe file laid over those its key `base` names: recipes, or parts of one under recipes/parts."""
     path = find(name)
+    loaded.append(path)
+    if len(loaded) > MOST_FILES:
+        raise ConfigError(f"{path}: the recipe's bases and theirs are more than {MOST_FILES} files")
     if path in inside:
         raise ConfigError(f"{path}: is its own base, through {' and '.join(p.name for p in inside)}")
     tree = schema.read_yaml(path, str(path) if RECIPES not in path.parents else f"recipe {path.relative_to(RECIPES)}")
@@ -101,7 +114,7 @@ def _tree(name: str, inside: tuple[Path, ...]) -> schema.Located:
     whole: schema.Located | None = None
     for base in bases:
         beside = path.parent / str(base)
-        below = _tree(str(beside) if beside.suffix in (".yaml", ".yml") and beside.is_file() else str(base), (*inside, path))
+        below = _tree(str(beside) if beside.suffix in (".yaml", ".yml") and beside.is_file() else str(base), (*inside, path), loaded)
         whole = below if whole is None else schema.merge(whole, below)
     assert whole is not None
     return schema.merge(whole, tree)

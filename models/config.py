@@ -49,6 +49,9 @@ class ModelConfig:
     expert_weights_sum_to_one: bool = True  # over the experts a token is sent to
 
     def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions", "rope_theta", "norm_eps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: {getattr(self, name)} must be above 0")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads: {self.kv_heads} does not divide heads ({self.heads})")
         if self.head_dim % 2 or int(self.head_dim * self.rotary_fraction) % 2:

@@ -139,6 +139,7 @@ class VideoReward:
     lpips_alex: float = 0.0
     aggregate: Literal["mean", "last", "discount"] = "mean"
     repetition_penalty: float = 0.0
+    signed: ClassVar[tuple[str, ...]] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex", "repetition_penalty")
 
     def __post_init__(self) -> None:
         if not any(self.weights.values()):

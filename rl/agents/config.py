@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 Format = Literal["answer", "think", "state"]
 Variant = Literal["truth", "belief", "masked", "blanked", "random_coordinates"]
@@ -22,6 +22,7 @@ class AgentSettings:
     prompt: Literal["full", "bare"] = "full"  # bare shows states alone, for models from scratch
     observation_reward: float = 0.0  # world-modelling online: paid for a written observation that is right, in a turn of right format
     prediction_reward: float = 0.0  # likewise for the predicted next state
+    signed: ClassVar[tuple[str, ...]] = ("format_penalty", "observation_reward", "prediction_reward")
 
     def __post_init__(self) -> None:
         if min(self.max_turns, self.actions_per_turn) < 1 or self.window < 0:

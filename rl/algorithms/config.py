@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
+
+
+def at_most_one(settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) > 1:
+            raise ValueError(f"{name}: {getattr(settings, name)} must be at most 1")
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,10 @@ class ReinforcePP(Policy):
     gamma: float = 1.0
     group_baseline: bool = False  # subtract the group's mean reward first
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_most_one(self, "gamma")
+
 
 @dataclass(frozen=True)
 class PPO(Policy):
@@ -123,6 +133,7 @@ class PPO(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_most_one(self, "gamma", "lam", "turn_gamma")
         if self.value_clip <= 0:
             raise ValueError(f"value_clip: {self.value_clip} must be above 0")
         if self.bi_level and not self.turn_rewards:
@@ -151,6 +162,7 @@ class SFT:
 
     kind: Literal["sft"] = "sft"
     min_reward: float = 1.0
+    signed: ClassVar[tuple[str, ...]] = ("min_reward",)
 
 
 Algorithm = GRPO | DrGRPO | DAPO | GSPO | RLOO | ReinforcePP | PPO | StarPOS | SFT

@@ -56,6 +56,8 @@ class Vllm:
             raise ValueError("devices: name at least one server, or give urls")
         if min(self.start_s, self.request_s, self.sync_s) <= 0:
             raise ValueError("start_s: deadlines must be positive")
+        if not 0 < self.gpu_memory <= 1 or min(self.tensor, self.max_length, self.max_sequences) < 1:
+            raise ValueError("gpu_memory: a share above 0 and up to 1; tensor, max_length and max_sequences are at least 1")
         if self.colocated and (self.urls or len(self.devices) > 1 or self.tensor > 1):
             raise ValueError("colocated: every rank has one engine on its own device; leave out urls, devices and tensor")
         if not self.colocated and (self.sleep or self.offload):

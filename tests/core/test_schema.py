@@ -1,8 +1,10 @@
 """Configuration errors name file, line and the nearest valid key; good files come back whole."""
 
 import re
+import time
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -80,7 +82,7 @@ def test_an_override_finds_a_list_item_by_number_or_name() -> None:
         ("name: x\ninner:\n  rat: 2\n", "f.yaml:3: unknown key 'inner.rat'; did you mean 'rate'?"),
         ("name: x\ncount: two\n", "f.yaml:2: count = 'two' must be int"),
         ("name: x\ncount: true\n", "f.yaml:2: count = True must be int"),
-        ("name: x\ninner:\n  rate: -1\n", "f.yaml:3: inner.rate: -1.0 must be above 0"),
+        ("name: x\ninner:\n  rate: 0\n", "f.yaml:3: inner.rate: 0.0 must be above 0"),
         ("name: x\ninner: {mode: fsat}\n", "f.yaml:2: inner.mode = 'fsat' must be one of 'fast', 'slow'; did you mean 'fast'?"),
         ("count: 1\n", "f.yaml:1: key 'name' is missing"),
         ("name: x\nname: y\n", "f.yaml:2: key 'name' stands twice"),
@@ -118,3 +120,65 @@ def test_dump_round_trips_and_digest_follows_values() -> None:
 def test_missing_file_is_one_clear_error(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         schema.load(Outer, tmp_path / "missing.yaml")
+
+
+# each line holds the one above twice: sixteen million values in the end
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvwx"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "aliases written out"),
+        ("a: &a [*a]", "aliases written out"),
+        ("a: &a {b: *a}", "aliases written out"),
+        ("a: " + "[" * 2000 + "]" * 2000, "levels"),
+        ("a: " + "{b: " * 90 + "1" + "}" * 90, "levels"),
+        ("a: b\0c", "not valid YAML"),
+        ('a: "b\\0c"', "null character"),
+        ("a: " + "9" * 5000, "5000 characters"),
+        ("a: " + "9" * 30, "too large a number"),
+        ("a: 2024-13-45", "number or date"),
+        ("[1]: 2", "a key must be text"),
+        ("a: !!python/object/apply:os.system [true]", "the tag .* is not allowed"),
+        ("a: !!timestamp x", "number or date"),
+        ("x" * 1_000_001, "characters"),
+    ],
+)
+def test_hostile_yaml_is_named_at_once(text: str, said: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(ConfigError, match=said):
+        schema.parse_yaml(text, "file.yaml")
+    assert time.process_time() - begun < 5  # a bomb would take for ever
+
+
+@pytest.mark.parametrize("text", ["[]", "{b: c}", "3", "null"])
+def test_a_kind_that_is_no_text(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"f\.yaml:2: pets\[0\]\.kind = .* is unknown"):
+        read(f"name: a\npets: [{{kind: {text}}}]")
+
+
+def test_an_override_below_a_plain_value() -> None:
+    for setting in ("name.x=1", "count.y.z=2"):
+        with pytest.raises(ConfigError, match="has no parent section"):
+            schema.apply_override(schema.parse_yaml("name: a\ncount: 3", "file.yaml"), setting)
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "nan", "inf", "-inf", "1e999"])
+def test_numbers_are_finite(value: str) -> None:
+    for text in (f"inner: {{rate: {value}}}", f"pair: [0.5, {value}]", f"table: {{a: {value}}}"):
+        with pytest.raises(ConfigError, match=r"f\.yaml:2: .* must be a finite number"):
+            read(f"name: x\n{text}")
+
+
+def test_numbers_are_not_negative_unless_their_class_says_so() -> None:
+    for text, key in (("count: -1", "count"), ("pair: [0.5, -0.5]", "pair"), ("limit: -3", "limit")):
+        with pytest.raises(ConfigError, match=rf"f\.yaml:2: {key} = .* must not be negative"):
+            read(f"name: x\n{text}")
+
+    @dataclass(frozen=True)
+    class Payment:
+        penalty: float = -1.0
+        signed: ClassVar[tuple[str, ...]] = ("penalty",)
+
+    assert schema.build(Payment, schema.parse_yaml("penalty: -2.5", "f.yaml")) == Payment(-2.5)

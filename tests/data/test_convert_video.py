@@ -4,6 +4,8 @@ import hashlib
 import importlib.util
 import os
 import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +63,26 @@ def test_png_filters_of_other_writers():
     assert np.array_equal(decode_png(data), image)
     with pytest.raises(ValueError, match="chunk IDAT is damaged"):
         decode_png(data[:60] + bytes([data[60] ^ 1]) + data[61:])
+
+
+def test_a_png_that_claims_or_holds_too_much():
+    def png(width, height, pixels):
+        head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+        parts = [(b"IHDR", head), (b"IDAT", zlib.compress(pixels, 9)), (b"IEND", b"")]
+        body = b"".join(struct.pack(">I", len(b)) + k + b + struct.pack(">I", zlib.crc32(k + b)) for k, b in parts)
+        return b"\x89PNG\r\n\x1a\n" + body
+
+    bomb = png(4, 4, bytes(300 << 20))  # 300 kB that would become 300 MB
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="4 x 4 pixels holds more of them"):
+        decode_png(bomb)
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+    for width, height in ((1 << 31, 1 << 31), (0, 5), (1 << 20, 1 << 20)):
+        with pytest.raises(ValueError, match="at most 67108864 are read"):
+            decode_png(png(width, height, b"0"))
+    with pytest.raises(ValueError, match="holds fewer"):
+        decode_png(png(4, 4, b"0"))
 
 
 def test_npz_episodes(tmp_path):

@@ -1,5 +1,6 @@
 """Recipes laid over others: sections merge, stages are changed by name, and every error still names its own file and line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,37 @@ def test_another_kind_replaces_a_section_whole() -> None:
     below, above = parse_yaml("a: {kind: x, p: 1}", "below"), parse_yaml("a: {kind: y, q: 2}", "above")
     assert set(merge(below, above).value["a"].value) == {"kind", "q"}
     assert set(merge(below, parse_yaml("a: {q: 2}", "above")).value["a"].value) == {"kind", "p", "q"}
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "a/b", "", "a\nb", "x" * 200, ".hidden", "-x"])
+def test_names_of_runs_and_stages_are_file_names(tmp_path: Path, name: str) -> None:
+    head, quoted = "base: spa-sokoban-tiny\n", json.dumps(name)
+    for text in (f"name: {quoted}\n", f"name: a\nstages: {{spa: {{name: {quoted}}}}}\n"):
+        with pytest.raises(ConfigError, match="must be a file name"):
+            recipes.load(write(tmp_path, "mine.yaml", head + text))
+
+
+def test_bases_without_end(tmp_path: Path) -> None:
+    write(tmp_path, "part-0.yaml", "seed: 1\n")
+    for i in range(1, 20):  # each reads the one below twice: a million files
+        write(tmp_path, f"part-{i}.yaml", f"base: [part-{i - 1}.yaml, part-{i - 1}.yaml]\n")
+    with pytest.raises(ConfigError, match="more than 50 files"):
+        recipes.load(str(tmp_path / "part-19.yaml"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "stages.rlvr.drift_gate=.nan",
+        "stages.rlvr.optimizer.clip_grad=-5",
+        "stages.rlvr.optimizer.lr=.inf",
+        "stages.rlvr.optimizer.betas=[0.9, 1.5]",
+        "stages.rlvr.temperature=-1",
+        "model.kv_heads=0",
+        "model.layers=-2",
+        "seed=-1",
+    ],
+)
+def test_settings_that_would_switch_a_guard_off_are_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting.partition("=")[0].rpartition(".")[2]):
+        recipes.load("sokoban-tiny", (setting,))
