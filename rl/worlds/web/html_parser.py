@@ -32,6 +32,7 @@ _ENDS: dict[str, tuple[set[str], set[str]]] = {
     "dd": ({"dt", "dd"}, {"dl"}),
 }
 LARGEST = 5_000_000  # characters; the rest is left out and the page says so
+DEEPEST = 512  # levels, as in Chromium; what asks for the ancestors of every element stays linear
 _HIDING = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden")
 
 
@@ -61,7 +62,7 @@ def parse_html(text: str, *, deadline_s: float = 5.0) -> Parsed:
     open_: list[Element] = [root]
     title, count, at = "", 1, 0
     skipping: list[str] = []  # open elements whose content is no part of the page
-    while found := _TOKEN.search(text, at):
+    while found := _next_token(text, at, end):
         if found.start() > at and not skipping:
             if body is None and text[at : found.start()].strip():
                 body, count = _make_body(root, open_, {}, count)
@@ -89,7 +90,7 @@ def parse_html(text: str, *, deadline_s: float = 5.0) -> Parsed:
         else:
             inner = ""
         if skipping or tag in _SKIPPED:
-            if tag not in _VOID and tag not in _RAW and not found[3].rstrip().endswith("/"):
+            if tag not in _VOID and tag not in _RAW and not found[3].rstrip().endswith("/") and len(skipping) < DEEPEST:
                 skipping.append(tag)
             continue
         attributes = _attributes(found[3])
@@ -117,6 +118,7 @@ def parse_html(text: str, *, deadline_s: float = 5.0) -> Parsed:
             truncated = True
             break
     else:
+        truncated = truncated or time.monotonic() > end
         if body is not None and not skipping and text[at:].strip():
             open_[-1].children.append(unescape(text[at:]))
     if body is None:
@@ -126,7 +128,22 @@ def parse_html(text: str, *, deadline_s: float = 5.0) -> Parsed:
     return Parsed(root, page.labels, start, title, truncated)
 
 
+def _next_token(text: str, at: int, end: float) -> re.Match[str] | None:
+    """The next tag or comment; None where there is none, or the time is up. A page of half-open tags makes every try long."""
+    start, tries = text.find("<", at), 0
+    while start >= 0:
+        found = _TOKEN.match(text, start)
+        if found:
+            return found
+        tries += 1
+        if tries % 16 == 0 and time.monotonic() > end:
+            return None
+        start = text.find("<", start + 1)
+    return None
+
+
 def _open(open_: list[Element], tag: str, attributes: dict[str, str], count: int) -> int:
+    del open_[DEEPEST:]  # as browsers do: what is nested deeper becomes a sibling
     element = Element(tag, attributes, count, open_[-1])
     open_[-1].children.append(element)
     open_.append(element)

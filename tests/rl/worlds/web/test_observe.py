@@ -119,3 +119,24 @@ def test_a_page_of_five_megabytes_and_one_without_closing_quotes_end_in_time() -
     began = time.process_time()
     parse_html(bad, deadline_s=1.0)
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<table>" * 8500,
+        "<div><p>" * 7500,
+        "<a href=x>" * 6000,
+        "<template>" * 6000 + "</b>" * 6000,
+        '<a "' * 15000,
+        "<!" * 30000,
+        "<li><ul>" * 7500 + "</li>" * 7500,
+    ],
+    ids=["tables", "blocks", "links", "templates", "quotes", "declarations", "lists"],
+)
+def test_sixty_kilobytes_of_anything_are_parsed_in_time(text: str) -> None:
+    begun = time.process_time()
+    parsed = parse_html(text, deadline_s=5.0)
+    assert time.process_time() - begun < 5.0
+    depth = max(sum(1 for _ in element.ancestors()) for element in list(parsed.root.walk())[-50:])
+    assert depth <= 520
