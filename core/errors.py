@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+from pathlib import Path
+
 
 class TerrellaError(Exception):
     """Something went wrong that the message explains; no traceback is shown for it."""
@@ -55,3 +59,23 @@ class RolloutError(TerrellaError):
     """More samples of a step failed than the recipe tolerates; the message gives their share and the commonest reason."""
 
     exit_code = 9
+
+
+class ProgramError(TerrellaError):
+    """An error of the program, or something in a file that it does not expect: the same start would meet it again, so no job requeues."""
+
+    exit_code = 10
+
+
+def passing(error: BaseException) -> bool:
+    """Whether another start may well not meet an error: a lost peer, a broken connection, memory or a device that gave out."""
+    told = re.search(r"connection|gloo|nccl|cuda error|out of memory|timed? ?out|socket|broken pipe", str(error), re.IGNORECASE)
+    return isinstance(error, OSError | MemoryError | EOFError) or (isinstance(error, RuntimeError) and told is not None)
+
+
+def describe_error(error: BaseException) -> str:
+    """An unexpected error in one line: what, and where in the program."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {'/'.join(Path(frames[-1].filename).parts[-2:])}:{frames[-1].lineno}" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}{where}" if text else f"{type(error).__name__}{where}"

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import click
 
 from .. import __version__
-from ..core.errors import TerrellaError
+from ..core.errors import ProgramError, StorageError, TerrellaError, describe_error
 
+TRACEBACK_VARIABLE = "TERRELLA_TRACEBACK"
 # verb -> (module and attribute, one line of help); a verb stands here once it works
 VERBS = {
     "train": ("train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
@@ -69,6 +70,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     except TerrellaError as error:
         click.echo(f"terrella: error: {error}", err=True)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away, as in `terrella ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        click.echo(f"terrella: error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        sys.exit(StorageError.exit_code)
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        told = f"an error of the program: {describe_error(error)}; {TRACEBACK_VARIABLE}=1 shows all of it"
+        click.echo(f"terrella: error: {told}", err=True)
+        sys.exit(ProgramError.exit_code)

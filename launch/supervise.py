@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..core.errors import StorageError, TerrellaError, WorkerError
+from ..core.errors import ProgramError, StorageError, TerrellaError, WorkerError
 from ..core.files import read_json, storage_errors
 from ..core.ports import free_port
 from ..core.process import PARENT_VARIABLE, usable_cores
@@ -151,10 +151,17 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
     if all(code in (0, STOPPED) for code in codes.values()):
         return STOPPED if STOPPED in codes.values() else 0
     told = [(rank, read_json(error_file(run, rank))) for rank in codes]
-    for _, error in sorted(((e.get("order", 0), e) for _, e in told if e), key=lambda pair: pair[0]):
-        failure = TerrellaError(error["message"])
-        failure.exit_code = error["exit_code"]
-        raise failure
+    ends = sorted(((rank, e) for rank, e in told if e), key=lambda end: (bool(end[1].get("passing")), end[1].get("order", 0)))
+    cause = ""
+    for rank, error in ends[:1]:
+        log = run / "logs" / f"rank-{rank}.log"
+        if error["exit_code"] == ProgramError.exit_code:
+            raise ProgramError(f"worker {rank}: {error['message']}; its log is {log}. The same start would meet it again")
+        if not error.get("passing"):
+            failure = TerrellaError(error["message"])
+            failure.exit_code = error["exit_code"]
+            raise failure
+        cause = f" ({error['message']})"
     unwritten = next((r for r, c in codes.items() if c == StorageError.exit_code), None)
     if unwritten is not None:
         raise StorageError(
@@ -164,6 +171,6 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
     rank, code = next((r, c) for r, c in codes.items() if c not in (0, STOPPED))
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     raise WorkerError(
-        f"worker {rank} {how}; its log is {run / 'logs' / f'rank-{rank}.log'}. "
+        f"worker {rank} {how}{cause if codes[rank] > 0 else ''}; its log is {run / 'logs' / f'rank-{rank}.log'}. "
         "Nothing is lost: run the same command to go on from the last checkpoint"
     )

@@ -17,7 +17,7 @@ from typing import Any
 from ..core import health, schema
 from ..core import lease as leases
 from ..core import run as runs
-from ..core.errors import StorageError, TerrellaError, WorkerError
+from ..core.errors import ProgramError, StorageError, TerrellaError, WorkerError, describe_error, passing
 from ..core.files import write_json
 from ..core.process import PARENT_VARIABLE, die_with_parent
 from ..core.sinks import open_sinks
@@ -144,10 +144,12 @@ def main() -> None:
     try:
         code = run_stages(path, rank, ranks, *sys.argv[2:3])
     except Exception as error:
-        code = getattr(error, "exit_code", 1)
-        if isinstance(error, TerrellaError):
-            with contextlib.suppress(StorageError):  # a full disk may take not even this; the code tells then
-                write_json(error_file(path, rank), {"message": str(error), "exit_code": error.exit_code, "order": time.time()})
+        left = {"message": str(error), "order": time.time()}
+        if not isinstance(error, TerrellaError):
+            left |= {"message": describe_error(error), "passing": passing(error)}
+        code = getattr(error, "exit_code", 1 if passing(error) else ProgramError.exit_code)
+        with contextlib.suppress(StorageError):  # a full disk may take not even this; the code tells then
+            write_json(error_file(path, rank), {**left, "exit_code": code})
         with contextlib.suppress(OSError):
             traceback.print_exc()
     with contextlib.suppress(OSError):

@@ -18,8 +18,12 @@ __all__ = ["FAMILIES", "Family", "from_hf", "hf_names", "parameter_names", "read
 
 def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConfig:
     """Our config from the contents of a config.json."""
+    if not isinstance(hf, dict):
+        raise ConfigError(f"{source}: must hold a JSON object, not a {type(hf).__name__}")
     kind = hf.get("model_type")
     try:
+        if hf.get("quantization_config") is not None:
+            raise ValueError("quantization_config: quantised weights are not supported; take the model's unquantised release")
         if kind == "chatglm":
             return read_chatglm_config(hf)
         if kind not in FAMILIES:
@@ -43,7 +47,9 @@ def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConf
             **read_rope(hf),
             **FAMILIES[kind].read(hf),
         )
-    except (ValueError, KeyError) as error:
+    except KeyError as error:
+        raise ConfigError(f"{source}: the key {error} is missing") from error
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{source}: {error.args[0]}") from error
 
 

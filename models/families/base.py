@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import ConfigError
 from ..config import ModelConfig, RopeScaling
 
 if TYPE_CHECKING:
@@ -69,6 +70,28 @@ def hf_names(family: Family, name: str) -> list[str]:
     raise KeyError(f"{name}: no Hugging Face tensor corresponds to it")
 
 
+def hf_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
+    """The shape of a Hugging Face tensor, by the config."""
+    part, kind = name.split(".")[-2:]
+    ffn = config.expert_ffn if ".experts." in name else config.ffn
+    rows, columns = {
+        "embed_tokens": (config.vocab, config.hidden),
+        "lm_head": (config.vocab, config.hidden),
+        "q_proj": (config.heads * config.head_dim, config.hidden),
+        "k_proj": (config.kv_heads * config.head_dim, config.hidden),
+        "v_proj": (config.kv_heads * config.head_dim, config.hidden),
+        "o_proj": (config.hidden, config.heads * config.head_dim),
+        "gate": (config.experts, config.hidden),
+        "gate_proj": (ffn, config.hidden),
+        "up_proj": (ffn, config.hidden),
+        "gate_up_proj": (2 * ffn, config.hidden),
+        "down_proj": (config.hidden, ffn),
+        "q_norm": (config.head_dim, 0),
+        "k_norm": (config.head_dim, 0),
+    }.get(part, (config.hidden, 0))
+    return (rows, columns) if columns and kind == "weight" else (rows,)
+
+
 def to_hf(family: Family, config: ModelConfig, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """A global tensor as its Hugging Face tensors."""
     names = hf_names(family, name)
@@ -83,7 +106,13 @@ def from_hf(family: Family, config: ModelConfig, name: str, get: Get) -> torch.T
     """A global tensor from its Hugging Face tensors."""
     import torch
 
-    parts = [get(hf) for hf in hf_names(family, name)]
+    parts = []
+    for hf in hf_names(family, name):
+        parts.append(get(hf))
+        wanted = hf_shape(config, hf)
+        if tuple(parts[-1].shape) != wanted or not parts[-1].is_floating_point():
+            found = f"{parts[-1].dtype} {list(parts[-1].shape)}"
+            raise ConfigError(f"tensor '{hf}' is {found}, config.json makes it a float of {list(wanted)}; one of the two is wrong")
     if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         return torch.nn.functional.pad(parts[0], (0, 0, 0, config.padded_vocab - parts[0].shape[0]))
     if "linear_qkv" in name:

@@ -94,3 +94,17 @@ def test_a_proof_allows_what_rounding_explains_and_no_more(tmp_path: Path) -> No
         hf.compare_logits(ours, (exact, steady), "fp32", tmp_path)  # transformers rounds this model well: ours is wrong
     with pytest.raises(NumericsError):
         hf.compare_logits(exact + 0.05, (exact, shaky), "fp32", tmp_path)
+
+
+def test_weights_that_the_config_does_not_describe_are_named(tmp_path: Path) -> None:
+    folder = export("qwen2", tmp_path / "export", shard_bytes=5 << 30)
+    (folder / PROOF).unlink()
+    settings = json.loads((folder / "config.json").read_text())
+    for change, name in (({"vocab_size": 60}, "embed_tokens"), ({"intermediate_size": 40}, "gate_proj"), ({"head_dim": 16}, "q_proj")):
+        (folder / "config.json").write_text(json.dumps({**settings, **change}))
+        with pytest.raises(TerrellaError, match=rf"tensor '.*{name}.weight' is torch.float32 .* config.json makes it"):
+            read_all(folder)
+    for broken in ("{", "[]", '{"a": 1}', "\x00"):
+        (folder / "config.json").write_text(broken)
+        with pytest.raises(TerrellaError, match=r"config\.json"):
+            read_all(folder)
