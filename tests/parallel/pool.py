@@ -93,10 +93,14 @@ def _serve(rank: int, pipe: Any) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    from terrella.core.mcore import setup, shim
+    from terrella.core.mcore import setup, shared_gpu, shim
 
     if not torch.cuda.is_available():
         shim.install()
+    elif torch.cuda.device_count() < SIZE:
+        shared_gpu.install()  # before Megatron keeps what it replaces
+    if os.environ.get("TERRELLA_STAGE_ALL"):
+        shared_gpu.install(lambda tensor: tensor.dim() > 0)
     while True:
         try:
             target, world, store, kwargs = pipe.recv()

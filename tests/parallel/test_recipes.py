@@ -37,7 +37,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2_sp_pp2": (4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2}),
 }
 # AdamW far from its floor: with an eps above every gradient the update is lr / eps times the gradient, which is SGD's
-SGD = {"lr": 1e4, "eps": 1e6, "betas": (0.0, 0.95), "clip_grad": 0.0, "schedule": "constant", "warmup_steps": 0, "min_lr": 0.0}
+SGD = {"lr": 1e4, "eps": 1e6, "betas": (1e-9, 0.95), "clip_grad": 0.0, "schedule": "constant", "warmup_steps": 0, "min_lr": 0.0}
 EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"expert": 2}),
     "tp2_ep2": (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}),
