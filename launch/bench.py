@@ -22,6 +22,7 @@ BENCHES = {
     "kernels": "every kernel beside its rivals and the machine's ceilings",
     "train": "training tokens/s, MFU and memory by model size",
     "rollout": "sampled tokens/s",
+    "ragged": "sampled tokens/s of answers with long tails and of episodes with many turns",
     "sync": "weights from the trainer to the samplers",
     "data": "shards read and packed",
     "worlds": "steps of the worlds",

@@ -490,11 +490,11 @@ class ContinuousBatch:
         index_B = np.array([row.index for row in window.rows])
         place_BW = window.count_B[:, None] + np.arange(tokens_BW.shape[1])
         ok_BW = place_BW < self.ends[index_B][:, None]
-        stops: dict[tuple[int, ...], list[int]] = {}
+        stops: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by identity: hashing long lists takes longer than the search
         for i, row in enumerate(window.rows):
-            if row.request.params.stop_ids:
-                stops.setdefault(row.request.params.stop_ids, []).append(i)
-        for ids, members in stops.items():
+            if ids := row.request.params.stop_ids:
+                stops.setdefault(id(ids), (ids, []))[1].append(i)
+        for ids, members in stops.values():
             hit_MW = np.isin(tokens_BW[members], ids) & ok_BW[members]
             ended = np.flatnonzero(hit_MW.any(1))
             at = np.array(members)[ended]
