@@ -110,22 +110,20 @@ class JournalSampler:
         self.reused = 0
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
-        """Saved answers where the weights allow it, fresh ones for the rest."""
+        """Saved answers where all of a call were saved by weights that fit, else fresh ones.
+
+        A call is answered whole: a few of its requests alone would make a smaller batch, whose log-probs round differently.
+        """
         now = self.version()
-        results: list[Sample | Invalid | None] = []
-        for request in requests:
-            saved = self.saved.pop(request.key, None)  # a key is asked once
-            fits = saved is not None and now - self.staleness <= saved.weight_version <= now
-            results.append(saved if fits else None)
-        missing = [i for i, r in enumerate(results) if r is None]
-        self.reused += len(requests) - len(missing)
-        if missing:
-            fresh = self.inner.generate([requests[i] for i in missing])
-            good = [(requests[i], s) for i, s in zip(missing, fresh, strict=True) if not isinstance(s, Invalid)]
-            self.journal.add([r for r, _ in good], [s for _, s in good])
-            for i, sample in zip(missing, fresh, strict=True):
-                results[i] = sample
-        return [r for r in results if r is not None]
+        saved = [self.saved.pop(request.key, None) for request in requests]  # a key is asked once
+        reused = [s for s in saved if s is not None and now - self.staleness <= s.weight_version <= now]
+        if len(reused) == len(requests):
+            self.reused += len(reused)
+            return list(reused)
+        fresh = self.inner.generate(requests)
+        good = [(request, s) for request, s in zip(requests, fresh, strict=True) if not isinstance(s, Invalid)]
+        self.journal.add([request for request, _ in good], [s for _, s in good])
+        return fresh
 
 
 class ReplaySampler:
