@@ -9,7 +9,7 @@ from ..data.tokenizers import CharTokenizer
 from .imagination import ImaginationEpisode, ImaginationTask
 from .rollout.episodes import rollout
 from .rollout.sampler import Sampler, SamplingParams
-from .statistics import Estimate, mean, proportion
+from .statistics import Estimate, mean_share, proportion
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,6 @@ def summarise(scores: Sequence[TaskScore]) -> Summary:
     return Summary(
         proportion(sum(s.first_exact for s in scores), len(scores)),
         proportion(sum(s.all_exact for s in scores), len(scores)),
-        mean([s.first_changed for s in scores if s.first_changed is not None]),
-        mean([s.all_changed for s in scores if s.all_changed is not None]),
+        mean_share([s.first_changed for s in scores if s.first_changed is not None]),
+        mean_share([s.all_changed for s in scores if s.all_changed is not None]),
     )

@@ -51,6 +51,12 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(m, m - half, m + half, n)
 
 
+def mean_share(values: Sequence[float]) -> Estimate:
+    """A mean of values between 0 and 1, its normal interval cut to that range."""
+    found = mean(values)
+    return Estimate(found.value, max(0.0, found.low), min(1.0, found.high), found.n) if values else found
+
+
 def paired_difference(after: Sequence[bool], before: Sequence[bool]) -> Estimate:
     """The change of a success rate over the same tasks, with Bonett and Price's interval, which stays honest when no pair differs."""
     n = len(after)

@@ -19,6 +19,7 @@ from ...core.progress import clock
 from . import curves
 from .clips import build_clips
 from .curves import Panel, build_panels, short
+from .frames import CELL, before_and_after
 from .health import Finding, check_metrics, check_tables, series, worst_first
 from .load import RunData, load_run, number
 from .rollouts import build_rollouts
@@ -36,7 +37,9 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
             key: text for name, inner in value.items() for key, text in flatten(inner, f"{prefix}.{name}" if prefix else str(name)).items()
         }
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return {key: text for index, inner in enumerate(value) for key, text in flatten(inner, f"{prefix}[{index}]").items()}
+        named = all(isinstance(item, dict) and item.get("name") for item in value)
+        places = [f"{prefix}.{item['name']}" if named else f"{prefix}[{index}]" for index, item in enumerate(value)]
+        return {key: text for place, inner in zip(places, value, strict=True) for key, text in flatten(inner, place).items()}
     return {prefix: "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)}
 
 
@@ -83,7 +86,7 @@ def default_summary(run: RunData) -> tuple[str, list[str]]:
         return "This run has not recorded a step yet.", []
     reached = ", ".join(f"{stage} up to step {step:,}" for stage, step in stages.items())
     paragraphs = [f"The run wrote no summary. Its record reaches: {reached}."]
-    headline = f"{run.name}: no final result yet"
+    headline = f"{run.name}: finished" if run.finished else f"{run.name}: no final result yet"
     for stage in stages:
         points = series(run.metrics, stage, "reward/mean")
         if len(points) >= 2:
@@ -123,7 +126,7 @@ def facts_of(run: RunData) -> list[tuple[str, str]]:
     return facts
 
 
-def findings_of(runs: list[RunData], invalid: Counter, rollouts_read: int) -> list[Finding]:
+def findings_of(runs: list[RunData], invalid: Counter | None = None, rollouts_read: int = 0) -> list[Finding]:
     """Everything for the warnings section, worst first; with several runs each line names its run."""
     found = []
     for run in runs:
@@ -140,7 +143,7 @@ def findings_of(runs: list[RunData], invalid: Counter, rollouts_read: int) -> li
         if run.missing:
             own.append(Finding("note", "Not in the run directory: " + ", ".join(run.missing)))
         found += [Finding(item.level, f"{run.name} · {item.text}") for item in own] if len(runs) > 1 else own
-    for reason, count in invalid.most_common():
+    for reason, count in (invalid or Counter()).most_common():
         found.append(Finding("note", f"{count} of the {rollouts_read:,} saved rollouts read are invalid: {reason}"))
     return worst_first(found)
 
@@ -199,6 +202,8 @@ def render(runs: list[RunData]) -> str:
         title=" and ".join(run.name for run in runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else ""),
         summaries=[(run, *summary_of(run), facts_of(run)) for run in runs],
         tables=build_tables(runs),
+        sides=before_and_after(runs[0]) if len(runs) == 1 else [],
+        cell=CELL,
         videos=build_clips(runs),
         main_panels=main,
         other_panels=other,

@@ -30,18 +30,20 @@ class PanelSpec:
     about: str
     rl_stages: bool | None = None  # None: every stage; a policy loss and a cross-entropy do not share an axis
     log: bool = False  # a log axis is allowed
+    quiet: float | None = None  # folded away where no value is further from 0 than this
 
 
 PANELS = (
     PanelSpec("Reward", ("reward/mean", "reward"), "mean over a step’s valid rollouts"),
-    PanelSpec("Success", ("agent/success", "validation/pass@1"), "share of episodes solved, in training and on held-out seeds"),
+    PanelSpec("Success", ("agent/success",), "share of episodes solved, in training"),
+    PanelSpec("Held-out", ("validation/",), "on tasks that are never trained on"),
     PanelSpec("Accuracy", ("accuracy/", "accuracy", "reward/perfect"), "share that is wholly right, on training tasks"),
     PanelSpec("Loss", ("loss",), "cross-entropy, nats a token", rl_stages=False, log=True),
-    PanelSpec("Policy loss", ("loss",), "of the reinforcement-learning stages", rl_stages=True),
-    PanelSpec("KL", ("kl",), "to the reference model, nats a token"),
+    PanelSpec("Policy loss", ("loss",), "of the reinforcement-learning stages", rl_stages=True, quiet=1e-6),
+    PanelSpec("KL", ("kl",), "to the reference model, nats a token", quiet=1e-6),
     PanelSpec("Entropy", ("entropy",), "nats a token"),
-    PanelSpec("Clip fraction", ("clip_fraction",), "share of tokens at the clip"),
-    PanelSpec("Log-prob drift", ("logprob_drift/",), "sampler against trainer, nats", log=True),
+    PanelSpec("Clip fraction", ("clip_fraction",), "share of tokens at the clip", quiet=0.0),
+    PanelSpec("Log-prob drift", ("logprob_drift/",), "sampler against trainer, nats", log=True, quiet=1e-3),
     PanelSpec("Tokens per second", ("time/tokens_per_s",), "throughput"),
 )
 
@@ -237,7 +239,7 @@ def make_panel(title: str, about: str, lines: list[tuple[str, int, int, dict[str
 
 
 def build_panels(runs: list[RunData]) -> tuple[list[Panel], list[Panel]]:
-    """The named panels that have data, and one panel for each remaining group of metrics."""
+    """The named panels that have something to say, and one panel for each remaining group of metrics, quiet ones first."""
     tables = [collect(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for _, name in table))
     rl_stages = {stage for table in tables for stage, name in table if name.startswith("reward")}
@@ -268,16 +270,18 @@ def build_panels(runs: list[RunData]) -> tuple[list[Panel], list[Panel]]:
             if lines
         ]
 
-    main, used = [], set()
+    main, quiet, used = [], [], set()
     for spec in PANELS:
         chosen = [name for name in names if any(matches(name, wanted) for wanted in spec.names)]
         used.update(chosen)
         if chosen:
-            main += split(spec.title, spec.about, chosen, spec.rl_stages, spec.log)
+            for panel in split(spec.title, spec.about, chosen, spec.rl_stages, spec.log):
+                values = [abs(value) for line in panel.series for part in line.parts for value in part.values]
+                (quiet if spec.quiet is not None and max(values) <= spec.quiet else main).append(panel)
     groups: dict[str, list[str]] = {}
     for name in names:
         if name not in used:
             # Seconds, counts and rates of one prefix rarely share a scale: only time/..._s are drawn together.
             key = "time, seconds" if name.startswith("time/") and name.endswith("_s") and "per_s" not in name else name
             groups.setdefault(key, []).append(name)
-    return main, [panel for key, chosen in groups.items() for panel in split(key, "", chosen)]
+    return main, quiet + [panel for key, chosen in groups.items() for panel in split(key, "", chosen)]

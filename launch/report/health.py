@@ -17,7 +17,21 @@ DRIFT_MEAN = 0.05
 ENTROPY_COLLAPSE = 0.1
 FLAT_STEPS = 5
 
+NOISE = 2.0  # standard errors that a reward must move by before it counts as moved
+BROKEN = "lower the learning rate, and look at the rollouts of that step"
+TENTH, FEWEST = 10, 20  # first and last tenth of a stage are compared; below so many steps nothing is said of its reward
+
 NOT_METRICS = ("stage", "step")
+
+# what to do about an alarm of rl/health.py; `watch` and the end screen print the same lines
+REMEDIES = {
+    "reward_std": "all samples of a prompt score alike: choose tasks of mixed difficulty, or a reward with steps between 0 and 1",
+    "entropy": "raise temperature, add algorithm.entropy_coef or algorithm.kl_coef, or lower the learning rate",
+    "repetition": "lower the learning rate or add algorithm.kl_coef; look at the last rollouts",
+    "truncated": "raise max_new_tokens, or penalise length in the reward",
+    "length": "look whether longer answers score better in the rollouts; lower max_new_tokens or penalise length",
+    "drift": "sampler and trainer disagree: check weight sync and precision (rollouts.sampler, precision)",
+}
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,16 @@ def recorded_faults(metrics: list[dict[str, Any]]) -> list[Finding]:
             elif value > 0 and (name.startswith("alarm/") or name == "skipped" or name.endswith("/skipped")):
                 raised[record["stage"], name].append(record["step"])
     found = [
-        Finding("error", f"{stage}: {name} is not a finite number at {spell_steps(steps)}") for (stage, name), steps in non_finite.items()
+        Finding("error", f"{stage}: {name} is not a finite number at {spell_steps(steps)}; {BROKEN}")
+        for (stage, name), steps in non_finite.items()
     ]
     for (stage, name), steps in raised.items():
-        what = f"alarm “{name.removeprefix('alarm/')}”" if name.startswith("alarm/") else f"{name} updates"
-        found.append(Finding("warning", f"{stage}: {what} at {spell_steps(steps)}"))
+        alarm = name.removeprefix("alarm/")
+        if alarm == "entropy" and name != alarm and reward_move(metrics, stage) > NOISE:
+            continue  # where the reward rises, certainty is what was learnt
+        what = f"alarm “{alarm}”" if name.startswith("alarm/") else f"{name} updates"
+        remedy = REMEDIES.get(alarm) if name.startswith("alarm/") else "gradients were not finite: lower the learning rate or clip_grad"
+        found.append(Finding("warning", f"{stage}: {what} at {spell_steps(steps)}" + (f"; {remedy}" if remedy else "")))
     return found
 
 
@@ -88,27 +107,65 @@ def invalid_rollouts(metrics: list[dict[str, Any]], stage: str) -> list[Finding]
     return found
 
 
+def reward_move(metrics: list[dict[str, Any]], stage: str) -> float:
+    """By how many standard errors the mean reward of the last tenth of a stage is above that of the first; 0 where nothing can be said."""
+    points = [value for _, value in series(metrics, stage, "reward/mean")]
+    if len(points) < FEWEST:
+        return 0.0
+    size = max(2, len(points) // TENTH)
+    first, last = points[:size], points[-size:]
+    means = [sum(part) / size for part in (first, last)]
+    variance = sum(sum((v - m) ** 2 for v in part) / (size - 1) / size for part, m in zip((first, last), means, strict=True))
+    gain = means[1] - means[0]
+    return gain / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, gain) if gain else 0.0
+
+
+def nothing_learnt(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
+    """A stage whose gradient was zero throughout, or whose reward ended where it began."""
+    norms = series(metrics, stage, "grad_norm")
+    rewards = series(metrics, stage, "reward/mean")
+    if len(norms) >= FLAT_STEPS and all(value == 0 for _, value in norms):
+        cause = "no group had samples of different reward" if rewards else "nothing carries a loss"
+        remedy = REMEDIES["reward_std"] if rewards else "look at the roles of the data with terrella shards inspect"
+        return [
+            Finding("warning", f"{stage}: nothing was learnt: the gradient was 0 in all {len(norms)} recorded steps, as {cause}; {remedy}")
+        ]
+    if len(rewards) >= FEWEST and abs(reward_move(metrics, stage)) <= NOISE:
+        size = max(2, len(rewards) // TENTH)
+        first, last = (sum(v for _, v in part) / size for part in (rewards[:size], rewards[-size:]))
+        text = f"{stage}: nothing was learnt that shows: mean reward {first:.3g} in the first tenth of the steps, {last:.3g} in the last"
+        return [
+            Finding("warning", f"{text}; train longer (--steps), raise the learning rate, or begin with tasks that are sometimes solved")
+        ]
+    return []
+
+
 def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
     """Rules of thumb about a stage's last steps: no reward spread, collapsed entropy, heavy clipping, sampler drift."""
-    found = []
+    found = nothing_learnt(metrics, stage)
+    rises = reward_move(metrics, stage) > NOISE
     spread = series(metrics, stage, "reward/std")
-    if len(spread) >= FLAT_STEPS and all(abs(value) < 1e-9 for _, value in spread[-FLAT_STEPS:]):
+    if not found and len(spread) >= FLAT_STEPS and all(abs(value) < 1e-9 for _, value in spread[-FLAT_STEPS:]):
         found.append(
-            Finding("warning", f"{stage}: the reward had no spread in the last {FLAT_STEPS} steps, so nothing can be learnt from it")
+            Finding(
+                "warning",
+                f"{stage}: the reward had no spread in the last {FLAT_STEPS} steps, so nothing can be learnt; {REMEDIES['reward_std']}",
+            )
         )
     trained = series(metrics, stage, "trained_share")
     if len(trained) >= FLAT_STEPS and all(value == 0 for _, value in trained[-FLAT_STEPS:]) and not found:
         found.append(
-            Finding("warning", f"{stage}: no group had a reward difference in the last {FLAT_STEPS} steps, so nothing was trained")
+            Finding(
+                "warning",
+                f"{stage}: no group had a reward difference in the last {FLAT_STEPS} steps, nothing was trained; {REMEDIES['reward_std']}",
+            )
         )
     metrics = [record for record in metrics if record.get("trained_share") != 0]  # without trained tokens nothing below was measured
     entropy = series(metrics, stage, "entropy")
-    if len(entropy) >= FLAT_STEPS and entropy[0][1] > 0 and entropy[-1][1] < ENTROPY_COLLAPSE * entropy[0][1]:
-        found.append(
-            Finding(
-                "warning", f"{stage}: entropy fell from {entropy[0][1]:.3g} to {entropy[-1][1]:.3g}; sampling is close to deterministic"
-            )
-        )
+    acts = bool(series(metrics, stage, "reward/mean"))  # a world model that imitates a deterministic world should become certain
+    if acts and not rises and len(entropy) >= FLAT_STEPS and entropy[0][1] > 0 and entropy[-1][1] < ENTROPY_COLLAPSE * entropy[0][1]:
+        text = f"{stage}: entropy fell from {entropy[0][1]:.3g} to {entropy[-1][1]:.3g} and the reward did not rise"
+        found.append(Finding("warning", f"{text}; {REMEDIES['entropy']}"))
     clipped = series(metrics, stage, "clip_fraction")
     if clipped and clipped[-1][1] > CLIP_SHARE:
         found.append(
@@ -136,7 +193,9 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
     found = []
     for table in tables:
         if not any(row.get("kind") == "baseline" for row in table["rows"]):
-            found.append(Finding("warning", f"“{table['title']}” has no baseline row; its scores cannot be judged alone"))
+            found.append(
+                Finding("warning", f"“{table['title']}” has no baseline row; its scores cannot be judged alone: add one to the evaluation")
+            )
         cells = [cell for row in table["rows"] if row.get("kind") != "ceiling" for cell in row["cells"] if isinstance(cell, dict)]
         bare = sum(1 for cell in cells if cell.get("value") is not None and (cell.get("low") is None or cell.get("n") is None))
         if (worse := below_baseline(table)) is not None:
@@ -157,12 +216,14 @@ def below_baseline(table: dict[str, Any]) -> Finding | None:
         if trivial is None or not all(score is None or 0 <= score <= 1 for _, score in scores):
             continue
         for row, score in scores:
-            if row.get("kind") == "model" and score is not None and sign * score < sign * trivial:
+            best = number(row["cells"][index].get("high" if sign > 0 else "low"))  # chance alone puts half of all equals below
+            if row.get("kind") == "model" and score is not None and sign * (score if best is None else best) < sign * trivial:
                 below.append(f"{row.get('name')} in “{column}” ({100 * score:.1f} % against {100 * trivial:.1f} %)")
     if not below:
         return None
     more = f", and {len(below) - 2} more" if len(below) > 2 else ""
-    return Finding("warning", f"“{table['title']}”: below the trivial baseline: {'; '.join(below[:2])}{more}")
+    remedy = "train longer, or see in the rollouts what goes wrong"
+    return Finding("warning", f"“{table['title']}”: below the trivial baseline: {'; '.join(below[:2])}{more}; {remedy}")
 
 
 def worst_first(findings: list[Finding]) -> list[Finding]:

@@ -46,6 +46,13 @@ class RunData:
     problems: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
+    @property
+    def finished(self) -> bool:
+        """Whether every stage of its recipe has left an outcome."""
+        stages = self.config.get("stages")
+        names = [s.get("name") for s in stages if isinstance(s, dict)] if isinstance(stages, list) else []
+        return bool(names) and all((self.path / "stages" / f"{name}.json").is_file() for name in names)
+
 
 def number(value: Any) -> float | None:
     """A metric's value as a float, or None when it is not a number (booleans are not metrics, "nan" and "inf" are)."""

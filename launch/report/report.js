@@ -198,20 +198,39 @@ function textTurn(turn) {
   return box;
 }
 
+// An answer that foretells no state is shown beside what came of it: there is nothing to hold it against.
+function answerTurn(turn) {
+  const box = make("div", { class: "texts" });
+  for (const [title, text] of [["Answer", turn.answer], ["What the world said then", turn.after]]) {
+    if (text !== undefined) box.append(make("div", {}, make("p", {}, title), make("pre", { tabindex: "0" }, text)));
+  }
+  return box;
+}
+
+function boardsOf(turn) {
+  const grids = (turn.boards || []).map(asGrid);
+  if (!grids.length || grids.includes(null)) return null;
+  return make("div", { class: "grids" }, ...grids.map((grid, index) => board(index ? "After" : "Before", grid.length, grid[0].length, (row, column) => [at(grid, row, column), index && at(grids[0], row, column) !== at(grid, row, column) ? "changed" : ""])));
+}
+
 function turnView(turn, index) {
   const truth = turn.truth === undefined ? null : asGrid(turn.truth);
-  const [body, wrong] = truth ? gridTurn(turn, truth) : [textTurn(turn), null];
+  const [body, wrong] = truth ? gridTurn(turn, truth) : [turn.answer === undefined ? textTurn(turn) : answerTurn(turn), null];
   let badge = null;
   if (wrong) badge = make("span", { class: "badge bad" }, `${wrong} ${wrong === 1 ? "cell" : "cells"} wrong`);
   else if (turn.exact === true || (wrong === 0 && turn.exact === undefined)) badge = make("span", { class: "badge good" }, "exact");
   else if (turn.exact === false) badge = make("span", { class: "badge bad" }, "not exact");
   const title = make("h4", {}, `Turn ${index + 1}`, turn.action ? make("span", { class: "badge plainly" }, `action: ${turn.action}`) : null, badge);
-  const seen = turn.prompt ? make("details", {}, make("summary", {}, "What the model saw"), make("pre", { tabindex: "0" }, turn.prompt)) : null;
-  return make("section", { class: "turn" }, title, body, seen);
+  if (turn.reward !== undefined) title.append(make("span", { class: "badge plainly" }, `reward of the world ${short(turn.reward)}`));
+  const context = turn.context === undefined ? turn.prompt : turn.context;
+  const seen = context ? make("details", {}, make("summary", {}, "What the model saw"), make("pre", { tabindex: "0" }, context)) : null;
+  return make("section", { class: "turn" }, title, boardsOf(turn), body, seen);
 }
 
 function startBrowser(root) {
   root.hidden = false;
+  const grids = data.rollouts.some((item) => item.turns.some((turn) => turn.truth !== undefined && asGrid(turn.truth)));
+  root.querySelector(".key-line").hidden = !grids; // the colours of cells mean nothing in a run of texts
   const form = root.querySelector("form");
   const [list, detail, found] = [".list", ".detail", ".found"].map((selector) => root.querySelector(selector));
   const all = data.rollouts;

@@ -13,7 +13,7 @@ RECORDS_A_STEP = 24
 INVALID_A_STEP = 4
 TEXT_LIMIT = 6_000
 BYTES_IN_ALL = 2_500_000
-TURN_TEXTS = ("prompt", "action", "prediction", "truth")
+TURN_TEXTS = ("context", "prompt", "action", "answer", "prediction", "truth", "after")
 
 
 def spread(items: list[Any], count: int) -> list[Any]:
@@ -48,6 +48,10 @@ def shape_turn(turn: Any, previous_truth: str | None, limit: int) -> dict[str, A
     shaped: dict[str, Any] = {name: cut(turn[name], limit) for name in TURN_TEXTS if turn.get(name) is not None}
     if isinstance(turn.get("exact"), bool):
         shaped["exact"] = turn["exact"]
+    if isinstance(turn.get("reward"), int | float) and abs(turn["reward"]) < float("inf"):
+        shaped["reward"] = turn["reward"]
+    if isinstance(turn.get("boards"), list) and all(isinstance(board, str) for board in turn["boards"]):
+        shaped["boards"] = [cut(board, limit) for board in turn["boards"][:2]]
     truth = shaped.get("truth", "")
     before = turn.get("before") or previous_truth or find_grid(shaped.get("prompt", ""), truth)
     if isinstance(before, str) and truth:

@@ -140,6 +140,7 @@ class AgentEvaluate:
     samples_per_group: int = 8
     first_seed: int = 123
     temperature: float = 1.0
+    greedy: bool = False  # also play every seed once without chance, in a column of its own
     headline: str | None = None  # the arm that is compared with every other one, over the same seeds
     sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
     uses: ClassVar[tuple[str, ...]] = ("models",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from ...core.files import write_json
@@ -30,27 +31,35 @@ def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
     progress = Progress(stage.name, len(stage.arms) * len(tasks), speak=job.mesh.is_main)
     scores: dict[tuple[str, str], AgentScores] = {}
+    greedy: dict[tuple[str, str], AgentScores] = {}
     perplexities: dict[tuple[str, str], list[float]] = {}
     for arm in stage.arms:
         engine, player = build_engine(job, None, arm.model), Player(tokenizer, agent_of(job, arm))
         with sampling(job, stage.name, engine, sampler_of(stage, job)) as sampler:
             for tag, task in tasks.items():
                 scores[arm.name, tag] = play_part(stage, job, player, sampler, arm, task, params)
+                if stage.greedy:  # one episode a seed, so that the report shows the same rooms of every arm
+                    once, certain = replace(stage, samples_per_group=1), replace(params, temperature=0.0)
+                    greedy[arm.name, tag] = play_part(once, job, player, sampler, arm, task, certain)
                 perplexities[arm.name, tag] = perplexity(stage, engine, agent_of(job, arm), task, tokenizer)
                 progress.update(len(scores))
     costs = {arm.name: budget(job, arm.model) for arm in stage.arms}
     if job.mesh.is_main:
         for task in tasks.values():
-            for name, told in tables(stage, task, scores, perplexities, costs).items():
+            for name, told in tables(stage, task, scores, greedy, perplexities, costs).items():
                 job.run.write_result(name, told)
         if stage.headline:
-            write_json(job.run.path / "summary.json", summary(stage, tasks, scores, costs))
+            write_json(job.run.path / "summary.json", summary(stage, tasks, scores, greedy, costs))
     job.mesh.barrier()
     found: dict[str, Any] = {}
     for (name, tag), s in scores.items():
         found |= {f"{name}/{tag}/pass@{k}": s.passes(k).to_cell() for k in ks(stage)}
         if stage.headline not in (None, name):
             found[f"{stage.headline} minus {name}/{tag}/pass@1"] = difference(scores[stage.headline, tag], s).to_cell()
+            if stage.greedy:
+                found[f"{stage.headline} minus {name}/{tag}/greedy"] = difference(greedy[stage.headline, tag], greedy[name, tag]).to_cell()
+        if stage.greedy:
+            found[f"{name}/{tag}/greedy"] = greedy[name, tag].passes(1).to_cell()
     return {**found, **{f"{name}/actions": c[0] for name, c in costs.items()}, **{f"{name}/tokens": c[1] for name, c in costs.items()}}
 
 
@@ -90,7 +99,7 @@ def perplexity(stage: AgentEvaluate, engine: Any, agent: AgentSettings, task: Ta
 
 
 def tables(
-    stage: AgentEvaluate, task: Task, scores: dict, perplexities: dict, costs: dict[str, tuple[int, int]]
+    stage: AgentEvaluate, task: Task, scores: dict, greedy: dict, perplexities: dict, costs: dict[str, tuple[int, int]]
 ) -> dict[str, dict[str, Any]]:
     """The table of success, and the table of what the arms did, cost and know."""
     k, tag = stage.samples_per_group, task.name
@@ -98,11 +107,13 @@ def tables(
     rows, facts = [], []
     ceiling_rows = []
     for name, kind, first, last in baseline_rows(task, seeds, k):
-        (ceiling_rows if kind == "ceiling" else rows).append({"name": name, "kind": kind, "cells": [first.to_cell(), last.to_cell()]})
+        cells = [*([first.to_cell()] if stage.greedy else []), first.to_cell(), last.to_cell()]  # chance decides a random policy either way
+        (ceiling_rows if kind == "ceiling" else rows).append({"name": name, "kind": kind, "cells": cells})
     for arm in stage.arms:
         s: AgentScores = scores[arm.name, tag]
         kind = "control" if arm.control else "model"
-        rows.append({"name": arm.name, "kind": kind, "cells": [s.passes(1).to_cell(), s.passes(k).to_cell()]})
+        alone = [greedy[arm.name, tag].passes(1).to_cell()] if stage.greedy else []
+        rows.append({"name": arm.name, "kind": kind, "cells": [*alone, s.passes(1).to_cell(), s.passes(k).to_cell()]})
         plain = [{"value": v} if math.isfinite(v) else "none" for v in perplexities[arm.name, tag]]
         counted = [{"value": costs[arm.name][0]}, {"value": costs[arm.name][1]}]
         seen = [e.to_cell() for e in (s.effective, s.format_ok, s.tokens, s.actions)]
@@ -113,9 +124,10 @@ def tables(
         f"{len(seeds)} seeds from {stage.first_seed}, {k} samples each at temperature {stage.temperature:g}; unbiased Pass@k; "
         f"95 % intervals over seeds. {invalid} invalid samples left out."
     )
+    columns = [*(["greedy"] if stage.greedy else []), "Pass@1", f"Pass@{k}"]
     names = ["state perplexity", "alone", "with coordinates", "alone"]
     return {
-        f"{stage.name}-{tag}": {"title": f"{tag}: success", "columns": ["Pass@1", f"Pass@{k}"], "rows": rows, "note": note},
+        f"{stage.name}-{tag}": {"title": f"{tag}: success", "columns": columns, "rows": rows, "note": note},
         f"{stage.name}-{tag}-turns": {
             "title": f"{tag}: what the arms did, know and cost",
             "columns": ["turns with effect", "right format", "answer tokens", "actions", *names, "actions in training", "gradient tokens"],
@@ -126,7 +138,7 @@ def tables(
     }
 
 
-def summary(stage: AgentEvaluate, tasks: dict[str, Task], scores: dict, costs: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def summary(stage: AgentEvaluate, tasks: dict[str, Task], scores: dict, greedy: dict, costs: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """The headline's arm against every other one, in plain words."""
     assert stage.headline is not None
     tag = next(iter(tasks))
@@ -137,10 +149,18 @@ def summary(stage: AgentEvaluate, tasks: dict[str, Task], scores: dict, costs: d
     ahead = [name for name, gain in gains.items() if gain.low > 0]
     headline = f"{tag}: {stage.headline} solves {percent(first)} at the first try; ahead of {', '.join(ahead) or 'none'} beyond chance."
     paragraphs = [f"{stage.headline} minus {name}: {points(gain)}, {gain.n} seeds." for name, gain in gains.items()]
+    if stage.greedy:
+        shares = {name: greedy[name, tag].passes(1) for name in (stage.headline, *others)}
+        behind = [name for name in others if difference(greedy[stage.headline, tag], greedy[name, tag]).low <= 0]
+        told = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+        against = "every other arm" if not behind else f"all but {', '.join(behind)}"
+        paragraphs.append(f"Greedy, without chance: {told}; {stage.headline} is ahead of {against} beyond chance.")
     for name, kind, one, _ in baseline_rows(tasks[tag], range(stage.first_seed, stage.first_seed + stage.groups), stage.samples_per_group):
         paragraphs.append(f"{kind.capitalize()}: {name} {percent(one)}.")
     paragraphs.append("Budgets (actions, gradient tokens): " + "; ".join(f"{name} {a:,}, {t:,}" for name, (a, t) in costs.items()) + ".")
-    return {"headline": headline, "paragraphs": paragraphs}
+    models = {arm.name: f"{stage.name}-{arm.model}-{tag}" for arm in stage.arms}
+    pair = [stage.arms[0].name, stage.headline]  # the report opens with one room, played by both
+    return {"headline": headline, "paragraphs": paragraphs, "compare": [{"name": name, "rollouts": models[name]} for name in pair]}
 
 
 def points(estimate: Estimate) -> str:

@@ -116,7 +116,9 @@ def summary(stage: Evaluate, job: Job, tasks: list[ImaginationTask], scores: dic
     if 0.0 in stage.temperatures and t != 0.0:
         names = [stage.before, stage.after, *([stage.control] if stage.control else [])]
         paragraphs.append("Greedy: " + ", ".join(f"{name} {percent(summarise(scores[name, 0.0]).all_exact)}" for name in names) + ".")
-    return {"headline": headline, "paragraphs": paragraphs}
+    pair = (stage.before, stage.after)  # the report opens with one room, imagined by both
+    kept = [{"name": label(stage, job, name), "rollouts": f"{stage.name}-{name}-t{min(stage.temperatures):g}"} for name in pair]
+    return {"headline": headline, "paragraphs": paragraphs, "compare": kept}
 
 
 def points(change: Estimate) -> str:

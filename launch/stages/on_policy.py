@@ -23,6 +23,12 @@ from .common import Checkpoints, build_engine
 from .session import open_session
 
 SHOWN = 12  # trajectories of a step kept for the report
+PARTS = {
+    "right_answer": "right answer",
+    "success": "solved",
+    "penalty": "format penalty",
+    "bonus": "bonus for states",
+}  # shown beside the reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +133,7 @@ def picture(
             "sample": t.sample_index,
             "reward": None if isinstance(t.reward, Invalid) else t.reward,
             "invalid": t.reward.reason if isinstance(t.reward, Invalid) else None,
+            **{label: t.info[key] for key, label in PARTS.items() if key in t.info},
             "turns": turns(e),
         }
         for e, t in list(zip(episodes, trajectories, strict=True))[:SHOWN]

@@ -74,6 +74,7 @@ class AgentEpisode:
     turns: list[_Turn] = field(default_factory=list)
     parsed: list[Parsed] = field(default_factory=list)
     states: list[str] = field(default_factory=list)  # one before each turn and one at the end
+    boards: list[str] = field(default_factory=list)  # the same as grids, of worlds that have them
     penalty: float = 0.0
     actions: int = 0
     effective: int = 0  # turns whose last action had an effect
@@ -86,7 +87,13 @@ class AgentEpisode:
         started = attempt(self.world.reset, self.seed, self.sample_index)
         self.fault = started if isinstance(started, Invalid) else None
         if self.fault is None:
-            self.states.append(self._state())
+            self._note()
+
+    def _note(self) -> None:
+        self.states.append(self._state())
+        board = self.world.board()
+        if board is not None:
+            self.boards.append(board)
 
     def _state(self) -> str:
         return self.world.render("text_with_coordinates" if self.settings.coordinates else "text")
@@ -141,7 +148,7 @@ class AgentEpisode:
         turn = self.turns[-1]
         turn.answer, turn.reward = sample.ids, result.reward
         self.parsed.append(parsed)
-        self.states.append(self._state())
+        self._note()
         paid = (self.settings.observation_reward, self.settings.prediction_reward)
         turn.bonus = world_model_bonus(parsed, self.states[-2], self.states[-1], *paid) if any(paid) else 0.0
         self.penalty += result.penalty
@@ -167,4 +174,7 @@ class AgentEpisode:
             "response_tokens": sum(len(turn.answer) for turn in self.turns),
             "turns": len(rewards),
         }
+        right = self.world.right_answer()
+        if right is not None:
+            info["right_answer"] = right
         return rewards, sum(rewards) + self.penalty, info

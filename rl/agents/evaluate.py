@@ -12,7 +12,7 @@ from ...core.batch import PackedBatch
 from ...data.packing import TrainSequence, pack, unpack
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
-from ..statistics import Estimate, mean
+from ..statistics import Estimate, mean, mean_share
 from ..worlds.baselines import ceiling, pass_at_k, random_policy
 from ..worlds.tasks import Task
 from .episode import AgentEpisode, AgentSettings, chat_of
@@ -33,7 +33,7 @@ class AgentScores:
 
     def passes(self, k: int) -> Estimate:
         """Pass@k over the seeds that have k valid samples; the interval is that of drawing other seeds."""
-        return mean([pass_at_k(c, n, k) for c, n in self.wins if n >= k])
+        return mean_share([pass_at_k(c, n, k) for c, n in self.wins if n >= k])
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> AgentScores:
@@ -42,15 +42,15 @@ def summarise(trajectories: Sequence[Trajectory]) -> AgentScores:
     prompts = sorted({t.prompt_id for t in valid})
     by_prompt = {p: [bool(t.info["success"]) for t in valid if t.prompt_id == p] for p in prompts}
 
-    def over(name: str) -> Estimate:
+    def over(name: str, average: Callable[[Sequence[float]], Estimate] = mean) -> Estimate:
         groups = [[float(t.info[name]) for t in valid if t.prompt_id == p] for p in prompts]
-        return mean([sum(g) / len(g) for g in groups])
+        return average([sum(g) / len(g) for g in groups])
 
     return AgentScores(
         [(sum(by_prompt[p]), len(by_prompt[p])) for p in prompts],
-        over("action_is_effective"),
+        over("action_is_effective", mean_share),
         over("response_tokens"),
-        over("format_ok"),
+        over("format_ok", mean_share),
         over("num_actions"),
         len(trajectories) - len(valid),
     )

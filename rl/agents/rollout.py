@@ -101,17 +101,28 @@ def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], 
 
 
 def turns_of(seat: Seat) -> list[dict[str, Any]]:
-    """An episode as the report shows it: what was seen and written, and the true state after each turn."""
+    """An episode as the report shows it: the prompt as the model read it, what it wrote, what came of it.
+
+    Only a state that the model foretold is held against the true one; any other answer is shown as it is.
+    """
     episode = seat.episode
     if episode is None:
         return []
-    return [
-        {
-            "prompt": episode.states[turn],
+    answers = [turn.answer for turn in episode.turns]
+    right = episode.world.right_answer()
+    shown = []
+    for turn, parsed in enumerate(episode.parsed):
+        entry: dict[str, Any] = {
+            "context": episode.tokenizer.decode(episode.context_of(answers[:turn]), keep_special=True),
             "action": " || ".join(parsed.actions),
-            "prediction": parsed.prediction if parsed.prediction is not None else parsed.response,
-            "truth": episode.states[turn + 1],
-            "exact": parsed.prediction == episode.states[turn + 1],
+            "reward": episode.turns[turn].reward,
         }
-        for turn, parsed in enumerate(episode.parsed)
-    ]
+        if parsed.prediction is None or right is not None:
+            entry |= {"answer": parsed.response, "after": episode.states[turn + 1]}
+        else:
+            truth = episode.states[turn + 1]
+            entry |= {"before": episode.states[turn], "prediction": parsed.prediction, "truth": truth, "exact": parsed.prediction == truth}
+        if episode.boards:
+            entry["boards"] = episode.boards[turn : turn + 2]
+        shown.append(entry)
+    return shown

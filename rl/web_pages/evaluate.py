@@ -7,7 +7,7 @@ from typing import Any
 
 from ...data.trajectory import Invalid
 from ..rewards.web_page import NOTHING, Mode, Verdict, judge
-from ..statistics import Estimate, mean, paired_difference, proportion
+from ..statistics import Estimate, mean, mean_share, paired_difference, proportion
 from .prompt import PageTransition
 
 COLUMNS = ["precision", "recall", "F1", "F1, changed pages", "exact"]
@@ -22,10 +22,10 @@ def scores(truths: Sequence[str], verdicts: Sequence[Verdict | Invalid]) -> list
     """Means with 95 % intervals; pages where nothing changes are left out of the fourth."""
     good = [(t, v) for t, v in zip(truths, verdicts, strict=True) if isinstance(v, Verdict)]
     return [
-        mean([v.precision for _, v in good]),
-        mean([v.recall for _, v in good]),
-        mean([v.reward for _, v in good]),
-        mean([v.reward for t, v in good if t != NOTHING]),
+        mean_share([v.precision for _, v in good]),
+        mean_share([v.recall for _, v in good]),
+        mean_share([v.reward for _, v in good]),
+        mean_share([v.reward for t, v in good if t != NOTHING]),
         proportion(sum(v.reward == 1.0 for _, v in good), len(good)),
     ]
 

@@ -58,6 +58,14 @@ class World(ABC):
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of a world of the same configuration."""
 
+    def board(self) -> str | None:
+        """The state as a grid of symbols for a report, whatever the policy is shown; None for worlds that are no grid."""
+        return None
+
+    def right_answer(self) -> str | None:
+        """What the policy should have answered, for a report; None where there is no single answer."""
+        return None
+
     def random_action(self, rng: random.Random) -> str:
         """A word or text that the world takes as an action, without looking at what it does."""
         if self.action_words is None:

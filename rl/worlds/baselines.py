@@ -8,7 +8,7 @@ from math import comb
 
 import numpy as np
 
-from ..statistics import Estimate, mean
+from ..statistics import Estimate, mean_share
 from .frozen_lake import FrozenLake, make_map, success_within, transitions
 from .sokoban import BOX, PLAYER, Sokoban, make_room, make_rooms, shortest_solution, step_batch
 from .tasks import Task
@@ -70,7 +70,7 @@ def random_successes(task: Task, seeds: Sequence[int], rollouts: int, seed: int 
 def random_policy(task: Task, seeds: Sequence[int], rollouts: int, ks: Sequence[int] = (1, 8), seed: int = 0) -> dict[int, Estimate]:
     """Pass@k of uniform action words: the mean over the seeds, with the interval that drawing other seeds would leave."""
     wins = random_successes(task, seeds, rollouts, seed)
-    return {k: mean([pass_at_k(int(w), rollouts, k) for w in wins]) for k in ks}
+    return {k: mean_share([pass_at_k(int(w), rollouts, k) for w in wins]) for k in ks}
 
 
 def ceiling(task: Task, seeds: Sequence[int]) -> float | None:

@@ -131,6 +131,9 @@ class Countdown(World):
         info = {"action_is_effective": reward > 0, "action_is_valid": not reason.startswith("malformed"), "success": reward == 1.0}
         return StepResult(f"{self.render()}\nResult: {reason}.", reward, True, info)
 
+    def right_answer(self) -> str | None:
+        return additive_solution(self.nums, self.target) if self.nums else None
+
     def render(self, mode: str = "text") -> str:
         check_mode(self, mode)
         check_started(self, self.nums)

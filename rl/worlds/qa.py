@@ -100,6 +100,9 @@ class QA(World):
         check_started(self, self.query)
         return self.feedback or str(self.query)
 
+    def right_answer(self) -> str | None:
+        return getattr(self, "gold", None)
+
     def random_action(self, rng: random.Random) -> str:
         return str(rng.randint(0, 99))
 

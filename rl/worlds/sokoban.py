@@ -271,6 +271,9 @@ class Sokoban(World):
         places = coordinate_sentence(text, self.config.grid)
         return places if self.config.observation == "coord" else f"{places}\n{text}"
 
+    def board(self) -> str | None:
+        return None if self.codes is None else encode(self.codes, self.config.width)
+
     def snapshot(self) -> Snapshot:
         check_started(self, self.codes)
         return {"world": self.name, "codes": list(self.codes or b""), "steps": self.steps}

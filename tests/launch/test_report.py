@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from terrella.core.errors import ConfigError, StorageError
 from terrella.launch.report import SIZE_LIMIT, build_report, flatten, last_steps, training_seconds
 from terrella.launch.report.curves import axis, build_panels, linear_ticks, thin
-from terrella.launch.report.health import check_metrics, check_tables
+from terrella.launch.report.frames import before_and_after
+from terrella.launch.report.health import REMEDIES, check_metrics, check_tables
 from terrella.launch.report.load import load_run, read_metrics
 from terrella.launch.report.rollouts import find_grid
 from terrella.launch.report.tables import build_tables
+from terrella.rl.statistics import mean_share
 from terrella.tests.launch.synthetic_run import make_run
 
 
@@ -209,15 +211,14 @@ def test_learning_signs_are_noticed():
         for step in range(6)
     ]
     text = " ".join(finding.text for finding in check_metrics(metrics))
-    for sign in ("no spread", "entropy fell", "clipped", "disagree", "alarm “stall” at step 3", "10.0 %"):
+    for sign in ("no spread", "clipped", "disagree", "alarm “stall” at step 3", "10.0 %"):
         assert sign in text
     idle = [
         {"stage": "grpo", "step": step, "reward/std": 0.3, "entropy": float(step < 2), "trained_share": float(step < 2)}
         for step in range(8)
     ]
-    assert [finding.text.split(":")[1] for finding in check_metrics(idle)] == [
-        " no group had a reward difference in the last 5 steps, so nothing was trained"
-    ]
+    (found,) = check_metrics(idle)
+    assert "no group had a reward difference in the last 5 steps, nothing was trained; " in found.text
     healthy = [
         {"stage": "grpo", "step": step, "reward/std": 0.2, "entropy": 1.0, "clip_fraction": 0.02, "logprob_drift/mean": 1e-6, "skipped": 0}
         for step in range(6)
@@ -303,3 +304,100 @@ def test_state_before_is_found_in_the_prompt():
 
 def test_flatten_keeps_every_leaf():
     assert flatten({"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}]}) == {"a.b": "1", "a.c": "1, 2", "d[0].e": ""}
+
+
+def rl_stage(rewards: list[float], **more) -> list[dict]:
+    fixed = {"stage": "rl", "grad_norm": 0.2, "reward/std": 0.3}
+    return [{**fixed, "step": step, "reward/mean": reward, **{k: v[step] for k, v in more.items()}} for step, reward in enumerate(rewards)]
+
+
+def test_a_stage_that_learnt_nothing_says_so_with_a_remedy():
+    wave = [0.01 * (-1) ** step for step in range(40)]
+    flat = rl_stage([0.3 + noise for noise in wave])
+    (found,) = check_metrics(flat)
+    assert "nothing was learnt that shows: mean reward 0.3 in the first tenth" in found.text and "--steps" in found.text
+    dead = rl_stage([0.3] * 40, grad_norm=[0.0] * 40)
+    assert "nothing was learnt: the gradient was 0 in all 40" in check_metrics(dead)[0].text
+    assert check_metrics(rl_stage([0.3 + 0.01 * step + noise for step, noise in enumerate(wave)])) == []
+
+
+def test_certainty_is_an_alarm_only_where_the_reward_does_not_rise():
+    entropy, alarm = [1.0 / (1 + step) for step in range(40)], [float(step > 30) for step in range(40)]
+    more = {"entropy": entropy, "alarm/entropy": alarm}
+    assert check_metrics(rl_stage([0.1 + 0.02 * step + 0.01 * (-1) ** step for step in range(40)], **more)) == []
+    falling = " ".join(f.text for f in check_metrics(rl_stage([0.9 - 0.02 * step + 0.01 * (-1) ** step for step in range(40)], **more)))
+    assert "entropy fell" in falling and "alarm “entropy”" in falling and "raise temperature" in falling
+    imitation = [{"stage": "pretrain", "step": step, "loss": 0.1, "entropy": entropy[step]} for step in range(40)]
+    assert check_metrics(imitation) == []  # a world model of a deterministic world should become certain
+
+
+def test_every_warning_names_what_to_do(run):
+    metrics = rl_stage([0.3] * 30, skipped=[1.0] * 30, clip_fraction=[0.9] * 30, **{f"alarm/{name}": [1.0] * 30 for name in REMEDIES})
+    metrics += [{"stage": "rl", "step": 31, "loss": "nan", "logprob_drift/mean": 0.3}]
+    for finding in check_metrics(metrics):
+        assert ";" in finding.text, finding.text
+
+
+def test_a_score_at_the_baseline_by_chance_is_no_alarm():
+    def table(high: float) -> dict:
+        cells = {"baseline": [{"value": 0.12}], "model": [{"value": 0.11, "low": 0.09, "high": high}]}
+        return {"title": "t", "columns": ["Pass@1"], "rows": [{"name": k, "kind": k, "cells": c} for k, c in cells.items()]}
+
+    assert not any("below" in f.text for f in check_tables([table(0.13)]))
+    assert any("below" in f.text for f in check_tables([table(0.115)]))
+
+
+def test_charts_that_say_nothing_are_folded_and_held_out_scores_are_not(run):
+    told = load_run(run)
+    for record in told.metrics:
+        if record["stage"] == "grpo":
+            record |= {"loss": 1e-8, "clip_fraction": 0.0, "logprob_drift/mean": 6e-8, "validation/pass@1": 0.5}
+    main, other = build_panels([told])
+    titles = [panel.title for panel in main]
+    assert "Held-out" in titles and not {"Policy loss", "Clip fraction", "Log-prob drift"} & set(titles)
+    assert {"Policy loss", "Clip fraction", "Log-prob drift"} <= {panel.title for panel in other}
+
+
+def test_a_finished_run_without_a_summary_is_called_finished(tmp_path):
+    run = make_run(tmp_path / "done", pretrain=10, grpo=6)
+    (run / "summary.json").unlink()
+    assert "no final result yet" in build_report(run).read_text(encoding="utf-8")
+    (run / "stages").mkdir(exist_ok=True)
+    for name in ("pretrain", "grpo", "control"):
+        (run / "stages" / f"{name}.json").write_text("{}")
+    page = build_report(run).read_text(encoding="utf-8")
+    assert "no final result yet" not in page and "done: finished" in page
+
+
+def test_settings_that_differ_are_named_by_stage(tmp_path):
+    runs = [make_run(tmp_path / f"run{i}", seed=i, pretrain=10, grpo=6 + i) for i in (0, 1)]
+    assert "stages.grpo.steps" in build_report(runs, tmp_path / "both.html").read_text(encoding="utf-8")
+
+
+ROOM = "####\n#PX#\n#_O#\n####"
+
+
+def agent_record(prompt: int, solved: bool, **turn) -> dict:
+    turn = {"context": "the whole prompt", "action": "Down", "boards": [ROOM, ROOM.replace("X", "_").replace("O", "√")], **turn}
+    return {"step": 0, "prompt_id": prompt, "sample": 0, "reward": float(solved), "solved": solved, "turns": [turn]}
+
+
+def test_the_first_frame_is_one_room_before_and_after(tmp_path):
+    run = make_run(tmp_path / "run", pretrain=10, grpo=6)
+    pair = [{"name": "before RL", "rollouts": "eval-a"}, {"name": "after", "rollouts": "eval-b"}]
+    for stem, wins in (("eval-a", (True, False)), ("eval-b", (True, True))):
+        lines = [json.dumps(agent_record(i, won, answer="x")) for i, won in enumerate(wins)]
+        (run / "rollouts" / f"{stem}-000000.jsonl").write_text("\n".join(lines) + "\n{torn")
+    (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": pair}))
+    left, right = before_and_after(load_run(run))
+    assert (left.name, left.outcome, right.name, right.outcome) == ("before RL", "not solved", "after", "solved")  # the room that differs
+    assert [frame.label for frame in left.frames] == ["start", "Down"] and left.frames[1].spoken == "#### / #P_# / #_√# / ####"
+    page = build_report(run).read_text(encoding="utf-8")
+    assert page.index('class="sides"') < page.index('id="result"') and page.count('class="room"') == 4
+    (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": [{"name": 1}, None]}))
+    assert before_and_after(load_run(run)) == []
+
+
+def test_shares_keep_their_interval_inside_0_and_1():
+    few = mean_share([1.0] * 9 + [0.5])
+    assert few.low < few.value < few.high == 1.0 and mean_share([0.0, 0.0, 0.1]).low == 0.0

@@ -105,6 +105,12 @@ def test_records_leave_faults_out() -> None:
     assert values["agent/num_actions"] == pytest.approx(np.mean([t.info["num_actions"] for t in trajectories[1:]]))
     assert {"agent/success/SimpleSokoban", "agent/success/FrozenLake"} <= set(values)
     assert actions_taken(trajectories) == sum(t.info["num_actions"] for t in trajectories[1:])
-    assert turns_of(seats[1])[0]["prompt"] == seats[1].episode.states[0]
+    shown = turns_of(seats[1])[0]
+    episode = seats[1].episode
+    assert shown["context"] == TOKENIZER.decode(
+        episode.context_of([]), keep_special=True
+    )  # rules, state and template as the model read them
+    assert episode.states[0] in shown["context"] and shown["boards"][0].count("\n") == 5
+    assert shown["answer"] == episode.parsed[0].response and "truth" not in shown  # nothing was foretold, so nothing is held against it
     scores = summarise(trajectories)
     assert scores.invalid == 1 and [n for _, n in scores.wins] == [1, 2, 2, 2] and scores.passes(2).n == 3
