@@ -94,6 +94,8 @@ def differences(golden: dict[str, Any], found: dict[str, Any], exact: bool) -> l
 
 def _same(before: Any, now: Any, exact: bool) -> bool:
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (before, now))
+    if before != before and now != now:  # NaN: a mean over no row
+        return True
     if exact or not numbers:
         return before == now or (before != before and now != now)  # NaN: a table's cell without a sample
     return math.isclose(before, now, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
