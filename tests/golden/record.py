@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from .observe import FILES, differences, observe, this_platform
-from .play import LANES, OLD, play_all
+from .play import FAILED, LANES, OLD, PATIENCE_S, PLAYED, play_all
 
 
 def read(case: str) -> dict:
@@ -17,9 +17,13 @@ def read(case: str) -> dict:
 
 def found(runs: Path, case: str) -> dict:
     """What a played case gave; its error where it failed."""
-    failed = runs / case / "failed.txt"
+    failed = runs / case / FAILED
     if failed.exists():
         raise RuntimeError(f"golden case {case} failed:\n{failed.read_text()}")
+    if not (runs / case / PLAYED).exists():
+        raise RuntimeError(
+            f"golden case {case} was not finished within {PATIENCE_S:.0f} s, or its process died; see {runs.parent}/lane-*.log"
+        )
     return observe(runs / case)
 
 
