@@ -48,6 +48,19 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float32 if narrow else tensor.dtype, copy=True)
 
 
+def _reduce(host: torch.Tensor, op: Any, group: Any) -> None:
+    """Straight to the group: inside Megatron's blocks of coalesced collectives the public function would put it off to their end."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    (group or dist.group.WORLD).allreduce([host], options).wait()
+
+
+def _gather(host: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    parts = [torch.empty_like(host) for _ in range(dist.get_world_size(group))]
+    (group or dist.group.WORLD).allgather([parts], [host]).wait()
+    return parts
+
+
 def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
     """Send what ranks tell one another through host memory, for tensors that `needs` names. Once, before Megatron is imported."""
     if getattr(dist.all_reduce, "staged", False):
@@ -59,7 +72,7 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         if not needs(tensor):
             return plain["all_reduce"](tensor, op, group, async_op)
         host = _host(tensor)
-        plain["all_reduce"](host, op, group)
+        _reduce(host, op, group)
         tensor.detach().copy_(host)
         return _Done() if async_op else None
 
@@ -75,9 +88,7 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         if not needs(tensor):
             return plain["all_gather"](tensor_list, tensor, group, async_op)
         host = _host(tensor)
-        parts = [torch.empty_like(host) for _ in tensor_list]
-        plain["all_gather"](parts, host, group)
-        for into, part in zip(tensor_list, parts, strict=True):
+        for into, part in zip(tensor_list, _gather(host, group), strict=True):
             into.detach().copy_(part)
         return _Done() if async_op else None
 
@@ -85,9 +96,7 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         if not needs(tensor):
             return plain["all_gather_into_tensor"](output, tensor, group, async_op)
         host = _host(tensor)
-        parts = [torch.empty_like(host) for _ in range(dist.get_world_size(group))]
-        plain["all_gather"](parts, host, group)
-        output.detach().view(-1).copy_(torch.cat([part.view(-1) for part in parts]))
+        output.detach().view(-1).copy_(torch.cat([part.view(-1) for part in _gather(host, group)]))
         return _Done() if async_op else None
 
     def reduce_scatter_tensor(
@@ -96,7 +105,7 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         if not needs(tensor):
             return plain["reduce_scatter_tensor"](output, tensor, op, group, async_op)
         host = _host(tensor)
-        plain["all_reduce"](host, op, group)
+        _reduce(host, op, group)
         output.detach().view(-1).copy_(host.view(-1).chunk(dist.get_world_size(group))[dist.get_rank(group)])
         return _Done() if async_op else None
 
