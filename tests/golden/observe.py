@@ -108,9 +108,9 @@ def unsteady_keys(config: Any) -> tuple[str, ...]:
 
 
 def _same(before: Any, now: Any, exact: bool) -> bool:
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (before, now))
-    if before != before and now != now:  # NaN: a mean over no row
+    if before != before and now != now:  # NaN: a table's cell without a sample
         return True
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (before, now))
     if exact or not numbers:
-        return before == now or (before != before and now != now)  # NaN: a table's cell without a sample
+        return before == now
     return math.isclose(before, now, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
