@@ -81,7 +81,7 @@ def call_everything() -> None:
     """Each op forward and back as a model of this project calls it: bf16, Qwen2.5-1.5B's and the video model's widths."""
     hidden, vocab, rows = 1536, 151936, 32
     targets, ones = torch.zeros(rows, dtype=torch.long), torch.ones(rows)
-    for size in (vocab, 9008):
+    for size in (vocab, 9008, 32001):
         for entropy in (False, True):
             logp, extra = kernels.token_logprob(bf16(rows, size), targets, entropy=entropy)
             (logp.sum() if extra is None else (logp + extra).sum()).backward()

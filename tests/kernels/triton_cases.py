@@ -109,6 +109,33 @@ def test_token_logprob(vocab, options, dtype):
     assert nothing is None and relative(alone, want[0]) <= bound
 
 
+@pytest.mark.parametrize("columns", [5, 8, 131, 2056] + ([32001, 50257] if LARGE else []))
+@pytest.mark.parametrize("part", ["whole", "later rows", "inner columns", "padded"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_rows_off_the_grid(columns, part, dtype):
+    """Rows that begin anywhere: each is read alone, and its gradient written in place leaves the memory around it as it was."""
+    base = (torch.randn(7, columns + 6) * 3).to(dtype).to(DEVICE)
+    vocab = columns - 3 if part == "padded" else columns
+    x = {"whole": base[:, :columns].contiguous(), "later rows": base[2:, :columns], "inner columns": base[:, 3 : 3 + columns]}.get(part)
+    x = base[:, :columns] if x is None else x
+    before, inside = base.clone(), torch.zeros_like(base, dtype=torch.bool)
+    inside[2 if part == "later rows" else 0 :, 3 if part == "inner columns" else 0 :][:, :columns] = True
+    targets = torch.randint(vocab, (len(x),), device=DEVICE)
+    targets[0], targets[-1] = 0, vocab - 1
+    weights = torch.randn(2, len(x), device=DEVICE)
+    weights[:, 1] = 0.0
+    exact = x.double().requires_grad_()
+    want = reference_token_logprob(exact, targets, entropy=True, vocab_size=vocab)
+    (want[0] * weights[0] + want[1] * weights[1]).sum().backward()
+    leaf = x.detach().requires_grad_()
+    got = token_logprob(leaf, targets, entropy=True, vocab_size=vocab, inplace_backward=True)
+    assert relative(got[0], want[0]) <= 1e-6 and relative(got[1], want[1]) <= 1e-6
+    (gradient,) = torch.autograd.grad(got, leaf, (weights[0], weights[1]))
+    assert norm_error(gradient, exact.grad) <= (4e-3 if dtype == torch.bfloat16 else 2e-6)
+    assert (gradient[:, vocab:] == 0).all() and (gradient[1] == 0).all()
+    assert torch.equal(base[~inside], before[~inside])
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"temperature": 1.7, "softcap": 30.0}], ids=str)
 @pytest.mark.parametrize("vocab", [1, 77, 9011] + ([151936] if LARGE else []))
