@@ -131,7 +131,8 @@ def test_rows_off_the_grid(columns, part, dtype):
     got = token_logprob(leaf, targets, entropy=True, vocab_size=vocab, inplace_backward=True)
     assert relative(got[0], want[0]) <= 1e-6 and relative(got[1], want[1]) <= 1e-6
     (gradient,) = torch.autograd.grad(got, leaf, (weights[0], weights[1]))
-    assert norm_error(gradient, exact.grad) <= (4e-3 if dtype == torch.bfloat16 else 2e-6)
+    rounding = 2**-8 if CUDA else 2**-7  # of bf16 to the nearest; the interpreter cuts digits off
+    assert norm_error(gradient, exact.grad) <= (rounding if dtype == torch.bfloat16 else 2e-6)
     assert (gradient[:, vocab:] == 0).all() and (gradient[1] == 0).all()
     assert torch.equal(base[~inside], before[~inside])
 
