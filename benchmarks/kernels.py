@@ -431,7 +431,8 @@ def ragged_scan(b: Bench) -> None:
     tokens = sum(lengths)
     mask = torch.rand(tokens, device="cuda") < 0.8
     rewards, values = torch.randn(tokens, device="cuda") * mask, torch.randn(tokens, device="cuda")
-    case, options = f"gae {rows} rows of 180-8000", {"gamma": 0.99, "lam": 0.95}
+    case = f"gae {rows} rows of 180-8000"
+    options: dict = {"gamma": 0.99, "lam": 0.95}
     b.measure(case, "terrella", lambda: gae(rewards, values, mask, lengths=lengths, **options), tokens * 17)
     b.measure(case, "torch loop", lambda: reference_packed_gae(rewards, values, mask, lengths, **options), tokens * 17, most=3)
     got = gae(rewards, values, mask, lengths=lengths, **options)[0]

@@ -180,8 +180,8 @@ def reference_packed_gae(rewards_N, values_N, mask_N, lengths, *, reset_N=None, 
 
     if not inside_RT.numel():
         return torch.zeros_like(values_N), torch.zeros_like(values_N)
-    rows = reference_gae(table(rewards_N), table(values_N), table(mask_N), reset_BT=table(reset_N), **options)
-    return tuple(x_RT[inside_RT] for x_RT in rows)
+    found = reference_gae(table(rewards_N), table(values_N), table(mask_N), reset_BT=table(reset_N), **options)
+    return found[0][inside_RT], found[1][inside_RT]
 
 
 def _gae(rewards, values, mask, lengths, *, reset=None, **options):

@@ -28,7 +28,7 @@ _chosen: dict[tuple[Any, ...], Attend] = {}
 def flash_function() -> Callable | None:
     """FlashAttention-4's variable-length function, or None where it is not installed."""
     try:
-        from flash_attn.cute import flash_attn_varlen_func
+        from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
         if error.name in ("flash_attn", "flash_attn.cute"):
             return None
@@ -138,12 +138,12 @@ def seconds(
 ) -> float:
     """The shortest time of a forward and a backward pass, after one that compiles."""
     with torch.enable_grad():
-        leaves = [x.detach().clone().requires_grad_() for x in (q_THD, k_SGD, v_SGD)]
+        q, k, v = leaves = tuple(x.detach().clone().requires_grad_() for x in (q_THD, k_SGD, v_SGD))
         times = []
         for _ in range(repeats + 1):
             torch.cuda.synchronize()
             begun = time.perf_counter()
-            out = attend(*leaves, layout, scale)
+            out = attend(q, k, v, layout, scale)
             torch.autograd.grad(out, leaves, torch.ones_like(out))
             torch.cuda.synchronize()
             times.append(time.perf_counter() - begun)

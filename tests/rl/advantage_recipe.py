@@ -54,8 +54,8 @@ def interpret_advantages() -> None:
     """Only the advantages take their kernels, in fp32 as on a GPU; the model would be too slow in the interpreter."""
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{kernels.__name__}.") and hasattr(module, "use_triton"):
-            module.use_triton = lambda tensor: False
-    sys.modules[f"{kernels.__name__}.advantage"].use_triton = lambda tensor: True  # type: ignore[attr-defined]
+            taken = name.endswith(".advantage")
+            setattr(module, "use_triton", lambda tensor, taken=taken: taken)
     join = common.join_rows
 
     def joined(arrays: Any, device: torch.device) -> torch.Tensor:
