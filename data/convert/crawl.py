@@ -1,30 +1,45 @@
 """Rebuilding transitions by running the games of a GPT-simulator checkout.
 
 This runs the checkout's own Python files: use a checkout you trust. For each prefix of a game's gold playthrough the game is started
-anew, the prefix replayed, and every possible action tried. Checked against games of our own with the same interface only.
+anew, the prefix replayed, and every possible action tried, in the order of the published data. A game that cannot be read or fails on
+the way is reported, and the others go on.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...core.errors import ConfigError
 from .base import Item
-from .text_game import WHICH, find_material, pair_of, row_problem, wanted
+from .text_game import WHICH, find_material, item_of
 
 # games of several rooms keep their rooms inside a root that is no place itself
 SEVERAL_ROOMS = frozenset({"metal-detector", "space-walk", "sunburn"})
+
+_NESTED_QUOTES = re.compile(r"""(\{[\w.]+)\["(\w+)"\]""")  # f"{self.properties["name"]}"
 
 
 def gold_actions(playthrough: str) -> list[str]:
     """The actions of a playthrough: lines that begin with ">"."""
     told = [line[1:].strip() for line in playthrough.splitlines() if line.startswith(">")]
     return [action for action in told if action not in ("", "help")]
+
+
+def ordered_actions(possible: Iterable[str], gold: str) -> list[str]:
+    """The actions tried from one state, in the order that gives the published `state_id`s.
+
+    They are grouped by verb, verbs and actions as they first appear; the gold action is last. "look around" repeats "look" and is left out.
+    """
+    by_verb: dict[str, list[str]] = {}
+    for action in possible:
+        if action not in (gold, "look around"):
+            by_verb.setdefault(action.split()[0], []).append(action)
+    return [*(action for actions in by_verb.values() for action in actions), gold]
 
 
 def crawl_game(module: ModuleType, name: str, gold: list[str]) -> Iterator[dict[str, Any]]:
@@ -34,8 +49,7 @@ def crawl_game(module: ModuleType, name: str, gold: list[str]) -> Iterator[dict[
         game = _replay(module, gold[:step])
         current = _snapshot(game, module, gold[step - 1] if step else "", name)
         score = _score(game)
-        actions = [a for a in game.generatePossibleActions() if a != gold[step] and (a != "look around" or gold[step] == "look around")]
-        for action in [*actions, gold[step]]:
+        for action in ordered_actions(game.generatePossibleActions(), gold[step]):
             branch = _replay(module, gold[:step])
             branch.step_action(action)
             acted = _snapshot(branch, module, action, name)
@@ -117,22 +131,40 @@ def read(
         if not told.is_file():
             yield Item([name, -1], dropped="no playthrough", where=name, done=(number + 1) / len(files))
             continue
-        for row in crawl_game(_load_game(path), name, gold_actions(told.read_text(encoding="utf-8"))):
-            here = [name, row["state_id"]]
-            if name == at[0] and row["state_id"] <= at[1]:
+        done, last = number / len(files), -1
+        for row in _rows(path, gold_actions(told.read_text(encoding="utf-8"))):
+            if isinstance(row, str):
+                kept = f"after {last + 1} transitions, which are kept" if last >= 0 else "before its first transition"
+                yield Item([name, last], dropped="the game failed", where=f"{path.name}: {row}, {kept}", done=done)
+                break
+            last = row["state_id"]
+            if name == at[0] and last <= at[1]:
                 continue
-            where, done = f"{name} {row['state_id']}", number / len(files)
-            problem = row_problem(row) or (None if wanted(row, which) else f"not {which}")
-            if problem is not None:
-                yield Item(here, dropped=problem, where=where, done=done)
-                continue
-            yield Item(here, pair_of(row, prompts, "crawl"), key=f"{name}-{row['state_id']:06d}", where=where, done=done)
+            yield item_of(Item([name, last], where=f"{name} {last}", done=done), row, prompts, "crawl", which)
 
 
-def _load_game(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"terrella_game_{path.stem.replace('-', '_')}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path}: cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _rows(path: Path, gold: list[str]) -> Iterator[dict[str, Any] | str]:
+    """The transitions of a game; what the game raises comes last, in words, so that it costs no other game."""
+    try:
+        yield from crawl_game(load_game(path), path.stem, gold)
+    except (Exception, SystemExit) as error:
+        yield f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def load_game(path: Path) -> ModuleType:
+    """A game file as a module. An f-string that reuses its own quotes, legal from Python 3.12 on, is rewritten where it is not."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    while True:
+        try:
+            code = compile("\n".join(lines), str(path), "exec")
+            break
+        except SyntaxError as error:
+            at = (error.lineno or 0) - 1
+            mended = _NESTED_QUOTES.sub(r"\1['\2']", lines[at]) if 0 <= at < len(lines) else None
+            if mended is None or mended == lines[at]:
+                raise
+            lines[at] = mended
+    module = ModuleType(f"terrella_game_{path.stem.replace('-', '_')}")
+    module.__file__ = str(path)
+    exec(code, module.__dict__)
     return module

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,19 +172,19 @@ def read(
         raise ConfigError(f"which={which!r}: expected one of {', '.join(WHICH)}")
     prompts = find_material(source, rules, examples)
     for line in read_lines(source, cursor):
-        problem = line.problem or row_problem(line.value)
-        if problem is None and not wanted(line.value, which):
-            problem = f"not {which}"
-        if problem is not None:
-            yield Item(line.cursor, dropped=problem, where=line.where, done=line.done)
-            continue
-        row = line.value
-        try:
-            sample = pair_of(row, prompts, split)
-        except KeyError as error:
-            yield Item(line.cursor, dropped=f"no rules for game {error}", where=line.where, done=line.done)
-            continue
-        yield Item(line.cursor, sample, key=f"{row['game']}-{row['state_id']:06d}", where=line.where, done=line.done)
+        here = Item(line.cursor, where=line.where, done=line.done)
+        yield replace(here, dropped=line.problem) if line.problem else item_of(here, line.value, prompts, split, which)
+
+
+def item_of(here: Item, row: Any, prompts: Prompts, split: str, which: str) -> Item:
+    """`here` with the sample of a row, or with the reason to drop it."""
+    problem = row_problem(row) or (None if wanted(row, which) else f"not {which}")
+    if problem is not None:
+        return replace(here, dropped=problem)
+    try:
+        return replace(here, sample=pair_of(row, prompts, split), key=f"{row['game']}-{row['state_id']:06d}")
+    except KeyError as error:
+        return replace(here, dropped=f"no rules for game {error}")
 
 
 def row_problem(row: Any) -> str | None:

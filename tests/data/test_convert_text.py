@@ -2,13 +2,16 @@
 
 import json
 import os
+import random
 import zipfile
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.data.convert import convert
+from terrella.data.convert.crawl import gold_actions, ordered_actions
 from terrella.data.convert.text_game import difference, is_changed, is_gold
 from terrella.data.convert.webrl import ASSISTANT, MAX_CHARACTERS, PAGE, USER, replay_filter, round_prompt
 from terrella.data.errors import ShardError
@@ -222,6 +225,84 @@ def test_crawl(checkout, tmp_path):
     assert first["target.json"]["game_state"][1]["properties"] == {"on": True, "age": 1}
     assert first["target.json"]["game_state"][-1] == {"score": 1, "gameOver": True, "gameWon": True}
     assert report.counts["changed"] == 5
+
+
+def published_order(possible, gold):
+    """What the original's crawler does, step by step: drop gold and "look around", group by verb, append gold."""
+    rest = list(possible)
+    if gold in rest:
+        rest.remove(gold)
+    if gold != "look around":
+        rest.remove("look around")
+    verbs = []
+    for action in rest:
+        if action.split()[0] not in verbs:
+            verbs.append(action.split()[0])
+    return [a for verb in verbs for a in rest if a.split()[0] == verb] + [gold]
+
+
+def test_crawled_actions_are_in_the_published_order():
+    rng = random.Random(0)
+    different = 0
+    for _ in range(500):
+        actions = sorted({f"{rng.choice(['take', 'open', 'close', 'turn on', 'put'])} {rng.choice('abcde')}" for _ in range(12)})
+        rng.shuffle(actions)
+        possible = ["look around", "look", "inventory", *actions]
+        gold = rng.choice([*possible, "not a possible action"])
+        ours = ordered_actions(dict.fromkeys(possible), gold)
+        assert ours == published_order(possible, gold)
+        different += ours[:-1] != [a for a in possible if a not in (gold, "look around")]
+    print(f"500 states of a game: the published order differs from the order of generation on {different}")
+    assert different > 400
+
+
+@needs_shared
+def test_published_state_ids_are_grouped_by_verb():
+    public = Path(SHARED or "") / "bytesized32"
+    rows = [json.loads(line) for line in (public / "test_sample.jsonl").read_text().splitlines()]
+    states = {}
+    for row in rows:
+        states.setdefault((row["game"], json.dumps(row["current_state"], sort_keys=True)), []).append(row)
+    checked = mixed = 0
+    for (game, _), siblings in states.items():
+        gold = set(gold_actions((public / "playthroughs" / f"{game}-playthrough.txt").read_text()))
+        told = [r["tick_state"]["lastAction"] for r in sorted(siblings, key=lambda r: r["state_id"])]
+        told = [action for action in told if action not in gold]
+        by_verb = [[a for a in told if a.split()[0] == verb] for verb in dict.fromkeys(a.split()[0] for a in told)]
+        # as a game may generate them: object by object, so that the verbs take turns
+        generated = [a for turn in zip_longest(*by_verb) for a in turn if a is not None]
+        assert ordered_actions(generated, "gold") == [*told, "gold"], game
+        checked, mixed = checked + len(told), mixed + (generated != told)
+    print(f"{checked} published rows in {len(states)} states of {len({g for g, _ in states})} games: {mixed} of these states were reordered")
+    assert mixed > 5
+
+
+def test_a_game_that_fails_costs_only_itself(checkout, tmp_path):
+    for folder in ("games", "playthroughs"):
+        (checkout / "data" / folder).mkdir()
+    nested = LAMP.replace('f"{name} (ID: {self.uuid})"', 'f"{self.names["it"]} (ID: {self.uuid})"').replace(
+        "self.uuid, self.contains", "self.names = {'it': name}\n        self.uuid, self.contains"
+    )
+    games = {
+        "a-broken": "def (:\n",
+        "b-nested": nested,  # only Python 3.12 reads it as it is
+        "c-leaves": "raise SystemExit(3)\n",
+        "d-halfway": LAMP.replace("self.score = int(", "assert not self.lamp.properties['age'] > 1, 'dark'\n        self.score = int("),
+        "e-lamp": LAMP,
+        "unruled": LAMP,
+    }
+    for rules in (checkout / "rules" / "human_written_rules").iterdir():
+        rules.write_text(json.dumps(json.loads(rules.read_text()) | dict.fromkeys(set(games) - {"unruled"}, "rules")))
+    for name, text in games.items():
+        (checkout / "data" / "games" / f"{name}.py").write_text(text)
+        (checkout / "data" / "playthroughs" / f"{name}-playthrough.txt").write_text("> look\n> switch on\n> look\n")
+    report = convert("text-game-crawl", checkout, tmp_path / "out")
+    assert report.dropped == {"the game failed": 3, "no rules for game 'unruled'": 9}
+    keys = [s["__key__"] for s in samples(tmp_path / "out")]
+    assert keys == [f"{name}-{i:06d}" for name, n in (("b-nested", 9), ("d-halfway", 6), ("e-lamp", 9)) for i in range(n)]
+    told = report.examples["the game failed"]
+    assert "a-broken.py: SyntaxError" in told[0] and "before its first" in told[0] and "c-leaves.py: SystemExit: 3" in told[1]
+    assert "d-halfway.py: AssertionError: dark, after 6 transitions" in told[2]
 
 
 def write_trace(root, task, steps, score, responses=None):
