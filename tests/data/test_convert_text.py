@@ -273,7 +273,7 @@ def test_published_state_ids_are_grouped_by_verb():
         generated = [a for turn in zip_longest(*by_verb) for a in turn if a is not None]
         assert ordered_actions(generated, "gold") == [*told, "gold"], game
         checked, mixed = checked + len(told), mixed + (generated != told)
-    print(f"{checked} published rows in {len(states)} states of {len({g for g, _ in states})} games: {mixed} of these states were reordered")
+    print(f"{checked} published rows in {len(states)} states: {mixed} of these states were reordered")
     assert mixed > 5
 
 

@@ -12,25 +12,20 @@ from ..base import WorldFault
 from .backend import Backend
 from .judge import Judge
 from .tasks import Evaluation, Target, WebTask
+from .words import words
 
 Dialect = Literal["webarena", "lite"]
 OR = " |OR| "
-_TOKEN = re.compile(r"[A-Za-z0-9]+(?:[.,:'][A-Za-z0-9]+)*|[^\sA-Za-z0-9]|[^\W_]+")
 
 
 def clean(answer: str, dialect: Dialect) -> str:
     """An answer as it is compared: one pair of quotes dropped, lower case; WebArena strips white space too."""
     told = answer.strip() if dialect == "webarena" else answer
     for quote in ("'", '"'):
-        if len(told) >= 2 and told.startswith(quote) and told.endswith(quote):
+        if told.startswith(quote) and told.endswith(quote):
             told = told[1:-1]
             break
     return told.lower()
-
-
-def tokens(text: str) -> list[str]:
-    """Words, numbers and signs, each a token; a number keeps its point and comma."""
-    return _TOKEN.findall(text)
 
 
 def exact_match(reference: object, answer: str, dialect: Dialect) -> float:
@@ -38,47 +33,33 @@ def exact_match(reference: object, answer: str, dialect: Dialect) -> float:
     return float(clean(answer, dialect) == clean(str(reference), dialect))
 
 
-def must_include(reference: str, answer: str, dialect: Dialect, *, alone: bool) -> float:
-    """Containment. A short reference must be a token of its own: one letter alone in WebArena, any single token in Lite."""
-    told, options = clean(answer, dialect), [reference] if dialect == "webarena" else reference.split(OR)
-    for option in options:
-        wanted = clean(option, dialect)
-        if dialect == "webarena":
-            found = wanted in tokens(told) if alone and len(wanted) == 1 else wanted in told
-        else:
-            single = len(tokens(wanted)) == 1
-            found = wanted in {part for token in [*tokens(told), *told.split()] for part in token.split("/")} if single else wanted in told
-        if found:
-            return 1.0
-    return 0.0
+def must_include(reference: str, answer: str, dialect: Dialect, *, alone: bool = False) -> float:
+    """Containment, where a short reference must be a word of its own: in WebArena one letter that is the only reference (`alone`),
+    in Lite whatever is one word. Lite also takes a part of a word with slashes."""
+    wanted, told = clean(reference, dialect), clean(answer, dialect)
+    if dialect == "webarena":
+        return float(wanted in (words(told) if alone and len(wanted) == 1 else told))
+    if len(words(wanted)) != 1:
+        return float(wanted in told)
+    return float(any(wanted == word or wanted in word.split("/") for word in words(told)))
 
 
 def required_value(rule: str, value: str) -> float:
-    """A comparison such as `>= 5` or `== 3 |OR| == 4` with a number."""
+    """A comparison such as `>= 5` or `== 3 |OR| == 4` with a whole number; as in Lite, `<` and `>` let equal numbers pass."""
+    comparisons = [re.fullmatch(r"\s*(>=|<=|==|>|<)\s*(-?\d+(?:\.\d+)?)\s*", part) for part in rule.split(OR)]
+    if None in comparisons:
+        raise WorldFault(f"web: required_values {rule!r} is no comparison")
     try:
-        number = float(value.strip().replace(",", "").lstrip("$"))
+        number = int(value.strip().replace(",", ""))
     except ValueError:
         return 0.0
-    for part in rule.split("|OR|"):
-        found = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*", part)
-        if found is None:
-            raise WorldFault(f"web: required_values {rule!r} is no comparison")
-        bound = float(found[2])
-        results = {
-            ">=": number >= bound,
-            "<=": number <= bound,
-            "==": number == bound,
-            "!=": number != bound,
-            ">": number > bound,
-            "<": number < bound,
-        }
-        if results[found[1]]:
-            return 1.0
-    return 0.0
+    bounds = [(found[1][0], float(found[2])) for found in comparisons if found]
+    passes = {"<": lambda by: by < 1e-8, ">": lambda by: by > -1e-8, "=": lambda by: abs(by) <= 1e-8}
+    return float(any(passes[sign](number - bound) for sign, bound in bounds))
 
 
-def _matched(required: Mapping[str, Any], text: str, dialect: Dialect, judge: Judge | None, intent: str, note: str) -> float:
-    """The product over the conditions of one answer or one place of a page."""
+def _matched(required: Mapping[str, Any], text: str, dialect: Dialect, judge: Judge | None, intent: str, note: str, page: bool) -> float:
+    """The product over the conditions of one answer, or of one place of a page."""
     score = 1.0
     for kind, wanted in required.items():
         listed = wanted if isinstance(wanted, list) else [wanted]
@@ -87,12 +68,13 @@ def _matched(required: Mapping[str, Any], text: str, dialect: Dialect, judge: Ju
                 score *= exact_match(wanted, text, dialect)
             case "must_include":
                 for item in listed:
-                    score *= must_include(str(item), text, dialect, alone=len(listed) == 1)
+                    options = str(item).split(OR) if dialect == "lite" or page else [str(item)]
+                    score *= max(must_include(option, text, dialect, alone=len(listed) == 1 and not page) for option in options)
             case "must_exclude":
                 for item in listed:
-                    score *= 1.0 - must_include(str(item), text, "lite", alone=True)
+                    score *= 1.0 - must_include(str(item), text, "lite")
             case "one_of":
-                score *= max((exact_match(item, text, dialect) for item in listed), default=0.0)
+                score *= max((float(clean(str(item), dialect) in text) for item in listed), default=0.0)
             case "required_values":
                 for item in listed:
                     score *= required_value(str(item), text)
@@ -121,30 +103,32 @@ def _fuzzy(wanted: Any, text: str, dialect: Dialect, judge: Judge | None, intent
 
 
 def string_match(evaluation: Evaluation, answer: str, dialect: Dialect, judge: Judge | None = None, intent: str = "") -> float:
-    """The agent's answer against the references."""
-    return _matched(evaluation.answers, answer, dialect, judge, intent, evaluation.string_note)
+    """The agent's answer against the references. Both dialects clean the answer here, and again where it is compared."""
+    return _matched(evaluation.answers, clean(answer, dialect), dialect, judge, intent, evaluation.string_note, page=False)
 
 
 def url_match(evaluation: Evaluation, url: str, dialect: Dialect) -> float:
     """The last address against the references."""
-    references = [r.strip() for r in evaluation.url.split("|OR|")]
+    references = evaluation.url.split(OR)
     if dialect == "lite":
-        plain = [r.replace("localhost", "127.0.0.1").rstrip("/") for r in references]
-        here = url.replace("localhost", "127.0.0.1").rstrip("/")
+        plain = [r.replace("localhost", "127.0.0.1").removesuffix("/") for r in references]
+        here = url.replace("localhost", "127.0.0.1").removesuffix("/")
         return float(any(r in here for r in plain) if evaluation.url_note == "GOLD in PRED" else here in plain)
-    here = url.rstrip("/")
     if evaluation.url_note == "EXACT":
-        return float(here in [r.rstrip("/") for r in references])
-    parts = [urlsplit(r.rstrip("/")) for r in references]
-    bases = [p.netloc + p.path for p in parts]
+        return float(url.rstrip("/") in [r.rstrip("/") for r in references])
+    here, query = _parts(url)
+    parts = [_parts(r) for r in references]
     wanted: dict[str, set[str]] = {}
-    for part in parts:
-        for key, values in parse_qs(part.query, keep_blank_values=True).items():
+    for _, told in parts:
+        for key, values in told.items():
             wanted.setdefault(key, set()).update(values)
-    told = urlsplit(here)
-    query = parse_qs(told.query, keep_blank_values=True)
-    inside = any(base in told.netloc + told.path for base in bases)
-    return float(inside and all(values & set(query.get(key, [])) for key, values in wanted.items()))
+    return float(any(base in here for base, _ in parts) and all(values & set(query.get(key, [])) for key, values in wanted.items()))
+
+
+def _parts(url: str) -> tuple[str, dict[str, list[str]]]:
+    """Host and path, and the query, whose empty values do not count."""
+    parts = urlsplit(url.rstrip("/"))
+    return (parts.netloc + parts.path).rstrip("/"), parse_qs(parts.query)
 
 
 _FUNCTION = re.compile(r"func:(\w+)\((.*)\)", re.DOTALL)
@@ -220,31 +204,16 @@ def program_html(task: WebTask, backend: Backend, dialect: Dialect, judge: Judge
     """What the pages say afterwards."""
     last, score = backend.url, 1.0
     for target in task.evaluation.targets:
-        text = _content(target, backend, last, dialect)
+        text = _content(target, backend, last)
         if text is None:
             return 0.0
         if dialect == "webarena":
             text = html.unescape(text)
-        score *= _contents(target, text, dialect, judge, task)
+        score *= _matched(target.required, text, dialect, judge, task.intent, task.evaluation.string_note, page=True)
     return score
 
 
-def _contents(target: Target, text: str, dialect: Dialect, judge: Judge | None, task: WebTask) -> float:
-    """Required contents: unlike in answers, alternatives are allowed in both dialects and there is no rule for short references."""
-    score = 1.0
-    for kind, wanted in target.required.items():
-        listed = wanted if isinstance(wanted, list) else [wanted]
-        if kind == "must_include":
-            for item in listed:
-                score *= max(float(clean(option, dialect) in clean(text, dialect)) for option in str(item).split(OR))
-        elif kind == "must_exclude":
-            score *= float(not any(clean(str(item), dialect) in clean(text, dialect) for item in listed))
-        else:
-            score *= _matched({kind: wanted}, text, dialect, judge, task.intent, task.evaluation.string_note)
-    return score
-
-
-def _content(target: Target, backend: Backend, last: str, dialect: Dialect) -> str | None:
+def _content(target: Target, backend: Backend, last: str) -> str | None:
     url = call_helper(target.url, backend, last) if target.url.startswith("func:") else target.url
     if url != "last":
         backend.open(url)
@@ -253,12 +222,11 @@ def _content(target: Target, backend: Backend, last: str, dialect: Dialect) -> s
         return backend.html()
     if locator.startswith("func:"):
         return call_helper(locator, backend, last)
-    if locator.startswith("lambda:"):
-        locator = locator.removeprefix("lambda:").strip()
-    elif not locator.startswith(("document", "[...document")):
+    if locator.startswith("lambda:"):  # Lite's own kind: what it does not find makes the score 0
+        return backend.locate(locator.removeprefix("lambda:").strip(), target.prepare) or None
+    if not locator.startswith(("document", "[...document")):
         raise WorldFault(f"web: the locator {locator[:80]!r} is of no known kind")
-    text = backend.locate(locator, target.prepare)
-    return "" if text is None and dialect == "webarena" else text
+    return backend.locate(locator, target.prepare) or ""
 
 
 def evaluate(task: WebTask, answer: str, backend: Backend, dialect: Dialect = "webarena", judge: Judge | None = None) -> float:

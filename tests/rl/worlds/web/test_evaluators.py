@@ -1,8 +1,10 @@
 """Evaluators in both dialects: hand-made cases of every kind, the judge by address, and the public task files."""
 
+import html
 import json
 import os
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +19,7 @@ from terrella.rl.worlds.web.evaluators import call_helper, evaluate, parse_helpe
 from terrella.rl.worlds.web.http import Request, Response
 from terrella.rl.worlds.web.judge import Judge
 from terrella.rl.worlds.web.tasks import Evaluation, expand, load_web_tasks, parse_task
+from terrella.rl.worlds.web.words import words
 
 STRINGS = [  # reference answers, answer, score in WebArena's dialect, in Lite's
     ({"exact_match": "Yes"}, " 'yes' ", 1, 0),
@@ -36,6 +39,10 @@ STRINGS = [  # reference answers, answer, score in WebArena's dialect, in Lite's
     ({"must_exclude": ["red"]}, "red", 0, 0),
     ({"one_of": ["a", "b"]}, "b", 1, 1),
     ({"one_of": ["a", "b"]}, "c", 0, 0),
+    ({"one_of": ["blue", "red"]}, "It is red.", 1, 1),
+    ({"must_include": ["store"]}, "in-store", 1, 0),
+    ({"must_include": ["5"]}, "5-star", 0, 0),
+    ({"must_include": ["100"]}, "1000", 1, 0),
     ({"required_values": [">= 5"]}, "7", 1, 1),
     ({"required_values": ["> 5 |OR| == 2"]}, "2", 1, 1),
     ({"required_values": [">= 5"]}, "four", 0, 0),
@@ -69,18 +76,63 @@ def test_url_match(reference, note, url, webarena, lite) -> None:
     assert (url_match(evaluation, url, "webarena"), url_match(evaluation, url, "lite")) == (webarena, lite)
 
 
+RELEASE = json.loads((Path(__file__).parent / "release_cases.json").read_text(encoding="utf-8"))
+
+
+def test_words_are_those_of_nltk() -> None:
+    """250 texts of our own and the words that NLTK 3.10.4 makes of them; its two forms of a double quote count as one."""
+    wrong = [text for text, wanted in RELEASE["words"] if ["''" if w == '"' or w == "``" else w for w in words(text)] != wanted]
+    print(f"{len(RELEASE['words'])} texts, {len(wrong)} with other words than NLTK's")
+    assert not wrong
+
+
+def test_scores_are_those_of_the_releases() -> None:
+    """Cases of our own and their scores by the releases' rules, with NLTK's words: answers, places of a page, and addresses."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    wrong = []
+
+    def compare(where: str, kind: str, dialect: str, case: list, got: float, wanted: int) -> None:
+        seen[where, kind, dialect] += 1
+        if got != wanted:
+            wrong.append((where, dialect, case, got))
+
+    for case in RELEASE["texts"]:
+        required, text, answer, page = case
+        for dialect, as_answer, in_page in zip(("webarena", "lite"), answer, page or (None, None), strict=True):
+            kind = next(iter(required))
+            if as_answer is not None:
+                compare("answer", kind, dialect, case, string_match(Evaluation((), required), text, dialect), as_answer)
+            if in_page is not None:
+                target = {"url": "last", "locator": "document.querySelector('#it').value", "required_contents": required}
+                got = page_score(target, dialect, page=f'<body><input id="it" value="{html.escape(text)}"></body>')
+                compare("page", kind, dialect, case, got, in_page)
+    for case in RELEASE["urls"]:
+        reference, note, url, *scores = case
+        for dialect, wanted in zip(("webarena", "lite"), scores, strict=True):
+            compare(
+                "address", note or "default", dialect, case, url_match(Evaluation((), url=reference, url_note=note), url, dialect), wanted
+            )
+    for what, count in sorted(seen.items()):
+        print(f"{count:4} {' '.join(what)}")
+    print(f"{sum(seen.values())} scores, {len(wrong)} unlike the releases'")
+    assert not wrong, wrong[:5]
+
+
 def fetch(request: Request) -> Response:
     table = "<table><tr><td>@ada</td><td>Developer</td></tr><tr><td>@adam</td><td>Guest</td></tr></table>"
     return Response(f'<body><p class="x">Tom &amp;amp; Ann</p><i id="n">7</i><input name="v" value="20">{request.path}{table}</body>')
 
 
-def page_score(target: dict, dialect: str, judge: Judge | None = None) -> float:
-    record = {
+def page_task(target: dict) -> dict:
+    return {
         "task_id": 1, "sites": ["reddit"], "intent": "i", "start_url": "http://a.test/f/books/12/title",
         "eval": {"eval_types": ["program_html"], "reference_answers": None, "reference_url": "", "program_html": [target]},
     }  # fmt: skip
-    task = parse_task(record)
-    backend = DomBackend(fetch, Limits(hosts=frozenset({"a.test"})))
+
+
+def page_score(target: dict, dialect: str, judge: Judge | None = None, page: str | None = None) -> float:
+    task = parse_task(page_task(target))
+    backend = DomBackend(fetch if page is None else lambda request: Response(page), Limits(hosts=frozenset({"a.test"})))
     backend.begin(Start(task.start_urls))
     return evaluate(task, "", backend, dialect, judge)  # type: ignore[arg-type]
 
@@ -95,7 +147,9 @@ TARGETS = [  # url, locator, required contents, WebArena, Lite
     ("last", "func:gitlab_get_project_memeber_role(__page__, 'adam')", {"exact_match": "Guest"}, 1, 1),
     ("last", "document.querySelector('[name=\"v\"').value", {"required_values": [">= 20"]}, 1, 1),
     ("last", "document.querySelector('#n').outerText", {"must_exclude": ["8"]}, 1, 1),
-    ("last", "document.querySelector('.none').outerText", {"must_exclude": ["8"]}, 1, 0),  # nothing there: Lite scores 0
+    ("last", "document.querySelector('.none').outerText", {"must_exclude": ["8"]}, 1, 1),  # nothing there: an empty text
+    ("last", "lambda:document.querySelector('.none').outerText", {"must_exclude": ["8"]}, 0, 0),  # but a lambda must find something
+    ("last", "document.querySelector('[name=\"v\"').value", {"must_include": ["2"]}, 1, 0),  # a word of its own in Lite
     ("last", "lambda:document.querySelector('#n').outerText", {"exact_match": "7"}, 1, 1),
     ("last", "document.querySelector('#n').outerText", {"fuzzy_match": "7"}, 1, 1),
 ]
