@@ -1,26 +1,27 @@
 """Rewards of text-game world models: a predicted state difference is merged into the state and compared with the true next state.
 
-*faithful* repeats the public judge, with its blind spots: created objects are never appended; leftover objects, names and types are
-never looked at. *strict* closes them. The two are never mixed in one table.
+*faithful* repeats the public judge, with its blind spots (text_game_release.py). *strict* closes them: created objects count, leftover
+objects, extra properties, names and types too, and `true` is not 1. It reads the first mapping of the answer, in JSON or Python's way of
+writing, and rejects with a reason: comments, tuples, a mapping in the prose before the answer, no `modified` or `removed`, and objects
+without a uuid; prose after the answer, missing closers and a missing `score` (no change) are read. The two are never mixed in one table.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from .loose_json import Unreadable, read_mapping
+from .text_game_release import repaired, tally
 
 Mode = Literal["faithful", "strict"]
 Kind = Literal["binary", "task_specific"]
 Objects = dict[Any, dict[str, Any]]  # uuid -> object
 MARKERS = tuple(f"{the} final {what} is:" for what in ("answer", "state", "game state") for the in ("The", "the"))
+FENCE = "```json"
 SCORE_KEYS = ("score", "gameOver", "gameWon")
-_LITERALS = re.compile("True|False|None")
-_JSON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass(frozen=True)
@@ -103,19 +104,16 @@ def extract_answer(text: str) -> str:
     for marker in MARKERS:
         at = text.rfind(marker)
         if at >= 0:
-            return text[at + len(marker) :]
-    end = text.rfind("```")
-    start = text.rfind("```json", 0, max(end, 0))
-    block = text[start + len("```json") : end] if start >= 0 else ""
+            return text[at + len(marker) :].strip()
+    block, start = "", text.find(FENCE)
+    while start >= 0 and (end := text.find("```", start + len(FENCE))) >= 0:
+        block, start = text[start + len(FENCE) : end].strip(), text.find(FENCE, end + 3)
     return block if len(block) >= 10 else text
 
 
-def read_difference(text: str, mode: Mode = "faithful") -> dict[str, Any]:
-    """The answer of a response as a mapping with `modified` and `removed`; raises Unreadable otherwise."""
-    answer = extract_answer(text)
-    if mode == "faithful":  # the public judge rewrites these words wherever they stand, inside strings too
-        answer = _LITERALS.sub(lambda found: _JSON_LITERALS[found.group()], answer)
-    found = read_mapping(answer)
+def read_difference(text: str) -> dict[str, Any]:
+    """The answer of a response as a mapping with `modified` and `removed`, read strictly; raises Unreadable otherwise."""
+    found = read_mapping(extract_answer(text))
     missing = [key for key in ("modified", "removed") if key not in found]
     if missing:
         raise Unreadable(f"no key {' or '.join(missing)}")
@@ -128,13 +126,12 @@ def _plain(uuid: Any) -> bool:
     return isinstance(uuid, int | str | float)
 
 
-def merge(step: Transition, difference: dict[str, Any], mode: Mode) -> tuple[Objects, dict[str, Any]]:
-    """The state that the difference makes of the current one, and its score."""
+def merge(step: Transition, difference: dict[str, Any]) -> tuple[Objects, dict[str, Any]]:
+    """The state that the difference makes of the current one, created objects included, and its score."""
     removed = difference["removed"] if isinstance(difference["removed"], list) else [difference["removed"]]
     modified = {o["uuid"]: o for o in difference["modified"]}
     objects = {uuid: modified.get(uuid, old) for uuid, old in step.before.items() if uuid not in removed}
-    if mode == "strict":
-        objects.update({uuid: o for uuid, o in modified.items() if uuid not in step.before})
+    objects.update({uuid: o for uuid, o in modified.items() if uuid not in step.before})
     return objects, difference.get("score") or step.current_score
 
 
@@ -146,88 +143,73 @@ def _unordered(thing: dict[str, Any]) -> dict[str, Any]:
     return {**thing, "contains": _sorted(thing.get("contains"))}
 
 
-def _same(a: Any, b: Any, mode: Mode) -> bool:
-    """Equality of values; strict tells true from 1."""
-    if mode == "faithful" or isinstance(a, str):
-        return a == b
+def _same(a: Any, b: Any) -> bool:
+    """Equality of values that tells true from 1."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k], mode) for k in a)
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_same(x, y, mode) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     return isinstance(a, bool) == isinstance(b, bool) and a == b
 
 
-def _item_right(guess: dict[str, Any] | None, true: dict[str, Any], name: str | None, mode: Mode) -> bool:
+def _item_right(guess: dict[str, Any] | None, true: dict[str, Any], name: str | None) -> bool:
     if guess is None:
         return False
     if name is None:
         return _sorted(guess.get("contains")) == _sorted(true.get("contains"))
     properties = guess.get("properties")
-    return isinstance(properties, dict) and name in properties and _same(properties[name], true["properties"][name], mode)
+    return isinstance(properties, dict) and name in properties and _same(properties[name], true["properties"][name])
 
 
-def _count(objects: Objects, step: Transition, mode: Mode) -> tuple[int, int]:
-    """(right, wrong) items over all objects that should be there, and in strict mode over those that should not."""
-    right = wrong = 0
+def _count(objects: Objects, step: Transition) -> tuple[int, int]:
+    """(right, wrong) items over all objects that should be there and those that should not."""
+    right, wrong = 0, sum(uuid not in step.after for uuid in objects)
     for uuid, true in step.after.items():
         guess = objects.get(uuid)
         if guess is true:
-            right += len(true["properties"]) + 1 + (2 if mode == "strict" else 0)
+            right += len(true["properties"]) + 3
             continue
         if guess is None or not isinstance(guess.get("properties"), dict):
             wrong += 1
             continue
         names = [*true["properties"], None]
-        good = sum(_item_right(guess, true, name, mode) for name in names)
-        right, wrong = right + good, wrong + len(names) - good
-        if mode == "strict":
-            same = sum(guess.get(key) == true.get(key) for key in ("name", "type"))
-            right, wrong = right + same, wrong + 2 - same + sum(name not in true["properties"] for name in guess["properties"])
-    if mode == "strict":
-        wrong += sum(uuid not in step.after for uuid in objects)
+        good = sum(_item_right(guess, true, name) for name in names) + sum(guess.get(key) == true.get(key) for key in ("name", "type"))
+        right, wrong = right + good, wrong + len(names) + 2 - good + sum(name not in true["properties"] for name in guess["properties"])
     return right, wrong
 
 
-def _changed_share(objects: Objects, step: Transition, mode: Mode) -> float | None:
-    """Share right among what changes; strict counts each created and each removed object as one more item. None when nothing changes."""
-    results = [_item_right(objects.get(uuid), step.after[uuid], name, mode) for uuid, name in step.changed_items]
-    if mode == "strict":
-        for uuid, true in step.after.items():
-            if uuid not in step.before:
-                guess = objects.get(uuid)
-                results.append(guess is not None and all(_item_right(guess, true, name, mode) for name in [*true["properties"], None]))
-        results += [uuid not in objects for uuid in step.before if uuid not in step.after]
+def _changed_share(objects: Objects, step: Transition) -> float | None:
+    """Share right among what changes, each created and each removed object being one more item. None when nothing changes."""
+    results = [_item_right(objects.get(uuid), step.after[uuid], name) for uuid, name in step.changed_items]
+    for uuid, true in step.after.items():
+        if uuid not in step.before:
+            guess = objects.get(uuid)
+            results.append(guess is not None and all(_item_right(guess, true, name) for name in [*true["properties"], None]))
+    results += [uuid not in objects for uuid in step.before if uuid not in step.after]
     return sum(results) / len(results) if results else None
 
 
-def _extra_property(objects: Objects, step: Transition) -> bool:
-    return any(
-        name not in step.after[uuid]["properties"]
-        for uuid in step.after
-        if uuid in step.before and objects.get(uuid, step.before[uuid]) is not step.before[uuid]
-        for name in objects[uuid].get("properties", ())
-    )
-
-
-def judge_difference(difference: dict[str, Any], step: Transition, kind: Kind = "binary", mode: Mode = "faithful") -> Verdict:
-    """Judge a readable difference."""
-    objects, score = merge(step, difference, mode)
-    right, wrong = _count(objects, step, mode)
-    score_right = sum(isinstance(score, dict) and key in score and _same(score[key], step.target_score[key], mode) for key in SCORE_KEYS)
-    items, scored = right / max(1, right + wrong), score_right / len(SCORE_KEYS)
-    correct = wrong == 0 and score_right == len(SCORE_KEYS)
-    changed = _changed_share(objects, step, mode)
-    if kind == "binary":
-        return Verdict(float(correct), correct, items, scored, changed)
-    if mode == "faithful" and _extra_property(objects, step):
-        return Verdict(0.0, correct, items, scored, changed, "a property that the true object lacks")
-    reward = 0.09 * items + 0.01 * scored + 0.2 * correct + (changed or 0.0)
+def judge_difference(difference: Any, step: Transition, kind: Kind = "binary", mode: Mode = "faithful") -> Verdict:
+    """Judge an answer that has been read: a mapping in strict mode, whatever the repair made of it in faithful mode."""
+    if mode == "faithful":
+        said = tally(difference, step)
+        correct, items, scored, changed = said.right, said.items, said.score, said.changed
+        if kind == "task_specific" and said.stray:
+            return Verdict(0.0, correct, items, scored, changed, "a property that the true object lacks")
+    else:
+        objects, score = merge(step, difference)
+        right, wrong = _count(objects, step)
+        good = sum(isinstance(score, dict) and key in score and _same(score[key], step.target_score[key]) for key in SCORE_KEYS)
+        correct, items, scored = wrong == 0 and good == len(SCORE_KEYS), right / max(1, right + wrong), good / len(SCORE_KEYS)
+        changed = _changed_share(objects, step)
+    reward = float(correct) if kind == "binary" else 0.09 * items + 0.01 * scored + 0.2 * correct + (changed or 0.0)
     return Verdict(reward, correct, items, scored, changed)
 
 
 def judge(response: str, step: Transition, kind: Kind = "binary", mode: Mode = "faithful") -> Verdict:
     """Judge a whole response. A malformed answer is a zero with a reason; nothing a model writes raises or hangs."""
     try:
-        return judge_difference(read_difference(response, mode), step, kind, mode)
-    except (Unreadable, RecursionError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        found = repaired(extract_answer(response)) if mode == "faithful" else read_difference(response)
+        return judge_difference(found, step, kind, mode)
+    except (Unreadable, RecursionError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError, IndexError) as error:
         return Verdict(0.0, False, reason=f"{type(error).__name__}: {str(error)[:200]}")

@@ -48,7 +48,7 @@ class View:
         """The state that a response makes of this one, created objects included; raises Unreadable for no answer."""
         step = Transition(self.objects, self.score, self.objects, self.score)
         try:
-            objects, score = merge(step, read_difference(response, "strict"), "strict")
+            objects, score = merge(step, read_difference(response))
             found = View([_whole(o) for o in objects.values()], {k: score[k] for k in ("score", "gameOver", "gameWon")}, self.next_uuid)
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
             raise Unreadable(f"{type(error).__name__}: {str(error)[:100]}") from error
