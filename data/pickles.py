@@ -17,13 +17,33 @@ def load_release(path: str | Path) -> Any:
     import torch
 
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_numbers()):
+            value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ShardError("refused: it holds more than tensors and plain data, and opening it could run code", shard=str(path)) from error
     except (RuntimeError, EOFError, OSError) as error:
         raise ShardError(f"not readable: {error}", shard=str(path)) from error
+    value = _plain_numbers(value)
     _check_plain(value, str(path), torch.Tensor)
     return value
+
+
+def _numbers() -> list[Any]:
+    """What a pickled numpy number names: the function that makes it, under its old and its new module, and its type."""
+    import numpy as np
+    from numpy._core.multiarray import scalar
+
+    kinds = [type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.int32, np.bool_)]
+    return [(scalar, f"{module}.multiarray.scalar") for module in ("numpy.core", "numpy._core")] + [np.dtype, *kinds]
+
+
+def _plain_numbers(value: Any) -> Any:
+    """The same data with numpy's numbers as Python's: WebRL's stage 2 writes its returns so."""
+    if isinstance(value, dict):
+        return {key: _plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain_numbers(item) for item in value]
+    return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
 
 
 def _check_plain(value: Any, path: str, tensor: type, where: str = "") -> None:

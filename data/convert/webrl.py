@@ -29,13 +29,16 @@ RELEASED = ("observation", "next_observation", "action", "reward", "trajectory_r
 
 
 def round_prompt(intent: str, responses: Sequence[str], html: str) -> tuple[str, int]:
-    """The prompt of round len(responses), and how many characters of the page were cut to fit."""
-    history = f"Task Instruction: {intent}\n\n"
+    """The prompt of round len(responses), and how many characters of the page were cut to fit.
+
+    As in the release the limit counts past rounds and the page; the instruction and the headers of this round come on top.
+    """
+    history = ""
     for k, response in enumerate(responses):
         history += f"Round {k}\n\n{USER}\n{intent if k == 0 else PAGE}\n\n{ASSISTANT}\n{response}\n\n"
     cut = max(0, len(history) + len(html) - MAX_CHARACTERS)
     page = html[: max(0, len(html) - cut)]
-    return f"{history}Round {len(responses)}\n\n{USER}\n{page}\n\n{ASSISTANT}\n", min(cut, len(html))
+    return f"Task Instruction: {intent}\n\n{history}Round {len(responses)}\n\n{USER}\n{page}\n\n{ASSISTANT}\n", min(cut, len(html))
 
 
 def trajectory_steps(steps: list[dict[str, Any]], score: float) -> list[dict[str, Any]]:

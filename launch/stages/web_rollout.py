@@ -11,7 +11,7 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.webrl.episode import WebEpisode
 from ...rl.webrl.orm import accuracy
-from ...rl.webrl.steps import MADE, WebTrajectory, write_trajectories
+from ...rl.webrl.steps import WebTrajectory, write_trajectories
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
 from ..settings.web import WebRollout
@@ -27,7 +27,7 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     """Play all tasks. After a kill what was sampled is not sampled again; shards are written last."""
     tasks = read_tasks(job, stage.tasks)
     seats: list[Seat] = list(job.mesh.share([(i, task, s) for i, task in enumerate(tasks) for s in range(stage.samples)]))
-    if stage.orm is None and any(task.task.task_id.startswith(MADE) for task in tasks):
+    if stage.orm is None and not all(task.task.evaluation.checkable for task in tasks):
         raise ConfigError(f"stages: {stage.name}.orm: the tasks of '{stage.tasks}' have no ground truth; name an outcome reward model")
     engine = build_engine(job, None, stage.model)
     players = Players(job)

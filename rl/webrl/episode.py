@@ -13,7 +13,7 @@ from ..worlds.base import attempt
 from ..worlds.web.generate import SiteTask
 from ..worlds.web.world import WebWorld
 from .prompts import Prompter
-from .steps import MADE, WebStep, WebTrajectory
+from .steps import WebStep, WebTrajectory
 
 HARMLESS = ('do(action="Scroll Down")', 'do(action="Scroll Up")', 'do(action="Wait")')
 
@@ -72,7 +72,7 @@ class WebEpisode:
         following = [prompt for prompt, _, _, _, _ in self.rounds[1:]] + [self._prompt(html)]
         steps = tuple(WebStep(r[0], r[1], after, r[2], r[3], r[4]) for r, after in zip(self.rounds, following, strict=True))
         score = max(0.0, self.world.score)
-        known = None if task.task_id.startswith(MADE) else score
+        known = score if task.evaluation.checkable else None
         assert self.world.task is not None  # its intent: some pages say themselves what they ask for
         return WebTrajectory(task.task_id, self.world.task.intent, task.sites[0], steps, known or 0.0, known, key)
 

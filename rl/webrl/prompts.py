@@ -11,9 +11,11 @@ from ...data.tokenizers import Tokenizer
 
 EOT = "<|eot_id|>"
 SYSTEM = "<|start_header_id|>system<|end_header_id|>\n\n"
+# Word for word as the released outcome reward model was trained, typographic apostrophes included.
 JUDGE = (
-    "You judge a web agent. You see what the user wanted, what the agent did and the last page it saw. "
-    "Say whether the task was solved. Answer YES or NO."
+    "You are an expert in evaluating the performance of a website navigation agent. The agent is designed to help a human user navigate "
+    "the website to complete a task. Given the user’s intent, the agent's action history, and the final state of the screen, your goal is "
+    "to decide whether the agent’s execution is successful or not. You must respond with YES or NO."
 )
 
 
@@ -77,9 +79,9 @@ class Prompter:
         which the last one was decided."""
         encode = self.tokenizer.encode
         begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        begin += encode(f"{SYSTEM}{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent)}\n\nAction History:\n")
-        lines = [encode(harmless(r.replace("\n", "; ")) + "\n") for r in responses]
+        begin += encode(f"{SYSTEM}{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent.strip())}\n\nAction History:\n")
+        lines = [encode(harmless(r.replace("\n", "; ").strip()) + "\n") for r in responses]
         last, tail = encode("\nThe Current Screenshot:\n"), encode(f"{ASSISTANT}\n\n")
         while lines and len(begin) + sum(map(len, lines)) + len(last) + len(tail) > self.limit:
             lines.pop(0)
-        return self.fit([*begin, *(i for line in lines for i in line), *last], page, tail)
+        return self.fit([*begin, *(i for line in lines for i in line), *last], page.strip(), tail)

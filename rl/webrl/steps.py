@@ -14,7 +14,7 @@ from ...data.schema import TEXT
 from ...data.shards import ShardSet, ShardWriter
 from ...data.trajectory import Role
 
-MADE = "made-"  # begins the id of a task that a language model wrote: no world can judge it
+MADE = "made-"  # begins the id of a task that a language model wrote
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import zipfile
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from terrella.core.errors import ConfigError
@@ -369,6 +370,15 @@ def test_webrl_release_files(tmp_path):
     assert samples(tmp_path / "out")[0]["meta.json"]["mc_return"] == pytest.approx(1.9)
     torch.save([{**s, "mc_return": 5.0} for s in steps], tmp_path / "stage2_filter.pt")
     assert convert("webrl", tmp_path / "stage2_filter.pt", None).written == 2
+    # as the release's numpy leaves them
+    numbers = {"mc_return": np.float64(5.0), "rank_score": np.float32(0.5), "trajectory_reward": np.int64(1)}
+    torch.save([{**s, **numbers} for s in steps], tmp_path / "numpy_filter.pt")
+    assert convert("webrl", tmp_path / "numpy_filter.pt", tmp_path / "numpy").written == 2
+    meta = samples(tmp_path / "numpy")[0]["meta.json"]
+    assert (meta["mc_return"], meta["rank_score"], meta["trajectory_reward"]) == (5.0, 0.5, 1)
+    torch.save([np.zeros(2)], tmp_path / "array.pt")
+    with pytest.raises(ShardError, match=r"array\.pt: refused"):
+        load_release(tmp_path / "array.pt")
     torch.save([Path("x")], tmp_path / "evil.pt")
     with pytest.raises(ShardError, match=r"evil\.pt: refused"):
         convert("webrl", tmp_path / "evil.pt", None)
@@ -384,6 +394,10 @@ def test_webrl_cuts_the_page_only():
     prompt, cut = round_prompt("task", ["answer"], "x" * 20_000)
     assert cut > 4000 and prompt.endswith(f"\n\n{ASSISTANT}\n") and "answer" in prompt
     assert abs(prompt.count("x") + cut - 20_000) <= 1 and len(prompt) < MAX_CHARACTERS + 200
+    history = f"Round 0\n\n{USER}\ntask\n\n{ASSISTANT}\nanswer\n\n"
+    assert round_prompt("task", ["answer"], "y" * (MAX_CHARACTERS - len(history)))[1] == 0  # the release counts history and page alone
+    assert round_prompt("task", ["answer"], "y" * (MAX_CHARACTERS - len(history) + 1))[1] == 1
+    assert round_prompt("a long instruction " * 50, [], "y" * MAX_CHARACTERS)[1] == 0
 
 
 def test_webrl_replay():

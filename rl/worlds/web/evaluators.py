@@ -230,7 +230,9 @@ def _content(target: Target, backend: Backend, last: str) -> str | None:
 
 
 def evaluate(task: WebTask, answer: str, backend: Backend, dialect: Dialect = "webarena", judge: Judge | None = None) -> float:
-    """The score of a finished episode: the product over the kinds of evaluation the task asks for."""
+    """The score of a finished episode: the product over the kinds of evaluation the task asks for, 0 where no answer can be right."""
+    if not task.evaluation.checkable:
+        return 0.0
     score = 1.0
     for kind in task.evaluation.types:
         if kind == "string_match":

@@ -28,7 +28,12 @@ def miniwob_tasks(pages: Sequence[str], instances: int, split: str) -> list[Site
 
 def _record(name: str, seed: int, template: int) -> dict[str, Any]:
     # the page itself judges; the format asks for an evaluation
-    judged = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "N/A"}, "reference_url": "", "program_html": []}
+    judged = {
+        "eval_types": ["string_match"],
+        "reference_answers": {"exact_match": "by the page"},
+        "reference_url": "",
+        "program_html": [],
+    }
     told = {"task_id": f"{name}.{seed}", "sites": [SITE], "intent": f"{name} {seed}", "start_url": "about:blank", "eval": judged}
     return {**told, "intent_template": name, "intent_template_id": template, KEY: {"page": name, "seed": seed}}
 

@@ -39,6 +39,11 @@ class Evaluation:
     string_note: str = ""
 
     @property
+    def checkable(self) -> bool:
+        """Whether an answer can be right or wrong. WebRL's template for instructions without ground truth asks for the answer N/A."""
+        return self.types != ("string_match",) or dict(self.answers) != {"exact_match": "N/A"}
+
+    @property
     def needs_judge(self) -> bool:
         """Whether some part can only be judged by a language model."""
         fuzzy = "fuzzy_match" in self.answers or any("fuzzy_match" in t.required for t in self.targets)

@@ -1,5 +1,6 @@
 """WebRL's plain functions: advantages by hand, replay, prompts that cut only the page, verdicts, critic targets, instructions."""
 
+import hashlib
 import json
 import math
 import threading
@@ -20,8 +21,10 @@ from terrella.data.tokenizers import ByteTokenizer, PieceTokenizer
 from terrella.models.heads import twin_value
 from terrella.rl.webrl import actor, advantage, critic, instructions, orm, replay
 from terrella.rl.webrl.chat import ChatApi
-from terrella.rl.webrl.prompts import Prompter, single_token
+from terrella.rl.webrl.prompts import JUDGE, SYSTEM, Prompter, single_token
 from terrella.rl.webrl.steps import WebStep, WebTrajectory, converted, mc_returns, read_trajectories, write_trajectories
+from terrella.rl.worlds.web.evaluators import evaluate
+from terrella.rl.worlds.web.miniwob_tasks import miniwob_tasks
 from terrella.rl.worlds.web.world import WebWorld
 
 
@@ -115,8 +118,28 @@ def test_prompts_cut_the_page_alone() -> None:
     assert tokenizer.decode(forged).count(ASSISTANT) == 1
 
 
+def test_the_released_reward_model_is_asked_in_its_own_words() -> None:
+    prompt, cut = Prompter(ByteTokenizer(), 5000).verdict(" find it ", ["# Note: x\ndo(1) ", "exit()"], " <p> page </p>\n")
+    begin, user, *_ = ByteTokenizer().decode(prompt).split("<|eot_id|>")
+    system = begin.removeprefix("<|start_header_id|>system<|end_header_id|>\n\n")
+    # as the released pre-processing joins them
+    assert user == (
+        "<|start_header_id|>user<|end_header_id|>\n\nThe User Intent:\nfind it\n\nAction History:\n# Note: x; do(1)\nexit()\n\n"
+        "The Current Screenshot:\n<p> page </p>"
+    )
+    assert hashlib.sha256(system.encode()).hexdigest() == "977cde2526f5605b713872517475ed29a1502278f7bec6b19de25add9d99aae9" and cut == 0
+    assert ByteTokenizer().decode(prompt).endswith("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+
+
+def test_a_task_without_a_checkable_answer_has_no_score() -> None:
+    like = {"sites": ["map"], "start_url": "http://a.test", "task_id": 0, "intent": "", "eval": {}}
+    written = instructions.open_task(like, "find it", "17").task  # as a file of instructions has it: any id
+    assert not written.evaluation.checkable and evaluate(written, "N/A", None) == 0.0
+    assert all(t.task.evaluation.checkable for t in miniwob_tasks(["click-test"], 2, "all"))
+
+
 def test_verdict_prompt_keeps_its_header_and_scores_yes_against_no() -> None:
-    tokenizer = PieceTokenizer(["YES", "NO", *map(chr, range(32, 127)), "\n"])
+    tokenizer = PieceTokenizer(["YES", "NO", f"{SYSTEM}{JUDGE}", *map(chr, range(32, 127)), "\n"])
     prompter = Prompter(tokenizer, 500)
     told = trajectory("find it", 1.0)
     long = WebTrajectory("1", "find it", "map", (WebStep((5,), (6,), (5,), "<b> y </b>" * 500, "exit()\nnow"),), 0.0)
@@ -171,7 +194,7 @@ def test_verdicts_name_the_elements_that_were_acted_on() -> None:
     assert told(f"# Element: my own\n{click}") == f"# Element: my own\n{click}"  # what the actor wrote stays
     for silent in ('do(action="Click", element="2")', 'do(action="Click", element="99")', 'exit(message="4")', "no action"):
         assert told(silent) == silent
-    tokenizer = PieceTokenizer(["YES", "NO", *map(chr, range(32, 127)), "\n"])
+    tokenizer = PieceTokenizer(["YES", "NO", f"{SYSTEM}{JUDGE}", *map(chr, range(32, 127)), "\n"])
     row = orm.verdict_row(Prompter(tokenizer, 2000), WebTrajectory("1", "find it", "map", (WebStep((5,), (6,), (5,), page, click),), 0.0))
     assert f"Action History:\n# Element: Dune lamp; {click}\n" in tokenizer.decode(row.ids)
 
