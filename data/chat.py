@@ -112,7 +112,13 @@ def _pieces(tokenizer: Tokenizer, messages: list[dict[str, Any]], end: bool) -> 
 
 def _render(tokenizer: HFTokenizer, messages: list[dict[str, Any]], open_answer: bool) -> str:
     plain = [{"role": m["role"], "content": m["content"]} for m in messages]
-    return tokenizer.hf.apply_chat_template(plain, tokenize=False, add_generation_prompt=open_answer)
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.hf.apply_chat_template(plain, tokenize=False, add_generation_prompt=open_answer)
+    except TemplateError as error:  # Gemma's, for one, has no system turn and wants users and assistants to take turns
+        roles = ", ".join(m["role"] for m in messages)
+        raise ConfigError(f"{tokenizer.folder}: its chat template refuses a chat of {roles}: {error}") from error
 
 
 def _learnt(message: dict[str, Any]) -> bool:

@@ -38,7 +38,7 @@ class HFFolder:
         self.folder = folder
         self._where: dict[str, Any] = {}
         for name in weight_files(folder):
-            handle = open_safetensors(folder / name)
+            handle = _Pickled(folder / name) if name.endswith(".bin") else open_safetensors(folder / name)
             self._where.update(dict.fromkeys(handle.keys(), handle))
         self.proven: dict[str, dict[str, Any]] = check_files(folder).get("tensors", {})
         if self.proven and set(self.proven) != self.names():
@@ -55,16 +55,48 @@ class HFFolder:
             raise StorageError(f"{self.folder}: tensor '{name}' is not the proven one; {_REMEDY}")
         return tensor
 
+    def rows(self, name: str) -> int | None:
+        """The first dimension of a tensor, which is not read for it; None where there is none."""
+        return int(self._where[name].get_slice(name).get_shape()[0]) if name in self._where else None
+
     def names(self) -> set[str]:
         return set(self._where)
 
 
+class _Pickled:
+    """A pickled file of an older folder with the methods of a safetensors file; it is opened as plain data or refused."""
+
+    def __init__(self, path: Path) -> None:
+        from .formats import load_pickle
+
+        if not path.is_file():
+            raise ConfigError(f"{path}: missing")
+        self.tensors = load_pickle(path)
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self.tensors[name].contiguous()
+
+    def get_slice(self, name: str) -> _Shape:
+        return _Shape(list(self.tensors[name].shape))
+
+
+class _Shape(list[int]):
+    def get_shape(self) -> list[int]:
+        return self
+
+
 def weight_files(folder: Path) -> list[str]:
-    """Names of the safetensors files of a Hugging Face folder."""
-    path = folder / "model.safetensors.index.json"
+    """Names of the weight files of a Hugging Face folder: safetensors, or pickled ones where there are none of them."""
+    path, single = folder / "model.safetensors.index.json", "model.safetensors"
+    pickled = folder / "pytorch_model.bin.index.json"
+    if not path.exists() and not (folder / single).exists() and (pickled.exists() or (folder / "pytorch_model.bin").exists()):
+        path, single = pickled, "pytorch_model.bin"
     index = read_json(path)
     if index is None:
-        return ["model.safetensors"]
+        return [single]
     mapping = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(mapping, dict) or not mapping or not all(isinstance(name, str) for name in mapping.values()):
         raise StorageError(f"{path}: weight_map does not say which file holds which tensor")

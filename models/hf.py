@@ -47,6 +47,9 @@ def read_config(folder: str | Path) -> ModelConfig:
 def weight_source(folder: str | Path, config: ModelConfig) -> tuple[Callable[[str], torch.Tensor], HFFolder]:
     """A function from global names to full tensors, reading a Hugging Face folder lazily."""
     files = HFFolder(Path(folder))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if files.rows(name) not in (None, config.vocab):
+            raise ConfigError(f"{Path(folder) / 'config.json'}: vocab_size is {config.vocab}, but '{name}' has {files.rows(name)} rows")
     if read_json(Path(folder) / "config.json").get("model_type") == "chatglm":
         return lambda name: from_chatglm(config, name, files.get), files
     family = FAMILIES[config.family]

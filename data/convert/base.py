@@ -125,6 +125,8 @@ def convert(
             _account(item, members, problem, writer, report)
             if tell is not None:
                 tell(item.done, report)
+        if report.read == 0 and limit != 0:
+            raise ConfigError(f"{source}: holds no records that {name} reads")
     except BaseException:
         if writer is not None:
             writer.abort()

@@ -21,6 +21,10 @@ def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConf
     if not isinstance(hf, dict):
         raise ConfigError(f"{source}: must hold a JSON object, not a {type(hf).__name__}")
     kind = hf.get("model_type")
+    packed = hf.get("quantization_config")
+    if packed:
+        how = packed.get("quant_method") if isinstance(packed, dict) else packed
+        raise ConfigError(f"{source}: quantization_config: {how} weights cannot be trained; name the folder before quantization")
     try:
         if hf.get("quantization_config") is not None:
             raise ValueError("quantization_config: quantised weights are not supported; take the model's unquantised release")
@@ -70,7 +74,7 @@ def write_hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": write_rope(config),
+        **write_rope(config),
         "tie_word_embeddings": config.tied,
         "initializer_range": config.init_std,
         "torch_dtype": dtype,

@@ -180,13 +180,14 @@ def read_rope(hf: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """`rope_parameters` of config.json."""
+    """The rotary settings of config.json: `rope_parameters`, and where positions are scaled also `rope_scaling`, which is the only one
+    that transformers 4 reads."""
     out: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rotary_fraction != 1.0:
         out["partial_rotary_factor"] = config.rotary_fraction
     s = config.rope_scaling
     if s is None:
-        return out
+        return {"rope_parameters": out}
     out |= {"rope_type": s.kind, "factor": s.factor}
     if s.kind == "llama3":
         out |= {
@@ -198,4 +199,4 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
         out |= {"original_max_position_embeddings": s.original_max_positions, "beta_fast": s.beta_fast, "beta_slow": s.beta_slow}
         out |= {"truncate": s.truncate} if not s.truncate else {}
         out |= {"attention_factor": s.attention_factor} if s.attention_factor is not None else {}
-    return out
+    return {"rope_parameters": out, "rope_scaling": {key: value for key, value in out.items() if key != "rope_theta"}}

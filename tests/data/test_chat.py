@@ -57,6 +57,19 @@ def parts(tokenizer, sequence):
     return [(r.name, tokenizer.decode(ids, keep_special=True)) for r, ids in found]
 
 
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def test_a_chat_that_a_template_refuses_is_named(tmp_path):
+    tokenizer = tokenizer_with(tmp_path / "gemma", GEMMA)
+    with pytest.raises(ConfigError, match=r"gemma: its chat template refuses a chat of system, user: System role not supported"):
+        encode_chat(tokenizer, [{"role": "system", "content": "be brief"}, *CHAT[:2]])
+
+
 def test_templates_are_known_by_what_they_write(tmp_path):
     # the folders' names lie
     assert template_name(tokenizer_with(tmp_path / "llama-3-8b", CHATML)) == "chatml"

@@ -318,6 +318,16 @@ def write_trace(root, task, steps, score, responses=None):
         (root / "actions" / f"{task}.json").write_text(json.dumps({"task_id": task, "score": score, "actions": []}))
 
 
+def test_a_source_without_rows_is_an_error(checkout, tmp_path):
+    material = {"rules": checkout / "rules" / "human_written_rules", "examples": checkout / "data" / "examples.json"}
+    for name, members in {"none": {"read.me": "x"}, "empty": {"train.jsonl": "\n"}}.items():
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            for member, text in members.items():
+                archive.writestr(member, text)
+        with pytest.raises(ConfigError, match=rf"{name}\.zip: holds no"):
+            convert("text-game", tmp_path / f"{name}.zip", tmp_path / name, **material)
+
+
 def test_webrl(tmp_path):
     root = tmp_path / "run"
     write_trace(root, 1, 3, 1.0)

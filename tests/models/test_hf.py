@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -9,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from terrella.core.errors import ConfigError
 from terrella.models import hf
-from terrella.models.families import read_hf_config
+from terrella.models.convert import open_source
+from terrella.models.families import read_hf_config, write_hf_config
 from terrella.tests.parallel.pool import run_ranks
 
 SMALL: dict[str, Any] = {
@@ -102,6 +106,55 @@ def test_shards_and_bf16(tmp_path: Path) -> None:
         assert torch.equal(before.get(name).bfloat16(), after.get(name)), name
 
 
+def copied(folder: Path, target: Path, **changes: Any) -> Path:
+    """A folder with other settings."""
+    shutil.copytree(folder, target)
+    config = target / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    return target
+
+
+@pytest.mark.parametrize("vocab", [50, 70])
+def test_a_vocabulary_that_is_not_the_weights_is_refused(vocab: int, tmp_path: Path) -> None:
+    rows = hf.read_config(tiny("llama")[0]).vocab
+    folder = copied(tiny("llama")[0], tmp_path / "wrong", vocab_size=vocab)
+    with pytest.raises(ConfigError, match=rf"config\.json: vocab_size is {vocab}, but 'model.embed_tokens.weight' has {rows} rows"):
+        hf.weight_source(folder, hf.read_config(folder))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_folders_of_pickled_weights(shards: int, tmp_path: Path) -> None:
+    folder, logits = tiny("llama")
+    old = copied(folder, tmp_path / "old")
+    weights = load_file(old / "model.safetensors")
+    (old / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model\.safetensors: missing"):
+        hf.HFFolder(old)
+    names = sorted(weights)
+    files = {"pytorch_model.bin": names} if shards == 1 else {f"pytorch_model-{i}.bin": names[i::2] for i in range(2)}
+    for file, held in files.items():
+        torch.save({name: weights[name] for name in held}, old / file)
+    if shards > 1:
+        index = {"weight_map": {name: file for file, held in files.items() for name in held}}
+        (old / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    torch.testing.assert_close(hf.transformers_logits(old, hf.proof_batch(hf.read_config(old))), logits, atol=0, rtol=0)
+    assert open_source(old).kind == "hf"
+    torch.save({"model.embed_tokens.weight": Path("x")}, old / next(iter(files)))
+    with pytest.raises(ConfigError, match="refused, it is not a plain file of tensors"):
+        hf.HFFolder(old)
+
+
+def test_scaled_positions_are_written_for_both_generations_of_transformers() -> None:
+    for case in ("llama3.1", "llama-linear", "qwen2-yarn"):
+        config = hf.read_config(tiny(case)[0])
+        written = write_hf_config(config, "float32")
+        scaling = written["rope_scaling"]
+        assert {**scaling, "rope_theta": config.rope_theta} == written["rope_parameters"] and written["rope_theta"] == config.rope_theta
+        for missing in ("rope_parameters", "rope_scaling"):  # either alone says it all
+            assert read_hf_config({k: v for k, v in written.items() if k != missing}) == config
+    assert "rope_scaling" not in write_hf_config(hf.read_config(tiny("llama")[0]), "float32")
+
+
 def test_a_folder_that_does_not_fit_is_refused() -> None:
     folder, _ = tiny("llama")
     assert "ffn is 48" in run_ranks("terrella.tests.models.hf_jobs:import_error", 1, folder=str(folder), changes={"ffn": 64})[0]
@@ -114,5 +167,7 @@ def test_unsupported_settings_are_named() -> None:
         read_hf_config({"model_type": "llama", "hidden_act": "gelu"})
     with pytest.raises(ConfigError, match="use_sliding_window"):
         read_hf_config({**SMALL, "model_type": "qwen2", "use_sliding_window": True})
+    with pytest.raises(ConfigError, match=r"x/config\.json: quantization_config: gptq weights"):
+        read_hf_config({**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}, "x/config.json")
     with pytest.raises(ConfigError, match="longrope"):
         read_hf_config({**SMALL, "model_type": "llama", "rope_scaling": {"type": "longrope", "factor": 2.0}})
