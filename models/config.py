@@ -25,7 +25,7 @@ class RopeScaling:
 class ModelConfig:
     """Sizes of a decoder. `family` chooses the Hugging Face names and nothing else."""
 
-    family: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"
     layers: int = 2
     hidden: int = 64
     heads: int = 4

@@ -9,9 +9,10 @@ from ..config import ModelConfig
 from .base import Family, from_hf, hf_names, parameter_names, read_rope, to_hf, write_rope
 from .glm import GLM, read_chatglm_config
 from .llama import LLAMA
+from .mistral import MISTRAL
 from .qwen import QWEN2, QWEN3, QWEN3_MOE
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, GLM)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, GLM)}
 
 __all__ = ["FAMILIES", "Family", "from_hf", "hf_names", "parameter_names", "read_hf_config", "to_hf", "write_hf_config"]
 

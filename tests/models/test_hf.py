@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama3.1": ("llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 16}}),
     "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-yarn": (
@@ -169,5 +170,7 @@ def test_unsupported_settings_are_named() -> None:
         read_hf_config({**SMALL, "model_type": "qwen2", "use_sliding_window": True})
     with pytest.raises(ConfigError, match=r"x/config\.json: quantization_config: gptq weights"):
         read_hf_config({**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}, "x/config.json")
+    with pytest.raises(ConfigError, match="sliding_window"):
+        read_hf_config({**SMALL, "model_type": "mistral", "sliding_window": 64})
     with pytest.raises(ConfigError, match="longrope"):
         read_hf_config({**SMALL, "model_type": "llama", "rope_scaling": {"type": "longrope", "factor": 2.0}})
