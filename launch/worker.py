@@ -24,7 +24,8 @@ from ..core.sinks import open_sinks
 from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
 from .supervise import STOPPED, error_file
 
-# kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`
+# kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage, job)`, which
+# refuses what the stage would miss later, such as weights that are not there: it is called before the run's first stage
 STAGES = {
     "self-play": "selfplay",
     "supervised": "supervised",
@@ -87,6 +88,17 @@ def examine_nodes(rank: int) -> None:
             print(check.line(), flush=True)
 
 
+def _module(kind: str) -> Any:
+    return importlib.import_module(f".stages.{STAGES[kind]}", __package__)
+
+
+def check_stages(stages: list[Any], job: Any) -> None:
+    """Refuse now what one of these stages would only find missing when its turn comes."""
+    for stage in stages:
+        if check := getattr(_module(stage.kind), "check", None):
+            check(stage, job)
+
+
 def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> int:
     """Join the other ranks and run what is left of the recipe, or of its stages up to `until`."""
     import torch
@@ -116,15 +128,16 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     if int(os.environ["LOCAL_WORLD_SIZE"]) < ranks:
         examine_nodes(rank)
     names = [stage.name for stage in recipe.stages]
+    wanted = recipe.stages[: names.index(until) + 1 if until else None]
+    left = [stage for stage in wanted if not job.mesh.any_rank(run.outcome(stage.name) is not None)]
+    check_stages(left, job)
     try:
-        for stage in recipe.stages[: names.index(until) + 1 if until else None]:
-            if job.mesh.any_rank(run.outcome(stage.name) is not None):
-                continue
+        for stage in left:
             if job.mesh.any_rank(job.stop_asked):
                 raise StopRequested
             log.info("stage %s starts", stage.name)
             begun = time.monotonic()
-            outcome: dict[str, Any] = importlib.import_module(f".stages.{STAGES[stage.kind]}", __package__).run(stage, job)
+            outcome: dict[str, Any] = _module(stage.kind).run(stage, job)
             if job.mesh.is_main:
                 run.finish(stage.name, {**outcome, "time/stage_s": round(time.monotonic() - begun, 1)})
             job.mesh.barrier()

@@ -104,14 +104,16 @@ class VideoTokens:
     name: str
     data: str
     tokenizer: str
-    clips_per_episode: int = 4
+    clips_per_episode: int = 4  # 0 where nothing is trained
     heldout_clips_per_episode: int = 1
     batch: int = 16
     bf16: bool = False
     uses: ClassVar[tuple[str, ...]] = ("data", "tokenizer")
 
     def __post_init__(self) -> None:
-        positive(self, "clips_per_episode", "heldout_clips_per_episode", "batch")
+        positive(self, "heldout_clips_per_episode", "batch")
+        if self.clips_per_episode < 0:
+            raise ValueError(f"clips_per_episode: {self.clips_per_episode} must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +123,11 @@ class VideoSupervised(Supervision):
     kind: Literal["video-pretrain"]
     microbatch_sequences: int = 8
     checkpoint_every: int = 500
+    released: str | None = None  # a folder of a released transformer to take instead of training
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.released is None:
+            super().__post_init__()
         positive(self, "microbatch_sequences")
 
 

@@ -49,12 +49,17 @@ def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer]
             raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
         chosen.save(tokenizer)
     job.mesh.barrier()
+    return {"checkpoint": first_checkpoint(job, stage, folder), "vocabulary": load_tokenizer(tokenizer).vocab_size}
+
+
+def first_checkpoint(job: Job, stage: str, folder: Path | None) -> str:
+    """A stage's checkpoint that nothing was trained for: a Hugging Face folder's weights, or fresh ones. Its path within the run."""
     engine = build_engine(job, None)
     if folder:
         import_hf(engine, folder)
     where = step_folder(job.checkpoints(stage), 0)
     engine.save(where, {})
-    return {"checkpoint": str(where.relative_to(job.run.path)), "vocabulary": load_tokenizer(tokenizer).vocab_size}
+    return str(where.relative_to(job.run.path))
 
 
 def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None = None, lora: Lora | None = None) -> Engine:

@@ -13,7 +13,7 @@ from ...core.files import make_folder, write_json
 from ...core.progress import Progress
 from ...core.rng import fold, permutation
 from ...data.png import encode_apng, encode_png
-from ...rl.rewards.video import BETTER_HIGH, Metric
+from ...rl.rewards.video import BETTER_HIGH, Metric, require_weights
 from ...rl.rollout.sampler import SamplingParams
 from ...rl.statistics import Estimate, mean
 from ...rl.video.evaluate import (
@@ -36,6 +36,11 @@ from .video import TokenClips, tokenizer
 
 VIDEOS = "videos"
 DELAY_MS = 350
+
+
+def check(stage: VideoEvaluate, job: Job) -> None:
+    """The weights of the metrics are there."""
+    require_weights(stage.metrics)
 
 
 def run(stage: VideoEvaluate, job: Job) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Next-frame prediction by cross-entropy on token shards: pre-training a video world model, or going on with it as a control."""
+"""Next-frame prediction by cross-entropy on token shards: pre-training a video world model, or going on with it as a control.
+
+A released transformer can stand in for the training; other stages then start from this one as from any other.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,25 @@ import numpy as np
 
 from ...data.packing import SequenceTable, pack
 from ...data.shards import Reader, ShardSet, ShuffledOrder
+from ...models.hf import require_same
+from ...models.hub import resolve
 from ..job import Job
 from ..settings.video import VideoSupervised
-from .common import build_engine
+from .common import build_engine, first_checkpoint
 from .fitting import Portion, Portions, fit, steps_for
 from .video import settings
 
 
+def check(stage: VideoSupervised, job: Job) -> None:
+    """A released transformer is there, and is the recipe's model."""
+    if stage.released is not None:
+        require_same(resolve(stage.released), job.model)
+
+
 def run(stage: VideoSupervised, job: Job) -> dict[str, Any]:
-    """Train to the last step and say how many gradient tokens it took."""
+    """Train to the last step and say how many gradient tokens it took; or take released weights."""
+    if stage.released is not None:
+        return {"steps": 0, "tokens": 0, "checkpoint": first_checkpoint(job, stage.name, resolve(stage.released))}
     layout = settings(job).layout
     shards = ShardSet(job.stage_folder(stage.data) / "train")
     each = stage.sequences_per_step * int(layout.loss_mask_L.sum())

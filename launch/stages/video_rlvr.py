@@ -9,12 +9,18 @@ from typing import Any
 
 from ...core.rng import permutation
 from ...data.trajectory import Invalid, Trajectory
+from ...rl.rewards.video import require_weights
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.video.imagine import ClipDecoder, ImaginedClip, Judge
 from ..job import Job
 from ..settings.video import VideoReinforce
 from .on_policy import Drill, practise
 from .video import TokenClips, tokenizer
+
+
+def check(stage: VideoReinforce, job: Job) -> None:
+    """The weights of the metrics that are rewarded are there."""
+    require_weights(name for name, weight in stage.reward.weights.items() if weight)
 
 
 def run(stage: VideoReinforce, job: Job) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from ...core.errors import ConfigError
 from ...core.files import make_folder
 from ...core.progress import Progress
 from ...core.rng import fold
+from ...models.hub import resolve
 from ...models.video.augment import augment_clips
-from ...models.video.released import load_released
+from ...models.video.lpips import find_weights
+from ...models.video.released import check_released, load_released
 from ...models.video.tokenizer import VideoTokenizer, utilisation
 from ...models.video.training import TokenizerTrainer, save_tokenizer
 from ...rl.rewards.video import frame_metrics
@@ -28,12 +30,20 @@ from .video import WEIGHTS, device, episodes, settings
 STATE = re.compile(r"state-(\d{7})\.pt")
 
 
+def check(stage: VideoTokenizerTraining, job: Job) -> None:
+    """Released weights are the recipe's tokenizer; or the weights of the perceptual loss are there."""
+    if stage.released is not None:
+        check_released(resolve(stage.released), settings(job).tokenizer)
+    elif stage.loss.lpips:
+        find_weights(stage.loss.net)
+
+
 def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
     """Train to the last step, or take released weights; then measure."""
     folder = make_folder(job.stage_folder(stage.name))
     config = settings(job).tokenizer
     if stage.released is not None:
-        model = load_released(Path(stage.released), config.height, config.width).to(device())
+        model = load_released(resolve(stage.released), config.height, config.width).to(device())
     else:
         model = train(stage, job, folder)
     model.eval()

@@ -73,13 +73,19 @@ def weights_folder() -> Path:
     return Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "terrella" / "lpips")
 
 
-def load_lpips(net: Backbone, device: torch.device | str = "cpu", folder: Path | None = None) -> LPIPS:
-    """The distance with its real weights, ready to use; without them an error that says how to get them."""
-    from safetensors.torch import load_file
-
+def find_weights(net: Backbone, folder: Path | None = None) -> Path:
+    """The file of a backbone's weights; without it an error that says how to get it."""
     path = (folder or weights_folder()) / f"{net}.safetensors"
     if not path.is_file():
         raise ConfigError(f"LPIPS needs {path}, which is not there; get it with: {HOW}  (or set {VARIABLE} to the folder that has it)")
+    return path
+
+
+def load_lpips(net: Backbone, device: torch.device | str = "cpu", folder: Path | None = None) -> LPIPS:
+    """The distance with its real weights, ready to use."""
+    from safetensors.torch import load_file
+
+    path = find_weights(net, folder)
     model = LPIPS(net)
     model.load_state_dict(load_file(path))
     return model.to(device).eval()

@@ -5,20 +5,28 @@ Shapes: B clips, T frames, M = B * T pictures, 3 x H x W in [0, 1]. Every metric
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Literal
 
 import torch
 
-from ...models.video.lpips import Backbone, load_lpips
+from ...models.video.lpips import Backbone, find_weights, load_lpips
 
 Metric = Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]
 METRICS: tuple[Metric, ...] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex")
+LEARNT: dict[str, Backbone] = {"lpips": "vgg", "lpips_alex": "alex"}  # metrics that need a network's weights
 BETTER_HIGH = frozenset({"psnr", "ssim"})
 Aggregate = Literal["mean", "last", "discount"]
 DISCOUNT = 0.9
 LPIPS_PIXELS = 1 << 22  # of one piece, which bounds its memory
+
+
+def require_weights(metrics: Iterable[str]) -> None:
+    """Refuse metrics whose weights are not on this machine."""
+    for name in metrics:
+        if name in LEARNT:
+            find_weights(LEARNT[name])
 
 
 def mae(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
