@@ -9,9 +9,16 @@ from terrella.core.files import write_json
 from terrella.data.convert.npz import episode_sample
 from terrella.data.schema import VIDEO
 from terrella.data.shards import ShardWriter
+from terrella.launch.released import stand_ins
 
 ARCHIVE = Path(__file__).parent / "old-run.tar.xz"  # see old_run.py
 EPISODES, FRAMES, SIDE = 8, 10, 32
+RELEASED = (  # sizes of the released checkpoints' stand-ins, as the case has them
+    "video.tokenizer={kind: compressive, height: 32, width: 32, channels: [8, 16, 32], encoder_resnets: 1, decoder_resnets: 2, latent: 16, "
+    "groups: 4, levels: [8, 6, 5], patch: 2}",
+    "video.horizon=2",
+    "model={family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, max_positions: 8192}",
+)
 
 
 def clip(rng: np.random.Generator, actions: np.ndarray) -> np.ndarray:
@@ -28,7 +35,7 @@ def clip(rng: np.random.Generator, actions: np.ndarray) -> np.ndarray:
 
 
 def make_inputs(folder: Path) -> None:
-    """Video shards with actions of the table-top scene and of RT-1, and what real2sim asks a simulator."""
+    """Video shards with actions of the table-top scene and of RT-1, what real2sim asks a simulator, and released checkpoints."""
     rng = np.random.default_rng(7)
     for name, dims in (("video", 3), ("rt1", 13)):
         with ShardWriter(folder / name, kind=VIDEO) as writer:
@@ -41,6 +48,7 @@ def make_inputs(folder: Path) -> None:
     np.savez_compressed(folder / "first.npz", allow_pickle=False, close=first)
     rates = {f"close/{policy}": {"wins": wins, "judged": wins, "agree": 2} for policy, wins in (("scripted", 2), ("random", 0))}
     write_json(folder / "truth.json", {"episodes": 2, "rates": rates})
+    stand_ins("video-rt1", folder, 1, 1, RELEASED)
 
 
 def unpack_old_run(run: Path) -> None:

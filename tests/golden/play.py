@@ -51,6 +51,7 @@ LANES = (
         "video-gpu",
         "video-rt1",
         "video-rt1-single",
+        "video-rt1-released",
         "mpc-sites-tiny",
         "mpc-sites",
         "webrl",
