@@ -7,11 +7,16 @@ BIN := $(VENV)/bin
 REQUIREMENTS := setup.py pyproject.toml $(wildcard requirements/*.txt)
 UNIT := not integration and not full and not gpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+# pip in a few lines: one for each package that it fetches, and one when it unpacks them; errors reach the screen as they are
+PIP = $(BIN)/pip install --progress-bar off
+SAY = | awk '/^ *Downloading /{print "  fetching " $$2; fflush()} /^Installing collected packages/{print "  unpacking, up to a minute"; fflush()}'
 
 .PHONY: demo test lint test-integration test-full bench system-deps clean
 
 demo: $(VENV)/.base
-	$(BIN)/terrella train sokoban-tiny --run runs/demo
+	@$(BIN)/terrella train demo --run runs/demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "$(UNIT)" tests
@@ -39,18 +44,23 @@ system-deps:
 	apt-get install -y --no-install-recommends chromium slurm-wlm munge
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "terrella needs Python 3.11 or newer; set PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "terrella needs Python 3.11 or newer; set PYTHON=...")'
+	@echo "Setting up $(VENV) (once; 1 to 3 minutes, most of it fetching torch)"
+	@$(PYTHON) -m venv $(VENV)
 
 # torch comes first and pinned, so that no other package pulls another build of it
 $(VENV)/.base: $(VENV)/bin/python $(REQUIREMENTS)
-	$(BIN)/pip install -q --upgrade pip setuptools wheel
-	$(BIN)/pip install -q -c requirements/constraints.txt torch numpy
-	$(BIN)/pip install -q -c requirements/constraints.txt --no-build-isolation -e .
-	touch $@
+	@echo "pip 1 of 3: pip itself"
+	@$(PIP) --upgrade pip setuptools wheel $(SAY)
+	@echo "pip 2 of 3: torch"
+	@$(PIP) -c requirements/constraints.txt torch numpy $(SAY)
+	@echo "pip 3 of 3: terrella with megatron-core, transformers and the rest of the base"
+	@$(PIP) -c requirements/constraints.txt --no-build-isolation -e . $(SAY)
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/dev.txt
+	@echo "pip: test and lint tools"
+	@$(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(SAY)
 	mkdir -p $(VENV)/typing && ln -sfn "$(CURDIR)" $(VENV)/typing/terrella
 	touch $@
 

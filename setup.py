@@ -35,7 +35,15 @@ setup(
     packages=packages(),
     package_data={
         "terrella": ["py.typed"],
-        "terrella.launch": ["recipes/*.yaml", "recipes/parts/*.yaml", "templates/*", "report/*.html", "report/*.css", "report/*.js"],
+        "terrella.launch": [
+            "catalogue.yaml",
+            "recipes/*.yaml",
+            "recipes/parts/*.yaml",
+            "templates/*",
+            "report/*.html",
+            "report/*.css",
+            "report/*.js",
+        ],
         "terrella.rl.worlds": ["*.yaml", "*.xml"],
         "terrella.rl.worlds.web": ["*.js"],
         "terrella.rl.web_pages": ["*.html", "*.jsonl.gz"],

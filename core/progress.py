@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,12 @@ def clock(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds}s"
     return f"{seconds // 60}m{seconds % 60:02d}s" if seconds < 3600 else f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+def say(line: str) -> None:
+    """Print a line of its own, in place of a live line that was left unfinished."""
+    sys.stdout.write(("\r\x1b[2K" if sys.stdout.isatty() else "") + line + "\n")
+    sys.stdout.flush()
 
 
 class Progress:
@@ -41,6 +48,7 @@ class Progress:
 
     def _print(self, line: str, keep: bool = True) -> None:
         if self.live:
+            line = line[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be overwritten
             sys.stdout.write(f"\r\x1b[2K{line}" + ("\n" if keep else ""))
         else:
             sys.stdout.write(line + "\n")

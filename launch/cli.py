@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import click
 
 from .. import __version__
-from ..core.errors import ProgramError, StorageError, TerrellaError, describe_error
+from ..core.errors import ProgramError, StorageError, Stopped, TerrellaError, describe_error, missing_extra
 
 TRACEBACK_VARIABLE = "TERRELLA_TRACEBACK"
 # verb -> (module and attribute, one line of help); a verb stands here once it works
 VERBS = {
+    "recipes": ("recipes_command:list_recipes", "List the recipes that ship: size, hardware, time, what they show."),
     "train": ("train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
+    "generate": ("generate:generate", "Let a trained model continue prompts, or chat with it."),
     "eval": ("imagine:evaluate", "Score a world model beside its baseline and the true world."),
     "rollout": ("imagine:rollout", "Imagine trajectories with a world model and look at them."),
     "launch": ("launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
-    "serve": ("serve:serve", "Lend this machine to a run's samplers; cluster jobs start it."),
+    "serve": ("serve:serve", "Serve a trained model at an OpenAI-compatible address."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
     "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
     "web": ("web:web", "Rollouts, replay, instructions, task files and scores in the files of WebRL and WebArena."),
@@ -28,12 +32,14 @@ VERBS = {
     "doctor": ("doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),
     "watch": ("watch:watch", "Follow a run in the terminal."),
     "bench": ("bench:bench", "Benchmarks beside their rivals, recorded in one CSV, held against baselines."),
+    "sampler-host": ("sampler_host:sampler_host", "Lend this machine to a run's samplers; cluster jobs start it."),
 }
+HIDDEN = {"sampler-host"}  # nobody types these
 
 
 class _Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return [name for name in VERBS if name not in HIDDEN]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
@@ -43,11 +49,13 @@ class _Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+            formatter.write_dl([(name, VERBS[name][1]) for name in self.list_commands(ctx)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS:
-            raise click.UsageError(f"unknown verb '{args[0]}'; the verbs are: {', '.join(VERBS)}", ctx)
+            near = difflib.get_close_matches(args[0], VERBS, 1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise click.UsageError(f"unknown verb '{args[0]}'; {hint}the verbs are: {', '.join(self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -57,8 +65,16 @@ def cli() -> None:
     """Train world models, and the agents that live in them, with RL from verifiable rewards."""
 
 
+def hush() -> None:
+    """Keep other packages' warnings off the screen (Megatron's about Apex, torch's about threads); -W or PYTHONWARNINGS shows them."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", module="terrella")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; errors a person can act on are one message and an exit code."""
+    hush()
     try:
         code = cli.main(args=list(argv) if argv is not None else None, prog_name="terrella", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -68,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except TerrellaError as error:
-        click.echo(f"terrella: error: {error}", err=True)
+        click.echo(f"terrella: {'' if isinstance(error, Stopped) else 'error: '}{error}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -79,6 +95,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         click.echo(f"terrella: error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
         sys.exit(StorageError.exit_code)
     except Exception as error:
+        missing = missing_extra(error) if isinstance(error, ImportError) else None
+        if missing is not None:
+            click.echo(f"terrella: error: {missing}", err=True)
+            sys.exit(missing.exit_code)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         told = f"an error of the program: {describe_error(error)}; {TRACEBACK_VARIABLE}=1 shows all of it"

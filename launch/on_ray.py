@@ -111,7 +111,7 @@ def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Call
             (list(job.words), {**shared, "TERRELLA_NODE_RANK": str(rank)}, str(logs / f"ray-trainer-{rank}.log"))
             for rank in range(job.nodes)
         ]
-        calls += [(["serve", str(folder)], {}, str(logs / f"ray-sampler-{i}.log")) for i in range(job.sampler_hosts)]
+        calls += [(["sampler-host", str(folder)], {}, str(logs / f"ray-sampler-{i}.log")) for i in range(job.sampler_hosts)]
         machines.each("start", calls, deadline_s=ANSWER_S)
         places = [node[:8] for node in machines.nodes]
         samplers = f"; samplers on {', '.join(places[job.nodes :])}" if job.sampler_hosts else ""

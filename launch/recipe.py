@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,11 +76,13 @@ def find(name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.exists():
         if not path.is_file():
-            raise ConfigError(f"{name}: no such recipe file; the recipes that ship are: {', '.join(shipped())}")
+            raise ConfigError(f"{name}: no such recipe file; `terrella recipes` lists those that ship")
         return path
     known = RECIPES / f"{name}.yaml"
     if not known.is_file():
-        raise ConfigError(f"'{name}' is neither a file nor a recipe that ships; those are: {', '.join(shipped())}")
+        near = difflib.get_close_matches(name, shipped(), 1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise ConfigError(f"'{name}' is neither a file nor a recipe that ships; {hint}`terrella recipes` lists them")
     return known
 
 

@@ -80,8 +80,7 @@ def render() -> str:
     parts.append("## Exit codes\n\n| code | meaning |\n|---|---|\n| 0 | done, or nothing to do |")
     known = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TerrellaError)]
     parts.extend(f"| {c.exit_code} | {inspect.cleandoc(c.__doc__ or '')} |" for c in sorted(known, key=lambda c: c.exit_code))
-    parts.append("| 75 | Saved and stopped on request (SIGUSR1, SIGTERM or Ctrl-C); run the same command to go on. |\n")
-    return "\n".join(parts)
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int
 
     def ask(number: int, _frame: object) -> None:
         asked.append(number)
+        if number == signal.SIGINT and len(asked) == 1:
+            print("\nstopping after this step; what is done is saved (twice more Ctrl-C: at once)", file=sys.stderr, flush=True)
         for worker in workers:
             if worker.poll() is None:
                 worker.send_signal(signal.SIGUSR1)

@@ -13,13 +13,14 @@ import click
 
 from ..core import run as runs
 from ..core import schema
-from ..core.errors import ConfigError, TerrellaError
-from ..core.files import read_json
+from ..core.errors import ConfigError, Stopped
 from ..core.ports import free_port
 from ..core.profile import PROFILE_VARIABLE
 from ..core.secret import make_secret, read_secret
 from . import recipe as recipes
 from .back import back_to as undo_to
+from .extend import explain, extend, with_steps
+from .extras import require_packages
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
 from .supervise import STOPPED, Span, run_workers
 
@@ -43,6 +44,7 @@ from .supervise import STOPPED, Span, run_workers
 @click.option("--sampler-hosts", type=int, default=0, help="With --ray: further machines for the run's vLLM servers.")
 @click.option("--replay", type=click.Path(path_type=Path), metavar="RUN", help="Train on the rollouts of this finished run again.")
 @click.option("--profile", is_flag=True, help="Trace two steps of every rank into RUN/profile (chrome://tracing; NVTX ranges for nsys).")
+@click.option("--steps", multiple=True, metavar="[STAGE=]N", help="Train RL stages to step N; a finished run goes on from where it ended.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved settings and stages, and stop.")
 def train(
     recipe: str,
@@ -58,10 +60,11 @@ def train(
     sampler_hosts: int,
     replay: Path | None,
     profile: bool,
+    steps: tuple[str, ...],
     dry_run: bool,
 ) -> None:
-    """Run RECIPE: the name of one that ships with terrella, or a YAML file."""
-    config = recipes.load(recipe, overrides)
+    """Run RECIPE: the name of one that ships with terrella (`terrella recipes` lists them), or a YAML file."""
+    config = with_steps(recipes.load(recipe, overrides), steps)
     if replay is not None:
         config = replaying(config, replay)
     folder = folder or Path("runs") / config.name
@@ -73,13 +76,14 @@ def train(
     if dry_run:
         click.echo(f"# run directory: {folder}\n# digest: {schema.digest(config)}\n{schema.dump(config)}", nl=False)
         return
+    require_packages(config)
     click.get_current_context().with_resource(_early_stop(folder))
     if profile:
         os.environ[PROFILE_VARIABLE] = str(folder.absolute() / "profile")  # the ranks inherit it
     if ray and back_to is not None:
         raise ConfigError("--back-to: go back without --ray first, with --until the stage before")
     if ray:
-        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay, profile))
+        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay, profile, steps))
         return
     me = introduce(place, schema.digest(config)) if nodes > 1 else {}
     if not place.leads:
@@ -90,6 +94,9 @@ def train(
         span = Span(place.node * here, here, config.ranks, place.host, answer["port"])
         _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), here, span, until))
         return
+    longer = extend(folder, config, wait) if steps else []
+    if longer:
+        click.echo(explain(folder, longer))
     run, lease = runs.create(folder, config, wait)
     try:
         if back_to is not None and (aside := undo_to(run, names, back_to)):
@@ -110,6 +117,8 @@ def train(
             return
         if finished:
             click.echo(f"{folder}: resuming after {', '.join(finished)}")
+        ranks = f"{config.ranks} rank{'s' if config.ranks > 1 else ''}"
+        click.echo(f"{config.name}: {len(names)} stages, {ranks}; loading torch and Megatron (about 10 s)")
         _raise_if_stopped(folder, run_workers(run, here, span, until))
         _report(folder)
         _tell(folder)
@@ -125,7 +134,9 @@ def replaying(config: recipes.Recipe, run: Path) -> recipes.Recipe:
         if rollouts is not None:
             journal = run / "stages" / stage.name / "journal"
             if not any(journal.glob("samples-*.jsonl")):
-                raise ConfigError(f"--replay {run}: {journal} holds no rollouts; train with --set stages.N.rollouts.keep_samples=true")
+                raise ConfigError(
+                    f"--replay {run}: {journal} holds no rollouts; train with --set stages.{stage.name}.rollouts.keep_samples=true"
+                )
             stage = replace(stage, rollouts=replace(rollouts, replay=str(journal.absolute())))
         stages.append(stage)
     if stages == list(config.stages):
@@ -142,6 +153,7 @@ def _on_ray(
     sampler_hosts: int,
     replay: Path | None,
     profile: bool,
+    steps: tuple[str, ...],
 ) -> int:
     from .on_ray import RayJob, run_on_ray
 
@@ -150,6 +162,7 @@ def _on_ray(
     words += [word for override in overrides for word in ("--set", override)]
     words += ["--replay", str(replay.absolute())] if replay else []
     words += ["--profile"] if profile else []
+    words += [word for text in steps for word in ("--steps", text)]
     return run_on_ray(RayJob(tuple(words), folder, nodes, sampler_hosts), click.echo)
 
 
@@ -170,9 +183,7 @@ def _early_stop(folder: Path) -> Iterator[None]:
 
 def _raise_if_stopped(folder: Path, code: int) -> None:
     if code == STOPPED:
-        error = TerrellaError(f"{folder}: saved and stopped on request; run the same command to go on")
-        error.exit_code = STOPPED
-        raise error
+        raise Stopped(f"{folder}: saved and stopped on request; run the same command to go on")
 
 
 def _report(folder: Path) -> None:
@@ -183,9 +194,6 @@ def _report(folder: Path) -> None:
 
 def _tell(folder: Path) -> None:
     """What happened, in plain words, and where to look."""
-    summary = read_json(folder / "summary.json")
-    if summary:
-        click.echo("\n" + "\n".join([summary["headline"], "", *summary["paragraphs"]]))
-    click.echo(f"\nReport:  {folder / 'report.html'}\nMetrics: {folder / 'metrics.jsonl'}")
-    if (folder / "export").is_dir():
-        click.echo(f"Model:   {folder / 'export'} (a Hugging Face folder)")
+    from .outlook import ending
+
+    click.echo("\n" + ending(folder))

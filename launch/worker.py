@@ -17,10 +17,12 @@ from typing import Any
 from ..core import health, schema
 from ..core import lease as leases
 from ..core import run as runs
-from ..core.errors import ProgramError, StorageError, TerrellaError, WorkerError, describe_error, passing
+from ..core.errors import ProgramError, StorageError, TerrellaError, WorkerError, describe_error, missing_extra, passing
 from ..core.files import write_json
 from ..core.process import PARENT_VARIABLE, die_with_parent
+from ..core.progress import say
 from ..core.sinks import open_sinks
+from .outlook import stage_line
 from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
 from .supervise import STOPPED, error_file
 
@@ -136,6 +138,8 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
             if job.mesh.any_rank(job.stop_asked):
                 raise StopRequested
             log.info("stage %s starts", stage.name)
+            if job.mesh.is_main:
+                say(stage_line(recipe, stage.name, {name: run.outcome(name) for name in names}))
             begun = time.monotonic()
             outcome: dict[str, Any] = _module(stage.kind).run(stage, job)
             if job.mesh.is_main:
@@ -157,6 +161,8 @@ def main() -> None:
     try:
         code = run_stages(path, rank, ranks, *sys.argv[2:3])
     except Exception as error:
+        if isinstance(error, ImportError):
+            error = missing_extra(error) or error
         left = {"message": str(error), "order": time.time()}
         if not isinstance(error, TerrellaError):
             left |= {"message": describe_error(error), "passing": passing(error)}

@@ -169,7 +169,8 @@ class Checkpoints:
             record, written = self.job.run.metrics, extra.get("metrics")
             if written and (found := record.digest(self.stage, step)) != written:
                 self.job.warn(changed_rows(record.path, self.stage, found["rows"], written["rows"]))
-            record.rewind(self.stage, step, self.job.later(self.stage))
+            later = self.job.later(self.stage)  # one that has trained keeps its rows: an extended run resumes an earlier stage after it
+            record.rewind(self.stage, step, tuple(name for name in later if not steps_in(self.job.checkpoints(name))))
         return step, extra
 
     def beside(self, name: str) -> Path:

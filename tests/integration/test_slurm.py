@@ -122,7 +122,7 @@ def test_sampler_nodes_are_found_and_requeued_with_the_trainer(slurm: Cluster, t
     stand_in.parent.mkdir()
     stand_in.write_text(
         """#!/bin/bash
-if [ "$1" = serve ]; then
+if [ "$1" = sampler-host ]; then
   mkdir -p "$2"; echo "$SLURMD_NODENAME" > "$2/new"; mv "$2/new" "$2/$SLURMD_NODENAME.json"; exec sleep 3600
 fi
 [ "${SLURM_RESTART_COUNT:-0}" = 1 ] && { echo "again on $SLURMD_NODENAME of $TERRELLA_NODES"; exit 0; }

@@ -1,8 +1,11 @@
 """The command line answers fast, without torch, and says what is wrong in one message."""
 
+import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -39,7 +42,7 @@ def test_what_does_not_train_needs_no_torch_and_little_time(words: list[str]) ->
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     if words == ["--help"]:
-        assert all(verb in done.stdout for verb in VERBS)
+        assert all(verb in done.stdout for verb in set(VERBS) - cli.HIDDEN)
     # of the processor, not of the clock: the machine may be busy
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < (1.0 if words == ["--help"] else 2.0)
 
@@ -84,3 +87,55 @@ def test_dry_run_prints_the_resolved_settings(capsys: pytest.CaptureFixture, tmp
     out = capsys.readouterr().out
     assert caught.value.code == 0 and "seed: 5" in out and "# digest:" in out
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "recipe_name", "more", "line"),
+    [
+        ("mujoco", "video-tiny", (), "pip install 'terrella[video]'"),
+        ("playwright", "webrl-miniwob-tiny", (), "pip install 'terrella[web]'"),
+        ("miniwob", "webrl-miniwob-tiny", (), "pip install 'terrella[miniwob]'"),
+        ("vllm", "sokoban-tiny", ("--set", "stages.rlvr.rollouts={sampler: {kind: vllm}}"), "pip install 'terrella[vllm]'"),
+    ],
+)
+def test_a_missing_extra_is_told_before_anything_starts(package, recipe_name, more, line, tmp_path, capsys, monkeypatch) -> None:
+    if package == "playwright":
+        pytest.importorskip("miniwob", reason="the recipe asks for miniwob first")
+    monkeypatch.setitem(sys.modules, package, None)  # as Python sees a package that is not there
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", recipe_name, "--run", str(tmp_path / "r"), *more])
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and line in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_package_that_is_missed_later_is_told_the_same_way(capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "sokoban-tiny", "--ray"])
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and "pip install 'terrella[ray]'" in error and "Traceback" not in error
+
+
+def test_warnings_of_other_packages_stay_off_the_screen() -> None:
+    code = (
+        "import sys, warnings\nfrom terrella.launch import cli\nsys.argv = ['terrella', '--version']\n"
+        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
+        "import megatron.core.optimizer\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Apex" not in done.stderr and "Warning" not in done.stderr, done.stderr
+
+
+def test_ctrl_c_while_the_workers_start_stops_the_run_without_an_error(tmp_path) -> None:
+    words = [sys.executable, "-m", "terrella", "train", "sokoban-tiny", "--run", str(tmp_path / "r"), "--set", "ranks=1"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout is not None and "loading torch" in process.stdout.readline()
+        time.sleep(1.0)  # the worker has begun to import; nothing of it listens yet
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends Ctrl-C to all of them
+        _, error = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 75, error
+    assert "saved and stopped on request" in error and "error" not in error and "Traceback" not in error

@@ -145,7 +145,7 @@ def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -
     with pytest.raises(ConfigError, match="no arrays of heterogeneous jobs"):
         render(Plan("sokoban-tiny", "run", ".", mixed, (VLLM,), sweeps=("seed=[1,2]",)))
     first, second, third = render(Plan("sokoban-tiny", "run", ".", JobSettings(rollout_nodes=1), (VLLM,), ("pretrain", "rlvr")))
-    assert ["terrella serve" in s.text for s in (first, second, third)] == [False, True, False]  # only where it is needed
+    assert ["terrella sampler-host" in s.text for s in (first, second, third)] == [False, True, False]  # only where it is needed
 
 
 def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""`terrella train RECIPE --steps N` on a run that has finished, or has not: it goes on from its last checkpoint to step N.
+
+Stages that rest on an extended one run again; what they had written is moved to RUN/set-aside, not deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from ..core import lease as leases
+from ..core import schema
+from ..core.errors import ConfigError
+from ..core.files import read_json, write_atomic
+from ..core.run import ASIDE, set_aside
+from .recipe import Recipe
+from .settings.base import OnPolicy, references
+
+
+def with_steps(config: Recipe, asked: tuple[str, ...]) -> Recipe:
+    """The recipe with `N` steps in every RL stage (in every training stage where there is no RL), or with `STAGE=N` in that one.
+
+    A budget of actions no longer ends a stage whose steps are given.
+    """
+    for text in asked:
+        stage, _, number = text.rpartition("=")
+        if not number.isdigit() or int(number) < 1:
+            raise ConfigError(f"--steps {text}: give a number of steps, or STAGE=NUMBER")
+        counted = [s for s in config.stages if getattr(s, "steps", None) is not None]
+        reinforced = [s for s in counted if isinstance(s, OnPolicy)]
+        chosen = {s.name for s in (counted if stage else reinforced or counted) if stage in ("", s.name)}
+        if not chosen:
+            known = ", ".join(s.name for s in counted)
+            raise ConfigError(
+                f"--steps {text}: " + (f"the stages with steps are {known}" if known else "no stage of this recipe has steps")
+            )
+        stages = []
+        for s in config.stages:
+            free = {"actions": None} if s.name in chosen and getattr(s, "actions", None) is not None else {}
+            stages.append(replace(s, steps=int(number), **free) if s.name in chosen else s)  # type: ignore[call-arg]
+        config = replace(config, stages=stages)
+    return config
+
+
+def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
+    """Make the run at `folder` ready to go on under more steps; returns the stages that will go on. A new run is left alone."""
+    stored = folder / "config.yaml"
+    if not stored.exists():
+        return []
+    old = schema.build(Recipe, schema.parse_yaml(stored.read_text(encoding="utf-8"), str(stored)))
+    before, after = ({s.name: getattr(s, "steps", None) for s in c.stages} for c in (old, config))
+    longer = [name for name, steps in after.items() if before.get(name) != steps]
+    for name in longer:
+        trained = (read_json(folder / "stages" / f"{name}.json") or {}).get("steps", 0)
+        if (after[name] or 0) < trained:
+            raise ConfigError(f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}")
+    free = {
+        s.name: {"steps": after[s.name], **({"actions": None} if hasattr(s, "actions") else {})} for s in old.stages if s.name in longer
+    }
+    if not longer or replace(old, stages=[replace(s, **free.get(s.name, {})) for s in old.stages]) != config:
+        return []  # nothing to lengthen, or other settings differ too, which opening the run refuses by name
+    lease = leases.Lease.acquire(folder, wait_s)
+    try:
+        beyond = [folder / "summary.json", folder / "report.html"]
+        for name in longer:
+            beyond += [folder / "stages" / f"{name}.{kind}" for kind in ("json", "sums")]
+        for name in _resting_on(old, longer):
+            beyond += [folder / "stages" / f"{name}{kind}" for kind in (".json", ".sums", "")]
+            beyond += [folder / "checkpoints" / name, folder / "checkpoints" / f"{name}-critic"]
+            beyond += [*(folder / "results").glob(f"{name}-*.json"), *(folder / "rollouts").glob(f"{name}-*.jsonl")]
+        set_aside(folder, beyond)
+        write_atomic(stored, f"# digest: {schema.digest(config)}\n{schema.dump(config)}")
+    finally:
+        lease.release()
+    return longer
+
+
+def _resting_on(config: Recipe, roots: list[str]) -> list[str]:
+    """The stages that use the outcome of a root, directly or through others, the roots left out."""
+    found = set(roots)
+    for stage in config.stages:
+        if found & set(references(stage)):
+            found.add(stage.name)
+    return [stage.name for stage in config.stages if stage.name in found and stage.name not in roots]
+
+
+def explain(folder: Path, names: list[str]) -> str:
+    """One line for the terminal."""
+    steps = {s["name"]: s.get("steps") for s in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["stages"]}
+    told = ", ".join(f"{name} to step {steps[name]}" for name in names)
+    return f"{folder}: going on with {told}; what rests on it runs again, its old results are in {folder / ASIDE}"

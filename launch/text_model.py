@@ -1,0 +1,92 @@
+"""A trained language model ready to answer: a run's export or any Hugging Face folder, decoded by the embedded sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError
+from ..core.files import read_json
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One continuation: its text, how many tokens went in and came out, and whether it ended by itself."""
+
+    text: str
+    prompt_tokens: int
+    tokens: int
+    finish: str  # "stop" or "length"
+
+
+def model_folder(path: Path) -> Path:
+    """The Hugging Face folder behind a run directory, or the folder itself."""
+    if (path / "config.json").is_file():
+        return path
+    if (path / "config.yaml").is_file():
+        if (path / "export" / "config.json").is_file():
+            return path / "export"
+        newest = max((path / "checkpoints").glob("*/step-*"), key=lambda p: p.stat().st_mtime, default=None)
+        hint = f"terrella convert to-hf {newest} FOLDER" if newest else f"terrella train, until it has a model ({path} has none yet)"
+        raise ConfigError(f"{path}: this run has exported no model; try {hint}")
+    raise ConfigError(f"{path}: neither a run directory nor a Hugging Face folder (it has no config.yaml and no config.json)")
+
+
+class TextModel:
+    """Weights, tokenizer and sampler of one folder."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+
+        from ..data.tokenizers import load_tokenizer
+        from ..models.families import parameter_names
+        from ..models.hf import read_config, weight_source
+        from ..rl.rollout.embedded import EmbeddedSampler
+
+        self.folder = model_folder(path)
+        if not any((self.folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+            raise ConfigError(f"{self.folder}: has no tokenizer, so it neither reads nor writes text")
+        self.config, self.tokenizer = read_config(self.folder), load_tokenizer(self.folder)
+        source, _ = weight_source(self.folder, self.config)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        weights = {name: source(name).to(device) for name in parameter_names(self.config)}
+        self.sampler = EmbeddedSampler(lambda: weights, self.config)
+        told = (read_json(self.folder / "generation_config.json") or {}).get("eos_token_id")
+        listed = told if isinstance(told, list) else [told] if isinstance(told, int) else []
+        self.stop_ids = tuple(dict.fromkeys([self.tokenizer.eos_id, *listed]))
+
+    @property
+    def chats(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(getattr(getattr(self.tokenizer, "hf", None), "chat_template", None))
+
+    def chat_prompt(self, messages: list[dict[str, Any]]) -> str:
+        """A chat as the model reads it."""
+        if not self.chats:
+            raise ConfigError(f"{self.folder}: its tokenizer has no chat template; give plain prompts")
+        return self.tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)  # type: ignore[attr-defined]
+
+    def complete(self, prompts: list[str], *, max_new_tokens: int, temperature: float, samples: int = 1, seed: int = 0) -> list[Answer]:
+        """`samples` continuations of every prompt, those of one prompt side by side."""
+        from ..data.trajectory import Invalid
+        from ..rl.rollout.sampler import SampleRequest, SamplingParams
+
+        requests = []
+        for number, prompt in enumerate(prompts):
+            try:
+                ids = tuple(self.tokenizer.encode(prompt))
+            except ValueError as error:
+                raise ConfigError(f"this model's tokenizer cannot spell the prompt: {error}") from error
+            room = self.config.max_positions - len(ids)
+            if not ids or room < 1:
+                raise ConfigError(f"a prompt of {len(ids)} tokens: the model takes 1 to {self.config.max_positions - 1}")
+            params = SamplingParams(min(max_new_tokens, room), temperature, stop_ids=self.stop_ids)
+            requests += [SampleRequest(ids, (seed, number, sample, 0), params) for sample in range(samples)]
+        answers = []
+        for request, sample in zip(requests, self.sampler.generate(requests), strict=True):
+            if isinstance(sample, Invalid):
+                raise ConfigError(f"no answer: {sample.reason}")
+            ids = [i for i in sample.ids if i not in self.stop_ids]
+            answers.append(Answer(self.tokenizer.decode(ids), len(request.ids), len(sample.ids), sample.finish))
+        return answers

@@ -1,0 +1,65 @@
+"""`train --steps`: what is lengthened, what runs again, and that nothing is lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from terrella.core import run as runs
+from terrella.core import schema
+from terrella.core.errors import ConfigError
+from terrella.launch import recipe
+from terrella.launch.extend import extend, with_steps
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run directory of the demo as it looks when all stages are done."""
+    config = recipe.load("demo")
+    run, lease = runs.create(tmp_path / "run", config)
+    for stage in config.stages:
+        run.finish(stage.name, {"steps": 70} if stage.kind == "agent-rl" else {})
+        (run.path / "checkpoints" / stage.name / "step-000070").mkdir(parents=True)
+    run.write_result("evaluate-OpenSokoban", {"rows": []})
+    (run.path / "summary.json").write_text("{}")
+    lease.release()
+    return run.path
+
+
+def test_steps_change_rl_stages_and_lift_their_budget() -> None:
+    config = with_steps(recipe.load("demo"), ("90",))
+    assert {s.name: (s.steps, s.actions) for s in config.stages if s.kind == "agent-rl"} == {"rl": (90, None), "rl-alone": (90, None)}
+    one = with_steps(recipe.load("sokoban-tiny"), ("pretrain=200",))
+    assert [getattr(s, "steps", None) for s in one.stages][1:3] == [200, 40]
+    for text, message in (("x", "give a number"), ("0", "give a number"), ("evaluate=3", "the stages with steps are rl, rl-alone")):
+        with pytest.raises(ConfigError, match=message):
+            with_steps(recipe.load("demo"), (text,))
+
+
+def test_a_finished_run_goes_on_and_keeps_what_it_had(finished: Path) -> None:
+    config = with_steps(recipe.load("demo"), ("rl=90",))
+    assert extend(finished, config) == ["rl"]
+    done = {path.stem for path in (finished / "stages").glob("*.json")}
+    everything = {s.name for s in config.stages}
+    assert everything - done == {"rl", "evaluate", "export"}  # what rests on rl runs again, the other arm does not
+    assert (finished / "checkpoints" / "rl" / "step-000070").is_dir()  # it goes on from here
+    kept = finished / "set-aside" / "001"
+    assert (kept / "results" / "evaluate-OpenSokoban.json").is_file() and (kept / "summary.json").is_file()
+    assert json.loads((kept / "stages" / "rl.json").read_text()) == {"steps": 70}
+    assert schema.build(recipe.Recipe, schema.parse_yaml((finished / "config.yaml").read_text(), "x")) == config
+    _, lease = runs.create(finished, config)  # the same command opens it
+    lease.release()
+    assert extend(finished, config) == []  # and changes nothing more
+
+
+def test_fewer_steps_than_trained_are_refused_and_change_nothing(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"stage 'rl' of .* has 70 steps already, more than 60"):
+        extend(finished, with_steps(recipe.load("demo"), ("60",)))
+    assert not (finished / "set-aside").exists()
+
+
+def test_other_settings_are_not_taken_along(finished: Path) -> None:
+    other = with_steps(recipe.load("demo", ("seed=5",)), ("90",))
+    assert extend(finished, other) == [] and not (finished / "set-aside").exists()
+    with pytest.raises(ConfigError, match="seed: 1 then, 5 now"):
+        runs.create(finished, other)
