@@ -145,6 +145,7 @@ def read_table(path: Path, problems: list[str]) -> dict[str, Any] | None:
         "columns": [str(c) for c in columns],
         "rows": rows,
         "note": table.get("note"),
+        "facts": table.get("facts") is True,  # numbers about the models that are no scores
         "lower": [str(c) for c in table.get("lower") or []],  # columns in which less is better
     }
 

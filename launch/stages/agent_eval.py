@@ -130,6 +130,7 @@ def tables(
         f"{stage.name}-{tag}": {"title": f"{tag}: success", "columns": columns, "rows": rows, "note": note},
         f"{stage.name}-{tag}-turns": {
             "title": f"{tag}: what the arms did, know and cost",
+            "facts": True,  # no scores, so no baseline stands beside them
             "columns": ["turns with effect", "right format", "answer tokens", "actions", *names, "actions in training", "gradient tokens"],
             "rows": facts,
             "note": "Perplexity of the first state's tokens: as it stands in the first prompt, and alone after one token. Actions and "

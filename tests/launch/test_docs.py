@@ -29,8 +29,15 @@ def test_links_between_documents_hold(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_shown_are_verbs(document):
-    shown = set(re.findall(r"`terrella ([a-z]+)", document.read_text(encoding="utf-8")))
+    shown = set(re.findall(r"`terrella ([a-z][a-z-]*)", document.read_text(encoding="utf-8")))
     assert shown <= set(VERBS)
+
+
+def test_the_readme_is_a_landing_page():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 90
+    cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.strip("|").split("|")]
+    assert [cell for cell in cells if len(cell.split()) > 12] == []
 
 
 def test_make_targets_shown_exist():
