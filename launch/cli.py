@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from .. import __version__
-from ..core.errors import ProgramError, StorageError, Stopped, TerrellaError, describe_error, missing_extra
+from ..core.errors import ProgramError, Stopped, StorageError, TerrellaError, describe_error, missing_extra
 
 TRACEBACK_VARIABLE = "TERRELLA_TRACEBACK"
 # verb -> (module and attribute, one line of help); a verb stands here once it works
