@@ -91,7 +91,7 @@ class AgentEpisode:
 
     def _note(self) -> None:
         self.states.append(self._state())
-        board = self.world.board()
+        board = self.world.drawing()
         if board is not None:
             self.boards.append(board)
 

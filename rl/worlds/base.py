@@ -58,7 +58,7 @@ class World(ABC):
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of a world of the same configuration."""
 
-    def board(self) -> str | None:
+    def drawing(self) -> str | None:
         """The state as a grid of symbols for a report, whatever the policy is shown; None for worlds that are no grid."""
         return None
 

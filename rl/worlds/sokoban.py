@@ -271,7 +271,7 @@ class Sokoban(World):
         places = coordinate_sentence(text, self.config.grid)
         return places if self.config.observation == "coord" else f"{places}\n{text}"
 
-    def board(self) -> str | None:
+    def drawing(self) -> str | None:
         return None if self.codes is None else encode(self.codes, self.config.width)
 
     def snapshot(self) -> Snapshot:
