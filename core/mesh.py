@@ -70,7 +70,8 @@ class Mesh:
         import torch.distributed as dist
 
         # objects travel through host memory; only its members make a group, or a large world would make thousands
-        return dist.new_group(list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True)
+        made: Any = dist.new_group(list(ranks), timeout=timeout, backend="gloo", use_local_synchronization=True)
+        return made
 
     @property
     def data_rank(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -314,9 +314,8 @@ def _only_prompt(sequence: TrainSequence, count: int) -> bool:
 
 
 def _without_front(sequence: TrainSequence, count: int) -> TrainSequence:
-    arrays = {name: getattr(sequence, name) for name in FIELDS}
-    cut = {name: None if a is None else a[count:] for name, a in arrays.items()}
-    return TrainSequence(sequence.ids[count:], None if sequence.roles is None else sequence.roles[count:], **cut)
+    arrays = {name: getattr(sequence, name) for name in ("ids", "roles", *FIELDS)}
+    return replace(sequence, **{name: None if a is None else a[count:] for name, a in arrays.items()})
 
 
 def _count_roles(counts: dict[str, int], roles: np.ndarray | None, part: slice, total: int) -> None:

@@ -57,8 +57,9 @@ def open_service(model: TextModel, host: str, port: int, name: str) -> Threading
         if body.get("stream"):
             raise ConfigError("stream: answers come whole here; leave it out")
         prompt = model.chat_prompt(_messages(body)) if chat else body.get("prompt")
-        prompts = prompt if isinstance(prompt, list) else [prompt]
-        if not prompts or not all(isinstance(p, str) for p in prompts):
+        given: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+        prompts = [p for p in given if isinstance(p, str)]
+        if not prompts or len(prompts) < len(given):
             raise ConfigError("prompt: a text or a list of texts is needed")
         samples = _number(body, "n", 1, 1, 128)
         with busy:

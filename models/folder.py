@@ -121,7 +121,7 @@ def open_safetensors(path: Path) -> Any:
 def check_files(folder: Path) -> dict[str, Any]:
     """The proof of an export ({} where there is none), after its files other than the weights were found as it states them."""
     proof = read_json(folder / PROOF, {})
-    parts = [proof.get(key, {}) for key in ("tensors", "files")] if isinstance(proof, dict) else [None]
+    parts: list[Any] = [proof.get(key, {}) for key in ("tensors", "files")] if isinstance(proof, dict) else [None]
     if not all(isinstance(part, dict) for part in parts) or not all(isinstance(stated, dict) for stated in parts[0].values()):
         raise StorageError(f"{folder / PROOF}: is not the proof of an export; {_REMEDY}")
     if "xxh3" in proof and seal(proof) != proof["xxh3"]:

@@ -131,7 +131,7 @@ def silent_row(algorithm: Algorithm) -> TrainSequence:
     """A sequence without weights: where there is nothing to learn from, it keeps the ranks in step."""
     names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage", "old_logprob"]
     names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
-    return TrainSequence(np.zeros(2, np.int64), **{name: np.zeros(2, np.float32) for name in names})
+    return replace(TrainSequence(np.zeros(2, np.int64)), **{name: np.zeros(2, np.float32) for name in names})
 
 
 def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int) -> None:

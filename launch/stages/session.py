@@ -75,7 +75,7 @@ class Session:
             if inner is None or not every or step % every:
                 return {}
             mesh = self.job.mesh
-            played = mesh.from_leader(lambda: play(inner, episodes(), params, fold(seed, VALIDATION)))
+            played = mesh.from_leader(lambda sampler=inner: play(sampler, episodes(), params, fold(seed, VALIDATION)))
             require_valid(played, self.settings.max_invalid_share, mesh.gather, f"validation after {step} steps")
             found = describe(played, mesh.gather)
             values = {f"validation/{key.removeprefix('reward/')}": value for key, value in found.items()}

@@ -84,8 +84,8 @@ def run(stage: VideoEvaluate, job: Job) -> dict[str, Any]:
 
 def gather_one(job: Job, mine: ClipScores | None) -> ClipScores | None:
     """All ranks' clips, in order."""
-    parts = job.mesh.gather(mine)
-    if parts[0] is None:
+    parts = [part for part in job.mesh.gather(mine) if part is not None]
+    if not parts:
         return None
     metrics = {name: np.concatenate([p.metrics[name] for p in parts]) for name in parts[0].metrics}
     return ClipScores(metrics, np.concatenate([p.repeats_C for p in parts]), np.concatenate([p.rows for p in parts]))
