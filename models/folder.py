@@ -27,7 +27,7 @@ CARRIED = (
     "chat_template.jinja",
     "generation_config.json",
 )
-_PROVEN_FILES = ("config.json", "adapter_config.json", "adapter_model.safetensors", *CARRIED)
+_PROVEN_FILES = ("config.json", "model.safetensors.index.json", "adapter_config.json", "adapter_model.safetensors", *CARRIED)
 _REMEDY = f"it was changed since the export was proven; export it again, or remove {PROOF} to take the folder as it is"
 
 

@@ -7,16 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from terrella.core.errors import TerrellaError
-from terrella.models.folder import verify_export
+from terrella.models.folder import HFFolder, verify_export
 from terrella.tests.models.test_folder import export, read_all
 
 SEED = 20260917
 
 
 def attack(count: int, folder: Path, seed: int) -> int:
-    whole = export("qwen2", folder / "whole")
+    whole, refused = export("qwen2", folder / "whole"), 0
     for i in range(count):
         draw = random.Random(f"{seed}/{i}")
         attacked = Path(shutil.copytree(whole, folder / f"attacked-{i}"))
@@ -31,16 +32,22 @@ def attack(count: int, folder: Path, seed: int) -> int:
         else:
             victim.unlink()
         for use in (read_all, verify_export):
-            with pytest.raises(TerrellaError, match=attacked.name):
+            try:
                 use(attacked)
+            except TerrellaError as error:
+                assert attacked.name in str(error)
+                refused += 1
+            else:  # what says nothing of the weights, such as the header's own remarks
+                theirs, ours = HFFolder(attacked), HFFolder(whole)
+                assert all(torch.equal(theirs.get(name), ours.get(name)) for name in ours.names()), f"silently changed: {how} {victim.name}"
         shutil.rmtree(attacked)
-    return count
+    return refused
 
 
 def test_exports(tmp_path: Path) -> None:
-    assert attack(12, tmp_path, SEED) == 12
+    assert attack(12, tmp_path, SEED) >= 20
 
 
 @pytest.mark.full
 def test_all_exports(tmp_path: Path) -> None:
-    assert attack(100, tmp_path, SEED + 1) == 100
+    assert attack(100, tmp_path, SEED + 1) >= 190
