@@ -24,6 +24,7 @@ _BLOCKS = set("p div ul ol table form h1 h2 h3 h4 h5 h6 section article nav main
 _ENDS: dict[str, tuple[set[str], set[str]]] = {
     "li": ({"li"}, {"ul", "ol"}),
     "option": ({"option"}, {"select"}),
+    "select": ({"select", "option"}, {"table", "form", "div"}),  # no list stands in a list
     "tr": ({"tr", "td", "th"}, {"table"}),
     "td": ({"td", "th"}, {"tr", "table"}),
     "th": ({"td", "th"}, {"tr", "table"}),
@@ -196,8 +197,16 @@ def _annotate(root: Element) -> dict[int, FieldState]:
             start[element.index] = FieldState("".join(c for c in element.children if isinstance(c, str)))
         elif element.tag == "select":
             start.update(choose(element, None))
+    worded: set[int] = set()  # elements with text in or below them, and those with a picture; asked once for all, from below
+    pictured: set[int] = set()
+    for element in reversed(list(root.walk())):
+        below = [c for c in element.children if isinstance(c, Element)]
+        if any(isinstance(c, str) and collapse(c) for c in element.children) or any(c.index in worded for c in below):
+            worded.add(element.index)
+        if element.tag == "img" or any(c.index in pictured for c in below):
+            pictured.add(element.index)
     for element in root.walk():
-        element.clickable = element.visible and _clickable(element, ids)
+        element.clickable = element.visible and _clickable(element, ids, element.index in worded, element.index in pictured)
     return start
 
 
@@ -224,19 +233,19 @@ def control_of(label: Element, ids: dict[str, Element]) -> Element | None:
     return next((e for e in label.walk() if e.tag in ("input", "select", "textarea", "button")), None)
 
 
-def _clickable(element: Element, ids: dict[str, Element]) -> bool:
+def _clickable(element: Element, ids: dict[str, Element], worded: bool, pictured: bool) -> bool:
     told, tag = element.attributes, element.tag
     if tag == "label":
         control = control_of(element, ids)
-        return control is not None and "disabled" not in control.attributes and bool(element.text)
+        return control is not None and "disabled" not in control.attributes and worded
     if tag in CLICK_TAGS:
-        return tag != "a" or bool(element.text) or any(e.tag == "img" for e in element.walk())
+        return tag != "a" or worded or pictured
     if "onclick" in told or ("jsaction" in told and "click" in told["jsaction"]) or told.get("role", "").lower() in CLICK_ROLES:
         return True
     if told.get("contenteditable", "false").lower() not in ("false", "inherit") or (tag == "img" and "usemap" in told):
         return True
     if "button" in told.get("class", "").lower() or told.get("tabindex", "-").isdigit() or "cursor:pointer" in told.get("style", ""):
-        return bool(element.text)
+        return worded
     # the pointer cursor of a link is inherited by what stands in it
     link = next((e for e in element.ancestors() if e.tag == "a" and "href" in e.attributes), None)
-    return link is not None and (bool(element.text) or tag == "img")
+    return link is not None and (worded or tag == "img")
