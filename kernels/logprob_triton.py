@@ -16,6 +16,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+from .batch_invariant import is_batch_invariant
 from .dispatch import cdiv
 from .vocab import Shard, gather_stats, vocab_shard
 
@@ -425,7 +426,8 @@ def launch_stats(
     N = len(targets_N)
     if N == 0:
         return
-    odd = bool(logits_NV.stride(0) % 16 or shard.valid % 16)
+    # where a row begins in memory then decides which logits are added first, so not where its bits may not depend on the batch
+    odd = bool(logits_NV.stride(0) % 16 or shard.valid % 16) and not is_batch_invariant()
     rows, warps, registers = config or stats_config(shard.valid, entropy, odd)
     _stats_kernel[(N,)](
         logits_NV, targets_N, targets_N if mask_N is None else mask_N, out_N4, logits_NV.stride(0), shard.valid, shard.start,
