@@ -56,23 +56,23 @@ def test_fp32_samples_equal_the_cpus(config: ModelConfig) -> None:
 
 
 def test_pages_that_run_out_and_pages_that_are_kept_change_no_sample() -> None:
+    """In the mode whose bits do not depend on the batch; elsewhere a random number may fall between two roundings."""
     there = named(CONFIG, torch.float32, "cuda")
     settings = [SamplingParams(200 + 40 * i, stop_ids=stop) for i in range(4) for stop in ((), tuple(range(0, 9008, 60)))]
     requests = [SampleRequest(r.ids[:90], r.key, settings[i % 8]) for i, r in enumerate(asked(96))]
-    plenty = EmbeddedSampler(lambda: there, CONFIG).generate(requests)
-    tight = EmbeddedSampler(lambda: there, CONFIG, cache_gib=0.01, keep=True)
+    plenty = EmbeddedSampler(lambda: there, CONFIG, batch_invariant=True).generate(requests)
+    tight = EmbeddedSampler(lambda: there, CONFIG, cache_gib=0.01, keep=True, batch_invariant=True)
     again = tight.generate(requests)
     assert tight.rest()["time/preempted"] > 0
-    kept = EmbeddedSampler(lambda: there, CONFIG, keep=True)
+    kept = EmbeddedSampler(lambda: there, CONFIG, keep=True, batch_invariant=True)
     turns = []
-    for sampler in (kept, EmbeddedSampler(lambda: there, CONFIG)):
+    for sampler in (kept, EmbeddedSampler(lambda: there, CONFIG, batch_invariant=True)):
         first = sampler.generate(requests)
         longer = [SampleRequest(r.ids + s.ids + (5, 6, 7), (*r.key, 1), r.params) for r, s in zip(requests, first, strict=True)]
         turns.append(sampler.generate(longer))
     assert kept.rest()["time/prompt_reuse"] > 0.9
     for one, other in ((plenty, again), turns):
-        equal = [a.ids == b.ids for a, b in zip(one, other, strict=True) if isinstance(a, Sample) and isinstance(b, Sample)]
-        assert len(equal) == len(one) and np.mean(equal) > 0.97, np.mean(equal)
+        assert one == other
 
 
 def test_bf16_logprobs_are_the_whole_forwards() -> None:
