@@ -99,8 +99,6 @@ def _serve(rank: int, pipe: Any) -> None:
         shim.install()
     elif torch.cuda.device_count() < SIZE:
         shared_gpu.install()  # before Megatron keeps what it replaces
-    if os.environ.get("TERRELLA_STAGE_ALL"):
-        shared_gpu.install(lambda tensor: tensor.dim() > 0)
     while True:
         try:
             target, world, store, kwargs = pipe.recv()
