@@ -74,7 +74,8 @@ def pieces_of(stage: WebStart, vocab: int) -> PieceTokenizer:
             action = world.demonstrate().split("\n")[-1]
             words.update(_PIECE.findall(world.html) + _PIECE.findall(task.task.intent) * 20 + _PIECE.findall(action))
             world.step(action)
-    characters = ["\t", "\n", *map(chr, range(32, 127))]  # trees are indented by tabs
+    beyond = sorted({c for piece in fixed for c in piece if ord(c) > 126})  # a model may write a header into its action
+    characters = ["\t", "\n", *map(chr, range(32, 127)), *beyond]  # trees are indented by tabs
     room = vocab - 3 - len(characters) - len(fixed)
     known = {*fixed, *characters}
     common = [w for w, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if len(w) > 1 and w not in known]

@@ -42,6 +42,7 @@ LANES = (
         "spa-sokoban",
         "spa-countdown",
         "spa-sokoban-tiny",
+        "demo",
     ),
     (
         "sokoban",
