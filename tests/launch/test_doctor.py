@@ -63,7 +63,7 @@ def test_a_dead_owner_and_a_stuck_run(run: Path) -> None:
     assert "[2] on n2 gave no sign" in ask(run)[0]
     age(run / "lease.json", 100)
     text, failed = ask(run)
-    assert failed and "start the same command again with --wait" in text
+    assert failed and "start the same command again" in text
 
 
 def test_slow_and_diverging(run: Path) -> None:

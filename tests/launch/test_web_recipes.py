@@ -69,7 +69,7 @@ def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
     tasks = mutate(failed, pool, demos, found["judged-tasks"].count, 0)
     tested = {t.task.intent for t in tasks if held_out(t.task.intent, orm.heldout_every)}
     assert len(tested) >= 500 and not tested & demos
-    with pytest.raises(ConfigError, match=r"prompts: .* must not be negative"):
+    with pytest.raises(ConfigError, match=r"prompts.* must not be negative"):
         stages("webrl-sites-1gpu", "stages.8.prompts=-1.0")
 
 
