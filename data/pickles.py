@@ -43,7 +43,7 @@ def _plain_numbers(value: Any) -> Any:
         return {key: _plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain_numbers(item) for item in value]
-    return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
 def _check_plain(value: Any, path: str, tensor: type, where: str = "") -> None:

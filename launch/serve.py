@@ -39,8 +39,8 @@ def serve(model: Path, host: str, port: int, name: str | None) -> None:
         return
     model_folder(model)  # a wrong path is told before torch is loaded
     service = open_service(TextModel(model), host, port, name or model.resolve().name)
-    click.echo(f"serving {model} as '{name or model.resolve().name}' at http://{host}:{service.server_address[1]}/v1; Ctrl-C ends it")
     try:
+        click.echo(f"serving {model} as '{name or model.resolve().name}' at http://{host}:{service.server_address[1]}/v1; Ctrl-C ends it")
         service.serve_forever()
     except KeyboardInterrupt:
         click.echo("ended")

@@ -194,6 +194,8 @@ def transformers_logits(folder: Path, batch: PackedBatch) -> tuple[torch.Tensor,
             model = _one_layer(files, settings, index, Path(scratch))
             rounded = [model(inputs_embeds=x, use_cache=False).last_hidden_state for x in rounded]
             model = model.double()
+            if any("experts" in key for key in settings):  # transformers' grouped products of experts take no fp64
+                model.set_experts_implementation("eager")
             exact = [model(inputs_embeds=x, use_cache=False).last_hidden_state for x in exact]
             del model
     head_VH = embedding_VH if settings["tie_word_embeddings"] else files.get("lm_head.weight")

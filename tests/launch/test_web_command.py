@@ -42,7 +42,7 @@ def result(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    tokenizer = PieceTokenizer(["YES", "NO", "\n", *map(chr, range(32, 127))])
+    tokenizer = PieceTokenizer(["YES", "NO", "\n", "’", *map(chr, range(32, 127))])
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 24, "num_hidden_layers": 1}
