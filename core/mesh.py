@@ -132,7 +132,7 @@ class Mesh:
         """Send part d to data rank d; what all of them sent to this one comes back, by data rank."""
         if self.data_size == 1:
             return list(parts)
-        return self._timed(lambda: _exchange(parts, self._data, self.data_size))
+        return self._timed(lambda: _exchange(parts, self._data))
 
     def _timed(self, ask: Callable[[], T]) -> T:
         begun = time.monotonic()
@@ -159,7 +159,7 @@ class Mesh:
         return box[0]
 
 
-def _exchange(parts: Sequence[Any], group: ProcessGroup | None, size: int) -> list[Any]:
+def _exchange(parts: Sequence[Any], group: ProcessGroup | None) -> list[Any]:
     import pickle
 
     import torch

@@ -40,7 +40,7 @@ class Spread:
 def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int = 2048) -> Spread:
     """Pack the rows of all data ranks into microbatches of at most `budget` positions and deal them out by cost. Collective.
 
-    A rank that gets less than the others fills up with microbatches of one padding token. Any rank must have brought a row.
+    A rank that gets less than the others fills up with microbatches of one padding token. At least one rank must have brought a row.
     """
     each = mesh.parallel.pipeline if mesh.parallel.virtual_pipeline > 1 else 1
     if mesh.data_size == each == 1:
