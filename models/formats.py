@@ -6,8 +6,8 @@ Pickled files are opened with torch's restricted unpickler and a short allow-lis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ def load_pickle(path: Path) -> dict[str, Any]:
     return state
 
 
-def _allowed() -> AbstractContextManager:
+@contextmanager
+def _allowed() -> Iterator[None]:
+    """The types that a pickled file may hold: these alone, whatever other packages have allowed in this process."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -53,7 +55,14 @@ def _allowed() -> AbstractContextManager:
         types.append(_StridedShard)
     except ImportError:
         pass
-    return torch.serialization.safe_globals(types)
+    elsewhere = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(types)
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(elsewhere)
 
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.", "module.")
