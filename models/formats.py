@@ -44,7 +44,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _allowed() -> Iterator[None]:
-    """The types that a pickled file may hold: these alone, whatever other packages have allowed in this process."""
+    """The types that a pickled file may hold: torch's own, whatever other packages have allowed in this process."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -55,14 +55,14 @@ def _allowed() -> Iterator[None]:
         types.append(_StridedShard)
     except ImportError:
         pass
-    elsewhere = torch.serialization.get_safe_globals()
+    before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(types)
+    torch.serialization.add_safe_globals([t for t in before if getattr(t, "__module__", "").startswith("torch.")] + types)
     try:
         yield
     finally:
         torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(elsewhere)
+        torch.serialization.add_safe_globals(before)
 
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.", "module.")
