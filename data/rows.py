@@ -1,0 +1,208 @@
+"""Rows of a user's own data: read directly, and turned into a prompt, a demonstration and what a reward gets to know.
+
+A row is a dict of columns. Its prompt is the column `messages` without the assistant's answer at its end, or the column
+`prompt`, or what a jinja template makes of its columns.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, overload
+
+from ..core.errors import ConfigError
+from ..core.files import read_json
+from .row_files import Kinds, Part, ShardRows, note_kinds, open_part
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".json.gz", ".parquet", ".arrow")
+ANSWERS = ("answer", "completion", "response", "target")  # columns that hold a demonstration, the first that is there
+ROLES = ("system", "user", "assistant", "tool")
+_ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # files about rows, not of rows
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?=[-_.\d])", re.IGNORECASE)
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """The rows of a file or folder, in the order of the file names; each is read when it is asked for."""
+
+    def __init__(self, path: Path, parts: list[Part]) -> None:
+        self.path, self._parts = path, parts
+        self._ends = list(accumulate(len(part) for part in parts))
+        self.kinds: Kinds = {}
+        for part in parts:
+            for name, (kind, place) in part.kinds.items():
+                note_kinds(self.kinds, {name: kind}, place)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        part, i = self._inside(index)
+        return part.row(i)
+
+    def where(self, index: int) -> str:
+        """The file and line (or row) of a row, for messages."""
+        part, i = self._inside(index)
+        return part.place(i)
+
+    def _inside(self, index: int) -> tuple[Part, int]:
+        i = index + len(self) if index < 0 else index
+        if not 0 <= i < len(self):
+            raise IndexError(f"{self.path}: row {index} of {len(self)}")
+        number = bisect.bisect_right(self._ends, i)
+        return self._parts[number], i - (self._ends[number - 1] if number else 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return read_rows, (self.path,)  # another process maps the files itself
+
+
+def read_rows(path: str | Path) -> Rows:
+    """The rows of a JSON lines, JSON, parquet or arrow file, of a folder of them, a datasets folder, or shards."""
+    path = Path(path)
+    if path.is_file():
+        if not path.name.endswith(ENDINGS):
+            raise ConfigError(f"{path}: rows are read from {', '.join(ENDINGS)} files and folders of them or of shards")
+        return Rows(path, [open_part(path)])
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder")
+    if any(path.glob("*.tar")):
+        return Rows(path, [ShardRows(path)])
+    return Rows(path, [open_part(file) for file in _files_of(path)])
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """The data files of a folder in name order, or those that a folder of `datasets` lists."""
+    splits = (read_json(folder / "dataset_dict.json") or {}).get("splits")
+    if splits:
+        raise ConfigError(f"{folder}: holds the splits {', '.join(splits)}; name one, as {folder / splits[0]}")
+    listed = (read_json(folder / "state.json") or {}).get("_data_files")
+    if listed:  # written by save_to_disk; other arrow files in the folder are its caches
+        files = [folder / Path(entry["filename"]).name for entry in listed]
+        missing = next((file for file in files if not file.is_file()), None)
+        if missing is not None:
+            raise ConfigError(f"{missing}: state.json lists it, and it is not here; copy the folder again")
+        return files
+    entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    files = [p for p in entries if p.name.endswith(ENDINGS) and p.name not in _ABOUT]
+    if not files:
+        below = [p.name for p in entries if p.is_dir()]
+        hint = f"; it has the folders {', '.join(below[:5])}: name one" if below else ""
+        raise ConfigError(f"{folder}: no {', '.join(ENDINGS)} or .tar file here{hint}")
+    splits = sorted({match[1].lower() for file in files if (match := _SPLIT.match(file.name))})
+    if len(splits) > 1:
+        both = " and ".join(splits)
+        raise ConfigError(f"{folder}: holds files of {both}, which must not be mixed; name one file")
+    return files
+
+
+def render_prompt(row: dict[str, Any], template: str | None, where: str) -> str | list[dict[str, Any]]:
+    """What is said to the model first: text or a list of messages. `template` is jinja, inline or a file of it."""
+    if template is not None:
+        return _render(template, row, where)
+    if row.get("messages") is not None:
+        messages = _messages(row["messages"], "messages", where)
+        before = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+        if not before:
+            raise ConfigError(f"{where}: column 'messages' has nothing before the assistant's answer")
+        return before
+    prompt = row.get("prompt")
+    if isinstance(prompt, list):
+        return _messages(prompt, "prompt", where)
+    if prompt is None:
+        raise ConfigError(f"{where}: has no column 'prompt' or 'messages' (columns: {_columns(row)}); set template")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ConfigError(f"{where}: column 'prompt' must be text or a list of messages, not {str(prompt)[:60]!r}")
+    return prompt
+
+
+def demonstration(row: dict[str, Any], column: str | None, where: str = "a row") -> str | None:
+    """The answer to imitate: the named column, else the assistant's message ending `messages`, else one of ANSWERS."""
+    if column is None and row.get("messages") is not None:
+        last = _messages(row["messages"], "messages", where)[-1]
+        if last["role"] == "assistant":
+            return last["content"] or None
+    if column is not None and column not in row:
+        raise ConfigError(f"{where}: no column '{column}' (columns: {_columns(row)}); set answer to one of them")
+    name = column or next((name for name in ANSWERS if row.get(name) is not None), None)
+    value = row[name] if name is not None else None
+    if isinstance(value, bool | list | dict):
+        raise ConfigError(f"{where}: column '{name}' must be text or a number to be an answer, not {str(value)[:60]}")
+    return None if value is None or value == "" else str(value)
+
+
+def info_of(row: dict[str, Any], template: str | None = None) -> dict[str, Any]:
+    """What a reward gets to know: every column but the prompt's own, and the answer that ends a chat as `answer`."""
+    said = None if template is not None else "messages" if row.get("messages") is not None else "prompt"
+    info = {name: value for name, value in row.items() if name != said}
+    if said == "messages" and "answer" not in info and (answer := demonstration(row, None)) is not None:
+        info["answer"] = answer
+    return info
+
+
+def template_text(template: str, folder: Path = Path()) -> str:
+    """The text of a template: of the .jinja, .j2 or .txt file that it names in `folder`, else the template itself."""
+    if "\n" in template or "{" in template:
+        return template
+    if not template.endswith((".jinja", ".j2", ".txt")):
+        raise ConfigError(f"template: {template!r} uses no column ({{{{ name }}}}), and is no .jinja, .j2 or .txt file")
+    path = folder / template
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"template: {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    from jinja2 import StrictUndefined, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    text = template_text(template)
+    try:
+        return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(text)
+    except TemplateSyntaxError as error:
+        line = text.splitlines()[error.lineno - 1]
+        raise ConfigError(f"template: line {error.lineno}: {error.message}, in {line!r}") from error
+
+
+def _render(template: str, row: dict[str, Any], where: str) -> str:
+    from jinja2 import UndefinedError
+
+    compiled = _compiled(template)
+    try:
+        text = compiled.render(row)
+    except UndefinedError as error:
+        raise ConfigError(f"{where}: template: {error.message} (columns: {_columns(row)})") from error
+    except Exception as error:  # a template is a program: it may divide by zero, or reach for what the sandbox keeps
+        raise ConfigError(f"{where}: template: {type(error).__name__}: {error}") from error
+    if not text.strip():
+        raise ConfigError(f"{where}: the template makes an empty prompt")
+    return text
+
+
+def _messages(value: Any, column: str, where: str) -> list[dict[str, Any]]:
+    """A chat as a list of {"role", "content"}; anything else is refused by its place in the list."""
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where}: column '{column}' must be a list of messages, at least one")
+    for number, message in enumerate(value, 1):
+        here = f"{where}: column '{column}', message {number}"
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ConfigError(f"{here}: needs a role ({', '.join(ROLES)}) and a content")
+        if not isinstance(message.get("content"), str):
+            raise ConfigError(f"{here}: its content must be text")
+    return [{"role": m["role"], "content": m["content"]} for m in value]
+
+
+def _columns(row: dict[str, Any]) -> str:
+    return ", ".join(row) or "none"
