@@ -1,9 +1,10 @@
 """YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
 
 A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X], nested
-dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. No number may be NaN or infinite, and none negative
-but those that a dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live in its `__post_init__`, which raises
-ValueError("key: what is wrong").
+dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user brings (core/by_path.py) is a `ByPath`,
+written as text, or a section of such a union whose kind holds a colon; its file is hashed here, where an error knows its line. No number
+may be NaN or infinite, and none negative but those that a dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live
+in its `__post_init__`, which raises ValueError("key: what is wrong").
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Literal, TypeVar, Union
 
 import yaml
 
+from . import by_path
 from .errors import ConfigError
 
 T = TypeVar("T")
@@ -35,13 +37,14 @@ class Located:
 
     value: Any  # scalar, list[Located] or dict[str, Located]
     where: str
+    folder: Path = Path()  # of its file: what a user's own files are relative to; the current one for an override
 
 
 class _Reader:
     """Builds located values from YAML nodes, within limits: a few aliases can stand for more values than memory holds."""
 
-    def __init__(self, loader: yaml.SafeLoader, source: str) -> None:
-        self.loader, self.source, self.left = loader, source, MOST_VALUES
+    def __init__(self, loader: yaml.SafeLoader, source: str, folder: Path) -> None:
+        self.loader, self.source, self.folder, self.left = loader, source, folder, MOST_VALUES
 
     def where(self, node: yaml.Node) -> str:
         return f"{self.source}:{node.start_mark.line + 1}"
@@ -65,10 +68,10 @@ class _Reader:
                 item = self.read(value_node, depth + 1)
                 item.where = at
                 out[key] = item
-            return Located(out, where)
+            return Located(out, where, self.folder)
         if isinstance(node, yaml.SequenceNode):
-            return Located([self.read(child, depth + 1) for child in node.value], where)
-        return Located(self.scalar(node), where)
+            return Located([self.read(child, depth + 1) for child in node.value], where, self.folder)
+        return Located(self.scalar(node), where, self.folder)
 
     def scalar(self, node: yaml.Node) -> Any:
         """A plain value; a date or a number that is none, or of no use to anyone, is named."""
@@ -91,8 +94,8 @@ def _short(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}... ({len(text)} characters)"
 
 
-def parse_yaml(text: str, source: str) -> Located:
-    """Parse YAML text into values that know their line; `source` is the file name used in messages."""
+def parse_yaml(text: str, source: str, folder: Path = Path()) -> Located:
+    """Parse YAML text into values that know their line; `source` is the file name used in messages, `folder` the one it lies in."""
     if len(text) > MOST_CHARACTERS:
         raise ConfigError(f"{source}: {len(text)} characters; a recipe has at most {MOST_CHARACTERS}")
     if (
@@ -103,7 +106,7 @@ def parse_yaml(text: str, source: str) -> Located:
         loader = yaml.SafeLoader(text)
         try:
             node = loader.get_single_node()
-            return Located({}, f"{source}:1") if node is None else _Reader(loader, source).read(node)
+            return Located({}, f"{source}:1") if node is None else _Reader(loader, source, folder).read(node)
         finally:
             loader.dispose()
     except RecursionError as error:
@@ -223,10 +226,14 @@ def _build(kind: Any, item: Located, key: str) -> Any:
         if item.value is None and type(None) in options:
             return None
         choices = [option for option in options if option is not type(None)]
+        own = [option for option in choices if _is_own(option)]
+        if own and len(choices) > 1 and isinstance(item.value, str):  # with a colon it is the user's, without one it is a name of ours
+            choices = own if ":" in item.value else [option for option in choices if option not in own]
         if len(choices) == 1:
             return _build(choices[0], item, key)
         if all(dataclasses.is_dataclass(option) for option in choices):
-            return _build(_by_kind(choices, item, key), item, key)
+            chosen = _by_kind(choices, item, key)
+            return _build(chosen, _own_section(chosen, item, key) if _is_own(chosen) else item, key)
         for option in choices:
             try:
                 return _build(option, item, key)
@@ -252,7 +259,7 @@ def _build(kind: Any, item: Located, key: str) -> Any:
             raise ConfigError(f"{item.where}: {key} must be a section with keys, not {_plain(item)!r}")
         return {name: _build(typing.get_args(kind)[1], child, f"{key}.{name}") for name, child in item.value.items()}
     if kind is Any:
-        return _plain(item)
+        return _writable(item, key)
     value = item.value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -274,14 +281,40 @@ def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
     if not isinstance(item.value, dict) or "kind" not in item.value:
         raise ConfigError(f"{item.where}: {key} needs a key 'kind': one of {', '.join(kinds)}")
     kind = item.value["kind"]
+    if isinstance(kind.value, str) and ":" in kind.value and _is_own(kinds.get("path")):
+        return kinds["path"]
     if not isinstance(kind.value, str) or kind.value not in kinds:
         near = difflib.get_close_matches(str(_plain(kind)), kinds, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"valid kinds: {', '.join(kinds)}"
+        if str(kind.value).endswith(".py") and "path" in kinds:
+            hint = f"write it as {kind.value}:Name"
         raise ConfigError(f"{kind.where}: {key}.kind = {_plain(kind)!r} is unknown; {hint}")
     return kinds[kind.value]
 
 
+def _is_own(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, by_path.ByPath)
+
+
+def _own_section(kind: Any, item: Located, key: str) -> Located:
+    """A section whose kind is `file.py:Name`, with that as its path and the keys that are no fields of `kind` as arguments."""
+    path = item.value["kind"]
+    if path.value == "path":
+        return item
+    for name in ("path", "digest"):
+        if name in item.value:
+            raise ConfigError(f"{item.value[name].where}: {key}.{name} is taken; an argument of that name goes under {key}.args")
+    names = {f.name for f in dataclasses.fields(kind)}
+    further = {name: child for name, child in item.value.items() if name not in names}
+    kept = {name: child for name, child in item.value.items() if name in names}
+    if further:
+        kept["args"] = merge(kept.get("args", Located({}, item.where)), Located(further, item.where))
+    return Located({**kept, "kind": Located("path", path.where), "path": path}, item.where)
+
+
 def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
+    if _is_own(kind) and isinstance(item.value, str):
+        item = Located({"path": item}, item.where)
     if not isinstance(item.value, dict):
         raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {_plain(item)!r}")
     hints = typing.get_type_hints(kind)
@@ -300,7 +333,15 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
         if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{item.where}: key '{f'{key}.{name}' if key else name}' is missing")
     try:
-        return kind(**values)
+        built = kind(**values)
+        if not isinstance(built, by_path.ByPath) or built.digest:
+            return built
+        where, folder = item.value["path"].where, item.value["path"].folder
+        try:
+            path = by_path.absolute(built.path, folder)
+            return dataclasses.replace(built, path=path, digest=by_path.file_digest(path, folder))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {key}: {error}") from error
     except (ValueError, ArithmeticError) as error:
         name = str(error).partition(":")[0]
         where = item.value[name].where if name in item.value else item.where
@@ -319,6 +360,17 @@ def _plain(item: Located) -> Any:
     return [_plain(child) for child in item.value] if isinstance(item.value, list) else item.value
 
 
+def _writable(item: Located, key: str) -> Any:
+    """Plain values of any shape; what would not come back from config.yaml as it was, such as a date, is named."""
+    if isinstance(item.value, dict):
+        return {name: _writable(child, f"{key}.{name}") for name, child in item.value.items()}
+    if isinstance(item.value, list):
+        return [_writable(child, f"{key}[{i}]") for i, child in enumerate(item.value)]
+    if not isinstance(item.value, str | int | float | None):
+        raise ConfigError(f"{item.where}: {key} is read as a {type(item.value).__name__}; write it in quotes")
+    return item.value
+
+
 def read_yaml(path: Path, source: str | None = None) -> Located:
     """The tree of a YAML file; a file that cannot be read is an error of the settings."""
     try:
@@ -327,7 +379,7 @@ def read_yaml(path: Path, source: str | None = None) -> Located:
         raise ConfigError(f"{path}: no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a text file: {error}") from error
-    return parse_yaml(text, source or str(path))
+    return parse_yaml(text, source or str(path), path.parent)
 
 
 def load(kind: type[T], path: Path, overrides: typing.Sequence[str] = (), source: str | None = None) -> T:
@@ -362,12 +414,14 @@ def digest(config: Any) -> str:
     return hashlib.sha256(json.dumps(to_plain(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _Absent:
+class Words(str):
+    """What stands in a difference for a value."""
+
     def __repr__(self) -> str:
-        return "absent"
+        return str(self)
 
 
-ABSENT = _Absent()  # in a difference: the key does not stand there
+ABSENT = Words("absent")  # in a difference: the key does not stand there
 
 
 def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any, Any]]:
@@ -384,6 +438,10 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
         plain = to_plain(config)
         number = isinstance(plain, int | float) and not isinstance(plain, bool) and not isinstance(stored, bool)  # 1 may have become 1.0
         return [] if repr(plain) == repr(stored) or (number and plain == stored) else [(key, stored, plain)]
+    if isinstance(config, by_path.ByPath) and config.path == stored.get("path") and config.digest != stored.get("digest", config.digest):
+        file, old = config.path.rpartition(":")[0], str(stored["digest"])
+        changed = (f"{key}, the file {file}", Words(f"sha256 {old[:12]}"), Words(f"sha256 {config.digest[:12]}"))
+        return [changed, *differences(stored, {**now, "digest": old}, key)]
     names = dict.fromkeys([*now, *stored])
     return [
         found

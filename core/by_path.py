@@ -1,0 +1,200 @@
+"""What a user brings: `file.py:Name` or `package.module:Name`, wherever a setting accepts the name of something of ours."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from .errors import ConfigError
+
+_loaded: dict[Path, tuple[str, types.ModuleType]] = {}  # file -> digest of what was loaded, its module
+_beside: dict[Path, dict[str, types.ModuleType]] = {}  # folder -> modules that its files imported from beside them
+
+
+@dataclass(frozen=True)
+class ByPath:
+    """An object of the user's own. In YAML a plain string `my.py:score` or `package.module:score`; a file is relative to the recipe."""
+
+    path: str  # `file.py:Name` or `package.module:Name`
+    digest: str = ""  # sha256 of the file, filled in when the recipe is read; a resume with another file is refused
+
+    def __post_init__(self) -> None:
+        try:
+            _parts(self.path)
+        except ConfigError as error:
+            raise ValueError(f"path: {error}") from error
+
+    def load(self) -> Callable[..., Any]:
+        """The object; a file that is not the one the run was started with is refused."""
+        return load_object(self.path, Path(), self.digest)
+
+
+@dataclass(frozen=True)
+class KindByPath(ByPath):
+    """A section whose `kind` is `file.py:Name` or `package.module:Name`; its further keys are passed to that as arguments."""
+
+    kind: Literal["path"] = "path"
+    args: dict[str, Any] = field(default_factory=dict)  # what the object is called with
+
+    def make(self) -> Any:
+        """The object, called with its arguments."""
+        try:
+            return self.load()(**self.args)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{self.path}: cannot be made with {self.args}: {_told(error, '')}") from error
+
+
+def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
+    """The class or function that `file.py:Name` (relative to `base`) or `package.module:Name` names.
+
+    With a digest, a file that has another one is refused.
+    """
+    where, name = _parts(text)
+    if digest and file_digest(text, base) != digest:
+        raise ConfigError(f"{text}: the file has changed since this run was started; restore it, or start a run in another --run folder")
+    module = _file_module(_file(where, base)) if _is_file(where) else _package_module(where)
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], 1)
+        raise ConfigError(f"{text}: {where} has no '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+    value = getattr(module, name)
+    if not callable(value):
+        raise ConfigError(f"{text}: '{name}' is a {type(value).__name__}; a function or a class is needed")
+    return value
+
+
+def file_digest(text: str, base: Path) -> str:
+    """sha256 of the file that `file.py:Name` names, or of the source file of a package's module."""
+    where, _ = _parts(text)
+    if _is_file(where):
+        return hashlib.sha256(_read(_file(where, base))).hexdigest()
+    origin = _spec(where).origin
+    if origin is None or not Path(origin).is_file():
+        raise ConfigError(f"{text}: {where} has no source file; name a module with one")
+    return hashlib.sha256(_read(Path(origin))).hexdigest()
+
+
+def absolute(text: str, base: Path) -> str:
+    """The same with the file's whole path, so that it means the same from any folder; a package's module stays as it is."""
+    where, name = _parts(text)
+    return f"{_file(where, base)}:{name}" if _is_file(where) else text
+
+
+def _parts(text: str) -> tuple[str, str]:
+    where, _, name = text.rpartition(":")
+    if not where or not name.isidentifier():
+        raise ConfigError(f"'{text}': write it as file.py:Name or package.module:Name")
+    if not _is_file(where) and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", where):
+        raise ConfigError(f"'{text}': {where} is neither a .py file nor the name of a module")
+    return where, name
+
+
+def _is_file(where: str) -> bool:
+    return where.endswith(".py")
+
+
+def _file(where: str, base: Path) -> Path:
+    return Path(base, Path(where).expanduser()).resolve()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1) if path.parent.is_dir() else []
+        raise ConfigError(f"{path}: no such file" + (f"; did you mean '{near[0]}'?" if near else "")) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _file_module(path: Path) -> types.ModuleType:
+    """The module of a file, under a name of its own. It is run once, and again where the file has changed in between, as in a notebook.
+
+    The source is compiled from the bytes that are hashed: cached bytecode may be that of an edit in the same second.
+    """
+    source = _read(path)
+    digest = hashlib.sha256(source).hexdigest()
+    known = _loaded.get(path)
+    if known and known[0] == digest:
+        return known[1]
+    name = f"{path.stem}_by_path_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # of the path alone: pickles name it
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    before = sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses and pickle look here
+    try:
+        with _importable(path.parent):
+            exec(compile(source, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        raise ConfigError(f"{path}: cannot be imported: {_told(error, str(path))}") from error
+    _loaded[path] = digest, module
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Modules beside a file can be imported while it loads; those that files of other folders imported from beside them are out of sight,
+    so that two folders may each have a `utils.py`."""
+    others = [pair for place, kept in _beside.items() if place != folder for pair in kept.items()]
+    hidden = {name: sys.modules.pop(name) for name, module in others if sys.modules.get(name) is module}
+    sys.modules.update(_beside.get(folder, {}))
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+        new = {name: module for name, module in sys.modules.items() if name not in before}
+        inside = {name: module for name, module in new.items() if folder in Path(getattr(module, "__file__", None) or "/").parents}
+        _beside.setdefault(folder, {}).update(inside)
+        sys.modules.update(hidden)
+
+
+def _spec(where: str) -> Any:
+    try:
+        spec = importlib.util.find_spec(where)
+    except ModuleNotFoundError:
+        spec = None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: cannot be imported: {_told(error, '')}") from error
+    if spec is None:
+        raise ConfigError(f"{where}: no such module is installed; a file of yours is named as file.py:Name")
+    return spec
+
+
+def _package_module(where: str) -> types.ModuleType:
+    path = str(_spec(where).origin)
+    try:
+        return importlib.import_module(where)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{where}: cannot be imported: {_told(error, path)}") from error
+
+
+def _told(error: BaseException, path: str) -> str:
+    """An error of the user's code in its own words, with the line of the file, or of the other file that it comes from."""
+    if isinstance(error, SyntaxError):
+        file, line = error.filename or path, error.lineno
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and not f.filename.startswith("<frozen")]
+        own = [f for f in frames if path and Path(path).parent in Path(f.filename).parents] or frames  # not deep in a library
+        file, line = (own[-1].filename, own[-1].lineno) if own else (path, None)
+    where = "" if line is None else f"line {line}: " if file == path else f"{file}, line {line}: "
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    return f"{where}{type(error).__name__}" + (f": {text}" if text else "")
