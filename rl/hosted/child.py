@@ -1,0 +1,269 @@
+"""The child process of a host: it loads the user's reward or environment and carries out calls.
+
+It imports no torch unless the user's code does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib.util
+import inspect
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ConfigError
+from ...core.process import die_with_parent
+from ...data.trajectory import Invalid
+from .checks import Fault, check_prompt, normal_score
+from .wire import LARGEST_MESSAGE, ChildWire, digest, name_call, pack_in_child, show, unpack_in_child
+
+AT_ONCE = 64  # rows of an async reward that run at a time
+PAGE = 8_000_000  # bytes of tasks in one message
+Reply = tuple[Any, ...]  # ("score", reward, parts), ("prompt", said), ("value", any) ... or ("invalid", reason)
+
+
+def load_object(text: str, base: Path, digest: str = "") -> Any:
+    """The object that `file.py:Name` (relative to `base`) or `package.module:Name` names."""
+    where, _, name = text.rpartition(":")
+    if where.endswith(".py"):
+        path = (base / where).resolve()
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(where)
+    return getattr(module, name)
+
+
+class Child:
+    """The user's object and its live episodes. A method `do_X` carries out the call X."""
+
+    def __init__(self, target: str, base: Path, deadline_s: float) -> None:
+        self.target, self.base, self.deadline_s = target, base, deadline_s
+        self.object: Any = None
+        self.batched = self.concurrent = False
+        self.episodes: dict[int, Any] = {}
+        self.listed: dict[str, list[Any]] = {}
+        self.runner = asyncio.Runner()
+
+    def load(self, args: dict[str, Any], sha256: str) -> dict[str, Any]:
+        """Import and make the user's object; what the host must know about it."""
+        self.object = load_object(self.target, self.base, sha256)
+        if isinstance(self.object, type):
+            self.object = self.object(**args)
+        elif args:
+            raise ConfigError(f"{self.target} is a function, and takes no arguments from the recipe: {', '.join(args)}")
+        environment = hasattr(self.object, "play")
+        if not environment:
+            self._check_reward()
+        return {"environment": environment, "concurrent": self.concurrent, "batched": self.batched}
+
+    def _check_reward(self) -> None:
+        try:
+            taken = inspect.signature(self.object)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self.target} is neither an Environment (it has no play) nor a function") from error
+        try:
+            self.batched = "prompts" in taken.parameters
+            names = ("prompts", "answers", "infos") if self.batched else ("prompt", "answer", "info")
+            taken.bind(**dict.fromkeys(names))
+        except TypeError as error:
+            asked = "a reward takes (prompt, answer, info), or (prompts, answers, infos)"
+            raise ConfigError(f"{self.target}{taken}: {asked}") from error
+        call = self.object if inspect.isroutine(self.object) else type(self.object).__call__
+        self.concurrent = inspect.iscoroutinefunction(call) and not self.batched
+
+    def reason(self, error: BaseException, kind: str) -> str:
+        """Why there is no result: the function, what it did or raised, and the user's line that it came from."""
+        name = name_call(self.target, kind)
+        if isinstance(error, Fault):
+            return f"{name} {error}"
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+        folder = f"{self.base}{os.sep}"
+        own = [f for f in frames if f.filename.startswith(folder) and "site-packages" not in f.filename] or frames[:1]
+        where = f" at {own[-1].filename.removeprefix(folder)}:{own[-1].lineno}" if own else ""
+        try:
+            text = " ".join(str(error).split())[:300]
+        except BaseException:
+            text = "(its text cannot be shown)"
+        return f"{name} raised {type(error).__name__}{': ' if text else ''}{text}{where}"
+
+    def finish(self, made: Any) -> Any:
+        """What a call of user code gave, awaited where it is a coroutine."""
+        return self.runner.run(self.within_deadline(made)) if inspect.iscoroutine(made) else made
+
+    async def within_deadline(self, made: Coroutine[Any, Any, Any]) -> Any:
+        """The coroutine's value; at the deadline it is cancelled, which spares the process."""
+        task = asyncio.ensure_future(made)
+        done, _ = await asyncio.wait([task], timeout=self.deadline_s)
+        if not done:
+            task.cancel()  # not waited for: it may refuse to end
+            raise Fault(f"did not finish within {self.deadline_s:g} s (deadline_s)")
+        return task.result()
+
+    def scored(self, value: Any) -> Reply:
+        """The reply with a score; Fault where it is none."""
+        score = normal_score(value)
+        return ("invalid", str(score.reason)) if isinstance(score, Invalid) else ("score", *score)
+
+    def do_score(self, prompt: Any, answer: str, info: Any) -> Reply:
+        return self.scored(self.finish(self.object(prompt=prompt, answer=answer, info=info)))
+
+    def do_scores(self, prompts: list[Any], answers: list[str], infos: list[Any]) -> Reply:
+        given = self.finish(self.object(prompts=prompts, answers=answers, infos=infos))
+        if isinstance(given, str | bytes | dict) or not hasattr(given, "__len__") or not hasattr(given, "__iter__"):
+            raise Fault(f"gave {show(given)} ({type(given).__name__}); a batched reward gives a list of scores")
+        if len(given) != len(answers):
+            raise Fault(f"gave {len(given)} scores for {len(answers)} answers")
+        rows: list[Reply] = []
+        for place, value in enumerate(given):
+            try:
+                rows.append(self.scored(value))
+            except Fault as error:
+                rows.append(("invalid", f"{self.target}: answer {place} of {len(answers)}: {error}"))
+        return ("scores", rows)
+
+    def do_start(self, episode: int, task: Any) -> Reply:
+        self.episodes.pop(episode, None)
+        playing = self.object.play(task)
+        if not inspect.isgenerator(playing):
+            given = f"{show(playing)} ({type(playing).__name__})"
+            raise Fault(f"gave {given}; it must be a generator, which yields what is said to the model")
+        try:
+            said = check_prompt(next(playing), first=True)
+        except StopIteration as ended:
+            raise Fault(f"returned {show(ended.value)} before it yielded a first prompt") from ended
+        self.episodes[episode] = playing
+        return ("prompt", said)
+
+    def do_answer(self, episode: int, text: str) -> Reply:
+        playing = self.episodes.pop(episode)
+        try:
+            said = check_prompt(playing.send(text), first=False)
+        except StopIteration as ended:
+            return self.scored(ended.value)
+        self.episodes[episode] = playing
+        return ("prompt", said)
+
+    def do_replay(self, episode: int, task: Any, answers: list[str]) -> Reply:
+        """The same episode again up to its last prompt; fingerprints of what was said."""
+        replies = [self.do_start(episode, task)]
+        for text in answers:
+            replies.append(self.do_answer(episode, text))
+            if replies[-1][0] != "prompt":
+                break
+        return ("replayed", [digest(said) if kind == "prompt" else b"" for kind, said, *_ in replies])
+
+    def do_forget(self, *episodes: int) -> Reply:
+        for episode in episodes:
+            self.episodes.pop(episode, None)
+        return ("value", None)
+
+    def do_tasks(self, split: str, first: int) -> Reply:
+        """How many tasks there are, and a page of them from `first` on, each packed alone."""
+        if split not in self.listed:
+            self.listed[split] = list(self.object.tasks(split))
+        page: list[bytes] = []
+        size = 0
+        for place, task in enumerate(self.listed[split][first:], first):
+            try:
+                blob = pack_in_child(task)
+            except Exception as error:
+                raise Fault(f"gave task {place}, which cannot be pickled: {error}") from error
+            if len(blob) > LARGEST_MESSAGE:
+                largest = f"{len(blob):,} bytes; at most {LARGEST_MESSAGE:,} are carried"
+                raise Fault(f"gave task {place} of {largest}: name a file in the task instead of holding its contents")
+            size += len(blob)
+            if page and size > PAGE:
+                break
+            page.append(blob)
+        return ("value", (len(self.listed[split]), page))
+
+    def do_demonstration(self, task: Any) -> Reply:
+        given = self._optional("demonstration", task)
+        listed = isinstance(given, list) and all(isinstance(answer, str) for answer in given)
+        if given is not None and not isinstance(given, str) and not listed:
+            raise Fault(f"gave {show(given)} ({type(given).__name__}); it is a str, or a list of str, one a turn")
+        return ("value", given)
+
+    def do_baselines(self) -> Reply:
+        return ("value", list(self._baselines()))
+
+    def do_baseline(self, name: str, prompt: Any, task: Any) -> Reply:
+        answer = self._baselines()[name](prompt, task)
+        if not isinstance(answer, str):
+            raise Fault(f"{name!r} gave {show(answer)} ({type(answer).__name__}); an answer is a str")
+        return ("value", answer)
+
+    def _baselines(self) -> dict[str, Callable[..., Any]]:
+        given = self._optional("baselines") or {}
+        if not isinstance(given, dict) or not all(isinstance(n, str) and callable(f) for n, f in given.items()):
+            asked = "a dict of names and functions (prompt, task) -> str"
+            raise Fault(f"gave {show(given)} ({type(given).__name__}); it is {asked}")
+        return given
+
+    def _optional(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self.object, method)(*args) if hasattr(self.object, method) else None
+        except NotImplementedError:
+            return None
+
+    def do(self, kind: str, packed: bytes) -> Reply:
+        """One call; whatever user code does short of ending the process becomes a reply."""
+        try:
+            return getattr(self, f"do_{kind}")(*unpack_in_child(packed))
+        except BaseException as error:
+            return ("invalid", self.reason(error, kind))
+
+    async def score_together(self, rows: list[bytes], reply: Callable[[int, Reply], None]) -> None:
+        """Rows of an async reward, a few at a time; each is answered when it is done."""
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def one(place: int, row: bytes) -> None:
+            async with free:
+                try:
+                    prompt, answer, info = unpack_in_child(row)
+                    made = self.object(prompt=prompt, answer=answer, info=info)
+                    scored = self.scored(await self.within_deadline(made))
+                except Exception as error:
+                    scored = ("invalid", self.reason(error, "score"))
+                reply(place, scored)
+
+        await asyncio.gather(*(one(place, row) for place, row in enumerate(rows)))
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Carry out the host's calls until it closes the wire or dies."""
+    die_with_parent(parent)
+    os.dup2(2, 1)  # prints of user code go to the log
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.register(signal.SIGUSR1)  # a late child writes where it is into the log before it is killed
+    wire = ChildWire(descriptor)
+    hello = wire.receive()
+    if hello is None:
+        return
+    target, base, deadline_s, args, sha256 = unpack_in_child(hello)
+    child = Child(target, Path(base), deadline_s)
+    try:
+        wire.send(pack_in_child(("ready", child.load(args, sha256))))
+    except BaseException as error:
+        why = str(error) if isinstance(error, ConfigError) else child.reason(error, "score")
+        wire.send(pack_in_child(("failed", why)))
+        return
+    while (message := wire.receive()) is not None:
+        calls = unpack_in_child(message)  # (kind, packed arguments) each
+        if child.concurrent and all(kind == "score" for kind, _ in calls):
+            rows = [packed for _, packed in calls]
+            child.runner.run(child.score_together(rows, lambda place, answer: wire.reply(place, answer, target)))
+        else:
+            for place, (kind, packed) in enumerate(calls):
+                wire.reply(place, child.do(kind, packed), target)

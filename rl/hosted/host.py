@@ -1,0 +1,313 @@
+"""A reward or an environment of the user's, run in a child process. A fault is Invalid, never a zero."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...core.errors import ConfigError
+from ...data.trajectory import Invalid
+from .process import ChildProcess, Lost
+from .wire import LARGEST_MESSAGE, digest, name_call, pack_in_host, unpack_in_host
+
+GROUP = 8_000_000  # bytes of calls in one message: the child reads it whole before it answers
+LOADING_S = 300.0  # for importing the user's code, making its object, and listing tasks
+
+
+class Score(NamedTuple):
+    """What user code gave for an answer or an episode: the reward, and further numbers by name."""
+
+    reward: float | Invalid
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is said to the model next: a text, or in the first turn a list of {"role", "content"} messages."""
+
+    content: str | list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class End:
+    """An episode is over."""
+
+    score: Score
+
+
+@dataclass
+class _Call:
+    kind: str  # the method do_KIND of the child
+    args: tuple[Any, ...]
+    limit_s: float
+    episode: int | None = None
+
+
+@dataclass
+class _Live:
+    """An episode that goes on, with what rebuilds it in a fresh child."""
+
+    task: Any
+    answers: list[str] = field(default_factory=list)
+    said: list[bytes] = field(default_factory=list)  # fingerprints of its prompts
+
+
+class Host:
+    """A reward function or an Environment by path, in a child that is started on first use, and again after a kill.
+
+    A call that misses the deadline, or during which the child dies, is Invalid with the reason. Rows after it are
+    scored in a fresh child; other live episodes are rebuilt there from their answers before they go on.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        base: Path,
+        deadline_s: float,
+        args: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+        sha256: str = "",
+    ) -> None:
+        self.target, self.base, self.deadline_s = target, Path(base).resolve(), deadline_s
+        self.args, self.sha256 = dict(args or {}), sha256  # a class is made with args; a file must have the digest
+        # by default sets of texts have the same order in every child, so that a replay meets it again
+        self.environ = {"PYTHONHASHSEED": "0", **(os.environ if environ is None else environ)}
+        self.child: ChildProcess | None = None
+        self.about: dict[str, bool] = {}  # what the child said of the object: environment, batched, concurrent
+        self.live: dict[int, _Live] = {}
+        self.present: set[int] = set()  # live episodes that the present child has
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def tasks(self, split: str) -> list[Any]:
+        """All tasks of a split. Values that are not plain come as `Sealed`, to be passed back unopened."""
+        tasks: list[Any] = []
+        while True:
+            total, page = self._value("tasks", split, len(tasks))
+            tasks += [unpack_in_host(blob) for blob in page]
+            if len(tasks) >= total:
+                return tasks
+
+    def score(self, prompts: Sequence[Any], answers: Sequence[str], infos: Sequence[Any]) -> list[Score]:
+        """One score a row. The deadline is that of a row, or of the one call of a batched function."""
+        if not len(prompts) == len(answers) == len(infos):
+            counts = f"{len(prompts)} prompts, {len(answers)} answers and {len(infos)} infos"
+            raise ValueError(f"{counts}: a row needs one of each")
+        with self.lock:
+            self._need(environment=False)
+            if not answers:
+                return []
+            if not self.about["batched"]:
+                rows = zip(prompts, answers, infos, strict=True)
+                return [_score(reply) for reply in self._run([_Call("score", row, self.deadline_s) for row in rows])]
+            (reply,) = self._run([_Call("scores", (list(prompts), list(answers), list(infos)), self.deadline_s)])
+            return [_score(row) for row in (reply[1] if reply[0] == "scores" else [reply] * len(answers))]
+
+    def start(self, episode: int, task: Any) -> Prompt | End:
+        """Begin an episode under a number of the caller's choice: what `play(task)` yields first."""
+        return self.start_many([(episode, task)])[0]
+
+    def answer(self, episode: int, text: str) -> Prompt | End:
+        """Send the model's answer: the next prompt, or the end with its score."""
+        return self.answer_many([(episode, text)])[0]
+
+    def start_many(self, items: Iterable[tuple[int, Any]]) -> list[Prompt | End]:
+        """`start` for many episodes in one round trip; the deadline is that of each."""
+        items = _distinct(items)
+        with self.lock:
+            self._need(environment=True)
+            for episode, task in items:
+                self.live[episode] = _Live(task)
+                self.present.discard(episode)
+            return self._play([_Call("start", item, self.deadline_s, item[0]) for item in items])
+
+    def answer_many(self, items: Iterable[tuple[int, str]]) -> list[Prompt | End]:
+        """`answer` for many episodes in one round trip; the deadline is that of each."""
+        items = _distinct(items)
+        with self.lock:
+            for episode, _ in items:
+                if episode not in self.live:
+                    raise ValueError(f"episode {episode} is not going on: it has ended, or was never started")
+            return self._play([_Call("answer", item, self.deadline_s, item[0]) for item in items])
+
+    def forget(self, episodes: Iterable[int]) -> None:
+        """Drop episodes that nobody will answer any more."""
+        with self.lock:
+            gone = [episode for episode in episodes if self.live.pop(episode, None) and episode in self.present]
+            self.present.difference_update(gone)
+            if gone:
+                self._run([_Call("forget", tuple(gone), self.deadline_s)])
+
+    def demonstration(self, task: Any) -> str | list[str] | Invalid | None:
+        """The answer to imitate, or one a turn; None where the environment has none."""
+        return self._ask("demonstration", (task,), self.deadline_s)
+
+    def baseline_names(self) -> list[str]:
+        """The names of the environment's trivial policies."""
+        return self._value("baselines")
+
+    def baseline(self, name: str, prompt: Any, task: Any) -> str | Invalid:
+        """What a trivial policy answers."""
+        return self._ask("baseline", (name, prompt, task), self.deadline_s)
+
+    def close(self) -> None:
+        """End the child; a later call starts another."""
+        with self.lock:
+            self._kill()
+
+    def _need(self, environment: bool) -> None:
+        self._ensure()
+        if self.about["environment"] is not environment:
+            kinds = ("a reward function", "an Environment")
+            raise ConfigError(f"{self.target} is {kinds[not environment]}, and {kinds[environment]} is needed here")
+
+    def _ask(self, kind: str, args: tuple[Any, ...], limit_s: float) -> Any:
+        with self.lock:
+            self._need(environment=True)
+            word, value = self._run([_Call(kind, args, limit_s)])[0]
+        return value if word == "value" else Invalid(value)
+
+    def _value(self, kind: str, *args: Any) -> Any:
+        """A value without which nothing can go on."""
+        value = self._ask(kind, args, LOADING_S)
+        if isinstance(value, Invalid):
+            raise ConfigError(value.reason)
+        return value
+
+    def _play(self, calls: list[_Call]) -> list[Prompt | End]:
+        return [Prompt(reply[1]) if reply[0] == "prompt" else End(_score(reply)) for reply in self._run(calls)]
+
+    def _run(self, calls: list[_Call]) -> list[tuple[Any, ...]]:
+        """Replies to calls, in order. A call that loses the child is Invalid; those after it go to another."""
+        replies: dict[int, tuple[Any, ...]] = {}
+        packed = [pack_in_host(call.args) for call in calls]
+        for number, (call, blob) in enumerate(zip(calls, packed, strict=True)):
+            if len(blob) > LARGEST_MESSAGE:
+                size = f"{len(blob):,} bytes; at most {LARGEST_MESSAGE:,} are carried"
+                why = f"{name_call(self.target, call.kind)} would get {size}"
+                self._settle(call, number, ("invalid", why), replies)
+        alone = False  # one call a message: after a loss, to learn which of several concurrent rows it was
+        while len(replies) < len(calls):
+            child = self._ensure()
+            slack = 1.0 if self.about["concurrent"] else 0.0  # the child itself ends async rows at the deadline
+            unanswered = dict(enumerate(self._group(calls, packed, replies, alone)))
+            try:
+                message = pack_in_host([(call.kind, blob) for _, call, blob in unanswered.values()])
+                child.send(message, self.deadline_s + 1.0)
+                while unanswered:
+                    first = next(iter(unanswered.values()))[1]
+                    place, reply = child.receive(first.limit_s + slack)
+                    number, call, _ = unanswered.pop(place)
+                    self._settle(call, number, reply, replies)
+            except Lost as lost:
+                self._kill(say_where=True)
+                if self.about["concurrent"] and len(unanswered) > 1:
+                    alone = True
+                    continue
+                number, call, _ = next(iter(unanswered.values()))
+                self._settle(call, number, ("invalid", f"{name_call(self.target, call.kind)} {lost}"), replies)
+            except BaseException:  # Ctrl-C: replies still to come would be taken for those of the next calls
+                self._kill()
+                raise
+        return [replies[number] for number in range(len(calls))]
+
+    def _group(
+        self, calls: list[_Call], packed: list[bytes], replies: dict[int, tuple[Any, ...]], alone: bool
+    ) -> list[tuple[int, _Call, bytes]]:
+        """The next calls that fit a message, each after the replay of its episode where the child does not have it."""
+        group: list[tuple[int, _Call, bytes]] = []
+        size = 0
+        for number, call in enumerate(calls):
+            if number in replies:
+                continue
+            if group and (alone or size + len(packed[number]) > GROUP):
+                break
+            if call.kind == "answer" and call.episode is not None and call.episode not in self.present:
+                live = self.live[call.episode]
+                limit_s = call.limit_s * (1 + len(live.answers))
+                replay = _Call("replay", (call.episode, live.task, live.answers), limit_s, call.episode)
+                group.append((number, replay, pack_in_host(replay.args)))
+                size += len(group[-1][2])
+            group.append((number, call, packed[number]))
+            size += len(packed[number])
+        return group
+
+    def _settle(self, call: _Call, number: int, reply: tuple[Any, ...], replies: dict[int, tuple[Any, ...]]) -> None:
+        """Take a reply in: for an episode, what is known of it changes too."""
+        if number in replies:  # the answer after a replay that failed
+            return
+        if call.episode is None:
+            replies[number] = reply
+            return
+        live = self.live[call.episode]
+        if call.kind == "replay":
+            if reply == ("replayed", live.said):
+                self.present.add(call.episode)
+                return
+            reply = ("invalid", self._replay_fault(reply, live))
+        replies[number] = reply
+        if reply[0] != "prompt":
+            del self.live[call.episode]
+            self.present.discard(call.episode)
+            return
+        if call.kind == "answer":
+            live.answers.append(call.args[1])
+        live.said.append(digest(reply[1]))
+        self.present.add(call.episode)
+
+    def _replay_fault(self, reply: tuple[Any, ...], live: _Live) -> str:
+        if reply[0] != "replayed":
+            return f"{reply[1]} (in the replay of the episode in a fresh process, after another call's fault)"
+        pairs = enumerate(zip(reply[1], live.said, strict=False))
+        turn = next((number for number, (new, old) in pairs if new != old), len(reply[1]))
+        where = f"gave another prompt in turn {turn + 1} when the episode was replayed in a fresh process"
+        asked = "it must depend on the task and the answers alone (draw from random.Random(a seed in the task))"
+        return f"{name_call(self.target, 'play')} {where}; {asked}"
+
+    def _ensure(self) -> ChildProcess:
+        """A child that has loaded the object; ConfigError where it cannot."""
+        if self.child is not None and self.child.alive:
+            return self.child
+        self._kill()  # one that died between two calls: no call is to blame
+        self.child = child = ChildProcess(self.environ)
+        try:
+            hello = (self.target, str(self.base), self.deadline_s, self.args, self.sha256)
+            child.send(pack_in_host(hello), LOADING_S)
+            word, value = child.receive(LOADING_S)
+        except Lost as lost:
+            self._kill(say_where=True)
+            raise ConfigError(f"{self.target}: loading it {lost}") from lost
+        except BaseException:
+            self._kill()
+            raise
+        if word == "failed":
+            self._kill()
+            raise ConfigError(value)
+        self.about = value
+        return child
+
+    def _kill(self, say_where: bool = False) -> None:
+        child, self.child = self.child, None
+        self.present.clear()
+        if child is not None:
+            child.kill(say_where)
+
+
+def _distinct(items: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    items = list(items)
+    if len({episode for episode, _ in items}) < len(items):
+        raise ValueError("an episode is named twice in one call")
+    return items
+
+
+def _score(reply: tuple[Any, ...]) -> Score:
+    return Score(reply[1], dict(reply[2])) if reply[0] == "score" else Score(Invalid(reply[1]), {})

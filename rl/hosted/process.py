@@ -1,0 +1,130 @@
+"""A child process with one socket to it: started, asked within limits of time, and killed with all that it started."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .wire import HEADER, LARGEST_MESSAGE, send_frame, unpack_in_host
+
+_CODE = """
+import sys
+sys.path[:] = sys.argv[3:]
+from terrella.rl.hosted.child import serve
+serve(int(sys.argv[1]), int(sys.argv[2]))
+"""
+STARTING_S = 60.0
+
+
+class Lost(Exception):
+    """The child did not answer: it is late, or dead. The words continue a sentence that names the call."""
+
+
+@functools.cache
+def _starter(process: int) -> ThreadPoolExecutor:
+    """Children die with the thread that started them, so it must live as long as this process (not as a fork of it)."""
+    return ThreadPoolExecutor(1, thread_name_prefix="hosted")
+
+
+class ChildProcess:
+    """A fresh interpreter, not a fork: the parent has threads and may use a GPU."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.wire, theirs = socket.socketpair()
+        with theirs:
+            command = [
+                sys.executable,
+                "-X",
+                "faulthandler",
+                "-c",
+                _CODE,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                *sys.path,
+            ]
+            start = functools.partial(
+                subprocess.Popen,
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=dict(environ),
+                start_new_session=True,  # Ctrl-C is the parent's; and what the child starts is killed with its group
+            )
+            self.process: subprocess.Popen[bytes] = _starter(os.getpid()).submit(start).result(STARTING_S)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child still runs."""
+        return self.process.poll() is None
+
+    def send(self, blob: bytes, limit_s: float) -> None:
+        """One message to the child."""
+        try:
+            self.wire.settimeout(limit_s)
+            send_frame(self.wire, blob)
+        except TimeoutError as error:
+            raise Lost(f"did not begin within {limit_s:g} s; its process was killed") from error
+        except OSError as error:
+            raise Lost(self._death()) from error
+
+    def receive(self, limit_s: float) -> Any:
+        """The next message of the child, within the limit."""
+        end = time.monotonic() + limit_s
+        (size,) = HEADER.unpack(self._exactly(HEADER.size, end, limit_s))
+        if size > LARGEST_MESSAGE:
+            raise Lost(f"wrote into descriptors that are not its own: a message of {size:,} bytes")
+        blob = self._exactly(size, end, limit_s)
+        try:
+            return unpack_in_host(blob)
+        except Exception as error:
+            raise Lost(f"wrote into descriptors that are not its own: {type(error).__name__}: {error}") from error
+
+    def _exactly(self, size: int, end: float, limit_s: float) -> bytes:
+        got = bytearray()
+        while len(got) < size:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Lost(f"did not finish within {limit_s:g} s (deadline_s); its process was killed")
+            self.wire.settimeout(min(left, 0.5))  # a fork of the child may keep the wire open after the child's death
+            try:
+                part = self.wire.recv(min(1 << 20, size - len(got)))
+            except TimeoutError:
+                if self.alive:
+                    continue
+                raise Lost(self._death()) from None
+            except OSError as error:
+                raise Lost(self._death()) from error
+            if not part:
+                raise Lost(self._death())
+            got += part
+        return bytes(got)
+
+    def _death(self) -> str:
+        try:
+            code = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "closed the descriptor that its results go through; its process was killed"
+        if code >= 0:
+            return f"ended its process with exit code {code}"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"ended its process by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+    def kill(self, say_where: bool = False) -> None:
+        """End the child and its process group; where it was first, in the log, if that is of use."""
+        if say_where and self.alive:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(0.1)
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except OSError:  # nobody is left in the group
+            self.process.kill()
+        self.process.wait(30)
+        self.wire.close()
