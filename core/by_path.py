@@ -22,6 +22,14 @@ _loaded: dict[Path, tuple[str, types.ModuleType]] = {}  # file -> digest of what
 _beside: dict[Path, dict[str, types.ModuleType]] = {}  # folder -> modules that its files imported from beside them
 
 
+class OwnFile(str):
+    """A setting that names a file or folder of the user's, relative to the recipe. What is not there is refused where it is opened."""
+
+
+class OwnText(str):
+    """A setting that is a text, or names a file with it; the file is read with the recipe, so that a run keeps what it was started with."""
+
+
 @dataclass(frozen=True)
 class ByPath:
     """An object of the user's own. In YAML a plain string `my.py:score` or `package.module:score`; a file is relative to the recipe."""

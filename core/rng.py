@@ -7,6 +7,7 @@ The mixing function is splitmix64's finaliser.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -39,6 +40,16 @@ def permutation(n: int, *parts: int) -> list[int]:
     """A permutation of range(n) that belongs to this key."""
     key = fold(*parts)
     return sorted(range(n), key=lambda i: (_mix(key ^ i), i))
+
+
+@lru_cache(maxsize=4)
+def _epoch(count: int, seed: int, number: int) -> list[int]:
+    return permutation(count, seed, number)
+
+
+def shuffled(count: int, seed: int, place: int) -> int:
+    """Which of `count` items comes at a place of an endless stream: every pass over them is a fresh permutation."""
+    return _epoch(count, seed, place // count)[place % count]
 
 
 def signed(x: int) -> int:

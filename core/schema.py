@@ -261,6 +261,8 @@ def _build(kind: Any, item: Located, key: str) -> Any:
     if kind is Any:
         return _writable(item, key)
     value = item.value
+    if kind in (by_path.OwnFile, by_path.OwnText) and isinstance(value, str):
+        return _own_file(kind, value, item)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
@@ -294,6 +296,19 @@ def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
 
 def _is_own(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, by_path.ByPath)
+
+
+def _own_file(kind: Any, value: str, item: Located) -> str:
+    """A file by its whole path, or its text. One that is not beside the recipe is looked for from the current folder."""
+    if len(value) > 1000 or "\n" in value:
+        return value
+    path = next((p for p in (item.folder / value, Path(value).expanduser()) if p.exists()), None)
+    if path is None or (kind is by_path.OwnText and not path.is_file()):
+        return value
+    try:
+        return str(path.resolve()) if kind is by_path.OwnFile else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{item.where}: {path} cannot be read as a text file: {error}") from error
 
 
 def _own_section(kind: Any, item: Located, key: str) -> Located:

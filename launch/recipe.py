@@ -12,10 +12,12 @@ from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError
 from ..core.sinks import SinkName
 from ..models.config import ModelConfig
+from ..rl.own.config import EnvironmentSettings
 from .settings.agent import AgentStage
 from .settings.base import Export, positive, references
 from .settings.grid import GridStage
 from .settings.language import LanguageStage
+from .settings.verbs import VerbStage
 from .settings.video import VideoSettings, VideoStage
 from .settings.web import WebStage, expand
 
@@ -23,7 +25,7 @@ RECIPES = Path(__file__).parent / "recipes"
 LANGUAGE = "language"  # the world of recipes that train on text alone
 MOST_FILES = 50  # that one recipe may be made of
 VIDEO = "video"  # the world of recipes of video stages
-TextStage = LanguageStage | AgentStage | WebStage
+TextStage = VerbStage | LanguageStage | AgentStage | WebStage
 Stage = GridStage | TextStage | VideoStage | Export
 
 
@@ -32,9 +34,10 @@ class Recipe:
     """All settings of a run."""
 
     name: str
-    world: str  # a tag of rl/worlds/tags.yaml, or `language` or `video` for recipes of such stages
     model: ModelConfig
     stages: list[Stage]
+    world: str = LANGUAGE  # a tag of rl/worlds/tags.yaml, or `language` or `video` for recipes of such stages
+    env: EnvironmentSettings | None = None  # what the stages sft, rl and eval train and evaluate on
     seed: int = 0
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
     parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -12,8 +12,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal
 
-from ..data.tokenizers import HFTokenizer, Tokenizer
+from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence
+from .chat import first_prompt
 from .rewards import text_game, web_page
 from .rollout.episodes import rollout
 from .rollout.sampler import Sample, Sampler, SamplingParams
@@ -80,10 +81,7 @@ def read_pair(sample: dict[str, Any]) -> Question:
 def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[int, ...]:
     """The prompt's ids, as one user's turn where the tokenizer has a chat template; padded in front to a multiple so that prompts of
     like length are decoded together."""
-    if isinstance(tokenizer, HFTokenizer) and tokenizer.hf.chat_template:
-        turn = [{"role": "user", "content": prompt}]
-        prompt = tokenizer.hf.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    ids = tokenizer.encode(prompt)
+    ids = tokenizer.encode(first_prompt(tokenizer, prompt))
     return (*(tokenizer.pad_id,) * (-len(ids) % multiple), *ids)
 
 
@@ -94,10 +92,10 @@ def answer_sequence(tokenizer: Tokenizer, question: Question, multiple: int = 1)
     return TokenSequence((*prompt, *answer), (Role.PROMPT,) * len(prompt) + (Role.STATE,) * len(answer))
 
 
-def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def readable(tokenizer: Tokenizer, ids: Sequence[int], *, keep_special: bool = False) -> str:
     """The text of sampled ids. A model may have more ids than its tokenizer; such an id shows as the replacement character."""
     runs = groupby(ids, key=lambda i: i < tokenizer.vocab_size)
-    return "".join(tokenizer.decode(list(run)) if known else "\ufffd" for known, run in runs)
+    return "".join(tokenizer.decode(list(run), keep_special=keep_special) if known else "\ufffd" for known, run in runs)
 
 
 class AnswerEpisode:

@@ -115,7 +115,7 @@ def reinforce(
 
     def fresh(step: int, number: int) -> list[Trajectory]:
         assert refill is not None
-        return mesh.from_leader(lambda more=refill: rollout(sampler, more(step, number), params, seed))
+        return mesh.from_leader(lambda more=refill: play(sampler, more(step, number), params, seed))
 
     def take(step: int) -> list[Trajectory]:
         nonlocal episodes

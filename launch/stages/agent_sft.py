@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ConfigError
-from ...core.rng import permutation
+from ...core.rng import shuffled
 from ...data.balance import spread
 from ...data.packing import TrainSequence, pack
 from ...data.shards import ShardSet
@@ -49,22 +49,6 @@ class Lessons:
         return [TrainSequence(self.ids[i], ce=self.learnt[i].astype(np.float32) / np.float32(max(total, 1))) for i in chosen]
 
 
-def order(count: int, seed: int, position: int) -> int:
-    """Which turn stands at a place of the endless stream: every epoch a fresh permutation."""
-    return _epoch(count, seed, position // count)[position % count]
-
-
-_EPOCHS: dict[tuple[int, int, int], list[int]] = {}
-
-
-def _epoch(count: int, seed: int, number: int) -> list[int]:
-    key = (count, seed, number)
-    if key not in _EPOCHS:
-        _EPOCHS.clear()
-        _EPOCHS[key] = permutation(count, seed, number)
-    return _EPOCHS[key]
-
-
 def run(stage: AgentSupervised, job: Job) -> dict[str, Any]:
     """Train for the given epochs and say what the held-out turns cost."""
     lessons = Lessons(job, stage.data, TRAIN)
@@ -75,7 +59,7 @@ def run(stage: AgentSupervised, job: Job) -> dict[str, Any]:
 
     def portion(step: int) -> Portion:
         places = range(step * stage.sequences_per_step, (step + 1) * stage.sequences_per_step)
-        mine = [order(len(lessons), job.recipe.seed, place) for place in job.mesh.share(places)]
+        mine = [shuffled(len(lessons), job.recipe.seed, place) for place in job.mesh.share(places)]
         total = sum(job.mesh.gather(lessons.tokens(mine)))
         rows = lessons.sequences(mine, total)
         return Portion(spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total)

@@ -20,8 +20,10 @@ from ...rl.rollout.config import Validation
 from ...rl.text_games.splits import RatioSampler
 from ..job import Job
 from ..settings.language import LanguageData, LanguageStart, TextGameData, WebPageData
+from ..settings.verbs import Start
 from .agent import tokenizer_of as agent_tokenizer
 from .common import TOKENIZER, split_cut
+from .verbs import tokenizer_of as verb_tokenizer
 
 CUT = 0x637574  # the key of the draw
 KEPT, SHORT = 8192, 1024  # lessons that are kept, and their tokens at most
@@ -131,6 +133,8 @@ def start_of(job: Job) -> LanguageStart | None:
 def tokenizer_of(job: Job) -> Tokenizer:
     """The tokenizer of a language recipe: that of its start, or of its data stage, or of the start of its agents."""
     stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData | LanguageData)), None)
+    if stage is None and any(isinstance(s, Start) for s in job.recipe.stages):
+        return verb_tokenizer(job)
     if stage is None:
         return agent_tokenizer(job)
     return Questions(job, stage.name).tokenizer

@@ -115,7 +115,7 @@ def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) 
                 play=drill.play,
                 refill=drill.refill,
                 rest=session.rest,
-                **({"validate": session.validation(drill.held_back, drill.params, seed)} if drill.held_back else {}),
+                **({"validate": session.validation(drill.held_back, drill.params, seed, drill.play)} if drill.held_back else {}),
             )
         except _Spent:
             pass

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid
+from ..chat import Chat
 from ..language import readable
 from ..rewards.state_match import world_model_bonus
 from ..rollout.sampler import Sample
@@ -18,38 +19,6 @@ from ..worlds.base import attempt
 from ..worlds.tasks import Task
 from .config import AgentSettings
 from .format import OPENING, SYSTEM, Parsed, parse, play, prefix, turn_text
-
-
-@dataclass(frozen=True)
-class Chat:
-    """What a chat template puts before messages: the system's, the first user's, the agent's, each further user's."""
-
-    start: str
-    first_user: str
-    agent: str
-    next_user: str
-
-
-PLAIN = Chat("", "\nUser:\n", "\nAgent:\n", "\nUser:\n")
-
-
-def chat_of(tokenizer: Tokenizer) -> Chat:
-    """The template of a Hugging Face tokenizer, found by rendering marked messages; a plain one for tokenizers without."""
-    hf = getattr(tokenizer, "hf", None)
-    if hf is None or not hf.chat_template:
-        return PLAIN
-    system, user, answer, again = marks = ("\u2460", "\u2461", "\u2462", "\u2463")
-    turns = [{"role": role, "content": mark} for role, mark in zip(("system", "user", "assistant", "user"), marks, strict=True)]
-    asked = hf.apply_chat_template(turns[:2], tokenize=False, add_generation_prompt=True)
-    whole = hf.apply_chat_template(turns, tokenize=False)
-    if [whole.count(mark) for mark in marks] != [1, 1, 1, 1] or not whole.startswith(asked[: asked.find(user) + 1]):
-        raise ValueError("chat_template: must show system, user and assistant messages once each; give the tokenizer another template")
-    return Chat(
-        whole[: whole.index(system)],
-        whole[whole.index(system) + 1 : whole.index(user)],
-        asked[asked.index(user) + 1 :],
-        whole[whole.index(answer) + 1 : whole.index(again)],
-    )
 
 
 @dataclass

@@ -8,11 +8,12 @@ from typing import Any
 
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
+from ..chat import Chat, chat_of
 from ..multiturn import DEFAULT_LIMITS, Limits, rollout_worlds
 from ..rollout.sampler import Sampler, SamplingParams
 from ..worlds.base import World
 from ..worlds.tasks import Task, allocate, group_seeds
-from .episode import AgentEpisode, AgentSettings, Chat, chat_of
+from .episode import AgentEpisode, AgentSettings
 
 
 @dataclass

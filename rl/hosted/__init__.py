@@ -1,6 +1,6 @@
 """User code, a reward or an environment named by path, in a child process that can be killed at a deadline."""
 
-from .host import End, Host, Prompt, Score
+from .host import Host
 from .wire import Sealed
 
-__all__ = ["End", "Host", "Prompt", "Score", "Sealed"]
+__all__ = ["Host", "Sealed"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import importlib.util
 import inspect
 import os
 import signal
@@ -17,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from ...core.by_path import load_object
 from ...core.errors import ConfigError
 from ...core.process import die_with_parent
 from ...data.trajectory import Invalid
@@ -26,21 +26,6 @@ from .wire import LARGEST_MESSAGE, ChildWire, digest, name_call, pack_in_child, 
 AT_ONCE = 64  # rows of an async reward that run at a time
 PAGE = 8_000_000  # bytes of tasks in one message
 Reply = tuple[Any, ...]  # ("score", reward, parts), ("prompt", said), ("value", any) ... or ("invalid", reason)
-
-
-def load_object(text: str, base: Path, digest: str = "") -> Any:
-    """The object that `file.py:Name` (relative to `base`) or `package.module:Name` names."""
-    where, _, name = text.rpartition(":")
-    if where.endswith(".py"):
-        path = (base / where).resolve()
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(where)
-    return getattr(module, name)
 
 
 class Child:

@@ -7,36 +7,16 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...core.errors import ConfigError
 from ...data.trajectory import Invalid
+from ..environment import End, Prompt
 from .process import ChildProcess, Lost
 from .wire import LARGEST_MESSAGE, digest, name_call, pack_in_host, unpack_in_host
 
 GROUP = 8_000_000  # bytes of calls in one message: the child reads it whole before it answers
 LOADING_S = 300.0  # for importing the user's code, making its object, and listing tasks
-
-
-class Score(NamedTuple):
-    """What user code gave for an answer or an episode: the reward, and further numbers by name."""
-
-    reward: float | Invalid
-    parts: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What is said to the model next: a text, or in the first turn a list of {"role", "content"} messages."""
-
-    content: str | list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class End:
-    """An episode is over."""
-
-    score: Score
 
 
 @dataclass
@@ -97,7 +77,7 @@ class Host:
             if len(tasks) >= total:
                 return tasks
 
-    def score(self, prompts: Sequence[Any], answers: Sequence[str], infos: Sequence[Any]) -> list[Score]:
+    def score(self, prompts: Sequence[Any], answers: Sequence[str], infos: Sequence[Any]) -> list[End]:
         """One score a row. The deadline is that of a row, or of the one call of a batched function."""
         if not len(prompts) == len(answers) == len(infos):
             counts = f"{len(prompts)} prompts, {len(answers)} answers and {len(infos)} infos"
@@ -184,7 +164,7 @@ class Host:
         return value
 
     def _play(self, calls: list[_Call]) -> list[Prompt | End]:
-        return [Prompt(reply[1]) if reply[0] == "prompt" else End(_score(reply)) for reply in self._run(calls)]
+        return [reply[1] if reply[0] == "prompt" else _score(reply) for reply in self._run(calls)]
 
     def _run(self, calls: list[_Call]) -> list[tuple[Any, ...]]:
         """Replies to calls, in order. A call that loses the child is Invalid; those after it go to another."""
@@ -309,5 +289,5 @@ def _distinct(items: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
     return items
 
 
-def _score(reply: tuple[Any, ...]) -> Score:
-    return Score(reply[1], dict(reply[2])) if reply[0] == "score" else Score(Invalid(reply[1]), {})
+def _score(reply: tuple[Any, ...]) -> End:
+    return End(reply[1], dict(reply[2])) if reply[0] == "score" else End(Invalid(reply[1]))

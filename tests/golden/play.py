@@ -43,6 +43,8 @@ LANES = (
         "spa-countdown",
         "spa-sokoban-tiny",
         "demo",
+        "own-data",
+        "own-env",
     ),
     (
         "sokoban",

@@ -71,6 +71,12 @@ ROWS = [  # case, stage
     ("video", "pretrain"),
     ("video", "rlvr"),
     ("video", "evaluate"),
+    ("own-data", "sft"),
+    ("own-data", "rl"),
+    ("own-data", "eval"),
+    ("own-env", "sft"),
+    ("own-env", "rl"),
+    ("own-env", "eval"),
 ]
 
 
@@ -178,6 +184,8 @@ def rows() -> list[Any]:
     """Every stage at every layout; what is not in CI is in the full tier."""
     quick = {(case, stage, "tp2_dp2") for case, stage in ROWS}
     quick |= {(*row, layout) for row in (("text-game", "sft"), ("spa-sokoban-tiny", "vanilla")) for layout in ("tp2", "pp2", "cp2")}
+    quick -= {("own-data", "eval", "tp2_dp2"), ("own-env", "sft", "tp2_dp2")}
+    quick |= {("own-env", "rl", "pp2")}
     quick |= {("webrl", "phase-1-actor", "cp2"), ("sokoban", "rlvr", "pp2"), ("sokoban", "evaluate", "pp2")}
     found = [(case, stage, layout) for case, stage in ROWS for layout in LAYOUTS]
     return [row if row in quick else pytest.param(*row, marks=pytest.mark.full) for row in found]

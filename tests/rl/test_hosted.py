@@ -13,7 +13,8 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.data.trajectory import Invalid
-from terrella.rl.hosted import End, Host, Prompt, Sealed
+from terrella.rl.environment import End
+from terrella.rl.hosted import Host, Sealed
 from terrella.rl.hosted import wire as wire_module
 
 REWARDS = """
@@ -186,7 +187,7 @@ def test_every_bad_score_is_invalid_by_name_and_the_rows_beside_it_count(folder:
         "no reward": "gave a dict without 'reward': {'score': 1.0}",
         "bad part": "gave a dict with 'length': None (NoneType)",
         "bad key": "gave a dict with the key 3",
-        "huge": "which float() refuses",
+        "huge": "gave 100000000000000000...0000000000000000000, which float() refuses",
         "leaves": "raised SystemExit: 2 at rewards.py:",
         "recursion": "raised RecursionError",
         "asks": "raised EOFError",
@@ -199,7 +200,7 @@ def test_every_bad_score_is_invalid_by_name_and_the_rows_beside_it_count(folder:
             assert isinstance(reward, Invalid) and f"rewards.py:score {words}" in reward.reason, (bad, reward)
         child = host.child
         assert scores(host, ["own invalid", "invalid reward"]) == [Invalid("the judge is down")] * 2
-        assert host.score(["p", "p"], ["parts", "flag"], [{}, {}]) == [(1.0, {"length": 7.0}), (1.0, {})]
+        assert host.score(["p", "p"], ["parts", "flag"], [{}, {}]) == [End(1.0, {"length": 7.0}), End(1.0)]
         assert host.child is child  # none of these cost a process
         assert host.score([], [], []) == []
         with pytest.raises(ValueError, match="2 prompts, 1 answers and 1 infos"):
@@ -251,7 +252,7 @@ def test_async_rows_run_together_and_a_late_one_is_ended_alone(folder: Path) -> 
 def test_a_batched_reward_gives_one_score_a_row(folder: Path) -> None:
     with Host("rewards.py:batch", folder, 20.0) as host:
         given = host.score(["p"] * 3, ["fine", "nan", "parts"], [{}] * 3)
-        assert given[0] == (0.5, {}) and given[2] == (1.0, {"length": 7.0})
+        assert given[0] == End(0.5) and given[2] == End(1.0, {"length": 7.0})
         assert "answer 1 of 3: gave nan" in given[1].reward.reason
         assert all("gave 1 scores for 2 answers" in r.reason for r in scores(host, ["short", "one"]))
         assert "gave 1.0 (float); a batched reward gives a list" in scores(host, ["one"])[0].reason
@@ -291,7 +292,7 @@ def test_live_episodes_go_on_in_a_fresh_process(folder: Path) -> None:
         tasks = host.tasks("train")
         assert tasks[3] == {"seed": 3, "split": "train"} and len(tasks) == count
         first = host.start_many(enumerate(tasks))
-        assert first[2] == Prompt([{"role": "user", "content": "start 2"}])
+        assert first[2] == [{"role": "user", "content": "start 2"}]
         before = host.answer_many([(episode, "ab") for episode in range(count)])
         hostile = {5: "hang", 80: "exit", 90: "raise", 100: "number", 110: "early"}
         after = host.answer_many([(episode, hostile.get(episode, "abc")) for episode in range(count)])
@@ -303,16 +304,16 @@ def test_live_episodes_go_on_in_a_fresh_process(folder: Path) -> None:
             110: "gave None (NoneType)",
         }
         for episode, words in faults.items():
-            reward = after[episode].score.reward
+            reward = after[episode].reward
             assert isinstance(reward, Invalid) and reward.reason.startswith("plays.py:Env.play "), reward
             assert words in reward.reason
         for episode in set(range(count)) - set(hostile):
-            assert int(after[episode].content.split()[0]) == int(before[episode].content.split()[0]) + 3 == episode + 5
+            assert int(after[episode].split()[0]) == int(before[episode].split()[0]) + 3 == episode + 5
             # a set has the same order in each child
-            assert after[episode].content.split()[1] == before[0].content.split()[1]
+            assert after[episode].split()[1] == before[0].split()[1]
         rest = [episode for episode in range(count) if episode not in hostile]
         ends = host.answer_many([(episode, "stop") for episode in rest])
-        assert ends == [End(((e + 5) / 100, {"turns": e + 5.0})) for e in rest]
+        assert ends == [End((e + 5) / 100, {"turns": e + 5.0}) for e in rest]
         assert host.live == {} and host.present == set()
         with pytest.raises(ValueError, match="episode 3 is not going on"):
             host.answer(3, "ab")
@@ -327,8 +328,8 @@ def test_an_episode_that_replays_differently_is_invalid_by_name(folder: Path) ->
         host.child.process.wait(10)
         ends = host.answer_many([(1, "y"), (2, "x")])
         words = "plays.py:Drifting.play gave another prompt in turn 2 when the episode was replayed"
-        assert words in ends[0].score.reward.reason
-        assert ends[1] == Prompt(str(host.child.process.pid))
+        assert words in ends[0].reward.reason
+        assert ends[1] == str(host.child.process.pid)
         host.forget([2])
         assert host.live == {} and host.present == set()
 
@@ -338,8 +339,8 @@ def test_tasks_of_user_classes_pass_unopened_and_the_optional_parts_are_optional
         tasks = host.tasks("train")
         assert isinstance(tasks[0], Sealed) and isinstance(tasks[1]["room"], Sealed)
         assert repr(tasks[0]) == "Sealed(Room(seed=1))"
-        assert host.start_many(enumerate(tasks)) == [Prompt("room 1"), Prompt("room 2")]
-        assert host.answer(1, "x") == End((2.0, {}))
+        assert host.start_many(enumerate(tasks)) == ["room 1", "room 2"]
+        assert host.answer(1, "x") == End(2.0)
         assert host.demonstration(tasks[0]) is None and host.baseline_names() == []
         with pytest.raises(ConfigError, match=r"plays.py:Plain.tasks raised ZeroDivisionError: .* at plays.py:"):
             host.tasks("test")
@@ -353,7 +354,7 @@ def test_tasks_of_user_classes_pass_unopened_and_the_optional_parts_are_optional
         ("Silent", "returned 1.0 before it yielded"),
     ):
         with Host(f"plays.py:{name}", folder, 20.0) as host:
-            assert words in host.start(0, host.tasks("train")[0]).score.reward.reason
+            assert words in host.start(0, host.tasks("train")[0]).reward.reason
 
 
 def test_messages_above_the_limit_are_refused_by_name(folder: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from terrella.data.tokenizers import ByteTokenizer, HFTokenizer
 from terrella.data.trajectory import Invalid, Role
-from terrella.rl.agents.episode import PLAIN, AgentEpisode, AgentSettings, chat_of
+from terrella.rl.agents.episode import AgentEpisode, AgentSettings
 from terrella.rl.agents.format import parse
+from terrella.rl.chat import PLAIN, chat_of
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.rl.worlds.sokoban import ACTIONS, decode, shortest_solution

@@ -6,9 +6,10 @@ import pytest
 
 from terrella.data.tokenizers import ByteTokenizer, HFTokenizer
 from terrella.data.trajectory import Role
-from terrella.rl.agents.episode import PLAIN, AgentEpisode, AgentSettings
+from terrella.rl.agents.episode import AgentEpisode, AgentSettings
 from terrella.rl.agents.format import parse
 from terrella.rl.agents.selfplay import RandomPlayer, encode_spans, held_out, lessons, tagged_share, written_response
+from terrella.rl.chat import PLAIN
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import SamplingParams
 from terrella.rl.worlds.sokoban_text import parse_state

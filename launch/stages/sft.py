@@ -1,0 +1,98 @@
+"""Supervised fine-tuning on an environment's demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...data.balance import spread
+from ...data.packing import TrainSequence, role_weight
+from ...data.trajectory import Role, TokenSequence
+from ...rl.tasks import Tasks
+from ..job import Job
+from ..settings.verbs import Tune
+from .common import build_engine
+from .fitting import Portion, fit
+from .verbs import environment
+
+KEPT = 65_536  # lessons kept in memory for the epochs to come
+LEARNT = (Role.ACTION, Role.STATE)
+
+
+class Lessons:
+    """The demonstrations of training tasks as token sequences, each made once."""
+
+    def __init__(self, tasks: Tasks, where: str) -> None:
+        self.tasks, self.where, self.train = tasks, where, tasks.of("train")
+        self._kept: dict[int, list[TokenSequence]] = {}
+
+    def at(self, places: Sequence[int]) -> list[TokenSequence]:
+        """The sequences of these tasks."""
+        missing = [i for i in dict.fromkeys(places) if i not in self._kept]
+        if len(self._kept) + len(missing) > KEPT:
+            self._kept.clear()
+            missing = list(dict.fromkeys(places))
+        self._kept |= dict(zip(missing, self.tasks.lessons([self.train[i] for i in missing], self.where), strict=True))
+        return [sequence for i in places for sequence in self._kept[i]]
+
+
+def answer_tokens(lessons: Sequence[TokenSequence]) -> int:
+    """How many tokens are learnt from."""
+    return sum(lesson.roles.count(role) for lesson in lessons for role in LEARNT)
+
+
+def weighted(lesson: TokenSequence, total: int, prompt_weight: float, pad_id: int) -> TrainSequence:
+    """A lesson whose answer tokens weigh 1 / total of the step, and its prompt's `prompt_weight` times that. Padding is not learnt."""
+    weight = sum((role_weight(lesson, role, 1.0 / total) for role in LEARNT[1:]), role_weight(lesson, LEARNT[0], 1.0 / total))
+    if prompt_weight:
+        weight = weight + role_weight(lesson, Role.PROMPT, prompt_weight / total) * (np.asarray(lesson.ids) != pad_id)
+    return TrainSequence.of(lesson, ce=weight.astype(np.float32))
+
+
+def check(stage: Tune, job: Job) -> None:
+    """Before the run starts: the environment opens, has training tasks, and its first task a demonstration."""
+    if job.mesh.is_main:
+        with environment(stage, job) as tasks:
+            train = tasks.of("train")
+            if not len(train):
+                raise ConfigError(f"env: has no training task for stage '{stage.name}'")
+            tasks.lessons(train[:1], f"stages: {stage.name}")
+
+
+def run(stage: Tune, job: Job) -> dict[str, Any]:
+    """Train to the last step and say how many answer tokens it took. Leaders read the lessons and hand them to their peers."""
+    with environment(stage, job) as tasks:
+        lessons, order = Lessons(tasks, f"stages: {stage.name}"), tasks.order(job.recipe.seed)
+        engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
+
+        def places_of(step: int) -> list[int]:
+            first = step * stage.sequences_per_step
+            return [order(place) for place in range(first, first + stage.sequences_per_step)]
+
+        def portion(step: int) -> Portion:
+            chosen = job.mesh.from_leader(lambda: lessons.at(job.mesh.share(places_of(step))))
+            total = sum(job.mesh.gather(answer_tokens(chosen)))
+            rows = [weighted(lesson, max(total, 1), stage.prompt_weight, tasks.tokenizer.pad_id) for lesson in chosen]
+            return Portion(spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total)
+
+        steps = stage.steps or 0
+        if stage.epochs is not None:
+            steps = max(1, round(stage.epochs * len(lessons.train) / stage.sequences_per_step))
+        elif stage.match_tokens_of is not None:
+            wanted = job.outcome(stage.match_tokens_of)["tokens"]
+            steps = job.mesh.from_leader(lambda: matched_steps(lessons, places_of, wanted))
+        return fit(stage, job, engine, steps, lambda kept: portion)
+
+
+def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wanted: int) -> int:
+    """Steps until the stream has given at least so many answer tokens."""
+    seen = 0
+    for step in count():
+        if seen >= wanted:
+            return max(step, 1)
+        seen += answer_tokens(lessons.at(places_of(step)))
+    raise AssertionError("unreachable")

@@ -1,0 +1,15 @@
+"""Where models begin: weights and tokenizer of a Hugging Face folder, or fresh weights that read bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...data.tokenizers import ByteTokenizer
+from ..job import Job
+from ..settings.verbs import Start
+from .common import begin
+
+
+def run(stage: Start, job: Job) -> dict[str, Any]:
+    """Write the tokenizer and the first checkpoint."""
+    return begin(job, stage.name, stage.folder, ByteTokenizer)

@@ -1,0 +1,173 @@
+"""Episodes in text: an environment says something, the model answers, until the environment gives a score.
+
+Nothing sampled is tokenised again: a later context repeats earlier answers by their ids, and only what the environment says is encoded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..core.errors import ConfigError
+from ..data.tokenizers import Tokenizer
+from ..data.trajectory import Invalid, Trajectory
+from .chat import chat_of, first_prompt
+from .environment import End, Prompt
+from .language import readable
+from .multiturn import joined
+from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
+
+RETRIES = 2  # of one continuation by the sampler
+
+
+class Table(Protocol):
+    """Where episodes are played: an environment in a process of its own, or rows of data with a reward."""
+
+    def start_many(self, asked: Sequence[tuple[int, Any]]) -> list[Prompt | End]:
+        """Begin episodes, given by a number and a task: what each says first, or its end."""
+        ...
+
+    def answer_many(self, answers: Sequence[tuple[int, str]]) -> list[Prompt | End]:
+        """Give episodes the model's answers: what each says next, or its end."""
+        ...
+
+
+@dataclass
+class Conversation:
+    """One sample of one task, as a rollout fills it."""
+
+    task: Any
+    prompt_id: int
+    sample_index: int
+    prompts: list[Prompt] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
+    end: End | None = None
+
+    def hear(self, said: Prompt | End) -> None:
+        """Take what the environment says next."""
+        if isinstance(said, End):
+            self.end = said
+        else:
+            self.prompts.append(said)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Conversations at a table, by a tokenizer with its chat template. `converse` is what the RL loop calls to play episodes."""
+
+    table: Table
+    tokenizer: Tokenizer
+    max_turns: int = 100
+    max_length: int | None = None  # of context and answer; an episode that outgrows it ends as Invalid
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # episodes of one rollout never share a number with another's
+
+    def converse(self, sampler: Sampler, asked: Sequence[Conversation], params: SamplingParams, seed: int) -> list[Trajectory]:
+        """Play all conversations to their end, turn by turn; the sampler answers all live ones together."""
+        numbers = [next(self.numbers) for _ in asked]
+        begun = self.table.start_many([(number, talk.task) for number, talk in zip(numbers, asked, strict=True)])
+        for talk, said in zip(asked, begun, strict=True):
+            talk.hear(said)
+        live = [i for i, talk in enumerate(asked) if talk.end is None]
+        for turn in range(self.max_turns):
+            contexts = {i: self.context(asked[i]) for i in live}
+            for i in [i for i in live if self.max_length and len(contexts[i]) + params.max_new_tokens > self.max_length]:
+                asked[i].end = self._too_long(asked[i], len(contexts[i]), params)
+            sampled = self._sample(sampler, {i: (asked[i], contexts[i]) for i in live if asked[i].end is None}, params, seed, turn)
+            for i, answer in sampled.items():
+                asked[i].turns.append((contexts[i], answer))
+                asked[i].answers.append(readable(self.tokenizer, answer.ids))
+            heard = self.table.answer_many([(numbers[i], asked[i].answers[-1]) for i in sampled])
+            for i, said in zip(sampled, heard, strict=True):
+                asked[i].hear(said)
+            live = [i for i in sampled if asked[i].end is None]
+            if not live:
+                break
+        for i in live:
+            asked[i].end = End(Invalid(f"the episode was not over after max_turns = {self.max_turns} answers"))
+        return [self._finished(talk) for talk in asked]
+
+    def _too_long(self, talk: Conversation, length: int, params: SamplingParams) -> End:
+        if not talk.turns:
+            raise ConfigError(
+                f"a prompt of {length} tokens and max_new_tokens = {params.max_new_tokens} exceed model.max_positions = "
+                f"{self.max_length}; the prompt begins with {text_of(talk.prompts[0])[:80]!r}"
+            )
+        return End(Invalid(f"the conversation outgrew model.max_positions = {self.max_length}"))
+
+    def context(self, talk: Conversation) -> tuple[int, ...]:
+        """Ids to continue from: the last context, its answer by the sampled ids, and what was said since."""
+        if not talk.turns:
+            return tuple(self.tokenizer.encode(first_prompt(self.tokenizer, talk.prompts[0])))
+        before, sample = talk.turns[-1]
+        ids = (*before, *sample.ids)
+        chat = chat_of(self.tokenizer)
+        said = self.tokenizer.encode(chat.next_user + text_of(talk.prompts[-1]) + chat.agent)
+        # The template's end of the model's turn is not repeated where the sampler already wrote it.
+        return (*ids, *(said[1:] if ids[-1] == said[0] else said))
+
+    @staticmethod
+    def _sample(
+        sampler: Sampler, asked: dict[int, tuple[Conversation, tuple[int, ...]]], params: SamplingParams, seed: int, turn: int
+    ) -> dict[int, Sample]:
+        answers: dict[int, Sample] = {}
+        pending = list(asked)
+        for attempt in range(RETRIES + 1):
+            requests = [
+                SampleRequest(context, (seed, talk.prompt_id, talk.sample_index, turn), params)
+                for talk, context in (asked[i] for i in pending)
+            ]
+            failed = []
+            for i, answer in zip(pending, sampler.generate(requests) if requests else [], strict=True):
+                if not isinstance(answer, Invalid):
+                    answers[i] = answer
+                    continue
+                failed.append(i)
+                if attempt == RETRIES:
+                    asked[i][0].end = End(answer)
+            pending = failed
+            if not pending:
+                break
+        return {i: answers[i] for i in asked if i in answers}
+
+    @staticmethod
+    def _finished(talk: Conversation) -> Trajectory:
+        assert talk.end is not None
+        reward = talk.end.reward
+        valid = not isinstance(reward, Invalid)
+        rewards = [0.0] * (len(talk.turns) - 1) + [float(reward)] if valid and talk.turns else []
+        return Trajectory(talk.prompt_id, talk.sample_index, joined(talk.turns), reward, rewards, dict(talk.end.parts))
+
+
+def text_of(prompt: Prompt) -> str:
+    """A prompt as one text, for a report or for a turn after the first."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(m["content"] for m in prompt)
+
+
+class Scripted:
+    """Answers from a function in place of a model: demonstrations to imitate, and trivial policies. No log-prob is known."""
+
+    def __init__(self, tokenizer: Tokenizer, answer: Callable[[int, int], str | Invalid]) -> None:
+        self.tokenizer, self.answer = tokenizer, answer
+
+    def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
+        """The answer to (prompt id, turn), closed by the end of text."""
+        return [self._sample(self.answer(request.key[1], request.key[3])) for request in requests]
+
+    def _sample(self, answer: str | Invalid) -> Sample | Invalid:
+        if isinstance(answer, Invalid):
+            return answer
+        ids = (*self.tokenizer.encode(answer), self.tokenizer.eos_id)
+        return Sample(ids, (0.0,) * len(ids), "stop", 0)
+
+
+def shown(talk: Conversation, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """A conversation as the report shows it: the prompt as the model read it, its answer, and the right one where the task has it."""
+    turns = []
+    for (context, _), answer in zip(talk.turns, talk.answers, strict=True):
+        turns.append({"context": readable(tokenizer, context, keep_special=True), "action": "", "answer": answer, "after": ""})
+    if turns and talk.end is not None and not isinstance(talk.end.reward, Invalid):
+        turns[-1]["reward"] = talk.end.reward
+    return turns

@@ -1,0 +1,47 @@
+"""Settings of a user's own tasks: rows of data with a reward, or an environment by path. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
+
+Rule = Literal["exact", "contains", "number"]  # of rl/rewards/answers.py
+
+
+@dataclass(frozen=True)
+class DataEnvironment:
+    """Rows of one's own data, one turn each: a prompt, and a reward that judges the answer."""
+
+    kind: Literal["data"]
+    train: OwnFile | None = None  # JSONL, JSON or parquet file, a folder of them, a Hugging Face datasets folder, or shards
+    test: OwnFile | None = None  # rows to evaluate on; without them every `hold_out_every`-th row of train is held out
+    reward: Rule | ByPath | None = None  # exact, contains or number, or `file.py:function`; supervised fine-tuning needs none
+    template: OwnText | None = None  # jinja text over the columns, or a file of it; default: the column `messages`, or `prompt`
+    answer: str | None = None  # the column with the true answer; default: the last assistant message, or a column named answer
+    system: OwnText | None = None  # what the model is told first
+    hold_out_every: int = 10
+    deadline_s: float = 30.0  # of one call of the reward
+
+    def __post_init__(self) -> None:
+        if self.hold_out_every < 2:
+            raise ValueError("hold_out_every: at least 2, or nothing is left to train on")
+        if self.deadline_s <= 0:
+            raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")
+
+
+@dataclass(frozen=True)
+class OwnEnvironment(KindByPath):
+    """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its arguments."""
+
+    max_turns: int = 100
+    deadline_s: float = 30.0  # of one call of its methods, or one turn
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_turns < 1 or self.deadline_s <= 0:
+            raise ValueError("max_turns: at least 1, and deadline_s above 0")
+
+
+EnvironmentSettings = DataEnvironment | OwnEnvironment

@@ -1,0 +1,142 @@
+"""A user's own tasks: rows of data with a reward, or an environment by path, whose code runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...core.by_path import ByPath
+from ...core.errors import ConfigError
+from ...data.rows import demonstration, info_of, read_rows, render_prompt
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid, TokenSequence
+from ..conversation import Conversation, Table, text_of
+from ..environment import End, Prompt, Split
+from ..hosted import Host
+from ..rewards.answers import REWARDS
+from ..tasks import Tasks
+from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
+
+
+@contextmanager
+def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: int | None) -> Iterator[Tasks]:
+    """The tasks that settings name; user code runs in a process that ends with the block."""
+    if isinstance(settings, DataEnvironment):
+        reward = settings.reward
+        target, digest = (reward.path, reward.digest) if isinstance(reward, ByPath) else (REWARDS.get(reward or ""), "")
+        host = Host(target, Path(), settings.deadline_s, sha256=digest) if target else None
+        tasks: Tasks = DataTasks(settings, host, tokenizer, max_length)
+    else:
+        host = Host(settings.path, Path(), settings.deadline_s, settings.args, sha256=settings.digest)
+        tasks = OwnTasks(settings, host, tokenizer, max_length)
+    try:
+        yield tasks
+    finally:
+        if host is not None:
+            host.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of data as a task."""
+
+    where: str  # file and line
+    prompt: Prompt
+    answer: str | None
+    info: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.where
+
+
+class DataTasks(Tasks):
+    """Rows of data, one turn each: the row's prompt, and the reward judges the answer."""
+
+    def __init__(self, settings: DataEnvironment, host: Host | None, tokenizer: Tokenizer, max_length: int | None) -> None:
+        self.settings, self.host = settings, host
+        if settings.train is None and settings.test is None:
+            raise ConfigError("env: name the rows to train on with train: FILE, or rows to evaluate on with test: FILE")
+        self._rows = {name: self._load(path) for name, path in (("train", settings.train), ("test", settings.test)) if path}
+        if settings.test is None:
+            rows, every = self._rows["train"], settings.hold_out_every
+            self._rows["test"] = [row for i, row in enumerate(rows) if i % every == every - 1]
+            self._rows["train"] = [row for i, row in enumerate(rows) if i % every != every - 1]
+        self._live: dict[int, Row] = {}
+        super().__init__(tokenizer, max_length, max_turns=1)
+
+    def _load(self, path: str) -> list[Row]:
+        rows = []
+        source = read_rows(path)
+        for number, row in enumerate(source):
+            where = source.where(number)
+            prompt: Prompt = render_prompt(row, self.settings.template, where)
+            if self.settings.system is not None:
+                turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+                prompt = [{"role": "system", "content": self.settings.system}, *turns]
+            answer = demonstration(row, self.settings.answer, where)
+            info = {**info_of(row, self.settings.template), **({} if answer is None else {"answer": answer})}
+            rows.append(Row(where, prompt, answer, info))
+        return rows
+
+    def table(self) -> Table:
+        return self
+
+    def of(self, split: Split) -> Sequence[Row]:
+        return self._rows.get(split, [])
+
+    def demonstration(self, task: Row) -> list[str] | None:
+        return None if task.answer is None else [task.answer]
+
+    def lessons(self, tasks: Sequence[Row], where: str) -> list[list[TokenSequence]]:
+        contexts = [self.talk.context(Conversation(row, 0, 0, [row.prompt])) for row in tasks]
+        pairs = zip(contexts, tasks, strict=True)
+        return [[self.answer_ids(context, self._required(row, where)[0], f"{where}: {row}")] for context, row in pairs]
+
+    def baselines(self) -> dict[str, Callable[[Prompt, Any], str | Invalid]]:
+        answers = Counter(row.answer for row in self.of("train") if row.answer is not None)
+        common = answers.most_common(1)[0][0] if answers else None
+        return super().baselines() | ({} if common is None else {"most common answer": lambda prompt, task: common})
+
+    def start_many(self, asked: Sequence[tuple[int, Row]]) -> list[Prompt | End]:
+        """The table's part: every row asks its prompt."""
+        self._live |= dict(asked)
+        return [row.prompt for _, row in asked]
+
+    def answer_many(self, answers: Sequence[tuple[int, str]]) -> list[Prompt | End]:
+        """The table's part: the reward judges the answers, all of them in one call."""
+        rows = [self._live.pop(number) for number, _ in answers]
+        if self.host is None:
+            return [End(Invalid("env: has no reward; name one with reward: file.py:function")) for _ in rows]
+        prompts, infos = [text_of(row.prompt) for row in rows], [row.info for row in rows]
+        return list(self.host.score(prompts, [text for _, text in answers], infos))
+
+
+class OwnTasks(Tasks):
+    """An environment of the user's, played in its host."""
+
+    def __init__(self, settings: OwnEnvironment, host: Host, tokenizer: Tokenizer, max_length: int | None) -> None:
+        self.host = host
+        self._tasks: dict[Split, Sequence[Any]] = {}
+        super().__init__(tokenizer, max_length, settings.max_turns)
+
+    def table(self) -> Table:
+        return self.host
+
+    def of(self, split: Split) -> Sequence[Any]:
+        if split not in self._tasks:
+            self._tasks[split] = self.host.tasks(split)
+        return self._tasks[split]
+
+    def demonstration(self, task: Any) -> list[str] | None:
+        answers = self.host.demonstration(task)
+        if isinstance(answers, Invalid):
+            raise ConfigError(answers.reason)
+        return [answers] if isinstance(answers, str) else answers
+
+    def baselines(self) -> dict[str, Callable[[Prompt, Any], str | Invalid]]:
+        return super().baselines() | {name: partial(self.host.baseline, name) for name in self.host.baseline_names()}

@@ -1,0 +1,125 @@
+"""What the stages sft, rl and eval ask of an environment, opened for one of them. Environments of text inherit most of it.
+
+A stage names no environment and has no setting that only one of them reads; whatever differs between them is a method here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
+
+from ..core.errors import ConfigError
+from ..core.rng import shuffled
+from ..data.tokenizers import Tokenizer
+from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
+from .conversation import Conversation, Scripted, Table, Talk, shown
+from .environment import Prompt, Split
+from .rollout.sampler import Sampler, SamplingParams
+
+Gather = Callable[[Any], list[Any]]  # what every data rank has
+EMPTY = "empty answer"
+
+
+class Tasks(ABC):
+    """Tasks of both splits, how they are played, imitated and shown, and the trivial policies that stand beside a model."""
+
+    free_text: ClassVar[bool] = True  # length and repetition of answers are watched
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None, max_turns: int = 100) -> None:
+        self.tokenizer = tokenizer
+        self.talk = Talk(self.table(), tokenizer, max_turns, max_length)
+
+    @abstractmethod
+    def table(self) -> Table:
+        """Where conversations are held."""
+
+    @abstractmethod
+    def of(self, split: Split) -> Sequence[Any]:
+        """The tasks of a split."""
+
+    def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
+        """Which training task comes at a place of an endless stream; those of `without` never come."""
+        used = [i for i in range(len(self.of("train"))) if i not in set(without)]
+        return lambda place: used[shuffled(len(used), seed, place)]
+
+    def params(self, max_new_tokens: int, temperature: float) -> SamplingParams:
+        """How answers are sampled."""
+        return SamplingParams(max_new_tokens, temperature, stop_ids=(self.tokenizer.eos_id,))
+
+    def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
+        """One sample of a task, ready to be played."""
+        return Conversation(task, prompt_id, sample_index)
+
+    def play(self, sampler: Sampler, episodes: Sequence[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
+        """Play episodes to their end."""
+        return self.talk.converse(sampler, episodes, params, seed)
+
+    def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
+        """What a step's record says of its episodes beside the reward: means of the further numbers of their scores."""
+        valid = [t.info for t in trajectories if not isinstance(t.reward, Invalid)]
+        infos = [info for part in gather(valid) for info in part]
+        names = dict.fromkeys(name for info in infos for name in info)
+        return {f"score/{name}": sum(i[name] for i in infos if name in i) / sum(name in i for i in infos) for name in names}
+
+    def progress(self, values: dict[str, Any]) -> str:
+        """A step's record in a few words."""
+        return f"reward {values['reward/mean']:.3f}"
+
+    def shown(self, episode: Any) -> list[dict[str, Any]]:
+        """The turns of a played episode, as the report shows them."""
+        return shown(episode, self.tokenizer)
+
+    def demonstration(self, task: Any) -> list[str] | None:
+        """The answers to imitate, one a turn; None where there are none."""
+        return None
+
+    def lessons(self, tasks: Sequence[Any], where: str) -> list[list[TokenSequence]]:
+        """Demonstrations as sequences to imitate: what is learnt has the role ACTION or STATE. They are played through the environment,
+        so that every turn is read as in RL."""
+        answers = [self._required(task, where) for task in tasks]
+
+        def answer(prompt_id: int, turn: int) -> str:
+            if turn >= len(answers[prompt_id]):
+                raise ConfigError(
+                    f"{where}: the demonstration of task {str(tasks[prompt_id])[:80]} has {turn} answers, not enough to end it"
+                )
+            return answers[prompt_id][turn]
+
+        played = self.scripted(tasks, answer)
+        for task, trajectory in zip(tasks, played, strict=True):
+            if isinstance(trajectory.reward, Invalid):
+                raise ConfigError(f"{where}: the demonstration of task {str(task)[:80]} cannot be played: {trajectory.reward.reason}")
+        return [trajectory.sequences for trajectory in played]
+
+    def _required(self, task: Any, where: str) -> list[str]:
+        answers = self.demonstration(task)
+        if not answers:
+            raise ConfigError(f"{where}: task {str(task)[:80]} has no demonstration to imitate")
+        return answers
+
+    def answer_ids(self, context: Sequence[int], answer: str, where: str) -> TokenSequence:
+        """A context and its answer, closed by the end of text, as one sequence to imitate."""
+        ids = (*self.tokenizer.encode(answer), self.tokenizer.eos_id)
+        length, most = len(context) + len(ids), self.talk.max_length
+        if most is not None and length > most:
+            raise ConfigError(
+                f"{where}: prompt and answer have {length} tokens, model.max_positions is {most}; leave the task out or cut it"
+            )
+        return TokenSequence((*context, *ids), (Role.PROMPT,) * len(context) + (Role.ACTION,) * len(ids))
+
+    def baselines(self) -> dict[str, Callable[[Prompt, Any], str | Invalid]]:
+        """Trivial policies by name, each a function of prompt and task."""
+        return {EMPTY: lambda prompt, task: ""}
+
+    def scripted(self, tasks: Sequence[Any], answer: Callable[[int, int], str | Invalid]) -> list[Trajectory]:
+        """Tasks played with the answers that a function of (number of the task, turn) gives."""
+        return self._scripted([Conversation(task, i, 0) for i, task in enumerate(tasks)], answer)
+
+    def _scripted(self, asked: list[Conversation], answer: Callable[[int, int], str | Invalid]) -> list[Trajectory]:
+        return self.talk.converse(Scripted(self.tokenizer, answer), asked, SamplingParams(max_new_tokens=1), 0)
+
+    def baseline(self, policy: Callable[[Prompt, Any], str | Invalid], tasks: Sequence[Any]) -> list[Trajectory]:
+        """Tasks played by a trivial policy."""
+        asked = [Conversation(task, i, 0) for i, task in enumerate(tasks)]
+        return self._scripted(asked, lambda number, turn: policy(asked[number].prompts[-1], asked[number].task))
