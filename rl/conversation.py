@@ -25,11 +25,11 @@ RETRIES = 2  # of one continuation by the sampler
 class Table(Protocol):
     """Where episodes are played: an environment in a process of its own, or rows of data with a reward."""
 
-    def start_many(self, asked: Sequence[tuple[int, Any]]) -> list[Prompt | End]:
+    def start_many(self, asked: Sequence[tuple[int, Any]], /) -> list[Prompt | End]:
         """Begin episodes, given by a number and a task: what each says first, or its end."""
         ...
 
-    def answer_many(self, answers: Sequence[tuple[int, str]]) -> list[Prompt | End]:
+    def answer_many(self, answers: Sequence[tuple[int, str]], /) -> list[Prompt | End]:
         """Give episodes the model's answers: what each says next, or its end."""
         ...
 
