@@ -12,9 +12,7 @@ from typing import Any
 from ..core.files import write_json
 from ..core.mesh import Mesh
 from ..core.run import Run
-from ..data.tokenizers import CharTokenizer
 from ..models.config import ModelConfig
-from ..rl.imagination import GridDynamics
 from .pace import SLOW, Pace
 from .recipe import Recipe
 
@@ -27,14 +25,12 @@ class StopRequested(Exception):
 
 @dataclass
 class Job:
-    """One worker's view: recipe, run directory, the mesh of ranks, and the world with its tokenizer."""
+    """One worker's view: recipe, run directory, the mesh of ranks, and the model's sizes."""
 
     recipe: Recipe
     run: Run
     mesh: Mesh
-    dynamics: GridDynamics
-    tokenizer: CharTokenizer
-    model: ModelConfig
+    model: ModelConfig  # with the tokenizer's vocabulary
     stop_asked: bool = field(default=False)
     pace: Pace = field(default_factory=Pace)
 

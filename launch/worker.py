@@ -22,8 +22,9 @@ from ..core.files import write_json
 from ..core.process import PARENT_VARIABLE, die_with_parent
 from ..core.progress import say
 from ..core.sinks import open_sinks
+from ..models.config import ModelConfig
 from .outlook import stage_line
-from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
+from .recipe import LANGUAGE, Recipe, with_vocab
 from .supervise import STOPPED, error_file
 
 # kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage, job)`, which
@@ -105,13 +106,23 @@ def check_stages(stages: list[Any], job: Any) -> None:
             check(stage, job)
 
 
+def _model(recipe: Recipe) -> ModelConfig:
+    """The model, with the vocabulary of worlds whose tokens are given; others ask their start or their data."""
+    if recipe.video is not None:
+        return with_vocab(recipe, recipe.video.layout.vocab)
+    if recipe.world == LANGUAGE:
+        return recipe.model
+    from ..rl.imagination import GridDynamics
+
+    return with_vocab(recipe, GridDynamics.of(recipe.world).tokenizer().vocab_size)
+
+
 def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> int:
     """Join the other ranks and run what is left of the recipe, or of its stages up to `until`."""
     import torch
 
     from ..core.mcore import setup, shim
     from ..core.mesh import Mesh
-    from ..rl.imagination import GridDynamics
     from .job import Job, StopRequested, log
 
     recipe = schema.load(Recipe, path / "config.yaml")
@@ -120,15 +131,7 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     if not torch.cuda.is_available():
         shim.install()
     setup.start_process_group(recipe.parallel.timeout_minutes)
-    dynamics: Any = None  # language and video stages have neither: they ask their data stage
-    tokenizer: Any = None
-    if recipe.world not in (LANGUAGE, VIDEO):
-        dynamics = GridDynamics.of(recipe.world)
-        tokenizer = dynamics.tokenizer()
-    model = with_vocab(recipe, tokenizer.vocab_size) if tokenizer else recipe.model
-    if recipe.video is not None:
-        model = with_vocab(recipe, recipe.video.layout.vocab)
-    job = Job(recipe, run, Mesh(rank, ranks, recipe.parallel), dynamics, tokenizer, model)
+    job = Job(recipe, run, Mesh(rank, ranks, recipe.parallel), _model(recipe))
     job.listen()
     health.Heartbeat(path / "logs" / f"rank-{rank}.alive.json", lambda: leases.holds(path, run.token)).start()
     if int(os.environ["LOCAL_WORLD_SIZE"]) < ranks:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ..core.batch import PackedBatch
 from ..core.engine import StepResult
 from ..core.errors import NumericsError, RolloutError
 from ..core.mesh import Mesh
@@ -143,3 +144,8 @@ def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int
                     f"prompt {t.prompt_id}: sampled by version {sequence.weight_version} of the weights, the trainer has {version} "
                     f"and allows {bound} behind; the sampler was not brought up to date"
                 )
+
+
+def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:
+    """Batches that know the reference model's log-probs."""
+    return [replace(batch, ref_logprob_T=logprob) for batch, logprob in zip(batches, logprobs, strict=True)]

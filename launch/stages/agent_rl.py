@@ -13,43 +13,60 @@ from ...rl.rollout.sampler import Sampler, SamplingParams
 from ..job import Job
 from ..settings.agent import AgentReinforce
 from .agent import tasks_of, tokenizer_of, weights_of
-from .on_policy import Drill, practise
+from .on_policy import StageTrainer
 
 
 def run(stage: AgentReinforce, job: Job) -> dict[str, Any]:
     """Train to the last step or until the actions are spent; say how many actions and gradient tokens it took."""
-    tags, validation_tags = weights_of(job, stage.tags), weights_of(job, stage.validation.tags if stage.validation else {})
-    tasks, tokenizer = tasks_of(job, [*tags, *validation_tags]), tokenizer_of(job)
-    player = Player(tokenizer, stage.agent)
-    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
-    counts, before = {"actions": 0}, sum(job.outcome(name)["actions"] for name in stage.counting)
+    return AgentTrainer(stage, job).train()
 
-    def seats_of(step: int) -> list[Seat]:
-        return list(job.mesh.share(deal(tasks, tags, stage.prompts_per_step, stage.samples_per_prompt, stage.first_seed, step)))
 
-    def validate(sampler: Sampler, step: int) -> dict[str, float]:
-        asked = stage.validation
-        if asked is None or not (step % asked.every == 0 or step == stage.steps):
+class AgentTrainer(StageTrainer):
+    """RL of an agent on seats dealt to tags and seeds."""
+
+    can_refill = False  # the budget counts the actions of a step's own episodes
+
+    def __init__(self, stage: AgentReinforce, job: Job) -> None:
+        self.agent = stage
+        self.tags, self.validation_tags = weights_of(job, stage.tags), weights_of(job, stage.validation.tags if stage.validation else {})
+        self.worlds, tokenizer = tasks_of(job, [*self.tags, *self.validation_tags]), tokenizer_of(job)
+        self.player = Player(tokenizer, stage.agent)
+        self.before = sum(job.outcome(name)["actions"] for name in stage.counting)
+        params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+        super().__init__(stage, job, params, stage.microbatch_tokens, stage.lora)
+
+    def deal(self, number: int) -> list[Seat]:
+        stage = self.agent
+        return list(
+            self.mesh.share(deal(self.worlds, self.tags, stage.prompts_per_step, stage.samples_per_prompt, stage.first_seed, number))
+        )
+
+    def play(self, sampler: Sampler, episodes: list[Seat], seed: int) -> list[Trajectory]:
+        return self.player.play(sampler, episodes, self.params, seed)
+
+    def turns(self, episode: Seat) -> list[dict[str, Any]]:
+        return turns_of(episode)
+
+    def progress(self, values: dict[str, Any]) -> str:
+        return f"reward {values['reward/mean']:.3f}  success {values.get('agent/success', float('nan')):.3f}"
+
+    def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        self.counts["actions"] += sum(self.mesh.gather(actions_taken(trajectories)))
+        return {**describe_agents(trajectories, self.mesh.gather), **self.counts, **self.on_held_out_seeds(step + 1)}
+
+    def on_held_out_seeds(self, step: int) -> dict[str, float]:
+        """Validation by tags and seeds of its own, where the stage asks for it."""
+        asked = self.agent.validation
+        if asked is None or not (step % asked.every == 0 or step == self.stage.steps):
             return {}
-        seats = list(job.mesh.share(deal(tasks, validation_tags, asked.groups, asked.samples_per_group, asked.first_seed)))
-        played = job.mesh.from_leader(lambda: player.play(sampler, seats, params, fold(job.recipe.seed, 5, step)))
-        scores = summarise([t for part in job.mesh.gather(played) for t in part])
+        seats = list(self.mesh.share(deal(self.worlds, self.validation_tags, asked.groups, asked.samples_per_group, asked.first_seed)))
+        played = self.mesh.from_leader(lambda: self.play(self.sampler, seats, fold(self.job.recipe.seed, 5, step)))
+        scores = summarise([t for part in self.mesh.gather(played) for t in part])
         k = asked.samples_per_group
         return {"validation/pass@1": scores.passes(1).value, f"validation/pass@{k}": scores.passes(k).value}
 
-    def measure(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        counts["actions"] += sum(job.mesh.gather(actions_taken(trajectories)))
-        return {**describe_agents(trajectories, job.mesh.gather), **counts, **validate(sampler, step + 1)}
+    def counted(self) -> tuple[str, ...]:
+        return ("actions",)
 
-    drill = Drill(
-        params=params,
-        microbatch_tokens=stage.microbatch_tokens,
-        episodes_of=seats_of,
-        progress=lambda values: f"reward {values['reward/mean']:.3f}  success {values.get('agent/success', float('nan')):.3f}",
-        turns=turns_of,
-        measure=measure,
-        play=player.play,
-        counts=counts,
-        spent=lambda: stage.actions is not None and counts["actions"] + before >= stage.actions,
-    )
-    return practise(stage, job, drill, stage.lora)
+    def spent(self) -> bool:
+        return self.agent.actions is not None and self.counts["actions"] + self.before >= self.agent.actions

@@ -14,6 +14,7 @@ from ...rl.statistics import Estimate, paired_difference
 from ..job import Job
 from ..settings.grid import Evaluate, Supervised
 from .common import build_engine, sampler_of, sampling
+from .grid import dynamics_of, tokenizer_of
 from .on_policy import SHOWN
 from .selfplay import ROOMS
 
@@ -23,7 +24,7 @@ def run(stage: Evaluate, job: Job) -> dict[str, Any]:
     rooms = read_json(job.stage_folder(stage.tasks.source) / ROOMS)["heldout"]
     n = -(-stage.n // job.mesh.data_size) * job.mesh.data_size
     seed = fold(job.recipe.seed, 3)
-    tasks = [make_task(job.dynamics, rooms, i, stage.tasks.steps, stage.tasks.walk, seed) for i in range(n)]
+    tasks = [make_task(dynamics_of(job), rooms, i, stage.tasks.steps, stage.tasks.walk, seed) for i in range(n)]
     progress = Progress(stage.name, len(stage.models) * len(stage.temperatures), speak=job.mesh.is_main)
     scores: dict[tuple[str, float], list[TaskScore]] = {}
     for name in stage.models:
@@ -46,7 +47,7 @@ def score_part(
     """One model's scores of all tasks; the first few imaginations go to the report."""
 
     def play() -> list[TaskScore]:
-        mine, episodes = imagine(sampler, job.mesh.share(tasks), job.tokenizer, temperature, seed)
+        mine, episodes = imagine(sampler, job.mesh.share(tasks), tokenizer_of(job), temperature, seed)
         if job.mesh.is_main:
             shown = [
                 {
@@ -55,7 +56,7 @@ def score_part(
                     "sample": 0,
                     "reward": e.score()[1],
                     "invalid": None,
-                    "turns": e.picture(job.dynamics),
+                    "turns": e.picture(dynamics_of(job)),
                 }
                 for e in episodes[:SHOWN]
             ]

@@ -11,8 +11,8 @@ from ...core.batch import PackedBatch
 from ...core.engine import Engine
 from ...core.progress import Progress
 from ...kernels.policy import PolicySettings
-from ...rl.loop import require_finite
 from ...rl.objective import make_loss
+from ...rl.values import require_finite
 from ..job import Job
 from .common import Checkpoints
 

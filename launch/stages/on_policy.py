@@ -1,9 +1,8 @@
-"""What the RL stages share: two engines, resuming, the session around the loop, records, and a stop when a budget is spent."""
+"""RL as a stage of a recipe: two engines, resumed, journaled, watched, recorded and saved; it ends early when a budget is spent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,15 +12,16 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Invalid, Trajectory
 from ...rl.algorithms import needs
-from ...rl.loop import Hooks, Updates, reinforce
+from ...rl.loop import Trainer
+from ...rl.loop_settings import LoopSettings
 from ...rl.objective import logprob_score
-from ...rl.rollout.episodes import rollout
-from ...rl.rollout.sampler import Sampler, SamplingParams
+from ...rl.rollout.sampler import SamplingParams
 from ..job import Job
 from ..settings.base import Lora, OnPolicy
 from .common import Checkpoints, build_engine
-from .session import open_session
+from .session import Session
 
+VALIDATION = 0x76616C  # validation draws other random numbers than training
 SHOWN = 12  # trajectories of a step kept for the report
 PARTS = {
     "right_answer": "right answer",
@@ -31,95 +31,135 @@ PARTS = {
 }  # shown beside the reward
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drill:
-    """What one kind of RL stage adds. Episodes may be of any type that `play` and `turns` understand."""
-
-    params: SamplingParams
-    microbatch_tokens: int
-    episodes_of: Callable[[int], list[Any]]  # of a step, this rank's part, whole groups only
-    progress: Callable[[dict[str, Any]], str]  # the values of a step in a few words
-    turns: Callable[[Any], list[dict[str, Any]]] | None = None  # of an episode, as the report shows them
-    measure: Callable[[Sampler, int, Sequence[Trajectory]], dict[str, Any]] = lambda sampler, step, trajectories: {}  # on every rank
-    held_back: Callable[[], list[Any]] | None = None  # episodes that no step trains on, for validation
-    free_text: bool = True  # length and repetition of answers are watched
-    play: Callable[[Sampler, list[Any], SamplingParams, int], list[Trajectory]] = rollout
-    refill: Callable[[int, int], list[Any]] | None = None
-    counts: dict[str, int] = field(default_factory=dict)  # kept in checkpoints; `measure` adds to them
-    spent: Callable[[], bool] = lambda: False  # stop after this step
-
-
 class _Spent(Exception):
     """The budget is used up, and the stage has saved."""
 
 
-def practise(stage: OnPolicy, job: Job, drill: Drill, lora: Lora | None = None) -> dict[str, Any]:
-    """Train to the last step or until the budget is spent; steps, gradient tokens and the drill's counts come back."""
-    name = stage.name
-    job.mesh.require_even(stage.prompts_per_step, f"stages: {name}.prompts_per_step")
-    updates = Updates(stage.updates_per_rollout, stage.epochs_per_rollout)
-    engine, frozen = build_engine(job, stage.optimizer, stage.init, lora), build_engine(job, None, stage.init)
-    checkpoints = Checkpoints(job, name, stage.checkpoint_every, stage.steps)
-    start, kept = checkpoints.resume(engine, beside=("critic",) if "values" in needs(stage.algorithm) else ())
-    drill.counts.update({key: kept[key] for key in drill.counts if key in kept})
-    if start and drill.spent():
-        checkpoints.last = start  # killed between the last save and the end
-    progress = Progress(name, stage.steps, start=start, speak=job.mesh.is_main)
-    done = {"steps": start, "tokens": kept.get("tokens", 0)}
+class StageTrainer(Trainer):
+    """The trainer of an RL stage. A subclass gives its episodes, and says what the record, the report and the terminal show of them."""
 
-    def reference(batches: list[PackedBatch]) -> list[torch.Tensor]:
-        return [r["logprob"] for r in frozen.score(batches, logprob_score(stage.temperature))]
+    can_refill = True
+    free_text: bool = True  # length and repetition of answers are watched
+    shows_turns: bool = True  # the report shows episodes turn by turn
+    stage: OnPolicy
 
-    def record(step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]) -> None:
-        values = session.observe(step, values, trajectories, limit=drill.params.max_new_tokens if drill.free_text else None)
-        values = values | drill.measure(session.sampler, step, trajectories)
-        if drill.spent():
-            checkpoints.last = step + 1
-        if not job.mesh.is_main:
-            return
-        job.run.metrics.append(name, step + 1, values)
-        if drill.turns is not None and (step % stage.rollouts_every == 0 or step + 1 == checkpoints.last):
-            job.run.write_rollouts(name, step + 1, picture(step + 1, episodes, trajectories, drill.turns))
-        progress.update(step + 1, drill.progress(values))
-
-    with open_session(job, name, engine, stage.rollouts, start, kept, updates.count) as session:
-        write, seed = session.saving(checkpoints), fold(job.recipe.seed, 2)
-
-        def save(step: int, state: dict[str, Any]) -> None:
-            write(step, {**state, **drill.counts})
-            done.update(tokens=state["tokens"], steps=step)
-            if step == checkpoints.last < stage.steps:
-                raise _Spent
-
+    def __init__(self, stage: OnPolicy, job: Job, params: SamplingParams, microbatch_tokens: int, lora: Lora | None = None) -> None:
+        job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
+        self.stage, self.job = stage, job
+        engine, self.frozen = build_engine(job, stage.optimizer, stage.init, lora), build_engine(job, None, stage.init)
+        self.checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
+        self.start, kept = self.checkpoints.resume(engine, beside=("critic",) if "values" in needs(stage.algorithm) else ())
+        self.counts = {name: kept.get(name, 0) for name in self.counted()}
+        self.done = {"steps": self.start, "tokens": kept.get("tokens", 0)}
+        self.progress_line = Progress(stage.name, stage.steps, start=self.start, speak=job.mesh.is_main)
+        settings = LoopSettings(
+            microbatch_tokens=microbatch_tokens,
+            drift_gate=stage.drift_gate,
+            seed=fold(job.recipe.seed, 2),
+            kl_every=stage.rollouts_every,
+            minibatches=stage.updates_per_rollout,
+            epochs=stage.epochs_per_rollout,
+            ahead=stage.rollouts.ahead,
+            rollout_deadline_s=stage.rollouts.deadline_s,
+            max_invalid_share=stage.rollouts.max_invalid_share,
+        )
+        self.session = Session(job, stage.name, engine, stage.rollouts, self.start, kept, settings.updates)
         try:
-            reinforce(
-                engine,
-                session.sampler,
-                session.issuing(drill.episodes_of),
-                stage.algorithm,
-                drill.params,
-                Hooks(job.mesh, record, save),
-                steps=range(start, checkpoints.last),
-                tokens=done["tokens"],
-                microbatch_tokens=drill.microbatch_tokens,
-                drift_gate=stage.drift_gate,
-                seed=seed,
-                reference=reference,
-                kl_every=stage.rollouts_every,
-                updates=updates,
-                critic=session.with_critic(stage.algorithm, stage.critic, stage.init, checkpoints, start),
-                ahead=session.ahead,
-                publish=session.publish,
-                rollout_deadline_s=stage.rollouts.deadline_s,
-                max_invalid_share=stage.rollouts.max_invalid_share,
-                play=drill.play,
-                refill=drill.refill,
-                rest=session.rest,
-                **({"validate": session.validation(drill.held_back, drill.params, seed, drill.play)} if drill.held_back else {}),
-            )
+            critic = self.session.with_critic(stage.algorithm, stage.critic, stage.init, self.checkpoints, self.start)
+            super().__init__(engine, self.session.sampler, stage.algorithm, params, job.mesh, settings, critic)
+        except BaseException:
+            self.session.close()
+            raise
+
+    # What a subclass says.
+
+    def deal(self, number: int) -> list[Any]:
+        """This data rank's episodes of the so many-th step's worth of prompts, all samples of each."""
+        raise NotImplementedError
+
+    def held_back(self) -> list[Any] | None:
+        """Episodes that no step trains on, for validation; None where the stage has none."""
+        return None
+
+    def turns(self, episode: Any) -> list[dict[str, Any]]:
+        """An episode as the report shows it."""
+        return []
+
+    def progress(self, values: dict[str, Any]) -> str:
+        """The values of a step in a few words."""
+        return f"reward {values['reward/mean']:.3f}"
+
+    def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        """Further values of a step, on every rank; it may add to `counts`."""
+        return {}
+
+    def counted(self) -> Sequence[str]:
+        """Names of the counts that are kept in checkpoints."""
+        return ()
+
+    def spent(self) -> bool:
+        """Whether to stop after this step."""
+        return False
+
+    # The loop's surroundings.
+
+    def train(self) -> dict[str, Any]:
+        """Train to the last step or until the budget is spent; steps, gradient tokens and counts come back."""
+        if self.start and self.spent():
+            self.checkpoints.last = self.start  # killed between the last save and the end
+        try:
+            self.run(range(self.start, self.checkpoints.last), self.done["tokens"])
         except _Spent:
             pass
-    return {**done, **drill.counts, "checkpoint": checkpoints.final()}
+        finally:
+            self.session.close()
+        return {**self.done, **self.counts, "checkpoint": self.checkpoints.final()}
+
+    def episodes(self, step: int) -> list[Any]:
+        made = self.deal(step)
+        self.session.note("issued", step, {e.prompt_id for e in made})
+        return made
+
+    def more_episodes(self, step: int, number: int) -> list[Any]:
+        return self.deal(self.stage.steps + step * getattr(self.algorithm, "refills", 0) + number)  # prompts that no step has
+
+    def places(self, number: int) -> Sequence[int]:
+        """This data rank's places of the so many-th step in the endless stream of prompts."""
+        each = self.stage.prompts_per_step
+        return self.mesh.share(range(number * each, (number + 1) * each))
+
+    def reference(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
+        return [r["logprob"] for r in self.frozen.score(batches, logprob_score(self.stage.temperature))]
+
+    def validate(self, step: int) -> dict[str, float]:
+        seed = fold(self.settings.seed, VALIDATION)
+        return self.session.validate(step, self.held_back, lambda sampler, episodes: self.play(sampler, episodes, seed))
+
+    def publish(self, version: int) -> None:
+        if self.session.publish is not None:
+            self.session.publish(version)
+
+    def rest(self) -> dict[str, float]:
+        return self.session.rest()
+
+    def record(self, step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]) -> None:
+        values = self.session.observe(step, values, trajectories, limit=self.params.max_new_tokens if self.free_text else None)
+        values = values | self.measure(step, trajectories)
+        if self.spent():
+            self.checkpoints.last = step + 1
+        if not self.mesh.is_main:
+            return
+        name = self.stage.name
+        self.job.run.metrics.append(name, step + 1, values)
+        if self.shows_turns and (step % self.stage.rollouts_every == 0 or step + 1 == self.checkpoints.last):
+            self.job.run.write_rollouts(name, step + 1, picture(step + 1, episodes, trajectories, self.turns))
+        self.progress_line.update(step + 1, self.progress(values))
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        self.session.save(self.checkpoints, step, {**state, **self.counts})
+        self.done.update(tokens=state["tokens"], steps=step)
+        if step == self.checkpoints.last < self.stage.steps:
+            raise _Spent
 
 
 def picture(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.rng import permutation
-from ...rl.algorithms.config import DAPO
+from ...data.trajectory import Trajectory
 from ...rl.own.config import DataEnvironment
+from ...rl.rollout.sampler import Sampler
+from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Reinforce
 from .common import split_cut
-from .on_policy import Drill, practise
+from .on_policy import StageTrainer
 from .verbs import environment
 
 CUT = 0x637574  # the key of the draw of tasks to validate on
@@ -32,31 +35,36 @@ def check(stage: Reinforce, job: Job) -> None:
 def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
     with environment(stage, job) as tasks:
-        train, validation = tasks.of("train"), stage.rollouts.validation
-        cut = split_cut(permutation(len(train), job.recipe.seed, CUT), validation, stage.name)[1]
-        order = tasks.order(job.recipe.seed, without=cut)
+        return TaskTrainer(stage, job, tasks).train()
 
-        def episodes_of(step: int) -> list[Any]:
-            places = job.mesh.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step))
-            asked = [(place, train[order(place)]) for place in places]
-            return [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]
 
-        def held_back() -> list[Any]:
-            return [tasks.episode(train[i], i, k) for i in job.mesh.share(cut) for k in range(validation.samples)]
+class TaskTrainer(StageTrainer):
+    """RL on the tasks of an environment."""
 
-        def refill(step: int, number: int) -> list[Any]:
-            return episodes_of(stage.steps + step * getattr(stage.algorithm, "refills", 0) + number)  # tasks that no step has
+    def __init__(self, stage: Reinforce, job: Job, tasks: Tasks) -> None:
+        self.tasks, self.train_tasks, self.free_text = tasks, tasks.of("train"), tasks.free_text
+        places = permutation(len(self.train_tasks), job.recipe.seed, CUT)
+        self.cut = split_cut(places, stage.rollouts.validation, stage.name)[1]
+        self.order = tasks.order(job.recipe.seed, without=self.cut)
+        params = tasks.params(stage.max_new_tokens, stage.temperature)
+        super().__init__(stage, job, params, stage.microbatch_tokens, stage.lora)
 
-        drill = Drill(
-            params=tasks.params(stage.max_new_tokens, stage.temperature),
-            microbatch_tokens=stage.microbatch_tokens,
-            episodes_of=episodes_of,
-            progress=tasks.progress,
-            turns=tasks.shown,
-            measure=lambda sampler, step, trajectories: tasks.measures(trajectories, job.mesh.gather),
-            held_back=held_back,
-            free_text=tasks.free_text,
-            play=tasks.play,
-            refill=refill if isinstance(stage.algorithm, DAPO) else None,
-        )
-        return practise(stage, job, drill, stage.lora)
+    def deal(self, number: int) -> list[Any]:
+        asked = [(place, self.train_tasks[self.order(place)]) for place in self.places(number)]
+        return [self.tasks.episode(task, place, k) for place, task in asked for k in range(self.stage.samples_per_prompt)]
+
+    def held_back(self) -> list[Any]:
+        samples = range(self.stage.rollouts.validation.samples)
+        return [self.tasks.episode(self.train_tasks[i], i, k) for i in self.mesh.share(self.cut) for k in samples]
+
+    def play(self, sampler: Sampler, episodes: list[Any], seed: int) -> list[Trajectory]:
+        return self.tasks.play(sampler, episodes, self.params, seed)
+
+    def turns(self, episode: Any) -> list[dict[str, Any]]:
+        return self.tasks.shown(episode)
+
+    def progress(self, values: dict[str, Any]) -> str:
+        return self.tasks.progress(values)
+
+    def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        return self.tasks.measures(trajectories, self.mesh.gather)

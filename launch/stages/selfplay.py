@@ -13,6 +13,7 @@ from ...data.shards import ShardWriter
 from ...rl.imagination import GridDynamics
 from ..job import Job
 from ..settings.grid import SelfPlay
+from .grid import dynamics_of
 
 ROOMS = "rooms.json"
 SHARDS = "shards"
@@ -26,7 +27,7 @@ def run(stage: SelfPlay, job: Job) -> dict:
         rooms = read_json(folder / ROOMS)
         if rooms is None:
             job.run.guard()
-            rooms = make_rooms(stage, job.dynamics)
+            rooms = make_rooms(stage, dynamics_of(job))
             write_json(folder / ROOMS, rooms)
         samples = write_transitions(stage, job, rooms["train"])
     job.mesh.barrier()
@@ -75,7 +76,7 @@ def write_transitions(stage: SelfPlay, job: Job, rooms: list[str]) -> int:
     folder = job.stage_folder(stage.name) / SHARDS
     progress = Progress("self-play transitions", stage.rooms * stage.actions_per_room)
     with ShardWriter(folder, kind=TRANSITION, max_samples=stage.samples_per_shard, resume=folder.exists()) as writer:
-        for sample in islice(transitions(stage, job.dynamics, rooms, job.recipe.seed), writer.samples, None):
+        for sample in islice(transitions(stage, dynamics_of(job), rooms, job.recipe.seed), writer.samples, None):
             job.run.guard() if writer.samples % 4096 == 0 else None
             writer.write({"transition.json": sample})
             progress.update(writer.samples)

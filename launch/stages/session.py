@@ -11,27 +11,22 @@ from typing import Any
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError
-from ...core.rng import fold
 from ...data.trajectory import Role, Trajectory
 from ...rl.algorithms import needs
 from ...rl.algorithms.config import Algorithm
 from ...rl.health import Health, sample_values
 from ...rl.journal import Event, Journal, JournalSampler, ReplaySampler
-from ...rl.loop import describe
 from ...rl.preparation import require_valid
 from ...rl.rollout.config import Rollouts
-from ...rl.rollout.episodes import Episode, rollout
 from ...rl.rollout.open import open_sampler
-from ...rl.rollout.sampler import Sampler, SamplingParams
+from ...rl.rollout.sampler import Sampler
+from ...rl.values import describe
 from ..job import Job, log
 from .common import Checkpoints, build_critic, step_folder
 
-Play = Callable[[Sampler, list[Episode], SamplingParams, int], list[Trajectory]]
-VALIDATION = 0x76616C  # validation draws other random numbers than training
-
 
 class Session:
-    """One stage's rollouts. `sampler`, `publish` and `ahead` go to the loop as they are; the rest wraps the stage's hooks."""
+    """One stage's rollouts: its sampler, what the journal keeps of them, and the alarms that watch them."""
 
     def __init__(
         self, job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any], updates: int = 1
@@ -54,36 +49,22 @@ class Session:
         self.sampler = JournalSampler(opened.sampler, self.journal, lambda: engine.steps, staleness=self.staleness)
         self.publish, self.close, self.rest = opened.publish, opened.close, opened.rest or dict
 
-    def issuing(self, episodes_of: Callable[[int], list[Episode]]) -> Callable[[int], list[Episode]]:
-        """The stage's episodes, with the prompts of this rank noted as issued."""
-
-        def issued(step: int) -> list[Episode]:
-            episodes = episodes_of(step)
-            self.note("issued", step, {e.prompt_id for e in episodes})
-            return episodes
-
-        return issued
-
-    def validation(
-        self, episodes: Callable[[], list[Episode]], params: SamplingParams, seed: int, play: Play = rollout
-    ) -> Callable[[int], dict[str, float]]:
-        """The loop's `validate`: every so many steps the episodes of the cut, which no step trains on, and their rewards."""
+    def validate(
+        self, step: int, episodes: Callable[[], list[Any] | None], play: Callable[[Sampler, list[Any]], list[Trajectory]]
+    ) -> dict[str, float]:
+        """Every so many steps the rewards of the episodes of the cut, which no step trains on."""
         every = self.settings.validation.every
         inner = self.sampler.inner if isinstance(self.sampler, JournalSampler) else None  # the journal is for what is trained
-
-        def validate(step: int) -> dict[str, float]:
-            if inner is None or not every or step % every:
-                return {}
-            mesh = self.job.mesh
-            played = mesh.from_leader(lambda sampler=inner: play(sampler, episodes(), params, fold(seed, VALIDATION)))
-            require_valid(played, self.settings.max_invalid_share, mesh.gather, f"validation after {step} steps")
-            found = describe(played, mesh.gather)
-            values = {f"validation/{key.removeprefix('reward/')}": value for key, value in found.items()}
-            if self.job.mesh.is_main:
-                log.info("%d steps: validation reward %.3f", step, values["validation/mean"])
-            return values | {"validation/steps": float(step)}
-
-        return validate
+        held_back = None if inner is None or not every or step % every else episodes()
+        if inner is None or held_back is None:
+            return {}
+        mesh = self.job.mesh
+        played = mesh.from_leader(lambda: play(inner, held_back))
+        require_valid(played, self.settings.max_invalid_share, mesh.gather, f"validation after {step} steps")
+        values = {f"validation/{key.removeprefix('reward/')}": value for key, value in describe(played, mesh.gather).items()}
+        if mesh.is_main:
+            log.info("%d steps: validation reward %.3f", step, values["validation/mean"])
+        return values | {"validation/steps": float(step)}
 
     def observe(self, step: int, values: dict[str, Any], trajectories: Sequence[Trajectory], limit: int | None) -> dict[str, Any]:
         """Note the step's prompts as trained and sound the alarms, on every rank. With `limit`, the most tokens of an answer of free
@@ -119,19 +100,15 @@ class Session:
         self.others["critic"] = critic
         return critic
 
-    def saving(self, checkpoints: Checkpoints) -> Callable[[int, dict[str, Any]], None]:
-        """The loop's save hook: the checkpoint, with the alarms' memory in it; then samples that no resume can ask for are forgotten."""
-
-        def save(step: int, state: dict[str, Any]) -> None:
-            try:
-                checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others)
-            finally:
-                if step_folder(checkpoints.folder, step).exists():
-                    self.note("saved", step)
-                    if self.job.mesh.leads and not self.settings.keep_samples:
-                        self.journal.prune(self.engine.steps - self.staleness)
-
-        return save
+    def save(self, checkpoints: Checkpoints, step: int, state: dict[str, Any]) -> None:
+        """The checkpoint when it is time, with the alarms' memory in it; then samples that no resume can ask for are forgotten."""
+        try:
+            checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others)
+        finally:
+            if step_folder(checkpoints.folder, step).exists():
+                self.note("saved", step)
+                if self.job.mesh.leads and not self.settings.keep_samples:
+                    self.journal.prune(self.engine.steps - self.staleness)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from typing import Any
 from ...core.rng import permutation
 from ...data.trajectory import Invalid, Trajectory
 from ...rl.rewards.video import require_weights
-from ...rl.rollout.sampler import Sampler, SamplingParams
+from ...rl.rollout.sampler import SamplingParams
 from ...rl.video.imagine import ClipDecoder, ImaginedClip, Judge
 from ..job import Job
 from ..settings.video import VideoReinforce
-from .on_policy import Drill, practise
+from .on_policy import StageTrainer
 from .video import TokenClips, tokenizer
 
 
@@ -25,44 +25,47 @@ def check(stage: VideoReinforce, job: Job) -> None:
 
 def run(stage: VideoReinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
-    clips = TokenClips(job, stage.data, "train")
-    layout = clips.layout
-    decoder = ClipDecoder(tokenizer(job, clips.stage.tokenizer), layout, stage.bf16)
-    judge = Judge(decoder, stage.reward.weights, stage.reward.aggregate, stage.reward.repetition_penalty)
-
-    @lru_cache(maxsize=1)
-    def order(epoch: int) -> list[int]:
-        return permutation(len(clips), job.recipe.seed, 31, epoch)
-
-    def episodes_of(step: int) -> list[ImaginedClip]:
-        made: list[ImaginedClip] = []
-        for prompt in job.mesh.share(range(step * stage.prompts_per_step, (step + 1) * stage.prompts_per_step)):
-            epoch, at = divmod(prompt, len(clips))
-            task = clips.task(order(epoch)[at], prompt)
-            made += [ImaginedClip(task, k, layout, judge) for k in range(stage.samples_per_prompt)]
-        return made
-
-    def measure(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        speed = {"time/judge_s": judge.seconds, "time/judged_frames_per_s": judge.pictures / max(judge.seconds, 1e-9)}
-        judge.seconds, judge.pictures = 0.0, 0
-        return described(job, trajectories) | room(job, trajectories) | speed
-
-    drill = Drill(
-        params=SamplingParams(
-            max_new_tokens=layout.sampled,
-            temperature=stage.temperature,
-            allowed=layout.ids_of("frame") if stage.visual_ids_only else None,
-        ),
-        microbatch_tokens=stage.microbatch_sequences * layout.total,
-        episodes_of=episodes_of,
-        progress=lambda values: f"reward {values['reward/mean']:.4f}",
-        measure=measure,
-        free_text=False,
-    )
-    outcome = practise(stage, job, drill)
+    outcome = VideoTrainer(stage, job).train()
     if job.mesh.is_main:
         job.run.write_result(f"{stage.name}-time", time_table(stage.name, [r for r in job.run.metrics.rows() if r["stage"] == stage.name]))
     return outcome
+
+
+class VideoTrainer(StageTrainer):
+    """RL on clips, imagined and compared with what happened."""
+
+    free_text = shows_turns = False
+
+    def __init__(self, stage: VideoReinforce, job: Job) -> None:
+        self.clips = TokenClips(job, stage.data, "train")
+        layout = self.clips.layout
+        decoder = ClipDecoder(tokenizer(job, self.clips.stage.tokenizer), layout, stage.bf16)
+        self.judge = Judge(decoder, stage.reward.weights, stage.reward.aggregate, stage.reward.repetition_penalty)
+        allowed = layout.ids_of("frame") if stage.visual_ids_only else None
+        params = SamplingParams(max_new_tokens=layout.sampled, temperature=stage.temperature, allowed=allowed)
+        super().__init__(stage, job, params, stage.microbatch_sequences * layout.total)
+
+    def deal(self, number: int) -> list[ImaginedClip]:
+        made: list[ImaginedClip] = []
+        for prompt in self.places(number):
+            epoch, at = divmod(prompt, len(self.clips))
+            task = self.clips.task(_order(len(self.clips), self.job.recipe.seed, epoch)[at], prompt)
+            made += [ImaginedClip(task, k, self.clips.layout, self.judge) for k in range(self.stage.samples_per_prompt)]
+        return made
+
+    def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        judge = self.judge
+        speed = {"time/judge_s": judge.seconds, "time/judged_frames_per_s": judge.pictures / max(judge.seconds, 1e-9)}
+        judge.seconds, judge.pictures = 0.0, 0
+        return described(self.job, trajectories) | room(self.job, trajectories) | speed
+
+    def progress(self, values: dict[str, Any]) -> str:
+        return f"reward {values['reward/mean']:.4f}"
+
+
+@lru_cache(maxsize=1)
+def _order(count: int, seed: int, epoch: int) -> list[int]:
+    return permutation(count, seed, 31, epoch)
 
 
 def time_table(name: str, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:

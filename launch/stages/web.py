@@ -21,9 +21,9 @@ from ...data.balance import spread
 from ...data.packing import TrainSequence
 from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...data.trajectory import Invalid
-from ...rl.loop import require_finite
 from ...rl.multiturn import Limits, rollout_worlds
 from ...rl.rollout.sampler import Sampler, SamplingParams
+from ...rl.values import require_finite
 from ...rl.webrl.episode import WebEpisode
 from ...rl.webrl.prompts import Prompter
 from ...rl.webrl.steps import WebTrajectory, read_trajectories

@@ -14,7 +14,7 @@ from ...rl.webrl.episode import WebEpisode
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
 from ..settings.web_live import WebReinforce
-from .on_policy import Drill, practise
+from .on_policy import StageTrainer
 from .web import Players, make_world, pool_of, prompter_of, read_tasks, start_of
 
 LIMITS = Limits(workers=4, max_turns=200)
@@ -39,43 +39,53 @@ def deal(tasks: Sequence[SiteTask], groups: int, samples: int, step: int, seed: 
 
 def run(stage: WebReinforce, job: Job) -> dict[str, Any]:
     """Train to the last step; say how many episodes it played, how many of them succeeded, and how many actions they took."""
-    tasks = read_tasks(job, stage.tasks) if stage.tasks else pool_of(start_of(job))
-    players = Players(job)
-    counts = {"episodes": 0, "successes": 0, "actions": 0}
+    trainer = WebTrainer(stage, job)
+    return {"tasks": len(trainer.tasks), **trainer.train()}
 
-    def seats_of(step: int) -> list[WebSeat]:
-        return list(job.mesh.share(deal(tasks, stage.prompts_per_step, stage.samples_per_prompt, step, fold(job.recipe.seed, 61))))
 
-    def play(sampler: Sampler, seats: list[WebSeat], params: SamplingParams, seed: int) -> list[Trajectory]:
-        found: list[Trajectory] = []
-        for at in range(0, len(seats), stage.at_once):
-            part = seats[at : at + stage.at_once]
-            while len(players.worlds) < len(part):  # before threads ask for them
-                players.worlds.append(make_world(start_of(job)))
-            makers = [_maker(players, place, seat) for place, seat in enumerate(part)]
-            found += rollout_worlds(sampler, makers, params, seed, LIMITS)
-        return found
+class WebTrainer(StageTrainer):
+    """RL of a web agent on the tasks of its sites."""
 
-    def measure(sampler: Sampler, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    can_refill = False  # the counts are of a step's own episodes
+
+    def __init__(self, stage: WebReinforce, job: Job) -> None:
+        self.web, self.players = stage, Players(job)
+        self.tasks = read_tasks(job, stage.tasks) if stage.tasks else pool_of(start_of(job))
+        params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, stop_ids=(prompter_of(job).stop_id,))
+        super().__init__(stage, job, params, stage.microbatch_tokens)
+
+    def deal(self, number: int) -> list[WebSeat]:
+        seed = fold(self.job.recipe.seed, 61)
+        return list(self.mesh.share(deal(self.tasks, self.stage.prompts_per_step, self.stage.samples_per_prompt, number, seed)))
+
+    def play(self, sampler: Sampler, episodes: list[WebSeat], seed: int) -> list[Trajectory]:
+        played: list[Trajectory] = []
+        for at in range(0, len(episodes), self.web.at_once):
+            part = episodes[at : at + self.web.at_once]
+            while len(self.players.worlds) < len(part):  # before threads ask for them
+                self.players.worlds.append(make_world(start_of(self.job)))
+            makers = [_maker(self.players, place, seat) for place, seat in enumerate(part)]
+            played += rollout_worlds(sampler, makers, self.params, seed, LIMITS)
+        return played
+
+    def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         good = [t for t in trajectories if not isinstance(t.reward, Invalid)]
-        mine = {"episodes": len(good), "successes": sum(t.info["success"] for t in good), "actions": sum(t.info["steps"] for t in good)}
-        fresh = {name: sum(part[name] for part in job.mesh.gather(mine)) for name in mine}
+        here = {"episodes": len(good), "successes": sum(t.info["success"] for t in good), "actions": sum(t.info["steps"] for t in good)}
+        parts = self.mesh.gather(here)
+        fresh = {name: sum(part[name] for part in parts) for name in here}
         for name, value in fresh.items():
-            counts[name] += value
+            self.counts[name] += value
         played = max(fresh["episodes"], 1)
-        return {"web/success": fresh["successes"] / played, "web/steps": fresh["actions"] / played, **counts}
+        return {"web/success": fresh["successes"] / played, "web/steps": fresh["actions"] / played, **self.counts}
 
-    drill = Drill(
-        params=SamplingParams(start_of(job).max_new_tokens, stage.temperature, stop_ids=(prompter_of(job).stop_id,)),
-        microbatch_tokens=stage.microbatch_tokens,
-        episodes_of=seats_of,
-        progress=lambda values: f"success {values['web/success']:.3f}",
-        turns=_turns,
-        measure=measure,
-        play=play,
-        counts=counts,
-    )
-    return {"tasks": len(tasks), **practise(stage, job, drill)}
+    def progress(self, values: dict[str, Any]) -> str:
+        return f"success {values['web/success']:.3f}"
+
+    def turns(self, episode: WebSeat) -> list[dict[str, Any]]:
+        return _turns(episode)
+
+    def counted(self) -> tuple[str, ...]:
+        return ("episodes", "successes", "actions")
 
 
 def _maker(players: Players, place: int, seat: WebSeat) -> Callable[[], WebEpisode]:

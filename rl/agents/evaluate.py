@@ -12,10 +12,11 @@ from ...core.batch import PackedBatch
 from ...data.packing import TrainSequence, pack, unpack
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
+from ..chat import chat_of
 from ..statistics import Estimate, mean, mean_share
 from ..worlds.baselines import ceiling, pass_at_k, random_policy
 from ..worlds.tasks import Task
-from .episode import AgentEpisode, AgentSettings, chat_of
+from .episode import AgentEpisode, AgentSettings
 
 Scorer = Callable[[list[PackedBatch]], list]
 

@@ -50,9 +50,8 @@ def _start(folder: Path, overrides: tuple[str, ...], back: str | None, stop_afte
             back_to(run, [stage.name for stage in recipe.stages], back)
         for warning in run.verify([stage.name for stage in recipe.stages]):
             print(f"warning: {warning}")
-        dynamics = GridDynamics.of(recipe.world)
-        tokenizer = dynamics.tokenizer()
-        job = Job(recipe, run, Mesh(), dynamics, tokenizer, with_vocab(recipe, tokenizer.vocab_size))
+        tokenizer = GridDynamics.of(recipe.world).tokenizer()
+        job = Job(recipe, run, Mesh(), with_vocab(recipe, tokenizer.vocab_size))
         for stage in recipe.stages:
             if run.outcome(stage.name) is not None:
                 continue

@@ -74,7 +74,8 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, see
     The reward is sparse: with either sampler about one seed in six leaves one of the eight letters unlearnt.
     """
     from terrella.rl.algorithms.config import GRPO
-    from terrella.rl.loop import Hooks, reinforce
+    from terrella.rl.loop import Trainer
+    from terrella.rl.loop_settings import LoopSettings
     from terrella.rl.rollout.embedded import EmbeddedSampler
     from terrella.rl.rollout.episodes import rollout
     from terrella.rl.rollout.open import sampling_weights
@@ -85,31 +86,28 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, see
     config = MODELS["llama"]
     engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(lr=4e-3), PrecisionConfig(), 0)
     sampler: Any = EmbeddedSampler(lambda: sampling_weights(engine), config, version=lambda: engine.steps)
-    send_to = None
+    transport: Any = None
     if url is not None:
         os.environ[KEY_VARIABLE] = key
         sampler, transport = ServedVllm(settings, [url]), BroadcastTransport()
-
-        def send_to(version: int) -> None:
-            publish(transport, sampler.targets, lambda: engine_weights(engine), version, timeout_s=300)
-
     record: list[dict[str, Any]] = []
-    reinforce(
-        engine,
-        sampler,
-        lambda step: [Repeat(step * 8 + i, k) for i in range(8) for k in range(16)],
-        GRPO(entropy_coef=0.05),
-        SamplingParams(1),
-        Hooks(Mesh(), lambda step, values, *_: record.append(values), lambda step, state: None),
-        steps=range(steps),
-        tokens=0,
-        microbatch_tokens=512,
-        drift_gate=1e-4,
-        seed=seed,
-        reference=lambda batches: [r["logprob"] for r in engine.score(batches, logprob_score(1.0))],
-        kl_every=10**9,
-        publish=send_to,
-    )
+
+    class Learner(Trainer):
+        def episodes(self, step: int) -> list[Any]:
+            return [Repeat(step * 8 + i, k) for i in range(8) for k in range(16)]
+
+        def reference(self, batches: list[Any]) -> list[Any]:
+            return [r["logprob"] for r in engine.score(batches, logprob_score(1.0))]
+
+        def publish(self, version: int) -> None:
+            if transport is not None:
+                publish(transport, sampler.targets, lambda: engine_weights(engine), version, timeout_s=300)
+
+        def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
+            record.append(values)
+
+    loop = LoopSettings(microbatch_tokens=512, drift_gate=1e-4, seed=seed, kl_every=10**9)
+    Learner(engine, sampler, GRPO(entropy_coef=0.05), SamplingParams(1), Mesh(), loop).run(range(steps))
     final = rollout(sampler, [Repeat(10**6 + i, 0) for i in range(episodes)], SamplingParams(1), seed=11)
     return {
         "success": sum(t.reward == 1.0 for t in final) / episodes,

@@ -16,7 +16,8 @@ from terrella.core.mesh import Mesh
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.rl.algorithms import config as algorithms
-from terrella.rl.loop import Hooks, Updates, reinforce
+from terrella.rl.loop import Trainer
+from terrella.rl.loop_settings import LoopSettings
 from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.open import sampling_weights
@@ -74,51 +75,48 @@ def learn(
         sampler = Copied(engine, sleep_s)
     fresh = iter(range(10_000_000, 20_000_000, PROMPTS))
 
-    def episodes_of(step: int):
-        return [Repeat(step * PROMPTS + i, k) for i in range(PROMPTS) for k in range(GROUP)]
+    class Learner(Trainer):
+        can_refill = kind == "DAPO"
 
-    def refill(step: int, number: int):
-        first = next(fresh)
-        return [Repeat(first + i, k) for i in range(PROMPTS) for k in range(GROUP)]
+        def episodes(self, step: int) -> list[Any]:
+            return [Repeat(step * PROMPTS + i, k) for i in range(PROMPTS) for k in range(GROUP)]
 
-    def keep(step, values, episodes, trajectories) -> None:
-        time.sleep(sleep_s)
-        calls.append(getattr(sampler, "calls", 0))
-        staleness = max(engine.steps - 1 - s.weight_version for t in trajectories for s in t.sequences)
-        record.append({**values, "staleness": staleness})
+        def more_episodes(self, step: int, number: int) -> list[Any]:
+            first = next(fresh)
+            return [Repeat(first + i, k) for i in range(PROMPTS) for k in range(GROUP)]
 
-    def publish(version: int) -> None:
-        sampler.take(version)
-        published.append(version)
+        def reference(self, batches: list[Any]) -> list[Any]:
+            return [r["logprob"] for r in frozen.score(batches, logprob_score(1.0))]
 
-    seen = watch(engine, Updates(updates, epochs))
+        def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
+            time.sleep(sleep_s)
+            calls.append(getattr(sampler, "calls", 0))
+            staleness = max(engine.steps - 1 - s.weight_version for t in trajectories for s in t.sequences)
+            record.append({**values, "staleness": staleness})
+
+        def publish(self, version: int) -> None:
+            if isinstance(sampler, Copied):
+                sampler.take(version)
+                published.append(version)
+
+    seen = watch(engine, updates * epochs)
     calls: list[int] = []  # of the sampler, begun by the end of each step
     begun = time.monotonic()
-    reinforce(
-        engine,
-        sampler,
-        episodes_of,
-        algorithm,
-        SamplingParams(1),
-        Hooks(Mesh(), keep, lambda step, state: None),
-        steps=range(steps),
-        tokens=0,
+    settings = LoopSettings(
         microbatch_tokens=512,
         drift_gate=10.0 if ahead else 1e-3,
         seed=3,
-        reference=lambda batches: [r["logprob"] for r in frozen.score(batches, logprob_score(1.0))],
         kl_every=5,
-        critic=critic,
-        updates=Updates(updates, epochs),
-        refill=refill if kind == "DAPO" else None,
+        minibatches=updates,
+        epochs=epochs,
         ahead=ahead,
-        publish=publish if isinstance(sampler, Copied) else None,
         rollout_deadline_s=300.0,
     )
+    Learner(engine, sampler, algorithm, SamplingParams(1), Mesh(), settings, critic).run(range(steps))
     return {"record": record, "published": published, "calls": calls, "seconds": time.monotonic() - begun, "updates": seen}
 
 
-def watch(engine: Engine, updates: Updates) -> list[dict[str, Any]]:
+def watch(engine: Engine, updates: int) -> list[dict[str, Any]]:
     """Before every update, what its tokens' log-probs are and what they were when they were sampled; after it, what the engine measured."""
     seen: list[dict[str, Any]] = []
     step = engine.step
@@ -131,7 +129,7 @@ def watch(engine: Engine, updates: Updates) -> list[dict[str, Any]]:
         seen.append({**told, "metrics": result.metrics})
         return result
 
-    if updates.count > 1:
+    if updates > 1:
         engine.step = watched  # type: ignore[method-assign]
     return seen
 

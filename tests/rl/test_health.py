@@ -5,7 +5,7 @@ import pytest
 from terrella.core.errors import NumericsError
 from terrella.data.trajectory import Trajectory
 from terrella.rl.health import Health, HealthConfig, repetition, sample_values
-from terrella.rl.loop import describe
+from terrella.rl.values import describe
 
 CONFIG = HealthConfig(baseline=2, patience=3, on_drift="warn")
 GOOD = {"reward/std": 0.4, "entropy": 1.0, "repetition": 0.1, "truncated": 0.0, "length/mean": 20.0, "logprob_drift/mean": 1e-3}

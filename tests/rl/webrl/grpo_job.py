@@ -12,7 +12,8 @@ from terrella.launch.stages.web_rl import deal
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.rl.algorithms.config import GRPO
-from terrella.rl.loop import Hooks, reinforce
+from terrella.rl.loop import Trainer
+from terrella.rl.loop_settings import LoopSettings
 from terrella.rl.multiturn import Limits, rollout_worlds
 from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
@@ -52,30 +53,24 @@ def learn(steps: int) -> list[dict[str, Any]]:
     worlds = [WebWorld(max_steps=3) for _ in range(GROUPS * SAMPLES)]
     record: list[dict[str, Any]] = []
 
-    def play(sampler, seats, params, seed):
-        makers = [
-            (lambda s=s, w=w: WebEpisode(w, s.task, s.prompt_id, s.sample_index, prompter)) for s, w in zip(seats, worlds, strict=True)
-        ]
-        return rollout_worlds(sampler, makers, params, seed, Limits(workers=2))
+    class Learner(Trainer):
+        def episodes(self, step: int) -> list[Any]:
+            return deal(known, GROUPS, SAMPLES, step, 0)
 
-    def keep(step, values, seats, trajectories) -> None:
-        turns = [len(t.sequences) for t in trajectories]
-        record.append({**values, "turns": max(turns), "invalid": sum(not isinstance(t.reward, float) for t in trajectories)})
+        def play(self, sampler: Any, episodes: list[Any], seed: int) -> list[Any]:
+            makers = [
+                (lambda s=s, w=w: WebEpisode(w, s.task, s.prompt_id, s.sample_index, prompter))
+                for s, w in zip(episodes, worlds, strict=True)
+            ]
+            return rollout_worlds(sampler, makers, params, seed, Limits(workers=2))
 
-    reinforce(
-        engine,
-        sampler,
-        lambda step: deal(known, GROUPS, SAMPLES, step, 0),
-        GRPO(),
-        params,
-        Hooks(Mesh(), keep, lambda step, state: None),
-        steps=range(steps),
-        tokens=0,
-        microbatch_tokens=16384,
-        drift_gate=0.05,
-        seed=0,
-        reference=lambda batches: [r["logprob"] for r in frozen.score(batches, logprob_score(1.0))],
-        kl_every=100,
-        play=play,
-    )
+        def reference(self, batches: list[Any]) -> list[Any]:
+            return [r["logprob"] for r in frozen.score(batches, logprob_score(1.0))]
+
+        def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
+            turns = [len(t.sequences) for t in trajectories]
+            record.append({**values, "turns": max(turns), "invalid": sum(not isinstance(t.reward, float) for t in trajectories)})
+
+    settings = LoopSettings(microbatch_tokens=16384, drift_gate=0.05, seed=0, kl_every=100)
+    Learner(engine, sampler, GRPO(), params, Mesh(), settings).run(range(steps))
     return record
