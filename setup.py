@@ -40,6 +40,7 @@ setup(
             "recipes/*.yaml",
             "recipes/parts/*.yaml",
             "templates/*",
+            "sbatch/*",
             "report/*.html",
             "report/*.css",
             "report/*.js",

@@ -12,8 +12,14 @@ from ..core.errors import TerrellaError
 from . import recipe as recipes
 from .slurm import cluster
 from .slurm import submit as jobs
-from .slurm.render import Plan, render
+from .slurm.render import JOB_SHELL, Plan, render
 from .slurm.settings import RESTARTS, JobSettings
+
+
+def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(JOB_SHELL)
+        context.exit()
 
 
 @click.command()
@@ -45,6 +51,7 @@ from .slurm.settings import RESTARTS, JobSettings
 @click.option("--sweep", "sweeps", multiple=True, metavar="KEY=[A,B]", help="One array task for each value; several give all combinations.")
 @click.option("--at-once", type=int, help="Array tasks that run at the same time.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts and stop; needs no SLURM.")
+@click.option("--job-shell", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_print_job_shell)
 @click.option("--follow", is_flag=True, help="Print the jobs' states and logs until they end.")
 def launch(
     recipe: str, folder: str | None, overrides: tuple[str, ...], split_after: tuple[str, ...], sweeps: tuple[str, ...], **options: Any
@@ -53,12 +60,12 @@ def launch(
     dry_run, follow, at_once = options.pop("dry_run"), options.pop("follow"), options.pop("at_once")
     settings = JobSettings(**options)
     run = folder or f"runs/{recipes.load(recipe, overrides).name}"
-    plan = Plan(recipe, run, f"{run}/logs", settings, overrides, split_after, sweeps, at_once, command_line())
+    plan = Plan(recipe, run, settings, overrides, split_after, sweeps, at_once, command_line())
     scripts = render(plan)
     if dry_run:
         click.echo("\n".join(script.text for script in scripts), nl=False)
         return
-    logs = Path(plan.logs)
+    logs = Path(run) / "logs"
     unchecked = cluster.check_all(settings, Path(run), logs, [script.text for script in scripts])
     if unchecked:
         click.echo(f"note: {unchecked}")
@@ -83,7 +90,8 @@ def command_line() -> str:
     words = ["terrella", "launch", context.params["recipe"]]
     for option in context.command.params:
         value = context.params.get(option.name or "")
-        if not isinstance(option, click.Option) or option.name in ("dry_run", "follow") or value in (None, (), False, option.default):
+        left_alone = value is None or value is False or value == () or value == option.default  # not `in`: 0 GPUs are a choice
+        if not isinstance(option, click.Option) or option.name in ("dry_run", "follow") or left_alone:
             continue
         flag = option.opts[0]
         if option.is_flag:

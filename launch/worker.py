@@ -25,6 +25,7 @@ from ..core.sinks import open_sinks
 from ..models.config import ModelConfig
 from .outlook import stage_line
 from .recipe import LANGUAGE, Recipe, with_vocab
+from .settings.base import dealt_evenly
 from .supervise import STOPPED, error_file
 
 # kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage, job)`, which
@@ -102,6 +103,8 @@ def _module(kind: str) -> Any:
 def check_stages(stages: list[Any], job: Any) -> None:
     """Refuse now what one of these stages would only find missing when its turn comes."""
     for stage in stages:
+        for key in dealt_evenly(stage):
+            job.mesh.require_even(getattr(stage, key), f"stages: {stage.name}.{key}")
         if check := getattr(_module(stage.kind), "check", None):
             check(stage, job)
 

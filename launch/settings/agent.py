@@ -50,6 +50,7 @@ class AgentPlay:
     groups_at_once: int = 32
     rollouts: Rollouts = field(default_factory=Rollouts)
     uses: ClassVar[tuple[str, ...]] = ("start", "model", "again")
+    even: ClassVar[tuple[str, ...]] = ("groups",)
 
     def __post_init__(self) -> None:
         positive(self, "groups", "samples_per_group", "random_actions", "max_new_tokens", "groups_at_once")

@@ -26,6 +26,11 @@ def references(stage: Any) -> list[str]:
     return found
 
 
+def dealt_evenly(stage: Any) -> tuple[str, ...]:
+    """The settings, listed by a stage's class in `even`, that must be a multiple of the data-parallel ranks: each takes an equal part."""
+    return () if getattr(stage, "released", None) else getattr(stage, "even", ())
+
+
 @dataclass(frozen=True)
 class Lora:
     """Low-rank adapters: everything else is frozen."""
@@ -79,6 +84,7 @@ class OnPolicy:
     rollouts_every: int = 10  # keep a sample of trajectories for the report
     rollouts: Rollouts = field(default_factory=Rollouts)
     critic: OptimizerConfig | None = None  # of ppo and starpo-s
+    even: ClassVar[tuple[str, ...]] = ("prompts_per_step",)
 
     def __post_init__(self) -> None:
         positive(self, "prompts_per_step", "steps", "temperature", "drift_gate", "checkpoint_every", "rollouts_every")

@@ -30,6 +30,7 @@ class Supervised(Supervision):
 
     kind: Literal["supervised"]
     microbatch_sequences: int = 64
+    even: ClassVar[tuple[str, ...]] = ("sequences_per_step",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

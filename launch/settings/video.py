@@ -124,6 +124,7 @@ class VideoSupervised(Supervision):
     microbatch_sequences: int = 8
     checkpoint_every: int = 500
     released: str | None = None  # a folder of a released transformer to take instead of training
+    even: ClassVar[tuple[str, ...]] = ("sequences_per_step",)
 
     def __post_init__(self) -> None:
         if self.released is None:
@@ -218,6 +219,7 @@ class VideoReal2Sim:
     bf16: bool = False
     sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
     uses: ClassVar[tuple[str, ...]] = ("models", "data")
+    even: ClassVar[tuple[str, ...]] = ("episodes",)
 
     def __post_init__(self) -> None:
         positive(self, "episodes", "frames")

@@ -21,6 +21,7 @@ from ..settings.base import OnPolicy
 from .settings import SIGNAL_S, JobSettings
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+JOB_SHELL = TEMPLATES / "job.sh"  # what every script does about signals, requeue and crashes
 EVERY_STAGE = "all"
 
 
@@ -40,7 +41,6 @@ class Plan:
 
     recipe: str
     run: str
-    logs: str
     settings: JobSettings
     overrides: tuple[str, ...] = ()
     split_after: tuple[str, ...] = ()
@@ -167,9 +167,8 @@ def render(plan: Plan) -> list[Script]:
             signal_s=SIGNAL_S,
             array=[shlex.quote(" ".join(f"--set {override}" for override in c)) for c in combinations],
             parallel_tasks=plan.parallel_tasks,
-            logs=shlex.quote(plan.logs),
             run=shlex.quote(plan.run),
-            threads=1 if not settings.gpus else 8,
+            nodes=_trainer_nodes(settings),
             trainer_where=_trainer_where(settings),
             prefix=settings.command_prefix(),
             srun_extra="".join(f" {option}" for option in settings.srun_options()),
@@ -179,13 +178,19 @@ def render(plan: Plan) -> list[Script]:
     return scripts
 
 
+def _trainer_nodes(s: JobSettings) -> str:
+    """The trainer's part of the nodes that the job got, so that `sbatch -N` can change how many these are."""
+    if s.mixed:
+        return str(s.nodes)
+    return f"$((SLURM_JOB_NUM_NODES - {s.rollout_nodes}))" if s.rollout_nodes else "$SLURM_JOB_NUM_NODES"
+
+
 def _trainer_where(s: JobSettings) -> str:
     """srun's choice of nodes for the trainer; with Ray one driver on the first, which has Ray start the rest."""
     if s.ray:
         return "--nodes=1 --ntasks=1"
-    if s.mixed:
-        return f"--het-group=0 --nodes={s.nodes} --ntasks={s.nodes}"
-    return f"--relative=0 --nodes={s.nodes} --ntasks={s.nodes}" if s.rollout_nodes else '--nodes="$SLURM_JOB_NUM_NODES"'
+    part = "--het-group=0 " if s.mixed else "--relative=0 " if s.rollout_nodes else ""
+    return f'{part}--nodes="$nodes" --ntasks="$nodes"'
 
 
 def _title(config: Recipe, s: JobSettings, stages: tuple[str, ...], number: int, total: int) -> str:
@@ -197,11 +202,11 @@ def _title(config: Recipe, s: JobSettings, stages: tuple[str, ...], number: int,
 
 def _command(plan: Plan, settings: JobSettings, stages: tuple[str, ...] | None, array: bool) -> str:
     words = ["terrella", "train", plan.recipe]
-    for override in (*plan.overrides, f"ranks={plan.settings.world}"):
+    for override in plan.overrides:
         words += ["--set", override]
-    command = shlex.join(words) + ' --run "$run" --wait 120'
+    command = shlex.join(words) + f' --set ranks=$((nodes * {settings.ranks})) --run "$run" --wait 120'
     if settings.ray:
-        command += f" --ray --nodes {settings.nodes} --sampler-hosts {settings.rollout_nodes}"
+        command += f' --ray --nodes "$nodes" --sampler-hosts {settings.rollout_nodes}'
     if stages:
         command += f" --until {shlex.quote(stages[-1])}"
-    return command + (' "${setting[@]}"' if array else "")
+    return command + (' "${setting[@]}"' if array else "") + ' "$@"'  # `sbatch SCRIPT --set ...` adds to it

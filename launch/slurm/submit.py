@@ -38,10 +38,10 @@ def write_scripts(scripts: Sequence[Script], folder: Path) -> list[Path]:
 
 
 def submit(scripts: Sequence[Script], paths: Sequence[Path], logs: Path) -> list[Submitted]:
-    """Submit in order. Each job waits for the one before to end well; tasks of arrays wait for the task of the same number."""
+    """Submit in order, with logs in `logs`. Each job, or each task of an array, waits for the one before it to end well."""
     done: list[Submitted] = []
     for script, path in zip(scripts, paths, strict=True):
-        command = ["sbatch", "--parsable"]
+        command = ["sbatch", "--parsable", f"--output={logs}/%x-{'%A_%a' if script.tasks > 1 else '%j'}.log"]
         if done:
             kind = "aftercorr" if script.tasks > 1 else "afterok"
             command += [f"--dependency={kind}:{done[-1].job}", "--kill-on-invalid-dep=yes"]

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+import terrella
 from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile, comparable
-from terrella.launch.slurm import ready
 from terrella.tests.integration.slurm_cluster import Cluster, missing
 from terrella.tests.launch import tiny_run
 
@@ -115,14 +115,21 @@ def test_two_nodes_requeued_by_signal_at_three_points_equal_one_machine(slurm: C
     assert (run / "logs" / "rank-1.log").is_file() and slurm.log(known).count("asking for a checkpoint") == 3
 
 
+def stand_in(folder: Path, body: str) -> Path:
+    """A `terrella` that does the work of the real one by `body`, and knows where the job's shell functions are."""
+    folder.mkdir()
+    program = folder / "terrella"
+    program.write_text(f'#!/bin/bash\n[ "$1" != launch ] || exec {sys.executable} -m terrella "$@"\n{body}\n')
+    program.chmod(0o755)
+    return folder
+
+
 @pytest.mark.parametrize("mixed", [[], ["--rollout-partition", "debug"]], ids=["steps", "heterogeneous"])
 def test_sampler_nodes_are_found_and_requeued_with_the_trainer(slurm: Cluster, tmp_path: Path, monkeypatch, mixed: list[str]) -> None:
     """The job's shape on a real SLURM with a stand-in for the work; tests/integration/test_served.py does the work itself."""
-    stand_in = tmp_path / "bin" / "terrella"
-    stand_in.parent.mkdir()
-    stand_in.write_text(
-        """#!/bin/bash
-if [ "$1" = sampler-host ]; then
+    bin_folder = stand_in(
+        tmp_path / "bin",
+        """if [ "$1" = sampler-host ]; then
   mkdir -p "$2"; echo "$SLURMD_NODENAME" > "$2/new"; mv "$2/new" "$2/$SLURMD_NODENAME.json"; exec sleep 3600
 fi
 [ "${SLURM_RESTART_COUNT:-0}" = 1 ] && { echo "again on $SLURMD_NODENAME of $TERRELLA_NODES"; exit 0; }
@@ -131,11 +138,10 @@ folder=${TERRELLA_SAMPLER_HOSTS%:*}
 until [ -f "$folder"/*.json ]; do sleep 0.2; done
 echo "trainer $SLURMD_NODENAME, sampler $(cat "$folder"/*.json)" > RUN/new; mv RUN/new RUN/met
 while :; do sleep 0.2; done
-""".replace("RUN", str(tmp_path))
+""".replace("RUN", str(tmp_path)),
     )
-    stand_in.chmod(0o755)
     run = tmp_path / "run"
-    options = ["--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", *mixed, "--setup", f"export PATH={stand_in.parent}:$PATH"]
+    options = ["--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", *mixed, "--setup", f"export PATH={bin_folder}:$PATH"]
     (job,) = job_ids(launch(slurm, run, *options, sets=["stages.2.rollouts={sampler: {kind: vllm}}"]))
     until("address of the sampler", (tmp_path / "met").exists)
     assert sorted((tmp_path / "met").read_text().replace(",", "").split()[1::2]) == ["n1", "n2"]
@@ -239,19 +245,32 @@ def test_an_account_is_submitted_unchecked_where_the_cluster_keeps_none(slurm: C
     assert slurm.wait(job)["Account"] == "nope"
 
 
-def test_every_ready_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
+def test_every_shipped_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
     require_slurm()
     cluster = Cluster(tmp_path, nodes=64, gpus=8)
     try:
         cluster.up()
-        paths = sorted(ready.FOLDER.glob("*.sbatch"))
+        paths = sorted((Path(terrella.__file__).parent / "launch" / "sbatch").glob("*.sbatch"))
         assert paths
         for path in paths:
-            done = subprocess.run(
-                ["sbatch", "--test-only", str(path)], env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S
-            )
-            assert done.returncode == 0, f"{path.name}: {done.stderr}"
-            nodes = int(re.search(r"--nodes=(\d+)", path.read_text())[1])
-            assert f"using {64 * nodes} processors" in done.stderr
+            text = path.read_text()
+            written = int(re.search(r"--nodes=(\d+)", text)[1])
+            for nodes in (written, 64) if "supervise" in text else (written,):
+                command = ["sbatch", "--test-only", "-N", str(nodes), str(path)]
+                done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+                assert done.returncode == 0, f"{path.name}: {done.stderr}"
+                assert f"using {64 * nodes if '--exclusive' in text else 8} processors" in done.stderr, done.stderr
     finally:
         cluster.down()
+
+
+def test_a_printed_script_runs_on_as_many_nodes_as_sbatch_asks_for(slurm: Cluster, tmp_path: Path) -> None:
+    """The job's shape on a real SLURM with a stand-in for the work; the script was rendered for one node."""
+    bin_folder = stand_in(tmp_path / "bin", 'echo "$SLURMD_NODENAME of $TERRELLA_NODES: $*"')
+    done = launch(slurm, tmp_path / "run", "--ranks-per-node", "2", "--dry-run", "--setup", f"export PATH={bin_folder}:$PATH", sets=[])
+    script = tmp_path / "job.sbatch"
+    script.write_text(done.stdout)
+    job = slurm.ask("sbatch", "--parsable", "-N", "2", str(script), "--until", "pretrain", cwd=tmp_path).strip()
+    log = slurm.log(slurm.wait(job)).splitlines()
+    assert sorted(line.split(":")[0] for line in log) == ["n1 of 2", "n2 of 2"], log
+    assert all(" --set ranks=4 " in line and line.endswith(" --until pretrain") for line in log), log

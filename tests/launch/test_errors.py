@@ -12,10 +12,10 @@ import pytest
 
 from terrella.core.errors import ProgramError, TerrellaError, WorkerError, describe_error, passing
 from terrella.launch import cli, supervise
-from terrella.launch.slurm.render import TEMPLATES
+from terrella.launch.slurm.render import JOB_SHELL
 from terrella.models.families import read_hf_config
 
-SLURM = TEMPLATES / "train.sbatch.j2"
+SLURM = JOB_SHELL
 
 
 def left(run: Path, rank: int, **error: object) -> None:

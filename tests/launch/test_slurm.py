@@ -2,23 +2,27 @@
 
 import contextlib
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError, DeadlineError, TerrellaError
-from terrella.launch import recipe as recipes
 from terrella.launch.launch import launch
-from terrella.launch.slurm import cluster, ready, submit
-from terrella.launch.slurm.render import Plan, cut, load, render, sweep_settings
-from terrella.launch.slurm.settings import JobSettings, seconds
+from terrella.launch.slurm import cluster, submit
+from terrella.launch.slurm.render import JOB_SHELL, Plan, cut, load, render, sweep_settings
+from terrella.launch.slurm.settings import SIGNAL_S, JobSettings, seconds
 from terrella.launch.slurm.submit import fields
 
 GOLDEN = Path(__file__).parent / "golden"
+SHIPPED = sorted((Path(__file__).resolve().parents[2] / "launch" / "sbatch").glob("*.sbatch"))
+COMMAND = re.compile(r"^# Rendered by: terrella launch (.*)$", re.MULTILINE)
 VLLM = "stages.2.rollouts={sampler: {kind: vllm}}"
 CASES = {
     "two-nodes": ["--nodes", "2", "--partition", "h100", "--account", "lab", "--interface", "ib0", "--venv", "/shared/venv"],
@@ -61,24 +65,32 @@ def test_dry_run_is_byte_stable(name: str) -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, timeout=30).stderr == ""
 
 
-def test_ready_scripts_are_what_the_templates_give() -> None:
-    made = dict(ready.files())
-    found = {path.name: path.read_text() for path in ready.FOLDER.glob("*.sbatch")}
-    assert found == made, "run python -m terrella.launch.slurm.ready"
-    sizes = {name: item.nodes for name in recipes.shipped() if (item := ready.declared(name))}
-    assert sizes["sokoban-tiny"] == [1, 2, 4, 8, 16, 32, 64] and len(made) == sum(map(len, sizes.values()))
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_script_is_short_and_what_its_command_renders(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 40
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, timeout=30).stderr == ""
+    command = COMMAND.search(text)
+    if path.stem in ("bench", "convert"):  # no recipe: one command, and nothing to go on with after a signal
+        assert command is None and f"srun terrella {path.stem} " in text
+        return
+    assert command is not None
+    done = CliRunner().invoke(launch, [*shlex.split(command[1]), "--dry-run"])
+    if os.environ.get("TERRELLA_WRITE_GOLDEN"):
+        path.write_text(done.stdout)
+    assert done.stdout == text, f"write it anew: terrella launch {command[1]} --dry-run > launch/sbatch/{path.name}"
+    # the batch is the recipe's, whatever the number of nodes
+    assert command[1].split()[0] == path.stem and "_per_step" not in text and "SLURM_JOB_NUM_NODES" in text
 
 
-def test_a_recipe_that_declares_sizes_wrongly_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "RECIPES", tmp_path)
-    text = recipes.Path(recipes.__file__).parent.joinpath("recipes", "sokoban-tiny.yaml").read_text().replace("# cluster:", "#")
-    for line, message in (("", None), ("# cluster: {nods: [1]}", "'nods'; it may have each, nodes"), ("# cluster: {each: {}}", "no nodes")):
-        (tmp_path / "x.yaml").write_text(f"{line}\n{text}")
-        if message is None:
-            assert ready.declared("x") is None
-            continue
-        with pytest.raises(ConfigError, match=message):
-            ready.declared("x")
+def test_every_published_experiment_has_a_script() -> None:
+    rlvr_world = {"text-game-sft", "text-game-rlvr-binary", "web-page-sft", "web-page-rlvr", "video-rt1", "video-rt1-single"}
+    others = {"spa-sokoban", "webrl-webarena-lite", "webrl-webarena-lite-70b", "bench", "convert"}
+    assert rlvr_world | others <= {path.stem for path in SHIPPED}
+
+
+def test_the_warning_leaves_time_to_save_before_the_job_gives_up() -> None:
+    assert f"{SIGNAL_S} s before" in JOB_SHELL.read_text() and f"sleep {SIGNAL_S - 30} &&" in JOB_SHELL.read_text()
 
 
 def test_sweeps_are_all_combinations() -> None:
@@ -90,7 +102,7 @@ def test_sweeps_are_all_combinations() -> None:
 
 
 def test_stages_are_cut_where_asked() -> None:
-    config = load(Plan("sokoban-tiny", "run", ".", JobSettings(gpus=0)))
+    config = load(Plan("sokoban-tiny", "run", JobSettings(gpus=0)))
     names = tuple(stage.name for stage in config.stages)
     assert cut(config, []) == [names]
     assert cut(config, ["all"]) == [(name,) for name in names]
@@ -135,17 +147,23 @@ def test_times_are_read_as_slurm_does() -> None:
 )
 def test_a_recipe_that_cannot_run_there_is_refused_before_submission(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        render(Plan("sokoban-tiny", "run", ".", JobSettings(), overrides))
+        render(Plan("sokoban-tiny", "run", JobSettings(), overrides))
 
 
 def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--rollout-nodes: no stage .* --set 'stages.rlvr.rollouts="):
-        render(Plan("sokoban-tiny", "run", ".", JobSettings(rollout_nodes=1)))
+        render(Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1)))
     mixed = JobSettings(rollout_nodes=1, rollout_partition="l40s")
     with pytest.raises(ConfigError, match="no arrays of heterogeneous jobs"):
-        render(Plan("sokoban-tiny", "run", ".", mixed, (VLLM,), sweeps=("seed=[1,2]",)))
-    first, second, third = render(Plan("sokoban-tiny", "run", ".", JobSettings(rollout_nodes=1), (VLLM,), ("pretrain", "rlvr")))
+        render(Plan("sokoban-tiny", "run", mixed, (VLLM,), sweeps=("seed=[1,2]",)))
+    first, second, third = render(Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1), (VLLM,), ("pretrain", "rlvr")))
     assert ["terrella sampler-host" in s.text for s in (first, second, third)] == [False, True, False]  # only where it is needed
+
+
+def inside_a_job(programs: Path, nodes: int = 1) -> dict[str, str]:
+    """What SLURM sets in a batch shell, with `programs` before any others."""
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": str(nodes)}
 
 
 def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path) -> None:
@@ -158,7 +176,7 @@ def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path
         path.chmod(0o755)
     script = tmp_path / "job"
     script.write_text(dry_run("--gpus", "0", "--run", str(tmp_path / "run")))
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "1"}
+    environment = inside_a_job(bin_folder)
     shell = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert shell.stdout is not None and shell.stdout.readline() == "ready\n"
     shell.send_signal(signal.SIGUSR1)
@@ -178,10 +196,22 @@ def test_crashes_are_requeued_a_few_times_and_settings_never(tmp_path: Path, cod
         path.chmod(0o755)
     script = tmp_path / "job"
     script.write_text(dry_run("--gpus", "0", "--run", str(tmp_path / "run")))
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "1"}
+    environment = inside_a_job(bin_folder)
     starts = [subprocess.run(["bash", str(script)], env=environment, capture_output=True, timeout=300) for _ in range(requeues + 1)]
     asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
     assert asked == ["requeue 12"] * requeues and starts[-1].returncode == code
+
+
+def test_the_nodes_of_the_job_decide_the_ranks_and_further_words_reach_the_command(tmp_path: Path) -> None:
+    """`sbatch -N 4 SCRIPT --set ...`: the script was rendered for one node."""
+    stand_in(tmp_path, srun='echo "$@"')
+    script = next(path for path in SHIPPED if path.stem == "text-game-sft")
+    done = subprocess.run(
+        ["bash", str(script), "--set", "seed=3"], env=inside_a_job(tmp_path, nodes=4), capture_output=True, text=True, timeout=300
+    )
+    words = done.stdout.split()
+    assert words[:2] == ["--nodes=4", "--ntasks=4"], done.stdout + done.stderr
+    assert words[-8:] == ["--set", "ranks=32", "--run", "runs/text-game-sft", "--wait", "120", "--set", "seed=3"]
 
 
 def stand_in(folder: Path, **programs: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from terrella.core.errors import ConfigError
+from terrella.core.mesh import Mesh
 from terrella.launch import recipe, released
 from terrella.launch.settings.video import VideoReal2Sim, VideoReward
 
@@ -68,7 +69,7 @@ def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pyte
     narrow = tuple(released.stand_ins("video-rt1", tmp_path, 16, 1, size))
     loaded = recipe.load("video-rt1", (*size, *narrow))
     assert loaded.video is not None
-    job = SimpleNamespace(recipe=loaded, model=with_vocab(loaded, loaded.video.layout.vocab))
+    job = SimpleNamespace(recipe=loaded, model=with_vocab(loaded, loaded.video.layout.vocab), mesh=Mesh())
     stages = {stage.name: stage for stage in loaded.stages}
     world, kept = (str(tmp_path / name) for name in ("rt1-world-model-multi-step-base", "rt1-compressive-tokenizer"))
     check_stages([replace(stages["tokenizer"], released=kept), replace(stages["pretrain"], released=world)], job)  # type: ignore[arg-type]
@@ -86,3 +87,12 @@ def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pyte
     job.model = replace(job.model, ffn=64)
     with pytest.raises(ConfigError, match="ffn is 192, the engine's model has 64"):
         check_stages([replace(stages["pretrain"], released=world)], job)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("stage", "setting"), [("pretrain", "sequences_per_step = 32"), ("rlvr", "prompts_per_step = 128")])
+def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage(stage: str, setting: str) -> None:
+    from terrella.launch.worker import check_stages
+
+    chosen = next(s for s in recipe.load("video-rt1").stages if s.name == stage)
+    with pytest.raises(ConfigError, match=f"stages: {stage}.{setting} must be a multiple of the 3 data ranks"):
+        check_stages([chosen], SimpleNamespace(mesh=Mesh(0, 3)))
