@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import threading
 import uuid
@@ -353,60 +352,3 @@ def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
     if manifest["world"] == world and all(manifest["parallel"].get(key) == getattr(engine.parallel, key) for key in LAYOUT):
         setup.restore_generators(reader.generators(rank))
     return reader.extra
-
-
-class CheckpointStore:
-    """The checkpoints of a run: which is newest, which is best, which may go."""
-
-    def __init__(self, root: Path, keep_last: int = 2, best_metric: str | None = None, best_is: str = "max") -> None:
-        if keep_last < 1:
-            raise ConfigError("keep_last: must be at least 1")
-        if best_is not in ("max", "min"):
-            raise ConfigError("best_is: must be 'max' or 'min'")
-        self.root, self.keep_last, self.best_metric, self.best_is = root, keep_last, best_metric, best_is
-
-    def path(self, step: int) -> Path:
-        """Folder of a step's checkpoint."""
-        return self.root / f"step_{step:08d}"
-
-    def steps(self) -> list[int]:
-        """Steps with a whole checkpoint, oldest first."""
-        found = set()
-        for folder in self.root.glob("*step_*"):
-            match = re.fullmatch(r"(?:\.replaced-)?step_(\d{8})", folder.name)
-            if match and (folder / MANIFEST).exists():
-                found.add(int(match[1]))
-        return sorted(found)
-
-    def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
-        steps = self.steps()
-        return self.path(steps[-1]) if steps else None
-
-    def best(self) -> Path | None:
-        """The checkpoint with the best value of `best_metric` among those that recorded one."""
-        scored = [(self._value(step), step) for step in self.steps()]
-        scored = [(value, step) for value, step in scored if value is not None]
-        if not scored:
-            return None
-        choose = max if self.best_is == "max" else min
-        return self.path(choose(scored)[1])
-
-    def _value(self, step: int) -> float | None:
-        if self.best_metric is None:
-            return None
-        return CheckpointReader(self.path(step), verify=False).extra.get("validation", {}).get(self.best_metric)
-
-    def prune(self) -> None:
-        """Delete what is neither among the last, nor the best; and leavings of killed saves. Rank 0 calls it after a save."""
-        keep = {self.path(step) for step in self.steps()[-self.keep_last :]}
-        best = self.best()
-        for step in self.steps():
-            if self.path(step) not in keep and self.path(step) != best:
-                _discard(self.path(step))
-        for pattern in (".saving-*", ".deleting-*"):
-            for leaving in self.root.glob(pattern):
-                shutil.rmtree(leaving, ignore_errors=True)
-        for leaving in self.root.glob(".replaced-step_*"):
-            if (leaving.with_name(leaving.name.removeprefix(".replaced-")) / MANIFEST).exists():
-                _discard(leaving)

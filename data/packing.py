@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -148,7 +148,7 @@ def pack(
 
 
 def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
-    """Which sequences go together: best fit in order of falling size. A sequence above the budget is an error (see fit_budget)."""
+    """Which sequences go together: best fit in order of falling size. A sequence above the budget is an error."""
     count = len(sizes_S)
     if budget is None:
         return [np.arange(count)]
@@ -208,7 +208,7 @@ def _require_fit(sizes_S: np.ndarray, budget: int) -> None:
     largest = int(sizes_S.max())
     if largest > budget:
         which = int(sizes_S.argmax())
-        raise ValueError(f"sequence {which} needs {largest} positions, the budget is {budget}; raise the budget or use fit_budget first")
+        raise ValueError(f"sequence {which} needs {largest} positions, the budget is {budget}; raise the budget")
 
 
 def build_batch(table: SequenceTable, chosen: np.ndarray, size: int) -> PackedBatch:
@@ -250,45 +250,6 @@ def unpack(batches: Sequence[PackedBatch], values: Sequence[torch.Tensor | np.nd
     return dict(sorted(found.items()))
 
 
-def used_share(batches: Sequence[PackedBatch]) -> float:
-    """Packing efficiency: positions that belong to a sequence, of all positions."""
-    used = sum(int(b.cu_seqlens_D1[len(b.sequence_ids)]) for b in batches)
-    return used / sum(b.num_tokens for b in batches)
-
-
-@dataclass
-class FitReport:
-    """What did not fit, by role of its tokens."""
-
-    sequences: int = 0
-    dropped: int = 0
-    cut: int = 0
-    dropped_tokens: dict[str, int] = field(default_factory=dict)
-    cut_tokens: dict[str, int] = field(default_factory=dict)
-
-
-def fit_budget(sequences: Sequence[TrainSequence], budget: int, *, cut_prompt: bool = False) -> tuple[list[TrainSequence], FitReport]:
-    """Set aside what is longer than the budget, or cut it from the left where only prompt tokens without any weight go.
-
-    Nothing is cut out of what is learnt: such a sequence is dropped whole, and counted.
-    """
-    kept: list[TrainSequence] = []
-    report = FitReport(sequences=len(sequences))
-    for sequence in sequences:
-        excess = len(sequence.ids) - 1 - budget
-        if excess <= 0:
-            kept.append(sequence)
-            continue
-        if cut_prompt and _only_prompt(sequence, excess + 1):
-            report.cut += 1
-            _count_roles(report.cut_tokens, sequence.roles, slice(0, excess), excess)
-            kept.append(_without_front(sequence, excess))
-        else:
-            report.dropped += 1
-            _count_roles(report.dropped_tokens, sequence.roles, slice(None), len(sequence.ids))
-    return kept, report
-
-
 def _table(sequences: Sequence[TrainSequence] | SequenceTable) -> SequenceTable:
     return sequences if isinstance(sequences, SequenceTable) else SequenceTable.of(sequences)
 
@@ -304,24 +265,3 @@ def _size(table: SequenceTable, chosen: np.ndarray, budget: int | None, pad: boo
 
 def _padded(values: np.ndarray, blank: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([values, np.zeros(blank, values.dtype)]) if blank else values)
-
-
-def _only_prompt(sequence: TrainSequence, count: int) -> bool:
-    """The first `count` ids are prompt and carry no weight; the last of them becomes the new entry 0."""
-    if sequence.roles is None or (sequence.roles[:count] != Role.PROMPT).any():
-        return False
-    return not any(getattr(sequence, name) is not None and getattr(sequence, name)[:count].any() for name in WEIGHTS)
-
-
-def _without_front(sequence: TrainSequence, count: int) -> TrainSequence:
-    arrays = {name: getattr(sequence, name) for name in ("ids", "roles", *FIELDS)}
-    return replace(sequence, **{name: None if a is None else a[count:] for name, a in arrays.items()})
-
-
-def _count_roles(counts: dict[str, int], roles: np.ndarray | None, part: slice, total: int) -> None:
-    if roles is None:
-        counts["unknown"] = counts.get("unknown", 0) + total
-        return
-    for role, number in zip(*np.unique(roles[part], return_counts=True), strict=True):
-        name = Role(int(role)).name.lower()
-        counts[name] = counts.get(name, 0) + int(number)

@@ -49,11 +49,6 @@ def twin_value(logits: torch.Tensor) -> torch.Tensor:
     return logits.softmax(-1)[..., 1].min(-1).values
 
 
-def last_tokens(cu_seqlens_D1: torch.Tensor) -> torch.Tensor:
-    """Row of the last token of each document: where a critic of whole prompts reads."""
-    return cu_seqlens_D1[1:].long() - 1
-
-
 def make_head(kind: ValueHead, hidden: int, dtype: torch.dtype) -> nn.Module | None:
     """The module of a kind of value head."""
     if kind == "none":

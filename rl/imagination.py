@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..core.errors import ConfigError
 from ..core.rng import fold, uniform
 from ..data.tokenizers import CharTokenizer
-from ..data.trajectory import Invalid, Role, TokenSequence
+from ..data.trajectory import Invalid
 from .rollout.sampler import Sample
 from .worlds import sokoban
 from .worlds.sokoban_rooms import RoomConfig, make_room
@@ -97,13 +97,6 @@ def make_task(dynamics: GridDynamics, rooms: Sequence[str], prompt_id: int, step
 def prompt_ids(tokenizer: CharTokenizer, state: str, action: int) -> tuple[int, ...]:
     """What the world model reads: the state, then the action."""
     return tuple(tokenizer.encode(state + ACTION_LETTERS[action - 1]))
-
-
-def transition_sequence(tokenizer: CharTokenizer, state: str, action: int, after: str) -> TokenSequence:
-    """A true transition to imitate: only the next state is learnt."""
-    prompt = prompt_ids(tokenizer, state, action)
-    target = tuple(tokenizer.encode(after))
-    return TokenSequence((*prompt, *target), (Role.PROMPT,) * len(prompt) + (Role.STATE,) * len(target))
 
 
 class ImaginationEpisode:

@@ -3,13 +3,11 @@
 from ..errors import ShardError
 from .dataset import ShardSet
 from .index import ShardIndex
-from .order import BlendOrder, RatioOrder, ShuffledOrder
+from .order import ShuffledOrder
 from .reader import Reader, ReaderState, merge_states
 from .writer import ShardWriter
 
 __all__ = [
-    "BlendOrder",
-    "RatioOrder",
     "Reader",
     "ReaderState",
     "ShardError",

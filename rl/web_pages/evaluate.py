@@ -8,7 +8,6 @@ from typing import Any
 from ...data.trajectory import Invalid
 from ..rewards.web_page import NOTHING, Mode, Verdict, judge
 from ..statistics import Estimate, mean, mean_share, paired_difference, proportion
-from .prompt import PageTransition
 
 COLUMNS = ["precision", "recall", "F1", "F1, changed pages", "exact"]
 
@@ -54,8 +53,3 @@ def table(truths: Sequence[str], models: Sequence[tuple[str, str, Sequence[Verdi
     if mode == "faithful":
         note += " This mode counts the line None as an item, so that answering no change is paid on changed pages too."
     return {"title": f"{title} ({mode})", "columns": COLUMNS, "rows": rows, "note": note}
-
-
-def truths_of(steps: Sequence[PageTransition]) -> list[str]:
-    """The true change lists as text."""
-    return [step.changes.write() for step in steps]

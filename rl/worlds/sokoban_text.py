@@ -35,16 +35,6 @@ def with_coordinates(text: str, symbols: str = SYMBOLS) -> str:
     return f"{text}\n{coordinate_sentence(text, symbols)}"
 
 
-def parse_coordinates(sentence: str) -> dict[str, list[tuple[int, int]]]:
-    """Symbol -> cells named by a coordinate sentence."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for part in sentence.strip().rstrip(".").split(";"):
-        head = re.search(r"\((\D)\) (?:is|are) at ", part)
-        if head:
-            found[head.group(1)] = [(int(r), int(c)) for r, c in _CELL.findall(part[head.end() :])]
-    return found
-
-
 def parse_state(text: str, symbols: str = SYMBOLS) -> str:
     """The grid of a text with coordinates; raises ValueError when it is ragged, has other symbols, or contradicts its sentence."""
     rows = text.strip("\n").split("\n")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from terrella.core.checkpoint import CheckpointReader, CheckpointStore, file_digest
+from terrella.core.checkpoint import CheckpointReader
 from terrella.core.errors import StorageError
-from terrella.core.files import write_json
+from terrella.tests.core import saver
 from terrella.tests.parallel.pool import run_ranks
 
 JOBS = "terrella.tests.core.checkpoint_jobs"
@@ -125,28 +125,6 @@ def test_a_full_disk_of_any_rank_is_said_by_all_at_once_and_leaves_nothing(tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def _fake(store: CheckpointStore, step: int, score: float) -> None:
-    folder = store.path(step)
-    folder.mkdir(parents=True)
-    write_json(folder / "extra.json", {"validation": {"accuracy": score}})
-    files = {"extra.json": {"bytes": (folder / "extra.json").stat().st_size, "xxh3": file_digest(folder / "extra.json")}}
-    write_json(folder / "manifest.json", {"format": 1, "step": step, "files": files})
-
-
-def test_store_keeps_the_last_and_the_best(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep_last=2, best_metric="accuracy")
-    for step, score in enumerate([0.1, 0.9, 0.3, 0.2, 0.4]):
-        _fake(store, step, score)
-    (tmp_path / ".saving-step_00000009-aa").mkdir()
-    (tmp_path / "step_00000077").mkdir()  # no manifest: not a checkpoint
-    assert store.steps() == [0, 1, 2, 3, 4]
-    assert store.best() == store.path(1)
-    store.prune()
-    assert store.steps() == [1, 3, 4]
-    assert store.latest() == store.path(4)
-    assert not list(tmp_path.glob(".saving-*"))
-
-
 def kill_during_save(root: Path, times: int, seed: int) -> None:
     """Kill a process that saves checkpoint after checkpoint; what is left must load and be whole."""
     draw = random.Random(seed)
@@ -157,16 +135,15 @@ def kill_during_save(root: Path, times: int, seed: int) -> None:
         try:
             assert process.stdout.readline().strip() == "saving"
             limit = time.monotonic() + 120
-            while not CheckpointStore(root).steps():  # kills before the first whole one would prove nothing
+            while not saver.steps(root):  # kills before the first whole one would prove nothing
                 assert time.monotonic() < limit
                 time.sleep(0.02)
             time.sleep(draw.uniform(0.0, 0.4))
         finally:
             process.kill()
             process.wait(300)
-        store = CheckpointStore(root)
-        for step in store.steps():
-            reader = CheckpointReader(store.path(step))
+        for step in saver.steps(root):
+            reader = CheckpointReader(saver.path(root, step))
             weight = reader.full("weight")
             assert torch.equal(weight, torch.full_like(weight, float(step)))
             assert reader.extra == {"step": step}
@@ -174,10 +151,10 @@ def kill_during_save(root: Path, times: int, seed: int) -> None:
 
 def test_kill_during_save(tmp_path: Path) -> None:
     kill_during_save(tmp_path, 2, seed=1)
-    assert CheckpointStore(tmp_path).steps()
+    assert saver.steps(tmp_path)
 
 
 @pytest.mark.full
 def test_kill_during_save_at_twenty_points(tmp_path: Path) -> None:
     kill_during_save(tmp_path, 20, seed=2)
-    assert CheckpointStore(tmp_path).steps()
+    assert saver.steps(tmp_path)

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from terrella.data.packing import (
     SequenceTable,
     TrainSequence,
-    fit_budget,
     pack,
     plan_batches,
     plan_ranks,
     role_weight,
     unpack,
-    used_share,
 )
 from terrella.data.trajectory import Role, TokenSequence
 
@@ -148,21 +146,8 @@ def test_roles_become_weights():
     sequence = TokenSequence((5, 6, 7, 8), (Role.ACTION, Role.PROMPT, Role.ACTION, Role.ACTION))
     assert role_weight(sequence, Role.ACTION, 0.5).tolist() == [0, 0, 0.5, 0.5]
     made = TrainSequence.of(sequence, ce=role_weight(sequence, Role.ACTION))
-    assert used_share(pack([made], budget=6)) == 0.5
-
-
-def test_what_does_not_fit_is_counted_by_role():
-    P, A, O = Role.PROMPT, Role.ACTION, Role.OBSERVATION
-    long = TrainSequence.of(TokenSequence(tuple(range(8)), (P, P, P, P, P, A, O, A)), ce=np.array([0, 0, 0, 0, 0, 1, 0, 1.0]))
-    short = TrainSequence.of(TokenSequence((1, 2), (P, A)), ce=np.array([0, 1.0]))
-    kept, report = fit_budget([long, short], 5)
-    assert [len(s.ids) for s in kept] == [2] and report.dropped == 1 and report.cut == 0
-    assert report.dropped_tokens == {"prompt": 5, "action": 2, "observation": 1}
-    kept, report = fit_budget([long, short], 5, cut_prompt=True)
-    assert kept[0].ids.tolist() == [2, 3, 4, 5, 6, 7] and kept[0].ce.tolist() == [0, 0, 0, 1, 0, 1]
-    assert report.cut == 1 and report.cut_tokens == {"prompt": 2} and report.dropped == 0
-    kept, report = fit_budget([long], 2, cut_prompt=True)
-    assert not kept and report.dropped == 1
+    (batch,) = pack([made], budget=6)
+    assert batch.num_tokens == 6 and batch.ce_weight_T.tolist() == [0, 1, 1, 0, 0, 0]
 
 
 def documents(batch):

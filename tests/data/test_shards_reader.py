@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from terrella.core.errors import ConfigError
-from terrella.data.shards import BlendOrder, RatioOrder, Reader, ReaderState, ShardSet, ShardWriter, ShuffledOrder, merge_states
+from terrella.data.shards import Reader, ReaderState, ShardSet, ShardWriter, ShuffledOrder, merge_states
 
 
 def write_layout(folder: Path, counts: list[int], first: int = 0) -> Path:
@@ -165,68 +165,6 @@ def test_cost_of_a_position_does_not_depend_on_it():
     order = ShuffledOrder([1000] * 50, seed=3, window=4)
     far = order.size * 1_000_000 + 12_345
     assert sorted(order.ids(np.arange(far, far + order.size)).tolist()) != []
-    blend = BlendOrder([order, ShuffledOrder([10], first_id=order.size)], [3, 1])
-    assert len(blend.ids(np.arange(10**12, 10**12 + 100))) == 100
-
-
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), min_size=1, max_size=4), st.integers(0, 500), st.integers(1, 400))
-@settings(max_examples=50, deadline=None)
-def test_blend_keeps_weights_and_each_order_whole(parts, start, count):
-    sizes, weights = [p[0] for p in parts], [p[1] for p in parts]
-    orders, first = [], 0
-    for size in sizes:
-        orders.append(ShuffledOrder([size], first_id=first))
-        first += size
-    blend = BlendOrder(orders, weights, seed=4)
-    ids = blend.ids(np.arange(start + count))
-    assert np.array_equal(blend.ids(np.arange(start, start + count)), ids[start:])
-    edges = np.cumsum([0, *sizes])
-    for i, (size, weight) in enumerate(zip(sizes, weights)):
-        mine = ids[(ids >= edges[i]) & (ids < edges[i + 1])]
-        assert np.array_equal(mine, orders[i].ids(np.arange(len(mine))))
-        blocks = len(ids) // blend.block
-        exact = weight / sum(weights) * blocks * blend.block
-        in_blocks = ids[: blocks * blend.block]
-        assert abs(((in_blocks >= edges[i]) & (in_blocks < edges[i + 1])).sum() - exact) < 2
-
-
-def test_blend_of_two_folders_resumes(tmp_path):
-    a = ShardSet(write_layout(tmp_path / "a", [5, 6]))
-    b = ShardSet(write_layout(tmp_path / "b", [9], first=100))
-
-    def blend():
-        return BlendOrder([ShuffledOrder(a.counts, seed=1), ShuffledOrder(b.counts, seed=2, first_id=len(a))], [0.7, 0.3], seed=3)
-
-    expected = numbers(Reader([a, b], blend()), 300)
-    share = sum(n >= 100 for n in expected) / 300
-    assert abs(share - 0.3) < 0.05
-    reader = Reader([a, b], blend())
-    first = numbers(reader, 111)
-    assert first + numbers(Reader([a, b], blend(), state=reader.state_in_step()), 189) == expected
-
-
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 50), st.integers(0, 200), st.integers(0, 5))
-@settings(max_examples=50, deadline=None)
-def test_ratio_sampler(gold, other, extra, stop, seed):
-    order = RatioOrder(gold, other, extra=extra, seed=seed)
-    ids = order.ids(np.arange(3 * order.size))
-    for epoch in range(3):
-        part = ids[epoch * order.size : (epoch + 1) * order.size]
-        assert sorted(part[part < gold].tolist()) == list(range(gold))
-        drawn = part[part >= gold]
-        assert len(drawn) == extra and (drawn < gold + other).all()
-    assert np.array_equal(RatioOrder(gold, other, extra=extra, seed=seed).ids(np.arange(stop, 3 * order.size)), ids[stop:])
-
-
-def test_ratio_sampler_redraws_and_covers():
-    order = RatioOrder(100, 500, extra=40, seed=0)
-    drawn = [set(order.ids(np.arange(e * 140, (e + 1) * 140))) - set(range(100)) for e in range(60)]
-    assert drawn[0] != drawn[1]
-    assert len(set().union(*drawn)) > 480
-    distinct = RatioOrder(100, 50, extra=40, seed=0, distinct=True).ids(np.arange(140))
-    assert len(set(distinct)) == 140
-    with pytest.raises(ValueError, match="distinct"):
-        RatioOrder(10, 5, extra=6, distinct=True)
 
 
 def test_a_state_of_other_data_is_refused(folders):

@@ -3,10 +3,9 @@
 import pytest
 
 from terrella.core.errors import ConfigError
-from terrella.core.rng import fold
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.evaluate import copy_baseline, score_predictions, summarise
-from terrella.rl.imagination import GridDynamics, ImaginationEpisode, make_task, prompt_ids, transition_sequence
+from terrella.rl.imagination import GridDynamics, ImaginationEpisode, make_task
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 
@@ -106,14 +105,6 @@ def test_scores_of_copy_and_oracle() -> None:
     still = sum(all(truth == t.state for truth in t.truths) for t in tasks)
     assert copy.all_exact.value == pytest.approx(still / 200) and copy.first_changed.value == 0.0
     assert copy.first_changed.n == sum(t.truths[0] != t.state for t in tasks)
-
-
-def test_transition_sequence_learns_the_next_state_only() -> None:
-    made = task(1)
-    sequence = transition_sequence(TOKENIZER, made.state, made.actions[0], made.truths[0])
-    assert sequence.ids[:37] == prompt_ids(TOKENIZER, made.state, made.actions[0])
-    assert sequence.roles == (Role.PROMPT,) * 37 + (Role.STATE,) * 36
-    assert fold(1) != fold(2)
 
 
 def test_worlds_without_a_whole_visible_grid_are_refused() -> None:

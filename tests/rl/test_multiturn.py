@@ -9,9 +9,6 @@ from terrella.data.trajectory import Invalid, Role
 from terrella.rl.multiturn import Limits, joined, rollout_worlds
 from terrella.rl.rollout.concurrent import run_all
 from terrella.rl.rollout.sampler import Sample, SamplingParams
-from terrella.rl.world_process import ProcessWorld
-from terrella.rl.worlds.base import attempt
-from terrella.rl.worlds.tasks import load_tasks
 
 
 class Echo:
@@ -132,15 +129,3 @@ def test_run_all_keeps_order_and_is_concurrent() -> None:
     together = threading.Barrier(8, timeout=60)  # nobody passes before all eight are there
     values = run_all([lambda i=i: (together.wait(), i)[1] for i in range(8)], workers=8, deadline_s=90, what="call")
     assert values == list(range(8))
-
-
-def test_a_world_in_its_own_process_is_the_same_world_and_is_killed_when_late() -> None:
-    task = load_tasks()["Bandit"]
-    here, there = task.make(), ProcessWorld(task)
-    assert there.reset(5) == here.reset(5) and there.action_words == here.action_words
-    assert there.step(1) == here.step(1) and there.snapshot() == here.snapshot()
-    fault = attempt(there.step, 1)
-    assert isinstance(fault, Invalid) and "one pull" in fault.reason
-    there.process.kill()
-    fault = attempt(there.reset, 1)
-    assert isinstance(fault, Invalid) and "died" in fault.reason
