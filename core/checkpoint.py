@@ -17,21 +17,18 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from .config import LAYOUT
+from .config import LAYOUT, ParallelConfig, PrecisionConfig
 from .errors import ConfigError, DeadlineError, StorageError, TerrellaError
 from .files import file_digest, json_digest, make_folder, read_json, settle, storage_errors, sync_folder, write_json
 from .mcore.params import Shard
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 FORMAT = 2  # 1 had no digest of the manifest; it is still read
 MANIFEST = "manifest.json"
@@ -56,7 +53,23 @@ class Entry:
     start: int
 
 
-def _collect(engine: Engine) -> tuple[dict[str, torch.Tensor], list[Entry]]:
+class Checkpointed(Protocol):
+    """What is saved and loaded: an `Engine`, as far as a checkpoint knows it."""
+
+    optimizer: Any  # None of an engine that only scores
+    parallel: ParallelConfig
+    precision: PrecisionConfig
+    groups: Any
+    build: Any
+    steps: int
+    writer: Any  # of a checkpoint in the background
+
+    def local_parameters(self) -> list[Any]: ...
+
+    def load_weights(self, source: Callable[[str], torch.Tensor | None]) -> None: ...
+
+
+def _collect(engine: Checkpointed) -> tuple[dict[str, torch.Tensor], list[Entry]]:
     """This rank's tensors, copied to host memory, without what another rank stores as well."""
     from .mcore import optimizer as adam
 
@@ -157,7 +170,7 @@ def _agree(error: BaseException | None, value: Any = None) -> list[Any]:
     return [value for _, value in found]
 
 
-def save(engine: Engine, path: Path, extra: dict[str, Any], wait: bool) -> None:
+def save(engine: Checkpointed, path: Path, extra: dict[str, Any], wait: bool) -> None:
     """See `Engine.save`."""
     from .mcore import optimizer as adam
     from .mcore import setup
@@ -192,7 +205,7 @@ def save(engine: Engine, path: Path, extra: dict[str, Any], wait: bool) -> None:
         finish(engine)
 
 
-def finish(engine: Engine) -> None:
+def finish(engine: Checkpointed) -> None:
     """Wait for the background writer of every rank; when all have written, rank 0 publishes the folder, and else takes it away."""
     writer = engine.writer
     if writer is None:
@@ -284,9 +297,9 @@ class CheckpointReader:
         return shard.cut(self.full(name, kind)).reshape(-1)[start:end]
 
     def _part(self, runs: list[tuple[Entry, str, str]], rank: int) -> torch.Tensor:
-        mine = sorted((r for r in runs if r[0].shard.rank == rank), key=lambda r: r[0].start)
-        flat = torch.cat([self._file(file).get_tensor(key) for _, file, key in mine])
-        return flat.reshape(mine[0][0].shape)
+        own = sorted((r for r in runs if r[0].shard.rank == rank), key=lambda r: r[0].start)
+        flat = torch.cat([self._file(file).get_tensor(key) for _, file, key in own])
+        return flat.reshape(own[0][0].shape)
 
     def generators(self, rank: int) -> dict[str, torch.Tensor]:
         """Generator states that a rank saved."""
@@ -329,7 +342,7 @@ def open_verified(path: Path) -> CheckpointReader:
     return reader
 
 
-def load(engine: Engine, path: Path, weights_only: bool) -> dict[str, Any]:
+def load(engine: Checkpointed, path: Path, weights_only: bool) -> dict[str, Any]:
     """See `Engine.load`."""
     from .mcore import optimizer as adam
     from .mcore import setup

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from . import profile
+from . import checkpoint, profile
 from .batch import PackedBatch
 from .config import OptimizerConfig, ParallelConfig, PrecisionConfig, learning_rate
 from .errors import ConfigError
@@ -270,8 +270,8 @@ class Engine:
         """Full parameters under their global names, one at a time, on every rank, in one order. Collective."""
         from .mcore import params
 
-        mine = self.local_parameters()
-        yield from params.gather(mine, [p.param.detach() for p in mine])
+        own = self.local_parameters()
+        yield from params.gather(own, [p.param.detach() for p in own])
 
     def local_parameters(self) -> list[Any]:
         """This rank's parts with their global names and shards."""
@@ -285,8 +285,8 @@ class Engine:
         from .mcore import optimizer as adam
         from .mcore import params
 
-        mine = [p for p in params.named_parameters(self.chunks) if p.param.requires_grad]
-        yield from params.gather(mine, adam.full_gradients(self.optimizer, [p.param for p in mine]))
+        own = [p for p in params.named_parameters(self.chunks) if p.param.requires_grad]
+        yield from params.gather(own, adam.full_gradients(self.optimizer, [p.param for p in own]))
 
     def load_weights(self, source: Callable[[str], torch.Tensor | None]) -> None:
         """Overwrite parameters by their part of `source(global name)`, or keep those it gives None for. The optimizer starts anew."""
@@ -309,18 +309,12 @@ class Engine:
 
         With `wait=False` the files are written in the background; the next `save` or `finish_save` waits for them and publishes them.
         """
-        from . import checkpoint
-
         checkpoint.save(self, Path(path), extra or {}, wait)
 
     def finish_save(self) -> None:
         """Wait for a save that runs in the background, and raise its error if it had one. Collective."""
-        from . import checkpoint
-
         checkpoint.finish(self)
 
     def load(self, path: str | Path, *, weights_only: bool = False) -> dict[str, Any]:
         """Restore weights, optimizer, step and generators from a checkpoint of any layout; returns the saved `extra`."""
-        from . import checkpoint
-
         return checkpoint.load(self, Path(path), weights_only)
