@@ -208,6 +208,13 @@ def _relabel(item: Located, where: str) -> Located:
     return item
 
 
+def located(value: Any, where: str) -> Located:
+    """Plain values as a parsed tree has them, all of one place."""
+    if isinstance(value, dict):
+        return Located({name: located(child, where) for name, child in value.items()}, where)
+    return Located([located(child, where) for child in value] if isinstance(value, list) else value, where)
+
+
 def _type_name(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(kind)))

@@ -13,8 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..core.errors import ConfigError
+from ..core.files import read_json, write_json
+
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 MARK = "terrella_tokenizer.json"
+GENERATION = "generation_config.json"
 
 
 class Tokenizer(Protocol):
@@ -26,6 +30,9 @@ class Tokenizer(Protocol):
 
     @property
     def bos_id(self) -> int | None: ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...  # what ends an answer: the end of text, and what generation_config.json lists
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -40,6 +47,7 @@ class CharTokenizer:
     pad_id: int = 0
     bos_id: int | None = 1
     eos_id: int = 2
+    stop_ids: tuple[int, ...] = (2,)
 
     def __init__(self, alphabet: str) -> None:
         if len(set(alphabet)) != len(alphabet):
@@ -93,6 +101,7 @@ class ByteTokenizer:
     pad_id: int = 0
     bos_id: int | None = 1
     eos_id: int = 2
+    stop_ids: tuple[int, ...] = (2,)
     vocab_size = 256 + len(SPECIALS)
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -140,6 +149,7 @@ class PieceTokenizer:
     pad_id: int = 0
     bos_id: int | None = 1
     eos_id: int = 2
+    stop_ids: tuple[int, ...] = (2,)
 
     def __init__(self, pieces: list[str]) -> None:
         if len(set(pieces)) != len(pieces) or not all(pieces):
@@ -183,6 +193,7 @@ class BPETokenizer:
     pad_id: int = 0
     bos_id: int | None = 1
     eos_id: int = 2
+    stop_ids: tuple[int, ...] = (2,)
 
     def __init__(self, fast: Any) -> None:
         self.fast = fast
@@ -236,6 +247,8 @@ class HFTokenizer:
         self.eos_id = int(self.hf.eos_token_id)
         self.bos_id = None if self.hf.bos_token_id is None else int(self.hf.bos_token_id)
         self.pad_id = self.eos_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
+        self.generation = read_json(Path(folder) / GENERATION) or {}
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *_listed(self.generation, Path(folder) / GENERATION)]))
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone: no BOS or EOS is added."""
@@ -246,6 +259,17 @@ class HFTokenizer:
 
     def save(self, folder: str | Path) -> None:
         self.hf.save_pretrained(str(folder))
+        if self.generation:
+            write_json(Path(folder) / GENERATION, self.generation)
+
+
+def _listed(generation: Any, path: Path) -> list[int]:
+    """The ids that generation_config.json ends an answer at: one, or a list."""
+    named = generation.get("eos_token_id") if isinstance(generation, dict) else generation
+    ids = [] if named is None else named if isinstance(named, list) else [named]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise ConfigError(f"{path}: eos_token_id must be a token id or a list of them, not {named!r}")
+    return ids
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

@@ -57,7 +57,7 @@ def folder_answerer(model: Path, temperature: float, max_new_tokens: int, multip
     device = "cuda" if torch.cuda.is_available() else "cpu"
     source, _ = weight_source(model, config)
     weights = {name: source(name).to(device) for name in parameter_names(config)}
-    params = SamplingParams(max_new_tokens, temperature, stop_ids=(tokenizer.eos_id,))
+    params = SamplingParams(max_new_tokens, temperature, stop_ids=tokenizer.stop_ids)
     sampler = EmbeddedSampler(lambda: weights, config)
 
     def answer(questions: list[Any]) -> list[Any]:

@@ -11,8 +11,9 @@ from ..core import schema
 from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError
 from ..core.sinks import SinkName
-from ..models.config import ModelConfig
+from ..models.config import ModelConfig, NamedModel
 from ..rl.own.config import EnvironmentSettings
+from .model_folder import fill_in
 from .settings.agent import AgentStage
 from .settings.base import Export, positive, references
 from .settings.grid import GridStage
@@ -34,7 +35,7 @@ class Recipe:
     """All settings of a run."""
 
     name: str
-    model: ModelConfig
+    model: NamedModel
     stages: list[Stage]
     world: str = LANGUAGE  # a tag of rl/worlds/tags.yaml, or `language` or `video` for recipes of such stages
     env: EnvironmentSettings | None = None  # what the stages sft, rl and eval train and evaluate on
@@ -99,6 +100,7 @@ def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
     tree = _tree(name, (), [])
     for setting in overrides:
         schema.apply_override(tree, setting)
+    fill_in(tree)
     return schema.build(Recipe, tree)
 
 
@@ -128,4 +130,4 @@ def _tree(name: str, inside: tuple[Path, ...], loaded: list[Path]) -> schema.Loc
 
 def with_vocab(recipe: Recipe, vocab: int) -> ModelConfig:
     """The model with the tokenizer's vocabulary."""
-    return replace(recipe.model, vocab=vocab)
+    return replace(recipe.model.sizes, vocab=vocab)

@@ -26,7 +26,7 @@ def stand_ins(name: str, folder: Path, divide: int, layers: int, overrides: tupl
     kept, step = RECIPES[name]
     whole = recipes.load(name, overrides)
     assert whole.video is not None
-    t, model = whole.video.tokenizer, whole.model
+    t, model = whole.video.tokenizer, whole.model.sizes
     for what, width in [("groups", t.groups), ("latent", t.latent), ("head_dim", model.head_dim), *(("channels", c) for c in t.channels)]:
         if width % divide:
             raise ConfigError(f"--divide {divide} does not divide {what} ({width})")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError
-from ..core.files import read_json
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ class TextModel:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         weights = {name: source(name).to(device) for name in parameter_names(self.config)}
         self.sampler = EmbeddedSampler(lambda: weights, self.config)
-        told = (read_json(self.folder / "generation_config.json") or {}).get("eos_token_id")
-        listed = told if isinstance(told, list) else [told] if isinstance(told, int) else []
-        self.stop_ids = tuple(dict.fromkeys([self.tokenizer.eos_id, *listed]))
+        self.stop_ids = self.tokenizer.stop_ids
 
     @property
     def chats(self) -> bool:

@@ -114,7 +114,7 @@ def _model(recipe: Recipe) -> ModelConfig:
     if recipe.video is not None:
         return with_vocab(recipe, recipe.video.layout.vocab)
     if recipe.world == LANGUAGE:
-        return recipe.model
+        return recipe.model.sizes
     from ..rl.imagination import GridDynamics
 
     return with_vocab(recipe, GridDynamics.of(recipe.world).tokenizer().vocab_size)

@@ -80,6 +80,18 @@ class ModelConfig:
         return cls(**{**values, "rope_scaling": RopeScaling(**scaling) if scaling else None})
 
 
+@dataclass(frozen=True)
+class NamedModel(ModelConfig):
+    """The model of a recipe: its sizes, and the folder or pinned hub id that they are from, where one is named."""
+
+    folder: str | None = None  # a Hugging Face folder, or owner/name of the hub; gives the sizes that the recipe leaves out
+
+    @property
+    def sizes(self) -> ModelConfig:
+        """The decoder alone."""
+        return ModelConfig(**{f.name: getattr(self, f.name) for f in fields(ModelConfig)})
+
+
 VIDEO_GPT = ModelConfig(
     family="llama", layers=12, hidden=768, heads=12, kv_heads=12, head_dim=64, ffn=3072, vocab=9008, max_positions=8192, norm_eps=1e-6
 )  # the multi-step video world model; the single-step one has vocab 4633

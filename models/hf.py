@@ -6,6 +6,7 @@ model and by transformers from the written folder. Without agreement there is no
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from ..core.batch import PackedBatch
 from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, read_json, write_json
 from .config import ModelConfig
-from .families import FAMILIES, from_hf, hf_names, read_hf_config, to_hf, write_hf_config
+from .families import FAMILIES, from_hf, hf_names, read_config, to_hf, write_hf_config
 from .families.base import Tensors
 from .families.glm import chatglm_name, from_chatglm
 from .folder import CARRIED, PROOF, HFFolder, check_left, describe_tensor, same_tensor, write_proof
@@ -33,15 +34,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2}  # of logits, relative to the largest (at least 1)
 ROUNDING = 4.0  # times what transformers' own fp32 rounding changes: how far ours may be off where that is more
 PROMPT_SEED, PROMPT_LENGTHS = 20240917, (96, 9, 1)
-
-
-def read_config(folder: str | Path) -> ModelConfig:
-    """Our config of a Hugging Face folder, or of a config file by itself."""
-    path = Path(folder) if Path(folder).is_file() else Path(folder) / "config.json"
-    hf = read_json(path)
-    if hf is None:
-        raise ConfigError(f"{path}: missing")
-    return read_hf_config(hf, str(path))
 
 
 def weight_source(folder: str | Path, config: ModelConfig) -> tuple[Callable[[str], torch.Tensor], HFFolder]:
@@ -69,9 +61,18 @@ def require_same(folder: str | Path, ours: ModelConfig) -> ModelConfig:
     """The config of a Hugging Face folder, refused where it is not the recipe's model."""
     theirs = read_config(folder)
     for key, value in theirs.to_dict().items():
-        if key != "init_std" and ours.to_dict()[key] != value:
+        if key != "init_std" and not same_setting(ours.to_dict()[key], value):
             raise ConfigError(f"{folder}: {key} is {value}, the engine's model has {ours.to_dict()[key]}")
     return theirs
+
+
+def same_setting(ours: Any, theirs: Any) -> bool:
+    """Whether two settings of a model agree; a float may have been written in single precision, as 9.999999974752427e-07 for 1e-6."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(same_setting(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-6)
+    return ours == theirs
 
 
 def is_added(name: str) -> bool:

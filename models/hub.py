@@ -8,9 +8,12 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.files import read_json, write_atomic
-from .folder import PROOF, verify_export
+from .config import ModelConfig
+from .families import read_config
 
-_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})")
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_ID = re.compile(rf"(?P<repo>{_NAME.pattern})@(?P<revision>[0-9a-f]{{40}})")
+ANSWER_S = 20.0  # for the hub to answer
 
 
 def resolve(model: str | Path) -> Path:
@@ -41,8 +44,46 @@ def resolve(model: str | Path) -> Path:
             raise ConfigError(f"{model}: not in the local cache, and the hub cannot be reached ({error})") from error
 
 
+def pin(model: str) -> str:
+    """A model's name that no push to the hub can change: `owner/name` gets the commit it has now; a folder and a pinned id stay."""
+    if Path(model).exists() or _ID.fullmatch(model):
+        return model
+    if not _NAME.fullmatch(model):
+        raise ConfigError(f"{model}: neither a folder nor a hub id (owner/name, or owner/name@40-digit commit)")
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        return f"{model}@{HfApi().model_info(model, timeout=ANSWER_S).sha}"
+    except RepositoryNotFoundError as error:
+        raise ConfigError(f"{model}: no such folder, and the hub has no such model, or not without a token") from error
+    except Exception as error:
+        hint = "name a folder, or the commit too: owner/name@40-digit commit"
+        raise ConfigError(f"{model}: no such folder, and the hub cannot be asked for its commit ({error}); {hint}") from error
+
+
+def sizes_of(model: str) -> ModelConfig:
+    """The sizes of a folder or a pinned hub id, of which no more than config.json is fetched."""
+    match = None if Path(model).exists() else _ID.fullmatch(model)
+    if match is None:
+        return read_config(resolve(model))
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    wanted: dict[str, Any] = {"repo_id": match["repo"], "revision": match["revision"], "filename": "config.json"}
+    try:
+        return read_config(hf_hub_download(**wanted, local_files_only=True))
+    except LocalEntryNotFoundError:
+        try:
+            return read_config(hf_hub_download(**wanted, etag_timeout=ANSWER_S))
+        except Exception as error:
+            raise ConfigError(f"{model}: not in the local cache, and the hub cannot be reached ({error})") from error
+
+
 def model_card(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:
     """README.md of an exported folder: what it is, and what was proven of it."""
+    from .folder import PROOF
+
     config, proof = read_json(folder / "config.json"), read_json(folder / PROOF)
     head = ["---", "library_name: transformers", "pipeline_tag: text-generation", *([f"base_model: {base}"] if base else []), "---"]
     body = [
@@ -65,6 +106,8 @@ def model_card(folder: Path, repo: str, base: str | None = None, notes: str = ""
 def push(folder: str | Path, repo: str, *, base: str | None = None, notes: str = "", private: bool = True) -> str:
     """Upload a proven export with its card; returns the commit's address."""
     from huggingface_hub import HfApi
+
+    from .folder import verify_export
 
     folder = Path(folder)
     verify_export(folder)

@@ -28,7 +28,7 @@ from .on_policy import picture
 def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
     """Play, score, write one table a tag and the summary in words."""
     tasks, tokenizer = tasks_of(job, stage.tags or start_of(job).tags), tokenizer_of(job)
-    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=tokenizer.stop_ids)
     progress = Progress(stage.name, len(stage.arms) * len(tasks), speak=job.mesh.is_main)
     scores: dict[tuple[str, str], AgentScores] = {}
     greedy: dict[tuple[str, str], AgentScores] = {}

@@ -32,7 +32,7 @@ def run(stage: AgentPlay, job: Job) -> dict[str, Any]:
     tags = weights_of(job, stage.tags)
     seats: list[Seat] = list(job.mesh.share(deal(tasks_of(job, tags), tags, stage.groups, stage.samples_per_group, stage.first_seed)))
     player = Player(tokenizer, stage.agent)
-    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=tokenizer.stop_ids)
     progress = Progress(stage.name, len(seats), speak=job.mesh.is_main)
 
     def play(sampler: Sampler) -> list[Trajectory]:

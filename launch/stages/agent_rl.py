@@ -32,7 +32,7 @@ class AgentTrainer(StageTrainer):
         self.worlds, tokenizer = tasks_of(job, [*self.tags, *self.validation_tags]), tokenizer_of(job)
         self.player = Player(tokenizer, stage.agent)
         self.before = sum(job.outcome(name)["actions"] for name in stage.counting)
-        params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+        params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=tokenizer.stop_ids)
         super().__init__(stage, job, params, stage.microbatch_tokens, stage.lora)
 
     def deal(self, number: int) -> list[Seat]:

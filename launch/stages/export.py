@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from ...core.files import make_folder, settle, sync_folder, write_json
+from ...core.files import make_folder, read_json, settle, sync_folder, write_json
 from ...core.run import set_aside
 from ...models.hf import export_hf
 from ..job import Job
@@ -36,8 +36,10 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
             grid = job.recipe.world != LANGUAGE
             words = grid_tokenizer(job) if grid else prompter_of(job).tokenizer if web else tokenizer_of(job)
             words.save(tokenizer)
-            specials = {"bos_token_id": words.bos_id, "eos_token_id": words.eos_id, "pad_token_id": words.pad_id}
-        write_json(tokenizer / "generation_config.json", specials)
+            stop = words.eos_id if len(words.stop_ids) == 1 else list(words.stop_ids)
+            specials = {"bos_token_id": words.bos_id, "eos_token_id": stop, "pad_token_id": words.pad_id}
+        kept = read_json(tokenizer / "generation_config.json") or {}
+        write_json(tokenizer / "generation_config.json", {**kept, **specials})
     job.mesh.barrier()
     proof = export_hf(engine, partial, carry_from=tokenizer)
     if job.mesh.is_main:

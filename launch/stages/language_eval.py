@@ -94,7 +94,7 @@ def judge_part(
     """All ranks' judgements of one model's answers, in the order of the questions."""
     mine = job.mesh.share(asked)
     tokenizer = questions.tokenizer
-    params = SamplingParams(stage.max_new_tokens, temperature, stop_ids=(tokenizer.eos_id,))
+    params = SamplingParams(stage.max_new_tokens, temperature, stop_ids=tokenizer.stop_ids)
 
     def judge() -> Judgements:
         told = answers(sampler, mine, tokenizer, params, fold(job.recipe.seed, 3), questions.multiple)
@@ -111,7 +111,7 @@ def drifts(stage: LanguageEvaluate, job: Job, questions: Questions, sampler: Any
     if not isinstance(data, TextGameData):
         raise ConfigError(f"stages: {stage.name}.drift_steps needs a text-game-data stage; '{stage.data}' is none")
     write = prompts() if data.prompt == "full" else bare_prompt
-    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=(questions.tokenizer.eos_id,))
+    params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=questions.tokenizer.stop_ids)
 
     def predict(rows: list[dict[str, Any]]) -> list[str | Invalid]:
         asked = [Question("text-game", write(row), "", row, False) for row in rows]

@@ -26,7 +26,7 @@ class LanguageTrainer(StageTrainer):
         self.language, self.questions = stage, Questions(job, stage.data)
         self.cut = self.questions.cut(stage.rollouts.validation, stage.name)
         self.stream = self.questions.stream(stage.non_gold_ratio, without=self.cut)
-        stop_ids = (self.questions.tokenizer.eos_id,)
+        stop_ids = self.questions.tokenizer.stop_ids
         params = SamplingParams(max_new_tokens=stage.max_new_tokens, temperature=stage.temperature, stop_ids=stop_ids)
         super().__init__(stage, job, params, stage.microbatch_tokens, stage.lora)
 

@@ -137,7 +137,7 @@ class Players:
     ) -> list[tuple[tuple[int, SiteTask, int], WebEpisode | Invalid]]:
         """All seats (prompt id, task, sample) to the end of their episodes, `at_once` at a time; `note(seat, episode)` sees each before
         its world is used again."""
-        params = SamplingParams(self.start.max_new_tokens, temperature, stop_ids=(self.prompter.stop_id,))
+        params = SamplingParams(self.start.max_new_tokens, temperature, stop_ids=self.prompter.stop_ids)
         limits = Limits(workers=4, max_turns=200)
         found: list[tuple[tuple[int, SiteTask, int], WebEpisode | Invalid]] = []
         for at in range(0, len(seats), at_once):

@@ -69,7 +69,7 @@ def _play(
 ) -> tuple[Results, Tally, dict[str, int], int]:
     """One arm on this rank's tasks; results, tally and counts of all ranks."""
     players, prompter, seed = Players(job, test=True), prompter_of(job), fold(job.recipe.seed, SEED)
-    params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=(prompter.stop_id,))
+    params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=prompter.stop_ids)
     with ExitStack() as stack:
         world = _world(stage, job, arm, tasks, ways, stack)
         value = _value(job, arm, ways, actor)
@@ -121,7 +121,7 @@ def _world(
         if not isinstance(data, WebPageData):
             raise ConfigError(f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one trained on web-page-data")
         questions = Questions(job, data.name)
-        params = SamplingParams(arm.max_new_tokens, 0.0, stop_ids=(questions.tokenizer.eos_id,))
+        params = SamplingParams(arm.max_new_tokens, 0.0, stop_ids=questions.tokenizer.stop_ids)
         opened = _open(stage, job, arm.model, f"{arm.name} world", stack)
         prompt = page_prompt if data.prompt == "full" else bare_page_prompt
         return LanguageWorld(opened.sampler, questions.tokenizer, prompt, params, seed, questions.multiple)
@@ -141,7 +141,7 @@ def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: 
         return Progress(ways)
     prompter = prompter_of(job)
     if arm.value == "sampled":
-        params = SamplingParams(256, 1.0, stop_ids=(prompter.stop_id,))
+        params = SamplingParams(256, 1.0, stop_ids=prompter.stop_ids)
         return SampledValue(actor.sampler, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
     if job.recipe.parallel.model_size > 1:
         raise ConfigError(f"stages: arm '{arm.name}': value: critic needs tensor, pipeline and context = 1, as every rank plans for itself")

@@ -51,7 +51,7 @@ class WebTrainer(StageTrainer):
     def __init__(self, stage: WebReinforce, job: Job) -> None:
         self.web, self.players = stage, Players(job)
         self.tasks = read_tasks(job, stage.tasks) if stage.tasks else pool_of(start_of(job))
-        params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, stop_ids=(prompter_of(job).stop_id,))
+        params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, stop_ids=prompter_of(job).stop_ids)
         super().__init__(stage, job, params, stage.microbatch_tokens)
 
     def deal(self, number: int) -> list[WebSeat]:

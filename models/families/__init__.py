@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
+from ...core.files import read_json
 from ..config import ModelConfig
 from .base import Family, from_hf, hf_names, parameter_names, read_rope, to_hf, write_rope
 from .glm import GLM, read_chatglm_config
@@ -14,7 +16,16 @@ from .qwen import QWEN2, QWEN3, QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, GLM)}
 
-__all__ = ["FAMILIES", "Family", "from_hf", "hf_names", "parameter_names", "read_hf_config", "to_hf", "write_hf_config"]
+__all__ = ["FAMILIES", "Family", "from_hf", "hf_names", "parameter_names", "read_config", "read_hf_config", "to_hf", "write_hf_config"]
+
+
+def read_config(folder: str | Path) -> ModelConfig:
+    """Our config of a Hugging Face folder, or of a config file by itself."""
+    path = Path(folder) if Path(folder).is_file() else Path(folder) / "config.json"
+    hf = read_json(path)
+    if hf is None:
+        raise ConfigError(f"{path}: missing")
+    return read_hf_config(hf, str(path))
 
 
 def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConfig:

@@ -109,7 +109,7 @@ def lessons(
             written = text.removeprefix(opening)
             ids, inside = encode_spans(episode.tokenizer, written, [found.span() for found in _SPAN.finditer(written)])
         else:  # nothing to fill in: what was sampled stays as it was
-            ids = [i for i in episode.turns[turn].answer if i != episode.tokenizer.eos_id]
+            ids = [i for i in episode.turns[turn].answer if i not in episode.tokenizer.stop_ids]
             inside = [False] * len(ids)
         state_role = Role.PROMPT if variant == "masked" or (variant == "blanked" and not learn_blanks) else Role.STATE
         roles = [Role.PROMPT] * len(context) + [state_role if flag else Role.ACTION for flag in inside] + [Role.ACTION]

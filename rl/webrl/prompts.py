@@ -46,9 +46,15 @@ class Prompter:
         ids = self.tokenizer.encode(EOT)
         return ids[0] if len(ids) == 1 else self.tokenizer.eos_id
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """What ends an action: `stop_id`, and where the model's folder lists several, those."""
+        listed = self.tokenizer.stop_ids
+        return tuple(dict.fromkeys([self.stop_id, *(listed if len(listed) > 1 else ())]))
+
     def action(self, ids: Sequence[int]) -> tuple[int, ...]:
         """An answer without the token that ended it."""
-        return tuple(ids[:-1]) if ids and ids[-1] == self.stop_id else tuple(ids)
+        return tuple(ids[:-1]) if ids and ids[-1] in self.stop_ids else tuple(ids)
 
     def fit(self, head: list[int], page: str, tail: list[int]) -> tuple[tuple[int, ...], int]:
         """Head, page and tail in at most `limit` tokens, and how many tokens of the page were cut. Only the page is."""

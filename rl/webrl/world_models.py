@@ -157,7 +157,7 @@ class LanguageWorld:
             if isinstance(answer, Invalid):
                 found.append(answer)
                 continue
-            ids = answer.ids[:-1] if answer.ids and answer.ids[-1] == self.tokenizer.eos_id else answer.ids
+            ids = answer.ids[:-1] if answer.ids and answer.ids[-1] in self.tokenizer.stop_ids else answer.ids
             tree = apply_changes(state.page.tree, readable(self.tokenizer, ids))
             self.unreadable += tree is None
             found.append(PredictedPage(state.page.tree if tree is None else tree))

@@ -1,5 +1,6 @@
 """The small tokenizers round-trip, refuse what they cannot spell, and agree with transformers about every id."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, HFTokenizer, PieceTokenizer, load_tokenizer
 
 ALPHABET = "#.@$ \n<>eospad|0123é"
@@ -107,3 +109,22 @@ def test_given_pieces_are_taken_whole_and_their_hugging_face_twin_agrees(tmp_pat
         tokenizer.encode("Upx")
     with pytest.raises(ValueError, match="repeat"):
         PieceTokenizer(["a", "a"])
+
+
+def test_what_ends_an_answer_comes_from_the_folder(tmp_path):
+    pytest.importorskip("transformers")
+    ByteTokenizer().save(tmp_path / "one")
+    (tmp_path / "one" / "terrella_tokenizer.json").unlink()  # as a folder of somebody else's
+    assert ByteTokenizer().stop_ids == (2,) and load_tokenizer(tmp_path / "one").stop_ids == (2,)
+    settings = {"eos_token_id": [9, 2, 11], "temperature": 0.6}
+    (tmp_path / "one" / "generation_config.json").write_text(json.dumps(settings))
+    loaded = load_tokenizer(tmp_path / "one")
+    assert loaded.stop_ids == (2, 9, 11)
+    loaded.save(tmp_path / "kept")
+    assert load_tokenizer(tmp_path / "kept").stop_ids == (2, 9, 11)
+    assert json.loads((tmp_path / "kept" / "generation_config.json").read_text()) == settings
+    (tmp_path / "one" / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert load_tokenizer(tmp_path / "one").stop_ids == (2, 7)
+    (tmp_path / "one" / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id must be a token id or a list of them"):
+        load_tokenizer(tmp_path / "one")

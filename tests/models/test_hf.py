@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -176,3 +177,12 @@ def test_unsupported_settings_are_named() -> None:
         read_hf_config({**SMALL, "model_type": "mistral", "sliding_window": 64})
     with pytest.raises(ConfigError, match="longrope"):
         read_hf_config({**SMALL, "model_type": "llama", "rope_scaling": {"type": "longrope", "factor": 2.0}})
+
+
+def test_a_setting_in_single_precision_is_the_same() -> None:
+    folder = tiny("llama")[0]
+    model = hf.read_config(folder)
+    assert hf.require_same(folder, replace(model, norm_eps=9.999999974752427e-07)) == model  # 1e-6 as fp32
+    for change, said in ({"norm_eps": 1.1e-6}, "norm_eps is 1e-06"), ({"tied": True}, "tied is False"), ({"ffn": 64}, "ffn is 48"):
+        with pytest.raises(ConfigError, match=said):
+            hf.require_same(folder, replace(model, **change))
