@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..core import schema
 from ..core.errors import ConfigError
 from ..core.schema import Located
@@ -18,7 +20,7 @@ def fill_in(tree: Located) -> None:
     from ..models.hub import pin, sizes_of
 
     try:
-        name = pin(folder.value)
+        name = pin(_place(folder))
         sizes = schema.to_plain(sizes_of(name))
     except ConfigError as error:
         raise ConfigError(f"{folder.where}: model.folder: {error}") from error
@@ -30,11 +32,19 @@ def fill_in(tree: Located) -> None:
         _start_from(stage, folder)
 
 
+def _place(folder: Located) -> str:
+    """A folder beside the recipe, or in the current folder, by its whole path, so that a resume elsewhere means the same; else a hub id."""
+    path = next((p for p in (folder.folder / folder.value, Path(folder.value).expanduser()) if p.exists()), None)
+    return folder.value if path is None else str(path.resolve())
+
+
 def _start_from(stage: Located, folder: Located) -> None:
     """A stage that begins from a folder begins from this one; another is refused: sizes of one model, weights of another."""
     if not isinstance(stage.value, dict) or "kind" not in stage.value or stage.value["kind"].value not in STARTS:
         return
     own = stage.value.setdefault("folder", Located(folder.value, folder.where))
+    if isinstance(own.value, str) and _place(own) == folder.value:
+        own.value = folder.value
     if own.value != folder.value:
         name = stage.value["name"].value if "name" in stage.value else stage.value["kind"].value
         raise ConfigError(

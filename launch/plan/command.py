@@ -90,7 +90,7 @@ def geometry(name: str) -> ModelConfig:
     if name.lower() in GEOMETRIES:
         return GEOMETRIES[name.lower()]
     if name in recipes.shipped() or name.endswith((".yaml", ".yml")):
-        return recipes.load(name).model
+        return recipes.load(name).model.sizes
     raise ConfigError(f"'{name}' is no model size and no recipe; sizes: {', '.join(GEOMETRIES)}; recipes: {', '.join(recipes.shipped())}")
 
 
