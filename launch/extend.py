@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -22,13 +23,13 @@ from .settings.base import OnPolicy, references
 def with_steps(config: Recipe, asked: tuple[str, ...]) -> Recipe:
     """The recipe with `N` steps in every RL stage (in every training stage where there is no RL), or with `STAGE=N` in that one.
 
-    A budget of actions no longer ends a stage whose steps are given.
+    Neither a budget of actions nor epochs end a stage whose steps are given.
     """
     for text in asked:
         stage, _, number = text.rpartition("=")
         if not number.isdigit() or int(number) < 1:
             raise ConfigError(f"--steps {text}: give a number of steps, or STAGE=NUMBER")
-        counted = [s for s in config.stages if getattr(s, "steps", None) is not None]
+        counted = [s for s in config.stages if getattr(s, "steps", None) is not None or _epochs(s)]
         reinforced = [s for s in counted if isinstance(s, OnPolicy)]
         chosen = {s.name for s in (counted if stage else reinforced or counted) if stage in ("", s.name)}
         if not chosen:
@@ -38,10 +39,20 @@ def with_steps(config: Recipe, asked: tuple[str, ...]) -> Recipe:
             )
         stages = []
         for s in config.stages:
-            free = {"actions": None} if s.name in chosen and getattr(s, "actions", None) is not None else {}
-            stages.append(replace(s, steps=int(number), **free) if s.name in chosen else s)  # type: ignore[call-arg]
+            stages.append(replace(s, steps=int(number), **_freed(s)) if s.name in chosen else s)  # type: ignore[call-arg]
         config = replace(config, stages=stages)
     return config
+
+
+def _epochs(stage: Any) -> bool:
+    """Whether a stage that can count steps counts epochs."""
+    return hasattr(stage, "steps") and getattr(stage, "epochs", None) is not None
+
+
+def _freed(stage: Any) -> dict[str, None]:
+    """What no longer ends a stage whose steps are given: a budget of actions, or epochs."""
+    ends = (("actions", getattr(stage, "actions", None) is not None), ("epochs", _epochs(stage)))
+    return {name: None for name, given in ends if given}
 
 
 def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
@@ -56,9 +67,7 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
         trained = (read_json(folder / "stages" / f"{name}.json") or {}).get("steps", 0)
         if (after[name] or 0) < trained:
             raise ConfigError(f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}")
-    free = {
-        s.name: {"steps": after[s.name], **({"actions": None} if hasattr(s, "actions") else {})} for s in old.stages if s.name in longer
-    }
+    free = {s.name: {"steps": after[s.name], **_freed(s)} for s in old.stages if s.name in longer}
     if not longer or replace(old, stages=[replace(s, **free.get(s.name, {})) for s in old.stages]) != config:
         return []  # nothing to lengthen, or other settings differ too, which opening the run refuses by name
     lease = leases.Lease.acquire(folder, wait_s)

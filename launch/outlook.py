@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from . import recipe as recipes
+from .own import GENERIC
 from .recipes_command import catalogue
 
 WIDTH = 80
@@ -82,7 +83,8 @@ def next_commands(folder: Path, config: dict[str, Any], model: bool) -> list[str
     if model and any((folder / "export").glob("tokenizer*")):
         told.append(f"{program} generate {folder}")
     if steps and name in recipes.shipped():
-        told.append(f"{program} train {name} --run {folder} --steps {2 * steps}")
+        same = folder / "config.yaml" if name in GENERIC else name  # which holds the user's own model, data and reward
+        told.append(f"{program} train {same} --run {folder} --steps {2 * steps}")
     return [*told, f"{program} recipes"][:3]
 
 

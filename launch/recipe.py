@@ -78,7 +78,7 @@ def _require_file_name(key: str, name: str) -> None:
 def find(name: str) -> Path:
     """A recipe by path, or by the name of one that ships with the project."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise ConfigError(f"{name}: no such recipe file; `terrella recipes` lists those that ship")
         return path
@@ -102,6 +102,12 @@ def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
         schema.apply_override(tree, setting)
     fill_in(tree)
     return schema.build(Recipe, tree)
+
+
+def has_environment(name: str) -> bool:
+    """Whether a recipe has a section `env`, which a user's own data, reward or environment can take the place of."""
+    tree = _tree(name, (), [])
+    return isinstance(tree.value, dict) and "env" in tree.value
 
 
 def _tree(name: str, inside: tuple[Path, ...], loaded: list[Path]) -> schema.Located:

@@ -78,7 +78,8 @@ class Talk:
             sampled = self._sample(sampler, {i: (asked[i], contexts[i]) for i in live if asked[i].end is None}, params, seed, turn)
             for i, answer in sampled.items():
                 asked[i].turns.append((contexts[i], answer))
-                asked[i].answers.append(readable(self.tokenizer, answer.ids))
+                ended = answer.ids[-1:] and answer.ids[-1] in self.tokenizer.stop_ids
+                asked[i].answers.append(readable(self.tokenizer, answer.ids[:-1] if ended else answer.ids))
             heard = self.table.answer_many([(numbers[i], asked[i].answers[-1]) for i in sampled])
             for i, said in zip(sampled, heard, strict=True):
                 asked[i].hear(said)

@@ -45,7 +45,7 @@ class Tasks(ABC):
 
     def params(self, max_new_tokens: int, temperature: float) -> SamplingParams:
         """How answers are sampled."""
-        return SamplingParams(max_new_tokens, temperature, stop_ids=(self.tokenizer.eos_id,))
+        return SamplingParams(max_new_tokens, temperature, stop_ids=self.tokenizer.stop_ids)
 
     def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
         """One sample of a task, ready to be played."""

@@ -45,6 +45,8 @@ LANES = (
         "demo",
         "own-data",
         "own-env",
+        "own-grpo",
+        "own-sft",
     ),
     (
         "sokoban",

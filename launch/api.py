@@ -1,0 +1,92 @@
+"""Terrella from Python: `terrella.train` and `terrella.evaluate` do what the command line does, in the same run directories."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError
+from ..core.files import read_json
+from .own import EVALUATION, path_of, settings_of
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run left."""
+
+    run: Path  # its directory: report.html, metrics.jsonl, checkpoints
+    results: dict[str, Any] = field(default_factory=dict)  # tables of its evaluations, by the stage's name
+    summary: dict[str, Any] | None = None  # what happened, in words
+    export: Path | None = None  # the trained model as a Hugging Face folder
+
+
+def train(
+    recipe: str | Path,
+    *,
+    model: str | Path | None = None,
+    data: str | Path | None = None,
+    reward: str | Callable[..., Any] | None = None,
+    env: str | type | None = None,
+    run: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> RunResult:
+    """Run a recipe (grpo, ppo, sft, another that ships, or a YAML file) to its end; called again with the same settings, it resumes.
+
+    `model` is a Hugging Face folder or hub id, `data` a file of rows, `reward` a function and `env` an `Environment` class, each as
+    `"file.py:name"` or as the object itself where other processes can import it. `overrides` are settings: {"stages.rl.steps": 50}.
+    """
+    options = {
+        "model": None if model is None else str(model),
+        "data": None if data is None else str(data),
+        "reward": None if reward is None else path_of(reward),
+        "env": None if env is None else path_of(env),
+    }
+    settings = (*settings_of(str(recipe), options), *(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()))
+    return _run(str(recipe), settings, None if run is None else Path(run))
+
+
+def evaluate(
+    model: str | Path,
+    *,
+    data: str | Path | None = None,
+    reward: str | Callable[..., Any] | None = None,
+    env: str | type | None = None,
+    run: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Score a Hugging Face folder, hub id or finished run on rows (or on an environment's test tasks), beside trivial policies.
+
+    Returns the table as the report shows it. Without `run` nothing else is kept.
+    """
+    from .text_model import model_folder
+
+    if run is None:
+        with tempfile.TemporaryDirectory(prefix="terrella-evaluate-") as folder:
+            return evaluate(model, data=data, reward=reward, env=env, run=Path(folder) / "run", overrides=overrides)
+    folder = model_folder(Path(model)) if Path(model).exists() else model
+    rows = {} if data is None else {"env.test": str(Path(data).absolute())}
+    made = train(EVALUATION, model=folder, reward=reward, env=env, run=run, overrides={**rows, **(overrides or {})})
+    return made.results["evaluate"]
+
+
+def _run(recipe: str, settings: tuple[str, ...], run: Path | None) -> RunResult:
+    """`terrella train` in this process: the ranks are processes of their own."""
+    from . import recipe as recipes
+    from .train import train as command
+
+    if "terrella.rl.hosted.child" in sys.modules:
+        raise ConfigError("terrella.train: was called while your file was imported for its reward; put it below if __name__ == '__main__':")
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("terrella.train: must be called from the main thread, which receives the signals to save and stop")
+    folder = run or Path("runs") / recipes.load(recipe, settings).name
+    words = [recipe, "--run", str(folder), *(word for setting in settings for word in ("--set", setting))]
+    command.main(args=words, prog_name="terrella train", standalone_mode=False)
+    results = {path.stem: read_json(path) for path in sorted((folder / "results").glob("*.json"))}
+    exported = folder / "export"
+    return RunResult(folder, results, read_json(folder / "summary.json"), exported if exported.is_dir() else None)

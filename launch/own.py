@@ -1,0 +1,78 @@
+"""What a user brings to `terrella train grpo|ppo|sft`: options that are laid into the recipe as settings."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError
+from ..rl.own.config import DataEnvironment
+from . import recipe as recipes
+
+KEYS = {"model": "model.folder", "data": "env.train", "test": "env.test", "reward": "env.reward", "template": "env.template"}
+OF_ROWS = ("data", "test", "reward", "template")  # what an environment of one's own brings itself
+GENERIC = ("grpo", "ppo", "sft")
+EVALUATION = "parts/evaluate"  # what terrella.evaluate runs
+
+
+def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The options model, data, test, reward, template and env as `key=value` settings of the recipe, which must have an environment."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        return ()
+    if not recipes.has_environment(recipe):
+        name = next(iter(given))
+        raise ConfigError(
+            f"--{name}: {recipe} trains on a task of its own; --{name} is an option of the recipes {', '.join(GENERIC)}, "
+            "and of your own recipes with a section env"
+        )
+    clash = next((name for name in OF_ROWS if name in given and "env" in given), None)
+    if clash is not None:
+        raise ConfigError(f"--{clash}: the environment {given['env']} gives its own tasks and scores; leave out --{clash} or --env")
+    made = [f"env={json.dumps({'kind': whole_path(given['env'])})}"] if "env" in given else []
+    return (*made, *(f"{key}={json.dumps(whole_path(given[name]))}" for name, key in KEYS.items() if name in given))
+
+
+def require_own(recipe: str, config: recipes.Recipe) -> None:
+    """Refuse a recipe for any task before it starts without one; a copy of it may be changed to need no model, and is not looked at."""
+    if recipe not in (*GENERIC, EVALUATION):
+        return
+    env = config.env
+    rows = env if isinstance(env, DataEnvironment) else None
+    needed = {
+        "--model FOLDER": config.model.folder,
+        "--data FILE (or --env FILE.py:NAME)": env if rows is None else rows.train or rows.test,
+        "--reward FILE.py:NAME": env if rows is None else rows.reward,
+    }
+    missing = [option for option, value in needed.items() if value is None]
+    if missing:
+        raise ConfigError(f"{recipe}: trains on a task of your own; add {' and '.join(missing)}")
+
+
+def whole_path(text: str) -> str:
+    """A file or folder by its whole path, also the one of `file.py:Name`, so that the run can be resumed from any folder."""
+    file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+    if len(file) > 1000 or "\n" in file or not Path(file).expanduser().exists():
+        return text
+    return f"{Path(file).expanduser().resolve()}{colon}{name}"
+
+
+def path_of(value: str | Callable[..., Any]) -> str:
+    """How a function or class is named in a recipe: it runs in processes of its own, which must be able to import it."""
+    if isinstance(value, str):
+        return value
+    name, module = getattr(value, "__qualname__", None), inspect.getmodule(value)
+    if name is None or module is None:
+        what = type(value).__name__
+        raise ConfigError(f"a {what} object cannot be imported by other processes; give its class or function, its settings in overrides")
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        hint = f"write it to a file and give that as 'file.py:{name}'"
+        raise ConfigError(f"{name}: is defined in a notebook or at a prompt, where other processes cannot import it; {hint}")
+    if getattr(module, name, None) is not value:
+        raise ConfigError(f"{name}: is not a name at the top of {file}, so other processes cannot import it; define it there")
+    packaged = "." in module.__name__ and module.__name__ != "__main__"
+    return f"{module.__name__ if packaged else Path(file).resolve()}:{name}"
