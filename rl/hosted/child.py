@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from ...core.by_path import load_object
+from ...core.by_path import file_digest, load_object
 from ...core.errors import ConfigError
 from ...core.process import die_with_parent
 from ...data.trajectory import Invalid
@@ -33,6 +33,7 @@ class Child:
 
     def __init__(self, target: str, base: Path, deadline_s: float) -> None:
         self.target, self.base, self.deadline_s = target, base, deadline_s
+        self.folder = base  # of the user's code: where an error came from is named by its file there
         self.object: Any = None
         self.batched = self.concurrent = False
         self.episodes: dict[int, Any] = {}
@@ -41,7 +42,10 @@ class Child:
 
     def load(self, args: dict[str, Any], sha256: str) -> dict[str, Any]:
         """Import and make the user's object; what the host must know about it."""
+        sha256 = sha256 or file_digest(self.target, self.base)
         self.object = load_object(self.target, self.base, sha256)
+        source = getattr(sys.modules.get(self.object.__module__), "__file__", None)
+        self.folder = Path(source).parent if source else self.base
         if isinstance(self.object, type):
             self.object = self.object(**args)
         elif args:
@@ -49,7 +53,12 @@ class Child:
         environment = hasattr(self.object, "play")
         if not environment:
             self._check_reward()
-        return {"environment": environment, "concurrent": self.concurrent, "batched": self.batched}
+        return {
+            "environment": environment,
+            "batched": self.batched,
+            "concurrent": self.concurrent,
+            "sha256": sha256,
+        }
 
     def _check_reward(self) -> None:
         try:
@@ -72,7 +81,7 @@ class Child:
         if isinstance(error, Fault):
             return f"{name} {error}"
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-        folder = f"{self.base}{os.sep}"
+        folder = f"{self.folder}{os.sep}"
         own = [f for f in frames if f.filename.startswith(folder) and "site-packages" not in f.filename] or frames[:1]
         where = f" at {own[-1].filename.removeprefix(folder)}:{own[-1].lineno}" if own else ""
         try:

@@ -57,7 +57,7 @@ class Host:
         # by default sets of texts have the same order in every child, so that a replay meets it again
         self.environ = {"PYTHONHASHSEED": "0", **(os.environ if environ is None else environ)}
         self.child: ChildProcess | None = None
-        self.about: dict[str, bool] = {}  # what the child said of the object: environment, batched, concurrent
+        self.about: dict[str, Any] = {}  # what the child said of the object: environment, batched, concurrent, sha256
         self.live: dict[int, _Live] = {}
         self.present: set[int] = set()  # live episodes that the present child has
         self.lock = threading.RLock()
@@ -272,7 +272,7 @@ class Host:
         if word == "failed":
             self._kill()
             raise ConfigError(value)
-        self.about = value
+        self.about, self.sha256 = value, value["sha256"]  # a later child must find the same file
         return child
 
     def _kill(self, say_where: bool = False) -> None:

@@ -197,7 +197,8 @@ def test_every_bad_score_is_invalid_by_name_and_the_rows_beside_it_count(folder:
         given = scores(host, answers)
         assert given[1::2] == [0.5] * len(wanted)
         for reward, (bad, words) in zip(given[::2], wanted.items(), strict=True):
-            assert isinstance(reward, Invalid) and f"rewards.py:score {words}" in reward.reason, (bad, reward)
+            assert isinstance(reward, Invalid) and reward.reason.startswith("rewards.py:score "), (bad, reward)
+            assert words in reward.reason, (bad, reward)
         child = host.child
         assert scores(host, ["own invalid", "invalid reward"]) == [Invalid("the judge is down")] * 2
         assert host.score(["p", "p"], ["parts", "flag"], [{}, {}]) == [End(1.0, {"length": 7.0}), End(1.0)]
@@ -222,7 +223,7 @@ def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path) -> None:
         assert given[1::2] == [0.5] * len(wanted)
         for reward, (bad, words) in zip(given[::2], wanted.items(), strict=True):
             assert isinstance(reward, Invalid) and words in reward.reason, (bad, reward)
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 90  # not the 100 s of the hang, on a busy machine either
 
 
 def test_output_and_forks_of_user_code_do_not_reach_the_messages(folder: Path, capfd: pytest.CaptureFixture) -> None:
@@ -265,7 +266,8 @@ def test_what_cannot_be_loaded_is_named(folder: Path) -> None:
     for target, args, words in (
         ("rewards.py:two", {}, r"two\(prompt, answer\): a reward takes \(prompt, answer, info\)"),
         ("rewards.py:score", {"x": 1}, "is a function, and takes no arguments from the recipe: x"),
-        ("plays.py:Env", {"cuont": 1}, "cuont"),
+        ("plays.py:Env", {"cuont": 1}, "raised TypeError: .*'cuont'"),
+        ("rewards.py:scroe", {}, "did you mean 'score'"),
         ("plays.py:Broken", {}, "NameError: name 'undefined' is not defined at plays.py:"),
     ):
         with Host(target, folder, 5.0, args) as host, pytest.raises(ConfigError, match=words):
@@ -274,6 +276,17 @@ def test_what_cannot_be_loaded_is_named(folder: Path) -> None:
         assert host.score(["abc"], ["a"], [{"more": 1}])[0].reward == 6.0
         with pytest.raises(ConfigError, match=r"rewards.py:Made is a reward function, and an Environment is needed"):
             host.tasks("train")
+
+
+def test_a_file_that_changed_is_not_loaded_into_a_later_child(folder: Path) -> None:
+    code = "import os\ndef score(prompt, answer, info): return 1.0 if answer else os._exit(1)"
+    (folder / "edited.py").write_text(code)
+    with Host("edited.py:score", folder, 20.0) as host:
+        assert scores(host, ["a"]) == [1.0]
+        (folder / "edited.py").write_text("def score(prompt, answer, info): return 2.0")
+        assert scores(host, ["a"]) == [1.0]
+        with pytest.raises(ConfigError, match=r"edited.py:score: the file has changed since this run was started"):
+            scores(host, ["", "a"])
 
 
 def test_the_child_and_this_module_need_no_torch(folder: Path) -> None:
