@@ -70,7 +70,7 @@ class Backend(Protocol):
 class Limits:
     """Where a browser may go and how long it may take."""
 
-    hosts: frozenset[str] = field(default_factory=frozenset)  # host or host:port
+    hosts: frozenset[str] = field(default_factory=frozenset)  # host:port, or a host for its ports 80 (http) and 443 (https)
     files: str = ""  # a folder whose file:// pages may be opened
     deadline_s: float = 10.0  # of one navigation, action or look
     settle_s: float = 0.02  # quiet time after an action before a page is looked at
@@ -89,7 +89,8 @@ class Limits:
             return bool(self.files) and path.startswith(self.files.rstrip("/") + "/") and ".." not in path
         if parts.scheme not in ("http", "https") or parts.username or parts.password:
             return False
-        return host in self.hosts or f"{host}:{port or (443 if parts.scheme == 'https' else 80)}" in self.hosts
+        usual = 443 if parts.scheme == "https" else 80
+        return (host in self.hosts and port in (None, usual)) or f"{host}:{port or usual}" in self.hosts
 
     def pattern(self) -> re.Pattern[str]:
         """Matches every address that may NOT be requested."""
@@ -98,8 +99,14 @@ class Limits:
             allowed.append(re.escape("file://" + self.files.rstrip("/") + "/"))
         for host in sorted(self.hosts):
             name, _, port = host.partition(":")
-            allowed.append(rf"https?://{re.escape(name)}{':' + port if port else '(?::[0-9]+)?'}(?:[/?#]|$)")
+            usual = {"80": "(?::80)?", "443": "(?::443)?"}.get(port, f":{port}") if port else ""
+            allowed.append(rf"https?://{re.escape(name)}{usual}(?:[/?#]|$)")
         return re.compile(f"^(?!{'|'.join(allowed)})", re.IGNORECASE)
+
+    def origins(self) -> list[str]:
+        """The allowed connections as Chromium's proxy rules name them; a rule without a scheme is for WebSockets too."""
+        bare = ("http://{}:80", "ws://{}:80", "https://{}:443", "wss://{}:443")
+        return [rule.format(host) for host in sorted(self.hosts) for rule in (("{}",) if ":" in host else bare)]
 
 
 def check_target(action: WebAction, element: Element | None) -> None:

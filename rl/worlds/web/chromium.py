@@ -1,4 +1,4 @@
-"""Chromium through Playwright: the backend of record. The only file of the web worlds that imports Playwright."""
+"""Chromium through Playwright: the backend of record."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import functools
 import json
 import re
 import secrets
-import shutil
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import Any
 
 from ..base import WorldFault
 from .actions import WebAction
 from .backend import ActionFailed, Limits, Start, check_allowed, check_target, fault, option_position
+from .browser import acquire, find_chromium, release
 from .elements import Element, Page, from_snapshot
-from .http import WORLD_HEADER, Fetch, SiteServer
+from .http import WORLD_HEADER, Fetch
 
-_shared = threading.local()  # Playwright's plain interface belongs to the thread that started it
+MOST_TABS = 20  # further windows that a page opens are closed at once
 _KEYS = re.compile(r"(?:(?:Control|Shift|Alt|Meta|ctrl|cmd)\+)*[\w-]{1,20}", re.IGNORECASE)
 _CENTRE = """(s, i) => { const e = s.elements[i]; if (!e || !e.isConnected) return null;
   for (const r of e.getClientRects()) {
     const l = Math.max(0, r.left), t = Math.max(0, r.top), x = Math.min(innerWidth, r.right), y = Math.min(innerHeight, r.bottom);
     if (x - l > 0 && y - t > 0) return [(l + x) / 2, (t + y) / 2]; } return null; }"""
+_PASSING = ("context was destroyed", "navigat", "Cannot find context", "there is no document")
 _QUIET = "ms => new Promise(done => setTimeout(() => requestAnimationFrame(() => done(true)), ms))"
 _MARK = """b => { const d = document.createElement('div'); d.id = 'terrella-mark';
   d.style.cssText = `position:fixed;left:${b[0] - 3}px;top:${b[1] - 3}px;width:${b[2] + 6}px;height:${b[3] + 6}px;box-sizing:border-box;` +
@@ -32,72 +34,10 @@ _MARK = """b => { const d = document.createElement('div'); d.id = 'terrella-mark
 _UNMARK = "() => { const d = document.getElementById('terrella-mark'); if (d) d.remove(); }"
 
 
-def find_chromium(path: str = "") -> str:
-    """The browser's path: the setting, or the system's."""
-    found = path or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not found:
-        raise WorldFault("web: no Chromium was found; install it, set `browser` to its path, or use backend: dom")
-    return found
-
-
 @functools.cache
 def _script(probe: str) -> str:
     text = (resources.files(__package__ or "terrella.rl.worlds.web") / "snapshot.js").read_text(encoding="utf-8")
     return text[text.index("async (options) =>") :].replace("PROBE", probe)
-
-
-class _Process:
-    """One Chromium of one thread, with the port of its local sites."""
-
-    def __init__(self, path: str, hosts: frozenset[str], local: bool, timeout_s: float) -> None:
-        try:
-            from playwright.sync_api import sync_playwright
-        except ImportError as error:
-            raise WorldFault("web: the package playwright is missing; install the extra `web`, or use backend: dom") from error
-        if not hasattr(_shared, "tool"):
-            _shared.tool, _shared.browsers = sync_playwright().start(), {}
-        self.users = 0
-        self.server = SiteServer() if local else None
-        # Names outside the list do not resolve, so that a redirect cannot leave it either; the request filter of a context comes on top.
-        kept = [f"EXCLUDE {host.partition(':')[0]}" for host in sorted(hosts) if not local]
-        rules = [f"MAP *.test 127.0.0.1:{self.server.port}"] if self.server else []
-        arguments = [
-            "--no-sandbox", "--disable-gpu", "--in-process-gpu", "--disable-dev-shm-usage", "--no-first-run",
-            "--disable-background-networking",
-            f"--host-resolver-rules={', '.join([*rules, 'MAP * ~NOTFOUND', *kept])}",
-        ]  # fmt: skip
-        self.browser = _shared.tool.chromium.launch(executable_path=path, args=arguments, timeout=max(60.0, timeout_s) * 1000)
-
-    def close(self) -> None:
-        try:
-            if self.browser.is_connected():
-                self.browser.close()
-        finally:
-            if self.server is not None:
-                self.server.close()
-
-
-def _acquire(path: str, limits: Limits, local: bool) -> tuple[Any, _Process]:
-    key = (path, limits.hosts, local)
-    browsers = getattr(_shared, "browsers", {})
-    if key not in browsers or not browsers[key].browser.is_connected():
-        made = _Process(path, limits.hosts, local, limits.deadline_s)
-        _shared.browsers[key] = made
-    process = _shared.browsers[key]
-    process.users += 1
-    return key, process
-
-
-def _release(key: Any, process: _Process) -> None:
-    process.users -= 1
-    if process.users:
-        return
-    if _shared.browsers.get(key) is process:  # not a newer one that took the place of a dead one
-        del _shared.browsers[key]
-    process.close()
-    if not _shared.browsers:
-        _shared.tool.stop()
-        del _shared.tool, _shared.browsers
 
 
 class ChromiumBackend:
@@ -125,9 +65,13 @@ class ChromiumBackend:
         self.snapshot: Any = None
         self.navigating = self.arrived = 0  # navigations begun and ended since the action
         self.late = False  # the page in front did not stop loading in time
+        self.wires: dict[Any, Any] = {}  # page -> the line on which its renderer can be ended
+        self.watched = False  # a call into the browser is under way, with its deadline
+        self.broken = ""  # why the episode cannot go on: a renderer crashed, or was ended at a deadline
+        self.refused = ""  # the address of a navigation since the action that the allowed hosts do not have
 
     def _connect(self) -> None:
-        self.key, self.process = _acquire(self.path, self.limits, self.fetch is not None)
+        self.key, self.process = acquire(self.path, self.limits, self.fetch is not None)
         if self.fetch is not None and self.process.server is not None:
             self.process.server.worlds[self.token] = self.fetch
 
@@ -140,18 +84,54 @@ class ChromiumBackend:
     @property
     def connected(self) -> bool:
         """Whether the browser is still there."""
-        return self.context is not None and self.process.browser.is_connected()
+        return self.context is not None and self.process.connected
 
     @property
     def _ms(self) -> float:
         return self.limits.deadline_s * 1000
 
+    @contextmanager
+    def _within(self, what: str, limit_s: float = 0.0) -> Iterator[None]:
+        """Calls into the browser that end by the deadline. A page that never returns loses its renderer; the episode is then at
+        fault, and the browser goes on for others."""
+        if self.watched:
+            yield
+            return
+        if self.broken:
+            raise WorldFault(self.broken)
+        limit_s = limit_s or self.limits.deadline_s
+        self.watched = True
+        try:
+            with self.process.watch(limit_s + 0.5, functools.partial(self._end_renderers, what)):  # the calls' own limits first
+                yield
+        except Exception as error:
+            if self.broken:
+                raise WorldFault(self.broken) from error
+            if not self.process.connected:
+                raise fault(what, self.limits, error) from error
+            raise
+        finally:
+            self.watched = False
+        if self.broken:
+            raise WorldFault(self.broken)
+
+    def _end_renderers(self, what: str) -> None:
+        limit = f"the deadline of {self.limits.deadline_s:g} s (deadline_s)"
+        self.broken = f"web: {what} did not end within {limit}: the page does not answer, and its process was ended"
+        for wire in list(self.wires.values()):
+            with suppress(Exception):  # the answer to this is the end of the line
+                wire.send("Page.crash")
+
     def begin(self, start: Start) -> None:
-        if not self.process.browser.is_connected():  # it died in an earlier episode
-            self.context, dead, key = None, self.process, self.key
-            self._connect()
-            _release(key, dead)
         self._end_context()
+        if not self.process.connected:  # it died in an earlier episode, or of closing it
+            dead, key = self.process, self.key
+            self._connect()
+            release(key, dead)
+        with self._within("begin", self.limits.deadline_s * (1 + len(start.urls))):
+            self._begin(start)
+
+    def _begin(self, start: Start) -> None:
         settings: dict[str, Any] = {
             "viewport": {"width": start.viewport[0], "height": start.viewport[1]},
             "accept_downloads": False,
@@ -186,15 +166,37 @@ class ChromiumBackend:
             raise WorldFault(f"web: cannot begin: {error}") from error
         except Exception as error:
             raise fault("begin", self.limits, error) from error
+        if not self.pages:
+            raise WorldFault("web: begin failed: the page closed its own window")
         self.front, self.begun = 0, tuple(self.pages)
         if len(self.pages) > 1:
             self.page.bring_to_front()  # a tab in the back draws no frames, and waiting for one would take long
 
     def _new_page(self, page: Any) -> None:
+        if len(self.pages) >= MOST_TABS or page.context != self.context:  # of an episode before: its events may come late
+            with suppress(Exception):
+                page.close()
+            return
         self.pages.append(page)
         self.front = len(self.pages) - 1
-        page.on("dialog", lambda dialog: dialog.dismiss())
+        page.on("dialog", _dismiss)
         page.on("framenavigated", self._committed)
+        page.on("crash", self._crashed)
+        page.on("close", self._gone)
+        with suppress(Exception):  # it closed at once
+            # now, as the line reaches a renderer that hangs only if it was there before
+            self.wires[page] = self.context.new_cdp_session(page)
+
+    def _crashed(self, page: Any) -> None:
+        if page in self.pages and not self.broken:
+            self.broken = f"web: the page's process crashed (out of memory?): {str(page.url)[:80]}"
+
+    def _gone(self, page: Any) -> None:
+        """A window that its own script closed is no tab any more."""
+        self.wires.pop(page, None)
+        if page in self.pages:
+            self.pages.remove(page)
+            self.front = min(self.front, max(0, len(self.pages) - 1))
 
     def _request(self, request: Any) -> None:
         if request.is_navigation_request() and request.frame.parent_frame is None and request.redirected_from is None:
@@ -207,6 +209,8 @@ class ChromiumBackend:
     def _failed(self, request: Any) -> None:
         if request.is_navigation_request() and request.frame.parent_frame is None:
             self.arrived += 1
+            if not self.limits.allows(request.url):
+                self.refused = str(request.url)
 
     def _goto(self, url: str) -> None:
         """Open a page; one that goes on loading is left as it is when the time is over."""
@@ -214,6 +218,8 @@ class ChromiumBackend:
         try:
             self.page.goto(url, wait_until="commit", timeout=self._ms / 2)
         except Exception as error:
+            if self.refused:
+                raise ActionFailed(f"it leads to {self.refused[:80]}, which is not among the allowed hosts") from error
             raise ActionFailed(f"the page did not open: {str(error).splitlines()[0][:120]}") from error
         self._loaded(end)
 
@@ -227,13 +233,18 @@ class ChromiumBackend:
 
     def open(self, url: str) -> None:
         check_allowed(self.limits, url)
-        self._goto(url)
+        with self._within("opening a page"):
+            self._goto(url)
 
     @property
     def url(self) -> str:
         return str(self.page.url)
 
     def look(self) -> Page:
+        with self._within("reading the page"):
+            return self._look()
+
+    def _look(self) -> Page:
         quiet = 1000 * self.limits.settle_s if self.unsettled else -1
         options = {"budget": min(3000.0, self._ms / 3), "skip": self.skip, "quiet": quiet, "live": self.live}
         for attempt in (1, 2, 3):
@@ -244,38 +255,38 @@ class ChromiumBackend:
                 break
             except Exception as error:
                 # the page was replaced while it was being read
-                if attempt == 3 or not any(told in str(error) for told in ("context was destroyed", "navigat", "Cannot find context")):
+                if attempt == 3 or not any(words in str(error) for words in _PASSING):
                     raise fault("reading the page", self.limits, error) from error
                 self._loaded(time.monotonic() + self.limits.deadline_s / 2)
+        if raw["url"].startswith("chrome-error:"):  # it went there by itself, after the last action
+            there = f"{self.refused[:80]}, which is not among the allowed hosts" if self.refused else "a page that did not open"
+            raise WorldFault(f"web: the page led to {there}")
         self.probed, self.unsettled, self.centres = raw["probe"], False, raw.get("centres", {})
         found = from_snapshot(raw)
         found.truncated = found.truncated or self.late
         return found
 
     def html(self) -> str:
-        self._alive()
-        return str(self.page.content())
-
-    def _alive(self) -> None:
-        """A page whose script never returns would hold an evaluation for ever: ask with a deadline first."""
-        try:
-            self.page.wait_for_function("() => true", timeout=self._ms)
-        except Exception as error:
-            raise fault("waiting for the page", self.limits, error) from error
+        with self._within("reading the document"):
+            return str(self.page.content())
 
     def locate(self, expression: str, prepare: tuple[str, ...] = ()) -> str | None:
-        self._alive()
-        try:
-            for line in prepare:
-                self.page.evaluate(f"() => {{ {line} }}")
-            found = self.page.evaluate(f"() => {expression}")
-        except Exception:
-            return None  # an element on the way was missing
+        with self._within("a locator"):
+            try:
+                for line in prepare:
+                    self.page.evaluate(f"() => {{ {line} }}")
+                found = self.page.evaluate(f"() => {expression}")
+            except Exception:
+                found = None  # an element on the way was missing
         return None if found is None else found if isinstance(found, str) else json.dumps(found)
 
     def act(self, action: WebAction, element: Element | None) -> None:
         check_target(action, element)
-        before, self.navigating, self.arrived = self.url, 0, 0
+        with self._within(action.kind):
+            self._act(action, element)
+
+    def _act(self, action: WebAction, element: Element | None) -> None:
+        before, self.navigating, self.arrived, self.refused = self.url, 0, 0, ""
         try:
             self._do(action, element)
             self.unsettled = True  # the next look waits for the quiet time
@@ -284,11 +295,11 @@ class ChromiumBackend:
         except (ActionFailed, WorldFault):
             raise
         except Exception as error:
-            if not self.process.browser.is_connected():
-                raise fault(action.kind, self.limits, error) from error
             raise ActionFailed(f"{action.kind}: {str(error).splitlines()[0][:160]}") from error
+        if not self.pages:
+            raise WorldFault("web: the page closed its last window")
         if not self.limits.allows(self.url) and self.url not in ("about:blank", before):
-            refused = self.url
+            refused = self.refused or self.url
             self._goto(before)
             raise ActionFailed(f"{refused[:80]} is not among the allowed hosts")
 
@@ -392,7 +403,7 @@ class ChromiumBackend:
             try:
                 self.page.wait_for_function(_QUIET, arg=1000 * self.limits.settle_s, timeout=max(1.0, 1000 * (end - time.monotonic())))
             except Exception as error:
-                if "Timeout" in str(error):
+                if "Timeout" in str(error) or self.broken:
                     raise fault("settling", self.limits, error) from error
             done = self.arrived >= self.navigating if self.navigating else time.monotonic() > patience
             if done or time.monotonic() > end:
@@ -403,26 +414,32 @@ class ChromiumBackend:
     def run(self, script: str, argument: Any = None) -> Any:
         """The value of a script of ours in the page in front, within the deadline. Never for text of pages or models."""
         try:
-            told = self.page.wait_for_function(f"async a => JSON.stringify([await ({script})(a)])", arg=argument, timeout=self._ms)
+            with self._within("a script"):
+                told = self.page.wait_for_function(f"async a => JSON.stringify([await ({script})(a)])", arg=argument, timeout=self._ms)
             return json.loads(str(told))[0]  # the handle of a text is the text itself
+        except WorldFault:
+            raise
         except Exception as error:
             raise fault("a script", self.limits, error) from error
 
     def screenshot(self, element: Element | None = None) -> bytes:
         """A PNG of the viewport, the element in a frame."""
-        self._alive()
-        if element is not None and element.box is not None:
-            self.page.evaluate(_MARK, list(element.box))
-        try:
-            return self.page.screenshot(timeout=self._ms)
-        finally:
-            if element is not None:
-                self.page.evaluate(_UNMARK)
+        with self._within("a picture"):
+            if element is not None and element.box is not None:
+                self.page.evaluate(_MARK, list(element.box))
+            try:
+                return self.page.screenshot(timeout=self._ms)
+            finally:
+                if element is not None:
+                    self.page.evaluate(_UNMARK)
 
     def _end_context(self) -> None:
-        if self.context is not None:
-            self.context.close()
-        self.context, self.pages, self.begun, self.front, self.snapshot = None, [], (), 0, None
+        context, self.context, self.broken = self.context, None, ""
+        if context is not None and self.process.connected:
+            with self.process.watch(self.limits.deadline_s, functools.partial(self._end_renderers, "closing the pages")):
+                with suppress(Exception):  # the browser died of it, and the next start has another
+                    context.close()
+        self.pages, self.begun, self.front, self.snapshot, self.wires, self.broken = [], (), 0, None, {}, ""
 
     def close(self) -> None:
         if self.key is None:
@@ -433,7 +450,12 @@ class ChromiumBackend:
             if self.process.server is not None:
                 self.process.server.worlds.pop(self.token, None)
             key, self.key = self.key, None
-            _release(key, self.process)
+            release(key, self.process)
+
+
+def _dismiss(dialog: Any) -> None:
+    with suppress(Exception):  # the page went away under its dialog
+        dialog.dismiss()
 
 
 def _expects_navigation(action: WebAction, element: Element | None) -> bool:

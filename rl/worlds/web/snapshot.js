@@ -2,6 +2,7 @@
 // Nothing is written into the page.
 async (options) => {
   if (options.quiet >= 0) await new Promise(done => setTimeout(() => requestAnimationFrame(done), options.quiet));
+  if (!document.documentElement) throw new Error("there is no document");
   const began = performance.now();
   const W = window.innerWidth, H = window.innerHeight;
   const SKIPPED = new Set(["HEAD", "SCRIPT", "STYLE", "NOSCRIPT", "TEMPLATE", "META", "LINK", "BASE", "TITLE"]);
