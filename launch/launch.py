@@ -97,6 +97,6 @@ def command_line() -> str:
         if option.is_flag:
             words.append(flag)
             continue
-        for item in value if option.multiple else [value]:
+        for item in list(value or ()) if option.multiple else [value]:
             words += [flag, str(item)]
     return shlex.join(words)
