@@ -62,7 +62,7 @@ class KindByPath(ByPath):
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"{self.path}: cannot be made with {self.args}: {_told(error, '')}") from error
+            raise ConfigError(f"{self.path}: cannot be made with {self.args}: {describe_error(error, '')}") from error
 
 
 def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
@@ -149,7 +149,7 @@ def _file_module(path: Path) -> types.ModuleType:
         sys.modules.pop(name)
         if before is not None:
             sys.modules[name] = before
-        raise ConfigError(f"{path}: cannot be imported: {_told(error, str(path))}") from error
+        raise ConfigError(f"{path}: cannot be imported: {describe_error(error, str(path))}") from error
     _loaded[path] = digest, module
     return module
 
@@ -181,7 +181,7 @@ def _spec(where: str) -> Any:
     except ModuleNotFoundError:
         spec = None
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: cannot be imported: {_told(error, '')}") from error
+        raise ConfigError(f"{where}: cannot be imported: {describe_error(error, '')}") from error
     if spec is None:
         raise ConfigError(f"{where}: no such module is installed; a file of yours is named as file.py:Name")
     return spec
@@ -192,10 +192,10 @@ def _package_module(where: str) -> types.ModuleType:
     try:
         return importlib.import_module(where)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: cannot be imported: {_told(error, path)}") from error
+        raise ConfigError(f"{where}: cannot be imported: {describe_error(error, path)}") from error
 
 
-def _told(error: BaseException, path: str) -> str:
+def describe_error(error: BaseException, path: str) -> str:
     """An error of the user's code in its own words, with the line of the file, or of the other file that it comes from."""
     if isinstance(error, SyntaxError):
         file, line = error.filename or path, error.lineno

@@ -40,6 +40,7 @@ STAGES = {
     "sft": "sft",
     "rl": "rl",
     "eval": "eval",
+    "path": "own",
     "text-game-data": "text_game_data",
     "web-page-data": "web_page_data",
     "language-start": "language_start",

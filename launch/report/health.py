@@ -208,19 +208,22 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
 
 
 def below_baseline(table: dict[str, Any]) -> Finding | None:
-    """Shares (0 to 1) in which a model does worse than the best trivial baseline; more is better unless the table says otherwise."""
+    """Where a model does worse than the best trivial baseline, in shares (0 to 1) or a unit that the table names; more is better unless
+    the table says otherwise."""
     below = []
     for index, column in enumerate(table["columns"]):
         scores = [(row, number(row["cells"][index].get("value"))) for row in table["rows"] if isinstance(row["cells"][index], dict)]
         sign = -1 if column in table.get("lower", []) else 1
         trivials = [score for row, score in scores if row.get("kind") == "baseline" and score is not None]
         trivial = max(trivials, key=lambda score: sign * score, default=None)
-        if trivial is None or not all(score is None or 0 <= score <= 1 for _, score in scores):
+        unit = table.get("unit")
+        if trivial is None or (unit is None and not all(score is None or 0 <= score <= 1 for _, score in scores)):
             continue
+        write = "{:.4g}".format if unit else "{:.1%}".format
         for row, score in scores:
             best = number(row["cells"][index].get("high" if sign > 0 else "low"))  # chance alone puts half of all equals below
             if row.get("kind") == "model" and score is not None and sign * (score if best is None else best) < sign * trivial:
-                below.append(f"{row.get('name')} in “{column}” ({100 * score:.1f} % against {100 * trivial:.1f} %)")
+                below.append(f"{row.get('name')} in “{column}” ({write(score)} against {write(trivial)})".replace("%", " %"))
     if not below:
         return None
     more = f", and {len(below) - 2} more" if len(below) > 2 else ""

@@ -77,7 +77,7 @@ def shape_rows(tables: list[dict[str, Any]], column_count: int) -> list[list[Row
     for index in range(column_count):
         cells = [values_of(row["cells"][index]) for table in tables for row in table["rows"]]
         seen = [value for cell in cells for key in ("value", "low", "high") if (value := cell[key]) is not None]
-        percent = bool(seen) and min(seen) >= 0 and max(seen) <= 1
+        percent = tables[0].get("unit") is None and bool(seen) and min(seen) >= 0 and max(seen) <= 1
         low, high = (0.0, 1.0) if percent else (min(seen, default=0.0), max(seen, default=1.0))
         scores = [values_of(row["cells"][index])["value"] for table in tables for row in table["rows"] if row.get("kind") == "baseline"]
         best = min if tables[0]["columns"][index] in tables[0].get("lower", []) else max

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from ...core.by_path import KindByPath
 from ...core.config import OptimizerConfig
 from ...rl.own.config import EnvironmentSettings
 from .base import Comparison, Lora, OnPolicy, positive
@@ -82,4 +83,16 @@ class Score(Comparison):
             raise ValueError("temperatures: at least one is needed; 0.0 is greedy")
 
 
-VerbStage = Start | Tune | Reinforce | Score
+@dataclass(frozen=True)
+class OwnStage(KindByPath):
+    """A stage of one's own, `kind: file.py:name`: `def name(stage, job)` is called on every rank, and gives its outcome as a dict.
+
+    `stage.args` holds the further keys; `job` has the run's folder, the mesh of ranks, the recipe and the outcomes of earlier stages.
+    """
+
+    name: str = field(kw_only=True)
+    after: list[str] = field(default_factory=list)  # the earlier stages that it reads
+    uses: ClassVar[tuple[str, ...]] = ("after",)
+
+
+VerbStage = Start | Tune | Reinforce | Score | OwnStage

@@ -27,6 +27,7 @@ MODULES = {
     "ppo": "ppo",
     "starpo-s": "starpo_s",
     "sft": "sft",
+    "path": "own",
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from ...core.by_path import KindByPath
+
 
 def at_most_one(settings: Any, *names: str) -> None:
     for name in names:
@@ -37,6 +39,9 @@ class Policy:
                 raise ValueError(f"{name}: {getattr(self, name)} must not be negative")
         if self.tis_cap is not None and self.tis_cap <= 0:
             raise ValueError(f"tis_cap: {self.tis_cap} must be above 0")
+        super_init = getattr(super(), "__post_init__", None)
+        if super_init is not None:
+            super_init()
 
 
 @dataclass(frozen=True)
@@ -165,4 +170,10 @@ class SFT:
     signed: ClassVar[tuple[str, ...]] = ("min_reward",)
 
 
-Algorithm = GRPO | DrGRPO | DAPO | GSPO | RLOO | ReinforcePP | PPO | StarPOS | SFT
+@dataclass(frozen=True)
+class OwnAlgorithm(Policy, KindByPath):
+    """Advantages by a function of one's own, `kind: file.py:name`: `def name(rewards, infos, **args)` is given the rewards of a group and
+    what its scores hold beside them, and gives one advantage a sample. Clipping, KL and the rest are chosen as for GRPO."""
+
+
+Algorithm = GRPO | DrGRPO | DAPO | GSPO | RLOO | ReinforcePP | PPO | StarPOS | SFT | OwnAlgorithm
