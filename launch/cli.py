@@ -19,6 +19,7 @@ TRACEBACK_VARIABLE = "TERRELLA_TRACEBACK"
 VERBS = {
     "recipes": ("recipes_command:list_recipes", "List the recipes that ship: size, hardware, time, what they show."),
     "train": ("train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
+    "check": ("check:check", "Find what would stop a recipe, rehearse it on a CPU, or test an environment of your own."),
     "generate": ("generate:generate", "Let a trained model continue prompts, or chat with it."),
     "eval": ("imagine:evaluate", "Score a world model beside its baseline and the true world."),
     "rollout": ("imagine:rollout", "Imagine trajectories with a world model and look at them."),

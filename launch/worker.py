@@ -101,12 +101,17 @@ def _module(kind: str) -> Any:
     return importlib.import_module(f".stages.{STAGES[kind]}", __package__)
 
 
+def stage_check(kind: str) -> Any:
+    """The check of a kind of stage, None where it has none."""
+    return getattr(_module(kind), "check", None)
+
+
 def check_stages(stages: list[Any], job: Any) -> None:
     """Refuse now what one of these stages would only find missing when its turn comes."""
     for stage in stages:
         for key in dealt_evenly(stage):
             job.mesh.require_even(getattr(stage, key), f"stages: {stage.name}.{key}")
-        if check := getattr(_module(stage.kind), "check", None):
+        if check := stage_check(stage.kind):
             check(stage, job)
 
 

@@ -16,7 +16,7 @@ from ...rl.worlds.tasks import Task
 from ..job import Job
 from ..settings.agent import AgentStart
 from .agent import tasks_of
-from .common import begin
+from .common import begin, check_start
 
 # the turns of an answer as they are written, so that a small model spells no tag letter by letter
 TAGS = (
@@ -39,6 +39,12 @@ _TEMPLATE = re.compile(r"[^0-9\n]*[0-9][^\n]*")  # a line with numbers: what sta
 _BETWEEN = re.compile(f"{_CELL.pattern}|[0-9]")
 _WORD = re.compile(r"[A-Z]?[a-z]+")  # states hold no lower-case letters next to each other, so words and cells do not mix
 LOOKS, COMMON = 64, 3  # instances of every tag that the alphabet is taken from; a template's piece stands in so many of them
+
+
+def check(stage: AgentStart, job: Job) -> None:
+    """The folder and the tags are there."""
+    tasks_of(job, stage.tags)
+    check_start(job, stage.name, stage.folder)
 
 
 def run(stage: AgentStart, job: Job) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ...core.errors import ConfigError, StorageError
 from ...core.run import changed_rows
 from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
-from ...models.hf import import_hf, is_added
+from ...models.hf import import_hf, is_added, require_same, weight_source
 from ...models.hub import resolve
 from ...models.lora import LoraConfig, merged
 from ...rl.rollout.config import Embedded, SamplerConfig, Validation
@@ -50,6 +50,21 @@ def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer]
         chosen.save(tokenizer)
     job.mesh.barrier()
     return {"checkpoint": first_checkpoint(job, stage, folder), "vocabulary": load_tokenizer(tokenizer).vocab_size}
+
+
+def check_start(job: Job, stage: str, named: str | None) -> None:
+    """Refuse a start folder that is not there, is not the recipe's model, lacks weights, or has more tokens than the model."""
+    if not named or not job.mesh.is_main:
+        return
+    try:
+        folder = resolve(named)
+    except ConfigError as error:
+        raise ConfigError(f"stages: {stage}.folder: {error}; name another with --set stages.{stage}.folder=PATH") from error
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"stages: {stage}.folder = {named} holds no config.json; name a Hugging Face folder")
+    weight_source(folder, require_same(folder, job.model))
+    if (size := load_tokenizer(folder).vocab_size) > job.model.vocab:
+        raise ConfigError(f"model.vocab = {job.model.vocab} is below the {size} of the tokenizer in {folder}")
 
 
 def first_checkpoint(job: Job, stage: str, folder: Path | None) -> str:

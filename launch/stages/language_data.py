@@ -12,9 +12,21 @@ from ..settings.language import LanguageData
 from .language import Questions
 
 
+def check(stage: LanguageData, job: Job) -> None:
+    """Every part can be read."""
+    if job.mesh.is_main:
+        _rows(stage, job)
+
+
 def run(stage: LanguageData, job: Job) -> dict[str, Any]:
     """Open every part, read its first question, and say how many there are."""
-    questions, outcome = Questions(job, stage.name), {"pad_prompts_to": stage.pad_prompts_to}
+    outcome = {"pad_prompts_to": stage.pad_prompts_to, **_rows(stage, job)}
+    job.mesh.barrier()
+    return outcome
+
+
+def _rows(stage: LanguageData, job: Job) -> dict[str, int]:
+    questions, rows = Questions(job, stage.name), {}
     for part in stage.parts:
         folder = questions.folder(part)
         if folder is None:
@@ -26,6 +38,5 @@ def run(stage: LanguageData, job: Job) -> dict[str, Any]:
             read_pair(shards[0])
         except (KeyError, TypeError) as error:
             raise ConfigError(f"stages: {stage.name}.{part} = {folder} holds no pairs of question and answer ({error!r})") from error
-        outcome[f"{part}_rows"] = len(shards)
-    job.mesh.barrier()
-    return outcome
+        rows[f"{part}_rows"] = len(shards)
+    return rows

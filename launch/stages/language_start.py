@@ -6,7 +6,12 @@ from typing import Any
 
 from ..job import Job
 from ..settings.language import LanguageStart
-from .common import begin
+from .common import begin, check_start
+
+
+def check(stage: LanguageStart, job: Job) -> None:
+    """The folder is there."""
+    check_start(job, stage.name, stage.folder)
 
 
 def run(stage: LanguageStart, job: Job) -> dict[str, Any]:

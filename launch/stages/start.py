@@ -7,7 +7,12 @@ from typing import Any
 from ...data.tokenizers import ByteTokenizer
 from ..job import Job
 from ..settings.verbs import Start
-from .common import begin
+from .common import begin, check_start
+
+
+def check(stage: Start, job: Job) -> None:
+    """The folder is there, and is the recipe's model."""
+    check_start(job, stage.name, stage.folder)
 
 
 def run(stage: Start, job: Job) -> dict[str, Any]:

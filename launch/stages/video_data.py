@@ -12,13 +12,24 @@ from ..settings.video import VideoData
 from .video import settings
 
 
+def check(stage: VideoData, job: Job) -> None:
+    """Shards that are named are there, and both splits have episodes."""
+    if stage.shards is not None and job.mesh.is_main:
+        _episodes(stage)
+
+
+def _episodes(stage: VideoData) -> dict[str, Any]:
+    assert stage.shards is not None
+    held = {split: len(Episodes(stage.shards, every=stage.heldout_every, heldout=split == "heldout")) for split in ("train", "heldout")}
+    if not held["train"] or not held["heldout"]:
+        raise ConfigError(f"stages: {stage.name}.shards has {held['train']} + {held['heldout']} episodes; lower heldout_every")
+    return {"episodes": held["train"], "heldout_episodes": held["heldout"]}
+
+
 def run(stage: VideoData, job: Job) -> dict[str, Any]:
     """Record both splits; seeds of the held-out one are never trained on."""
     if stage.shards is not None:
-        held = {split: len(Episodes(stage.shards, every=stage.heldout_every, heldout=split == "heldout")) for split in ("train", "heldout")}
-        if not held["train"] or not held["heldout"]:
-            raise ConfigError(f"stages: {stage.name}.shards has {held['train']} + {held['heldout']} episodes; lower heldout_every")
-        return {"episodes": held["train"], "heldout_episodes": held["heldout"]}
+        return _episodes(stage)
     if job.mesh.is_main:
         from ...rl.video.record import plans, record
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...core.errors import ConfigError
 from ...core.files import make_folder
 from ...core.process import usable_cores
 from ...core.progress import Progress
@@ -25,6 +26,12 @@ from .web import STEPS, TASKS, make_world, pool_of, prompter_of, seeded, start_o
 
 PART = 250  # tasks that a process plays at a time
 WORTH = 2000  # demonstrations that repay the start of a process
+
+
+def check(stage: WebDemos, job: Job) -> None:
+    """Shards that are named are there."""
+    if stage.shards and not Path(stage.shards).exists():
+        raise ConfigError(f"stages: {stage.name}.shards = {stage.shards}: no such folder; make them with terrella shards make webrl")
 
 
 def run(stage: WebDemos, job: Job) -> dict[str, Any]:

@@ -20,6 +20,12 @@ from .language import TEST, TRAIN, UNSEEN, start_of
 IDS = r"\[\d+\]"  # of the page's items: one piece each, to be copied
 
 
+def check(stage: WebPageData, job: Job) -> None:
+    """Recorded transitions that are named can be read."""
+    if job.mesh.is_main and stage.transitions is not None:
+        load_transitions(stage.transitions)
+
+
 def run(stage: WebPageData, job: Job) -> dict[str, Any]:
     """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again."""
     folder = job.stage_folder(stage.name)

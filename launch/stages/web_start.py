@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from ...core.engine import Engine
@@ -19,8 +18,8 @@ from ...rl.webrl.orm import NO, NOTE, YES
 from ...rl.webrl.prompts import EOT, JUDGE, SYSTEM
 from ..job import Job
 from ..settings.web import WebStart
-from .common import step_folder
-from .web import TOKENIZER, make_world, pool_of
+from .common import check_start, step_folder
+from .web import TOKENIZER, make_world, pool_of, uses_browser
 
 # tags and attributes whole; a word takes the space after it, so that a name is the same pieces wherever it stands and can be copied
 _PIECE = re.compile(r'</[a-z0-9]+> ?|<[a-z0-9]+(?:> ?| [a-z-]+="| )|" [a-z-]+="|"> ?|[A-Za-z]+ ?')
@@ -28,34 +27,33 @@ UNREADABLE = "\ufffd"  # stands for ids above the tokenizer's, which a model wit
 LOOKS = 400  # tasks whose pages the words are taken from
 
 
-def run(stage: WebStart, job: Job) -> dict[str, Any]:
-    """Write tokenizer and first checkpoint."""
-    folder = job.stage_folder(stage.name) / TOKENIZER
-    if job.mesh.is_main:
-        job.run.guard()
-        chosen = load_tokenizer(checked(stage.folder)) if stage.folder else pieces_of(stage, job.model.vocab)
-        if chosen.vocab_size > job.model.vocab:
-            raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
-        chosen.save(folder)
-    job.mesh.barrier()
+def check(stage: WebStart, job: Job) -> None:
+    """The folder and the tags are there, and prompts fit the model."""
+    uses_browser(stage)  # refuses an unknown tag
     longest = max(stage.max_prompt_tokens + stage.max_new_tokens, stage.max_verdict_tokens + 1)
     if longest > job.model.max_positions:
         raise ConfigError(
             f"max_prompt_tokens: prompts and answers take {longest} positions, model.max_positions is {job.model.max_positions}"
         )
+    check_start(job, stage.name, stage.folder)
+
+
+def run(stage: WebStart, job: Job) -> dict[str, Any]:
+    """Write tokenizer and first checkpoint."""
+    folder = job.stage_folder(stage.name) / TOKENIZER
+    if job.mesh.is_main:
+        job.run.guard()
+        chosen = load_tokenizer(stage.folder) if stage.folder else pieces_of(stage, job.model.vocab)
+        if chosen.vocab_size > job.model.vocab:
+            raise ConfigError(f"model.vocab = {job.model.vocab} is below the tokenizer's {chosen.vocab_size}")
+        chosen.save(folder)
+    job.mesh.barrier()
     engine = Engine(build_gpt(job.model), job.recipe.parallel, None, job.recipe.precision, job.recipe.seed)
     if stage.folder:
         import_hf(engine, stage.folder)
     where = step_folder(job.checkpoints(stage.name), 0)
     engine.save(where, {})
     return {"checkpoint": str(where.relative_to(job.run.path)), "vocabulary": load_tokenizer(folder).vocab_size}
-
-
-def checked(folder: str) -> str:
-    """The folder, refused by name where it is none of Hugging Face's."""
-    if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"folder: {folder} holds no config.json; name a Hugging Face folder, e.g. --set stages.start.folder=PATH")
-    return folder
 
 
 def pieces_of(stage: WebStart, vocab: int) -> PieceTokenizer:

@@ -1,0 +1,121 @@
+"""`terrella check`: what a recipe would miss, before it is run; or whether an environment keeps its promises."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from ..core.errors import ConfigError, TerrellaError
+from ..data.trajectory import Invalid
+from . import recipe as recipes
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="RECIPE | env NAME")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+@click.option("--run", "folder", type=click.Path(path_type=Path), help="Where the run would lie; default runs/NAME.")
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    help="Run it all, turned down: a small model of the same family, few tasks and steps, on the CPU.",
+)
+@click.option(
+    "--layout",
+    metavar="tp=2,pp=2",
+    help="With --rehearse: at this layout (tp, pp, vpp, cp, ep, dp) in place of the recipe's own.",
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    help="With --rehearse: a folder to keep the rehearsal in; default: none is kept.",
+)
+def check(
+    what: tuple[str, ...],
+    overrides: tuple[str, ...],
+    folder: Path | None,
+    rehearse: bool,
+    layout: str | None,
+    keep: Path | None,
+) -> None:
+    """Look for what would stop RECIPE, and show one prompt, an answer and its reward; `check env my.py:Task` tests an environment."""
+    if layout and not rehearse:
+        raise ConfigError("--layout: is for --rehearse; the recipe's own layout is its section parallel")
+    if what[0] == "env" and len(what) == 2:
+        _environment(what[1], overrides)
+        return
+    if len(what) != 1:
+        raise ConfigError(f"check {' '.join(what)}: write `terrella check RECIPE` or `terrella check env NAME`")
+    config = recipes.load(what[0], overrides)
+    if rehearse:
+        _rehearse(config, layout, keep)
+    else:
+        _look(config, folder or Path("runs") / config.name)
+
+
+def _environment(named: str, overrides: tuple[str, ...]) -> None:
+    from .check_env import check_environment, settings_of
+
+    for line in check_environment(settings_of(named, overrides)):
+        click.echo(f"ok    {line}")
+    click.echo(f"{named} keeps its promises")
+
+
+def _look(config: recipes.Recipe, folder: Path) -> None:
+    from .check_recipe import alone, look
+
+    failed = 0
+    for finding in look(config, folder):
+        click.echo(finding.line())
+        failed += finding.level == "fail"
+    if not failed:
+        _show(config, alone(config, folder))
+    if failed:
+        raise TerrellaError(f"{failed} finding{'s' if failed > 1 else ''} to fix before {config.name} can run")
+
+
+def _show(config: recipes.Recipe, job: object) -> None:
+    """One episode: the prompt as the model reads it, an answer, its reward."""
+    from .check_preview import SHOWN, preview
+
+    shown = preview(config, job)
+    if isinstance(shown, str):
+        click.echo(f"note  {shown}")
+        return
+    cut = f"\n... ({len(shown.prompt) - SHOWN} more characters)" if len(shown.prompt) > SHOWN else ""
+    tokens = "" if shown.prompt_tokens is None else f", {shown.prompt_tokens} tokens"
+    click.echo(f"\nprompt{tokens}:\n{click.style(shown.prompt[:SHOWN] + cut, dim=True)}")
+    click.echo(f"\nanswered {shown.how}:\n{click.style(shown.answer, dim=True)}")
+    reward = f"Invalid: {shown.reward.reason}" if isinstance(shown.reward, Invalid) else f"{shown.reward:g}"
+    click.echo(f"\nreward: {reward}" + (f", after {shown.turns} turns" if shown.turns > 1 else ""))
+    if isinstance(shown.reward, Invalid):
+        raise TerrellaError(f"the first episode has no reward: {shown.reward.reason}")
+
+
+def _rehearse(config: recipes.Recipe, layout: str | None, keep: Path | None) -> None:
+    from . import rehearse as stage_door
+
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:
+        place = keep or Path(scratch)
+        place.mkdir(parents=True, exist_ok=True)
+        rehearsal = stage_door.turned_down(config, layout, place)
+        for line in stage_door.describe_changes(config, rehearsal):
+            click.echo(f"  {line}")
+        ranks = rehearsal.settings["ranks"]
+        click.echo(
+            f"rehearsing {config.name}: {len(rehearsal.settings['stages'])} stages on {ranks} rank{'s' if ranks > 1 else ''} of the CPU"
+        )
+        code, said = stage_door.run(stage_door.write(rehearsal, place), place / "run")
+        took = time.monotonic() - begun
+        if code == 0:
+            click.echo(f"{config.name} went through in {took:.0f} s; nothing was learnt, and every stage ran")
+            return
+        failure = TerrellaError(
+            f"the rehearsal of {config.name} failed after {took:.0f} s: {said}"
+            + (f"; it lies in {keep}" if keep else "")
+        )
+        failure.exit_code = code
+        raise failure

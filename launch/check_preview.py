@@ -1,0 +1,228 @@
+"""One episode as `terrella check RECIPE` shows it: the exact prompt, an answer, and what it is worth."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import ConfigError
+from ..data.trajectory import Invalid, Trajectory
+from ..models.geometry import count
+from .recipe import Recipe
+from .settings.agent import AgentReinforce
+from .settings.grid import Reinforce as GridReinforce
+from .settings.grid import SelfPlay
+from .settings.language import LanguageData, LanguageReinforce, TextGameData, WebPageData
+from .settings.verbs import Reinforce, Score
+
+LARGEST = {"cpu": 7e8, "cuda": 2e10}  # parameters of a model that is loaded to answer
+ANSWER_TOKENS = 64  # sampled at most: enough to see what a model does
+SHOWN = 3000  # characters of a prompt
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one episode showed. `how` says who answered."""
+
+    prompt: str
+    prompt_tokens: int | None  # None where the tokenizer is only learnt by a stage
+    answer: str
+    reward: float | Invalid
+    turns: int
+    how: str
+
+
+class _Seen:
+    """A sampler that remembers the first request and its answer."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.first, self.calls = inner, None, 0
+
+    def generate(self, requests: list[Any]) -> list[Any]:
+        answers = self.inner.generate(requests)
+        self.calls += 1
+        self.first = self.first or (requests[0], answers[0])
+        return answers
+
+
+class _Random:
+    """What fresh weights write: any token as likely as another."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary, self.draw = vocabulary, random.Random(0)
+
+    def generate(self, requests: list[Any]) -> list[Any]:
+        from ..rl.rollout.sampler import Sample
+
+        made = []
+        for request in requests:
+            ids = tuple(self.draw.randrange(self.vocabulary) for _ in range(request.params.max_new_tokens))
+            made.append(Sample(ids, (0.0,) * len(ids), "length", 0))
+        return made
+
+
+def preview(recipe: Recipe, job: Any) -> Shown | str:
+    """The first episode of the recipe's first RL stage, or why none can be shown."""
+    stage = next((s for kind in OPENERS for s in recipe.stages if type(s) is kind), None)
+    if stage is None:
+        return "no stage of this recipe samples text for a reward; --rehearse plays all that it has"
+    with OPENERS[type(stage)](stage, recipe, job) as (tokenizer, limit, play):
+        sampler, how = _sampler(recipe, tokenizer)
+        seen = _Seen(sampler)
+        played = play(seen, min(limit or ANSWER_TOKENS, ANSWER_TOKENS))
+    if seen.first is None:
+        return "the first episode ended before the model was asked anything"
+    request, answer = seen.first
+    if limit is not None and len(request.ids) + limit > job.model.max_positions:
+        raise ConfigError(
+            f"stages: {stage.name}: a prompt of {len(request.ids)} tokens and max_new_tokens = {limit} exceed "
+            f"model.max_positions = {job.model.max_positions}"
+        )
+    from ..rl.language import readable
+
+    text = tokenizer.decode(list(request.ids), keep_special=True)
+    said = answer.reason if isinstance(answer, Invalid) else readable(tokenizer, answer.ids)
+    return Shown(text, None if limit is None else len(request.ids), said, played.reward, seen.calls, how)
+
+
+def start_folder(recipe: Recipe) -> str | None:
+    """The Hugging Face folder that the recipe begins with, None where weights are fresh."""
+    named = (stage.folder for stage in recipe.stages if stage.kind.endswith("start"))  # type: ignore[attr-defined]
+    return next((folder for folder in named if folder), None)
+
+
+def _sampler(recipe: Recipe, tokenizer: Any) -> tuple[Any, str]:
+    """The start's own model where it can be loaded in a few seconds, and in words who answers."""
+    import torch
+
+    named = start_folder(recipe)
+    if named is None:
+        return _Random(tokenizer.vocab_size), "at random, as fresh weights do"
+    size, device = count(recipe.model).total, "cuda" if torch.cuda.is_available() else "cpu"
+    if size > LARGEST[device]:
+        return _Random(tokenizer.vocab_size), f"at random: {size / 1e9:.1f} B parameters take too long to load here"
+    from ..models.families import parameter_names
+    from ..models.hf import read_config, weight_source
+    from ..models.hub import resolve
+    from ..rl.rollout.embedded import EmbeddedSampler
+
+    folder = resolve(named)
+    config = read_config(folder)
+    source, _ = weight_source(folder, config)
+    weights = {name: source(name).to(device) for name in parameter_names(config)}
+    return EmbeddedSampler(lambda: weights, config), f"by {named}"
+
+
+# the tokenizer; the most new tokens, None where the tokenizer only shows the text; play(sampler, new tokens)
+Opened = tuple[Any, int | None, Callable[[Any, int], Trajectory]]
+
+
+@contextmanager
+def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator[Opened]:
+    from .stages.verbs import environment
+
+    with environment(stage, job) as tasks:
+        split, temperature = ("train", stage.temperature) if isinstance(stage, Reinforce) else ("test", stage.temperatures[0])
+
+        def play(sampler: Any, tokens: int) -> Trajectory:
+            episode = tasks.episode(tasks.of(split)[0], 0, 0)
+            return tasks.play(sampler, [episode], tasks.params(tokens, temperature), recipe.seed)[0]
+
+        yield tasks.tokenizer, stage.max_new_tokens, play
+
+
+@contextmanager
+def _agent(stage: AgentReinforce, recipe: Recipe, job: Any) -> Iterator[Opened]:
+    from ..rl.agents.rollout import Player, deal
+    from ..rl.rollout.sampler import SamplingParams
+    from .stages.agent import start_of, tasks_of, weights_of
+    from .stages.agent_start import pieces_of
+
+    tags = weights_of(job, stage.tags)
+    tasks = tasks_of(job, tags)
+    tokenizer = _tokenizer(recipe) or pieces_of(list(tasks_of(job, start_of(job).tags).values()))
+
+    def play(sampler: Any, tokens: int) -> Trajectory:
+        params = SamplingParams(tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+        seats = deal(tasks, tags, 1, 1, stage.first_seed)
+        return Player(tokenizer, stage.agent).play(sampler, seats, params, recipe.seed)[0]
+
+    yield tokenizer, stage.max_new_tokens, play
+
+
+@contextmanager
+def _question(stage: LanguageReinforce, recipe: Recipe, job: Any) -> Iterator[Opened]:
+    from ..data.tokenizers import ByteTokenizer
+    from ..rl.language import AnswerEpisode
+    from ..rl.rollout.episodes import rollout
+    from ..rl.rollout.sampler import SamplingParams
+
+    data = next(other for other in recipe.stages if other.name == stage.data)
+    question = _first_question(data)
+    known = _tokenizer(recipe)
+    tokenizer = known or ByteTokenizer()  # the data stage has not learnt its own yet
+
+    def play(sampler: Any, tokens: int) -> Trajectory:
+        params = SamplingParams(tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
+        episode = AnswerEpisode(question, 0, 0, tokenizer, kind=stage.reward, mode=stage.mode)
+        return rollout(sampler, [episode], params, recipe.seed)[0]
+
+    yield tokenizer, stage.max_new_tokens if known else None, play
+
+
+def _first_question(data: Any) -> Any:
+    from ..data.convert.text_game import pair_of
+    from ..data.shards import ShardSet
+    from ..rl.language import read_pair
+    from ..rl.text_games.crawl import bare_prompt, crawl_all, prompts
+    from ..rl.web_pages.data import load_transitions, page_pair
+    from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
+
+    if isinstance(data, LanguageData):
+        return read_pair(ShardSet(data.train or "")[0])
+    if isinstance(data, TextGameData):
+        row = crawl_all(data.games[:1], range(1))[0]
+        return read_pair(pair_of(row, prompts() if data.prompt == "full" else bare_prompt, "train"))
+    assert isinstance(data, WebPageData)
+    step = load_transitions(data.transitions)[0]
+    return read_pair(page_pair(step, page_prompt if data.prompt == "full" else bare_page_prompt, "train"))
+
+
+@contextmanager
+def _grid(stage: GridReinforce, recipe: Recipe, job: Any) -> Iterator[Opened]:
+    from ..rl.imagination import GridDynamics, ImaginationEpisode, make_task
+    from ..rl.rollout.episodes import rollout
+    from ..rl.rollout.sampler import SamplingParams
+
+    source = next(other for other in recipe.stages if other.name == stage.tasks.source)
+    assert isinstance(source, SelfPlay)
+    dynamics = GridDynamics.of(recipe.world)
+    tokenizer, room = dynamics.tokenizer(), dynamics.start(source.first_seed)
+    length = len(tokenizer.encode(room))
+
+    def play(sampler: Any, tokens: int) -> Trajectory:
+        task = make_task(dynamics, [room], 0, stage.tasks.steps, stage.tasks.walk, recipe.seed)
+        params = SamplingParams(length, stage.temperature)
+        return rollout(sampler, [ImaginationEpisode(task, 0, tokenizer)], params, recipe.seed)[0]
+
+    yield tokenizer, length, play
+
+
+def _tokenizer(recipe: Recipe) -> Any:
+    from ..data.tokenizers import load_tokenizer
+    from ..models.hub import resolve
+
+    named = start_folder(recipe)
+    return load_tokenizer(resolve(named)) if named else None
+
+
+OPENERS: dict[type, Any] = {
+    Reinforce: _environment,
+    AgentReinforce: _agent,
+    LanguageReinforce: _question,
+    GridReinforce: _grid,
+    Score: _environment,  # after those that train: the first in this order is shown
+}

@@ -1,0 +1,216 @@
+"""What `terrella check RECIPE` looks at: packages, layout, memory, disk, and what each stage needs from outside."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..core.config import ParallelConfig, check_layout
+from ..core.errors import ConfigError, TerrellaError, describe_error, missing_extra
+from ..core.health import Check
+from ..models.geometry import count
+from .extras import needed
+from .plan.layout import Layout, Work
+from .plan.memory import memory
+from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
+from .settings.base import Export, OnPolicy
+
+SAVED = {"fp32": 4.0, "bf16": 2.0}  # bytes of a parameter
+TRAINED = 12.0  # bytes of a trained parameter in a checkpoint: fp32 weight and two moments
+KEPT = 2  # checkpoints of a stage that are kept
+SAFE = 1.1  # of the disk that is foreseen
+
+
+def look(recipe: Recipe, folder: Path) -> Iterator[Check]:
+    """Everything that can be known before a run, one finding at a time; the quick ones first."""
+    yield from _packages(recipe)
+    yield from _layout(recipe)
+    yield from _memory(recipe)
+    yield _disk(recipe, folder)
+    yield from _stages(recipe, alone(recipe, folder))
+
+
+def guarded(what: str, function: Callable[[], str]) -> Check:
+    """A finding from a function that says how things stand, or raises."""
+    try:
+        return Check("ok", what, function())
+    except TerrellaError as error:
+        return Check("fail", what, str(error))
+    except ImportError as error:
+        return Check("fail", what, str(missing_extra(error) or error))
+    except Exception as error:
+        return Check("fail", what, describe_error(error))
+
+
+def _packages(recipe: Recipe) -> Iterator[Check]:
+    import importlib.util
+
+    try:
+        wanted = dict.fromkeys(needed(recipe))
+    except TerrellaError as error:
+        yield Check("fail", "packages", str(error))
+        return
+    for stage, package in wanted:
+        if importlib.util.find_spec(package) is None:
+            yield Check("fail", f"stages.{stage}", str(missing_extra(ImportError(name=package))))
+    have = sorted({package for _, package in wanted if importlib.util.find_spec(package) is not None})
+    if have:
+        yield Check("ok", "packages", f"{', '.join(have)} installed")
+
+
+def _layout(recipe: Recipe) -> Iterator[Check]:
+    m, p = _model(recipe), recipe.parallel
+    sizes = {
+        "layers": m.layers,
+        "heads": m.heads,
+        "kv_heads": m.kv_heads,
+        "ffn": m.ffn,
+        "experts": m.experts,
+        "vocab": m.padded_vocab,
+    }
+    try:
+        check_layout(p, world=recipe.ranks, **sizes)
+    except ConfigError as error:
+        yield Check("fail", "layout", str(error))
+        return
+    copies = recipe.ranks // p.model_size
+    cut = ", ".join(
+        f"{name} {getattr(p, name)}" for name in ("tensor", "pipeline", "context", "expert") if getattr(p, name) > 1
+    )
+    ranks = f"{recipe.ranks} rank{'s' if recipe.ranks > 1 else ''}"
+    yield Check(
+        "ok", "layout", f"{ranks}: {cut + ', ' if cut else ''}{copies} cop{'ies' if copies > 1 else 'y'} of the model"
+    )
+    for stage in recipe.stages:
+        for name in getattr(stage, "even", ()):
+            number = getattr(stage, name)
+            if number % copies:
+                near = (
+                    f"{number // copies * copies} or {(number // copies + 1) * copies}"
+                    if number >= copies
+                    else str(copies)
+                )
+                yield Check(
+                    "fail",
+                    f"stages.{stage.name}.{name}",
+                    f"{number} does not divide over the {copies} data ranks",
+                    f"set it to {near}",
+                )
+
+
+def _model(recipe: Recipe) -> Any:
+    if recipe.video is not None:
+        return with_vocab(recipe, recipe.video.layout.vocab)
+    return recipe.model
+
+
+def _memory(recipe: Recipe) -> Iterator[Check]:
+    """The fullest rank while it trains, by the estimates of `terrella plan`; a reference and a critic beside the policy."""
+    m, p = _model(recipe), recipe.parallel
+    tokens = max((_microbatch(stage, m.max_positions) for stage in recipe.stages), default=0)
+    if not tokens or recipe.ranks % p.model_size:
+        return
+    layout = Layout(
+        recipe.ranks,
+        p.tensor,
+        p.pipeline,
+        p.virtual_pipeline,
+        p.context,
+        p.expert,
+        recompute="full" if p.recompute == "full" else "none",
+    )
+    used = memory(Work(m, tokens, layout.data), layout)
+    wide = SAVED[recipe.precision.params] / 2.0  # the estimate is for bf16
+    rl = [stage for stage in recipe.stages if isinstance(stage, OnPolicy)]
+    parts = {"weights": used.weights * wide, "gradients": used.gradients, "optimizer": used.optimizer}
+    parts["activations"] = (used.activations + used.working) * wide
+    if rl:
+        parts["reference"] = parts["weights"]
+    if any(stage.critic is not None for stage in rl):
+        parts["critic"] = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    told = ", ".join(f"{name} {_size(amount)}" for name, amount in parts.items())
+    total = sum(parts.values())
+    text = f"about {_size(total)} on the fullest rank while it trains ({told}; {tokens} tokens at a time), and what a sampler caches"
+    device = _device_memory()
+    if device is not None and total > 0.95 * device:
+        fix = "more tensor or pipeline ranks, recompute: full, or a smaller microbatch"
+        yield Check("fail", "memory", f"{text}; the GPU has {_size(device)}", fix)
+        return
+    yield Check("ok", "memory", text)
+
+
+def _microbatch(stage: Any, longest: int) -> int:
+    """Tokens of a microbatch."""
+    inner = [stage, getattr(stage, "training", None)]
+    tokens = max((getattr(s, "microbatch_tokens", 0) or 0 for s in inner if s is not None), default=0)
+    return tokens or getattr(stage, "microbatch_sequences", 0) * longest
+
+
+def _device_memory() -> float | None:
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def _size(amount: float) -> str:
+    unit, name = next(((unit, name) for unit, name in ((1e12, "TB"), (1e9, "GB")) if amount >= unit / 10), (1e6, "MB"))
+    return f"{amount / unit:.1f} {name}"
+
+
+def disk_foreseen(recipe: Recipe) -> float:
+    """Bytes of checkpoints and of the export; shards, rollouts and logs come to little beside them, or are small."""
+    each = count(_model(recipe)).total
+    total = 0.0
+    for stage in recipe.stages:
+        if isinstance(stage, Export):
+            total += each * SAVED[recipe.precision.params]
+        elif stage.kind.endswith("start"):
+            total += each * SAVED[recipe.precision.params]
+        elif hasattr(stage, "checkpoint_every") or hasattr(stage, "training"):
+            adapters = getattr(stage, "lora", None)
+            saved = each * (SAVED[recipe.precision.params] if adapters else TRAINED)
+            total += KEPT * saved * (2 if getattr(stage, "critic", None) and isinstance(stage, OnPolicy) else 1)
+    return total
+
+
+def _disk(recipe: Recipe, folder: Path) -> Check:
+    wanted = disk_foreseen(recipe)
+    place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    text = f"about {_size(wanted)} of checkpoints and export in {folder}; {_size(free)} free"
+    if SAFE * wanted > free:
+        return Check("fail", "disk", text, "free space, or put the run elsewhere with --run")
+    return Check("ok", "disk", text)
+
+
+def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
+    """What each stage checks of its own inputs before a run."""
+    from .worker import stage_check
+
+    for stage in recipe.stages:
+        if (check := stage_check(stage.kind)) is None:
+            continue
+
+        def looked(check: Any = check, stage: Any = stage) -> str:
+            check(stage, job)
+            return f"what {stage.kind} needs from outside is there"
+
+        yield guarded(f"stages.{stage.name}", looked)
+
+
+def alone(recipe: Recipe, folder: Path) -> Any:
+    """The job as its only rank would see it; nothing is written."""
+    from ..core.mesh import Mesh
+    from ..core.run import Run
+    from ..rl.imagination import GridDynamics
+    from .job import Job
+
+    dynamics = tokenizer = None
+    model = _model(recipe)
+    if recipe.world not in (LANGUAGE, VIDEO):
+        dynamics = GridDynamics.of(recipe.world)
+        tokenizer = dynamics.tokenizer()
+        model = with_vocab(recipe, tokenizer.vocab_size)
+    return Job(recipe, Run(folder, ""), Mesh(0, 1, ParallelConfig()), dynamics, tokenizer, model)  # type: ignore[arg-type]

@@ -1,0 +1,337 @@
+"""`terrella check RECIPE --rehearse`: the very recipe, its model and counts turned down, by `terrella train` on the CPU.
+
+What breaks at a joint (a layout, a start folder, a stage that reads what another left) breaks here within minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core import schema
+from ..core.config import ParallelConfig
+from ..core.errors import ConfigError, DeadlineError
+from ..models.config import ModelConfig
+from .recipe import Recipe
+
+MOST_RANKS = 8
+ERROR = "terrella: error: "  # what the command line writes before one
+PATIENCE_S = 1800.0  # for the whole rehearsal; an idle machine needs a minute or two
+AXES = {"tp": "tensor", "pp": "pipeline", "vpp": "virtual_pipeline", "cp": "context", "ep": "expert"}
+# counts are lowered to these wherever a stage has them
+MOST = {
+    "steps": 2,
+    "epochs": 1.0,
+    "samples_per_prompt": 4,
+    "updates_per_rollout": 2,
+    "epochs_per_rollout": 2,
+    "max_new_tokens": 16,
+    "checkpoint_every": 2,
+    "log_every": 1,
+    "rollouts_every": 1,
+    "samples_per_group": 2,
+    "groups_at_once": 8,
+    "rooms": 48,
+    "heldout_rooms": 8,
+    "actions_per_room": 6,
+    "seeds": 2,
+    "heldout_per_verb": 2,
+    "n": 4,
+    "unseen_n": 4,
+    "drift_steps": 2,
+    "drift_episodes": 2,
+    "count": 8,
+    "phases": 1,
+    "samples": 2,
+    "at_once": 8,
+    "others": 1,
+    "every": 1,
+    "clips_per_step": 2,
+    "heldout_clips": 2,
+    "clips_per_episode": 2,
+    "heldout_clips_per_episode": 1,
+    "runs": 1,
+    "reject_repeats": 1,
+    "shown": 1,
+    "warmup_steps": 1,
+    "total_steps": 2,
+    "heldout_every": 3,
+    "branching": 2,
+}
+ALL_IF_ZERO = ("n", "evaluate")  # in these 0 means all
+PHASE = re.compile(r"(.+)-(\d+)-(tasks|rollout|replay|critic|actor)")  # stages of WebRL's phases
+SITES = {
+    "tag": "WebSites",
+    "test_tag": "WebSitesTest",
+    "tag_files": [],
+}  # local sites, in place of those that somebody runs
+SCENE = {"shards": None, "episodes": 6, "heldout_episodes": 2, "frames": 16}
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A recipe turned down: its settings as plain values, and in words what else stands in for what."""
+
+    settings: dict[str, Any]
+    stand_ins: list[str]
+    folders: dict[str, ModelConfig]  # start folders to write, by path
+
+
+def parse_layout(text: str) -> dict[str, int]:
+    """`tp=2,pp=2` as sizes by axis; dp is how many copies of the model there are."""
+    sizes = {}
+    for part in text.split(","):
+        axis, _, number = part.strip().partition("=")
+        if axis not in (*AXES, "dp") or not number.isdecimal() or int(number) < 1:
+            raise ConfigError(f"--layout {text}: write it as tp=2,pp=2 with {', '.join(AXES)} and dp")
+        sizes[axis] = int(number)
+    return sizes
+
+
+def small_layout(recipe: Recipe, asked: str | None) -> tuple[ParallelConfig, int]:
+    """The asked layout, or the recipe's own, with every axis above 1 at 2, and its ranks."""
+    p = recipe.parallel
+    own = {axis: getattr(p, name) for axis, name in AXES.items()} | {"dp": max(1, recipe.ranks // p.model_size)}
+    sizes = {axis: min(2, size) for axis, size in (parse_layout(asked) if asked else own).items()}
+    sizes = {axis: sizes.get(axis, 1) for axis in (*AXES, "dp")}
+    if sizes["vpp"] > 1 and sizes["pp"] == 1:
+        sizes["vpp"] = 1
+    if sizes["ep"] > sizes["dp"] * sizes["tp"] * sizes["cp"]:
+        sizes["dp"] = 2
+    ranks = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    sizes["dp"] = min(sizes["dp"], MOST_RANKS // ranks)
+    together = sizes["tp"] > 1 and (p.sequence_parallel or recipe.model.experts > 0)
+    parallel = replace(
+        p,
+        **{AXES[axis]: size for axis, size in sizes.items() if axis in AXES},
+        sequence_parallel=together,
+        cuda_graphs=False,
+    )
+    return parallel, ranks * sizes["dp"]
+
+
+def small_model(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
+    """The same family and switches with a few narrow layers."""
+    layers = max(2, parallel.pipeline * parallel.virtual_pipeline)
+    experts = {"experts": 4, "experts_per_token": 2, "expert_ffn": 32} if model.experts else {}
+    narrow = {
+        "hidden": 64,
+        "heads": 4,
+        "kv_heads": 4 if model.kv_heads == model.heads else 2,
+        "head_dim": 16,
+        "ffn": 128,
+    }
+    return replace(model, layers=layers, **narrow, **experts, init_std=max(model.init_std, 0.05))
+
+
+def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
+    """The recipe as it is rehearsed; start folders that it needs are to be written under `folder`."""
+    parallel, ranks = small_layout(recipe, layout)
+    copies = ranks // parallel.model_size
+    model = small_model(recipe.model, parallel)
+    plain: dict[str, Any] = schema.to_plain(recipe)
+    notes: list[str] = []
+    folders: dict[str, ModelConfig] = {}
+    stages = _first_phases(plain["stages"])
+    for stage in stages:
+        _lower(stage, copies)
+        notes += [f"stages.{stage['name']}: {note}" for note in _stand_ins(stage)]
+    for stage in stages:
+        if stage.get("folder") and stage["kind"].endswith("start"):
+            model, note = _start_folder(stage, model, folder, folders)
+            notes.append(f"stages.{stage['name']}.folder: {note}")
+    if plain["video"] is not None:
+        _lower_video(plain, stages)
+    changed = {"stages": stages, "model": asdict(model), "ranks": ranks, "parallel": asdict(parallel), "sinks": []}
+    changed["precision"] = {"params": "fp32", "layers": "ours", "fp8": False}
+    return Rehearsal(plain | changed, notes, folders)
+
+
+def _lower(section: dict[str, Any], copies: int) -> None:
+    """Counts of a section and of those inside it, in place."""
+    for key, value in section.items():
+        if key in ("env", "algorithm"):  # a user's arguments may have any name, and an algorithm is what is rehearsed
+            continue
+        if isinstance(value, dict):
+            _lower(value, copies)
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, dict):
+                    _lower(item, copies)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if key in ("prompts_per_step", "sequences_per_step", "groups", "prompts", "episodes"):
+                section[key] = min(value, 2 * copies if copies > 1 else 4)
+                section[key] += -section[key] % copies
+            elif key in ("tasks", "evaluate"):
+                section[key] = min(value or 8, 8)
+            elif key == "max_prompt_tokens":
+                section[key] = min(value, 512)
+            elif key in MOST:
+                section[key] = MOST[key] if key in ALL_IF_ZERO and value == 0 else min(value, MOST[key])
+    if (
+        section.get("epochs") is not None and "steps" in section
+    ):  # of a user's own data: nobody knows how long an epoch is
+        section |= {"epochs": None, "steps": MOST["steps"]}
+    if section.get("schedule") in ("linear", "cosine"):
+        section |= {"warmup_steps": min(section["warmup_steps"], 1), "total_steps": 2}
+    if "best_of" in section:
+        section["best_of"] = [n for n in section["best_of"] if n <= 2]
+
+
+def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
+    """What cannot be had on this machine, replaced; each replacement in words."""
+    if stage.get("only_tagged"):
+        stage["only_tagged"] = False
+        yield "turns without tags are kept, for a model that has learnt nothing writes no other"
+    for section in (stage, stage.get("rollouts") or {}):
+        if isinstance(section.get("sampler"), dict) and section["sampler"]["kind"] == "vllm":
+            section["sampler"] = {"kind": "embedded"}
+            yield "the embedded sampler, which needs no GPU, samples in place of vLLM"
+    if stage.get("rollouts"):
+        stage["rollouts"]["ahead"] = 0
+    if stage["kind"] == "language-data" and (
+        gone := [p for part in ("train", "test", "unseen") if (p := stage[part]) and not Path(p).exists()]
+    ):
+        pages = "web" in gone[0]
+        parts = (
+            {"kind": "web-page-data", "heldout_every": 3}
+            if pages
+            else {"kind": "text-game-data", "games": ["charge-torch", "weigh-stones"]}
+        )
+        kept = {"name": stage["name"], "prompt": "bare", "pad_prompts_to": stage["pad_prompts_to"], **parts}
+        stage.clear()
+        stage.update(kept if pages else {**kept, "seeds": 2, "heldout_per_verb": 2})
+        yield f"{gone[0]} is not there; rows of the {'pages' if pages else 'games'} that ship take its place"
+    if stage["kind"] == "web-start" and any(not Path(p).exists() for p in stage["tag_files"]):
+        yield f"{stage['tag_files'][0]} is not there; the sites that ship take the place of '{stage['tag']}'"
+        stage |= SITES
+    if stage["kind"] == "web-demos" and stage["shards"] and not Path(stage["shards"]).exists():
+        yield f"{stage['shards']} is not there; oracles demonstrate on the sites that ship"
+        stage["shards"] = None
+    if stage.get("url"):
+        yield f"instances of failed tasks in place of what {stage['url']} would write"
+        stage |= {"url": "", "model": ""}
+    if stage["kind"] == "video-data" and stage["shards"] and not Path(stage["shards"]).exists():
+        yield f"{stage['shards']} is not there; the table-top scene is recorded"
+        stage |= SCENE
+    if stage["kind"] == "video-data" and stage["shards"] is None:
+        stage |= SCENE
+    if stage.get("released"):
+        yield f"trained here in place of the weights of {stage['released']}"
+        stage |= {"released": None, **({"steps": MOST["steps"]} if stage.get("match_tokens_of") is None else {})}
+
+
+def _start_folder(
+    stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]
+) -> tuple[ModelConfig, str]:
+    """The model that the stand-in of a start folder has, and in words what stands in for what; the stage names it from now on."""
+    from ..models.hub import resolve
+    from ..models.stand_in import BYTES, copy_tokenizer, write_byte_tokenizer
+
+    where = folder / f"start-{stage['name']}"
+    try:
+        source = resolve(stage["folder"])
+    except ConfigError:
+        source = None
+    if source is not None and any(source.glob("*token*")):
+        copy_tokenizer(source, where)
+        note = f"fresh weights with the tokenizer of {stage['folder']}"
+    else:
+        write_byte_tokenizer(where)
+        model = replace(model, vocab=BYTES, max_positions=4 * model.max_positions)  # bytes are more than tokens
+        note = f"{stage['folder']} is not there; fresh weights and a tokenizer of bytes with a chat template take its place"
+    stage["folder"] = str(where)
+    folders[str(where)] = model
+    return model, note
+
+
+def _first_phases(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The stages without WebRL's phases after the first; what refers to those refers to the first one's."""
+    later = {s["name"]: f"{m[1]}-1-{m[3]}" for s in stages if (m := PHASE.fullmatch(s["name"])) and int(m[2]) > 1}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: renamed(item) for key, item in value.items()}
+        if isinstance(value, list):
+            new = [renamed(item) for item in value]
+            return list(dict.fromkeys(new)) if all(isinstance(item, str) for item in new) else new
+        return later.get(value, value) if isinstance(value, str) else value
+
+    return [renamed(stage) for stage in stages if stage["name"] not in later]
+
+
+def _lower_video(plain: dict[str, Any], stages: list[dict[str, Any]]) -> None:
+    """Small frames, short clips, and the actions of the scene that is recorded here."""
+    video = plain["video"]
+    small = {
+        "height": 32,
+        "width": 32,
+        "channels": [8, 16, 32],
+        "encoder_resnets": 1,
+        "latent": 16,
+        "groups": 4,
+        "levels": [8, 6, 5],
+        "patch": 2,
+    }
+    small["decoder_resnets"] = (
+        2 if video["tokenizer"]["kind"] == "compressive" and not video["tokenizer"]["still"] else 1
+    )
+    video["tokenizer"] |= small
+    video |= {"horizon": min(video["horizon"], 2), "context_reach": min(video["context_reach"], 4)}
+    if any(stage["kind"] == "video-data" and stage["shards"] is None for stage in stages):
+        video |= {"actions": "tabletop", "action_dims": 3}
+    for stage in stages:
+        if "frames_per_clip" in stage:
+            stage |= {"frames_per_clip": 2, "window": 6 if stage["window"] else 0}
+
+
+def describe_changes(recipe: Recipe, rehearsal: Rehearsal) -> list[str]:
+    """What was turned down, a line for each section."""
+    changes: dict[str, list[str]] = {}
+    plain = schema.to_plain(recipe)
+    stages = {stage["name"]: stage for stage in plain.pop("stages")}
+    now = dict(rehearsal.settings)
+    pairs = [("", plain, {k: v for k, v in now.items() if k != "stages"})]
+    pairs += [(f"stages.{stage['name']}", stages[stage["name"]], stage) for stage in now["stages"]]
+    for section, old, new in pairs:
+        if section and old["kind"] != new["kind"]:
+            continue  # said in words
+        for key, before, after in schema.differences(old, new):
+            top, _, rest = key.partition(".")
+            place, name = (section, key) if section else (top, rest or top)
+            if not isinstance(before, str) or not isinstance(after, str) or place:
+                changes.setdefault(place, []).append(f"{name} {before} -> {after}")
+    gone = [name for name in stages if name not in {stage["name"] for stage in now["stages"]}]
+    lines = [f"{place}: {', '.join(told)}" for place, told in changes.items()]
+    return [*lines, *rehearsal.stand_ins, *([f"left out: {', '.join(gone)}"] if gone else [])]
+
+
+def write(rehearsal: Rehearsal, folder: Path) -> Path:
+    """The rehearsal's recipe file, and the start folders that it names."""
+    for where, model in rehearsal.folders.items():
+        from ..models.stand_in import write_weights
+
+        write_weights(model, Path(where))
+    path = folder / "rehearsal.yaml"
+    path.write_text(yaml.safe_dump(rehearsal.settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def run(path: Path, folder: Path) -> tuple[int, str]:
+    """Train it as anybody would, without a GPU, its progress on the terminal: the exit code, and the error."""
+    place = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    words = [sys.executable, "-m", "terrella", "train", str(path), "--run", str(folder)]
+    try:
+        done = subprocess.run(words, env=place, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return DeadlineError.exit_code, f"not over after {PATIENCE_S / 60:.0f} minutes"
+    said = [line for line in done.stderr.splitlines() if line.startswith(ERROR)]
+    return done.returncode, said[-1].removeprefix(ERROR) if said else done.stderr[-2000:]

@@ -1,0 +1,71 @@
+"""A small Hugging Face folder in place of a large one: fresh weights of the same family, and a tokenizer for any text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from ..core.files import make_folder
+from .config import ModelConfig
+from .families import write_hf_config
+from .folder import CARRIED
+
+CHAT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+BYTES = 256 + len(SPECIALS)  # ids of the tokenizer that stands in for one that is not there
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """A tokenizer folder of transformers with one id for each byte and a chat template, as most models have one."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    make_folder(folder)
+    fast = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+    fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    fast.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in SPECIALS])
+    fast.save(str(folder / "tokenizer.json"))
+    named = {
+        "eos_token": SPECIALS[1],
+        "pad_token": SPECIALS[2],
+        "chat_template": CHAT,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}), encoding="utf-8"
+    )
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """The tokenizer of another folder, with what says how text ends."""
+    make_folder(folder)
+    for name in {*CARRIED, *(p.name for p in source.glob("*tokenizer*"))}:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
+def write_weights(config: ModelConfig, folder: Path, seed: int = 0) -> None:
+    """Fresh fp32 weights and config.json, as transformers itself writes them."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    told = write_hf_config(config, "float32")
+    told |= {
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }  # the family's own lie outside a small vocabulary
+    theirs = AutoConfig.for_model(
+        told.pop("model_type"), **{k: v for k, v in told.items() if k not in ("torch_dtype", "dtype")}
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(theirs, dtype=torch.float32).save_pretrained(folder)

@@ -1,0 +1,257 @@
+"""`terrella check`: broken promises of an environment by name, what would stop a recipe, and rehearsals that every recipe has."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from terrella.core import schema
+from terrella.core.config import ParallelConfig
+from terrella.core.errors import ConfigError
+from terrella.launch import recipe, rehearse
+from terrella.launch.check_env import check_environment, settings_of
+from terrella.launch.check_preview import Shown, preview
+from terrella.launch.check_recipe import alone, disk_foreseen, look
+from terrella.models.geometry import count
+
+CASES = Path(__file__).parent.parent / "golden" / "cases"
+OWN = """
+import random, time
+from terrella.rl.environment import Environment
+
+class Good(Environment):
+    def __init__(self, most=9):
+        self.most = most
+    def tasks(self, split):
+        return [{"n": n} for n in (range(self.most) if split == "train" else range(100, 105))]
+    def play(self, task):
+        answer = yield f"Say {task['n']}."
+        return float(answer == str(task["n"]))
+    def demonstration(self, task):
+        return str(task["n"])
+
+class NoTest(Good):
+    def tasks(self, split):
+        return super().tasks("train") if split == "train" else []
+
+class Leak(Good):
+    def tasks(self, split):
+        return super().tasks("train")
+
+class Drawn(Good):
+    def tasks(self, split):
+        return [{"n": random.random()} for _ in range(3)]
+
+class Clock(Good):
+    def play(self, task):
+        answer = yield f"It is {time.time_ns()}."
+        return 1.0
+
+class Chance(Good):
+    def play(self, task):
+        yield "Say something."
+        return random.random()
+
+class Endless(Good):
+    def play(self, task):
+        while True:
+            yield "Go on."
+
+class Nan(Good):
+    def play(self, task):
+        yield "Say something."
+        return float("nan")
+
+class Fragile(Good):
+    def play(self, task):
+        answer = yield "Say a number."
+        return float(answer or 0)
+
+class Backwards(Good):
+    def play(self, task):
+        answer = yield "Say it."
+        return float(answer != str(task["n"]))
+
+class Brief(Good):
+    def play(self, task):
+        yield "One."
+        yield "Two."
+        return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(OWN)
+    return folder
+
+
+def said(own: Path, name: str, *overrides: str) -> list[str]:
+    return list(check_environment(settings_of(f"{own}/own.py:{name}", overrides)))
+
+
+def test_an_environment_that_keeps_its_promises(own: Path) -> None:
+    lines = said(own, "Good", "most=7")
+    assert lines[0].startswith("tasks: 7 to train on, 5 to test on")
+    assert "'Say 0.'" in lines[1] and "at most 1 of 100 turns" in lines[2]
+    assert lines[3].endswith("the empty answer 0.000, an odd answer 0.000, its demonstration 1.000")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NoTest", "tasks: 'test' is empty; what is evaluated on is never trained on, so give some"),
+        ("Leak", "tasks: 9 of 'test' are in 'train' too, such as {'n': 0}; leave them out of one"),
+        ("Drawn", "in another process; a resumed run must see the same ones, so draw from random.Random(seed)"),
+        ("Clock", "in turn 1, and 'It is "),
+        ("Chance", "a score must depend on the task and the answers alone"),
+        ("Endless", "play: task {'n': 0} with the empty answer was not over after max_turns = 5 answers; end it with `return score`"),
+        ("Nan", "play: task {'n': 0} with the empty answer has no score: "),
+        ("Fragile", "with an odd answer has no score: "),
+        ("Backwards", "demonstration: scores 0.000, the empty answer 1.000; one of play and demonstration is wrong"),
+        ("Brief", "demonstration: of task {'n': 0} ends after 1 of its turns; give one answer a turn"),
+    ],
+)
+def test_a_broken_promise_is_named_with_its_remedy(own: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        said(own, name, "max_turns=5")
+
+
+def test_an_environment_that_is_not_there_is_named(own: Path) -> None:
+    with pytest.raises(ConfigError, match=r"own\.py has no 'Goood'; did you mean 'Good'"):
+        said(own, "Goood")
+    with pytest.raises(ConfigError, match=r"env\.kind = 'dta' is unknown; did you mean 'data'"):
+        settings_of("dta", ())
+
+
+def failures(config: recipe.Recipe, folder: Path) -> list[str]:
+    return [finding.line() for finding in look(config, folder) if finding.level == "fail"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["stages.rl.prompts_per_step=6", "ranks=4"], "stages.rl.prompts_per_step: 6 does not divide over the 4 data ranks -> set it to 4 or 8"),
+        (["parallel.tensor=2"], "layout: parallel: tensor 2 x pipeline 1 x context 1 does not divide the 1 ranks"),
+        (["parallel.pipeline=2", "ranks=2"], "layout: parallel.pipeline: pipeline 2 x virtual_pipeline 1 does not divide the 1 layers"),
+        (["stages.start.folder=no/such"], "stages.start: stages: start.folder: no/such: neither a folder nor a pinned hub id"),
+        (["stages.rl.rollouts.sampler.kind=vllm"], "stages.rl: the package vllm is not installed; pip install 'terrella[vllm]'"),
+        (["env.train=no_rows.jsonl"], "no_rows.jsonl"),
+        (["env.reward=null"], "env.reward: stage 'rl' trains by a reward"),
+        (["env.template='{{ qestion }}'"], "qestion"),
+        (["model={layers: 4000, hidden: 8192, vocab: 259}"], "-> free space, or put the run elsewhere with --run"),
+    ],
+)
+def test_what_a_dry_run_does_not_see_is_found(overrides: list[str], message: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    config = recipe.load(str(CASES / "own-data.yaml"), tuple(overrides))
+    lines = failures(config, tmp_path)
+    assert any(message in line for line in lines), lines
+    assert failures(recipe.load(str(CASES / "own-data.yaml")), tmp_path) == []
+
+
+def test_the_first_episode_is_shown_as_the_model_reads_it(tmp_path: Path) -> None:
+    config = recipe.load(str(CASES / "own-env.yaml"))
+    shown = preview(config, alone(config, tmp_path))
+    assert isinstance(shown, Shown)
+    assert (shown.prompt, shown.prompt_tokens) == ("System:\nEcho.\nUser:\na\nAgent:\n", 29)
+    assert shown.turns == 2 and isinstance(shown.reward, float) and shown.how == "at random, as fresh weights do"
+    small = recipe.load(str(CASES / "own-env.yaml"), ("model.max_positions=16",))
+    with pytest.raises(ConfigError, match="exceed model.max_positions = 16"):
+        preview(small, alone(small, tmp_path))
+
+
+@pytest.mark.parametrize(("name", "text"), [("sokoban-tiny", "######"), ("spa-sokoban-tiny", "player"), ("text-game-tiny", "torch")])
+def test_recipes_that_ship_show_a_prompt_before_their_stages_have_run(name: str, text: str, tmp_path: Path) -> None:
+    config = recipe.load(name)
+    assert failures(config, tmp_path) == []
+    shown = preview(config, alone(config, tmp_path))
+    assert isinstance(shown, Shown) and text in shown.prompt.lower() and isinstance(shown.reward, float)
+
+
+def test_disk_is_what_checkpoints_take() -> None:
+    config = recipe.load(str(CASES / "own-data.yaml"))
+    weights = 4 * count(config.model).total
+    assert disk_foreseen(config) == weights + 3 * 2 * 3 * weights + weights  # start; sft, rl and control; export
+
+
+def test_layouts_are_cut_to_what_a_laptop_runs() -> None:
+    large = recipe.load("webrl-webarena-lite-70b")
+    assert rehearse.small_layout(large, None) == (ParallelConfig(tensor=2, pipeline=2, context=2, sequence_parallel=True), 8)
+    assert rehearse.small_layout(recipe.load("sokoban-tiny"), "tp=4,pp=2") == (ParallelConfig(tensor=2, pipeline=2), 4)
+    assert rehearse.small_layout(recipe.load("sokoban-tiny"), "cp=2,dp=4")[1] == 4
+    assert rehearse.small_layout(recipe.load("sokoban-tiny"), None) == (ParallelConfig(), 2)
+    with pytest.raises(ConfigError, match="--layout tp=2,xp=2: write it as tp=2,pp=2"):
+        rehearse.small_layout(large, "tp=2,xp=2")
+
+
+def test_every_recipe_that_ships_has_a_rehearsal(tmp_path: Path) -> None:
+    """Turned down it is still a recipe, of the same stages; nothing of the user's is named that is not there."""
+    for name in recipe.shipped():
+        config = recipe.load(name)
+        for layout in (None, "tp=2,pp=2"):
+            made = rehearse.turned_down(config, layout, tmp_path / name)
+            path = tmp_path / "small.yaml"
+            path.write_text(yaml.safe_dump(made.settings))
+            small = schema.load(recipe.Recipe, path)
+            assert small.ranks <= rehearse.MOST_RANKS and small.model.family == config.model.family and not small.sinks
+            assert [s.name for s in small.stages] == [s.name for s in config.stages if s.name in {t.name for t in small.stages}]
+            assert rehearse.describe_changes(config, made)
+
+
+def test_a_users_arguments_are_not_turned_down(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = recipe.load(str(CASES / "own-env.yaml"), (f"env={{kind: '{tmp_path}/own.py:Good', most: 50}}", "env.args={steps: 500}"))
+    made = rehearse.turned_down(config, None, tmp_path)
+    assert made.settings["env"]["args"] == {"steps": 500, "most": 50}
+    sft = next(s for s in made.settings["stages"] if s["name"] == "sft")
+    assert (sft["steps"], sft["epochs"]) == (2, None)
+
+
+def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "terrella", "check", *words], capture_output=True, text=True, timeout=1800, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sokoban-tiny", "--layout", "tp=2"], "--layout: is for --rehearse"),
+        (["a", "b"], "write `terrella check RECIPE` or `terrella check env NAME`"),
+    ],
+)
+def test_the_command_line_says_how_it_is_used(words: list[str], message: str) -> None:
+    done = command(*words)
+    assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "words",
+    [
+        [str(CASES / "own-data.yaml")],
+        [str(CASES / "own-env.yaml"), "--layout", "tp=2,pp=2"],
+        ["sokoban-tiny"],
+        ["spa-sokoban"],
+        ["text-game-rlvr-binary", "--layout", "tp=2,pp=2"],
+        ["web-page-rlvr", "--layout", "cp=2"],
+        ["webrl-webarena-lite"],
+        ["video-rt1"],
+        ["mpc-sites"],
+    ],
+)
+def test_a_rehearsal_goes_through(words: list[str], tmp_path: Path) -> None:
+    done = command(*words, "--rehearse", cwd=tmp_path)
+    assert done.returncode == 0 and "went through in" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_rehearsal_that_fails_says_why(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    done = command(str(CASES / "own-env.yaml"), "--rehearse", "--set", f"env={{kind: '{tmp_path}/own.py:Nan'}}", cwd=tmp_path)
+    assert done.returncode != 0 and "the rehearsal of own-env failed" in done.stderr and "own.py:Nan" in done.stderr
