@@ -71,7 +71,7 @@ ATTACKS = {
     "print": Attack(button("print(); this.textContent = 'printed'"), read="printed"),
     "window.open": Attack(button("window.open('/fine')"), read="fine"),
     "sixty windows": Attack(button("for (let i = 0; i < 60; i++) window.open('/fine')"), FAULT, read="fine|before"),
-    "window.open to another port": Attack(button("window.open(OTHER + '/window')"), PORT),
+    "window.open to another port": Attack(button("window.open(OTHER + '/window')"), PORT, read="before"),
     "window.close": Attack(button("window.close()"), read="before"),
     "a window that closes itself": Attack(button("const w = window.open('/fine'); setTimeout(() => w.close(), 300)"), read="before|fine"),
     "download": Attack("<a href='/download'>Go</a>", read="Go"),
@@ -87,10 +87,10 @@ ATTACKS = {
     ),
     "meta refresh to itself": Attack("<meta http-equiv=refresh content=0><p>again</p>", FAULT, (), read="again"),
     "iframe of another port": Attack("<iframe src='OTHER/frame'></iframe><p>framed</p>", actions=(), read="framed"),
-    "thirteen other ways to another port": Attack(f"<p>ways</p><script>{REACHES}</script>", actions=(), read="ways"),
+    "thirteen other ways to another port": Attack(f"<p>ways</p><script>{REACHES}</script>", actions=(("wait", ""),), read="ways"),
     "WebRTC to another port": Attack(
         "<p>rtc</p><script>const p = new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1:UDP'}]});"
-        "p.createDataChannel('x'); p.createOffer().then(o => p.setLocalDescription(o));</script>", actions=(), read="rtc"
+        "p.createDataChannel('x'); p.createOffer().then(o => p.setLocalDescription(o));</script>", actions=(("wait", ""),), read="rtc"
     ),
     "service worker": Attack(
         "<p id=p>?</p><script>navigator.serviceWorker.register('/worker.js').then(() => p.textContent = 'registered', "

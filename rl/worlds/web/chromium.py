@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import Any
@@ -123,13 +123,18 @@ class ChromiumBackend:
                 wire.send("Page.crash")
 
     def begin(self, start: Start) -> None:
-        self._end_context()
-        if not self.process.connected:  # it died in an earlier episode, or of closing it
-            dead, key = self.process, self.key
-            self._connect()
-            release(key, dead)
-        with self._within("begin", self.limits.deadline_s * (1 + len(start.urls))):
-            self._begin(start)
+        for attempt in (1, 2):
+            self._end_context()
+            if not self.process.connected:  # it died in an earlier episode, or of closing it
+                dead, key = self.process, self.key
+                self._connect()
+                release(key, dead)
+            try:
+                with self._within("begin", self.limits.deadline_s * (1 + len(start.urls))):
+                    return self._begin(start)
+            except WorldFault:
+                if attempt == 2 or self.process.connected or self.pages:  # a death of before that shows only now
+                    raise
 
     def _begin(self, start: Start) -> None:
         settings: dict[str, Any] = {
@@ -151,9 +156,8 @@ class ChromiumBackend:
             self.context = self.process.browser.new_context(**settings)
             self.context.set_default_timeout(self._ms)
             self.context.route(self.limits.pattern(), lambda route: route.abort("blockedbyclient"))
-            self.context.on("page", self._new_page)
-            self.context.on("request", self._request)
-            self.context.on("requestfailed", self._failed)
+            for event, handler in {"page": self._new_page, "request": self._request, "requestfailed": self._failed}.items():
+                self.context.on(event, functools.partial(self._if_present, self.context, handler))
             for url in start.urls:
                 if not self.limits.allows(url):
                     raise WorldFault(f"web: {url} is not among the allowed hosts")
@@ -173,7 +177,7 @@ class ChromiumBackend:
             self.page.bring_to_front()  # a tab in the back draws no frames, and waiting for one would take long
 
     def _new_page(self, page: Any) -> None:
-        if len(self.pages) >= MOST_TABS or page.context != self.context:  # of an episode before: its events may come late
+        if len(self.pages) >= MOST_TABS:
             with suppress(Exception):
                 page.close()
             return
@@ -198,8 +202,13 @@ class ChromiumBackend:
             self.pages.remove(page)
             self.front = min(self.front, max(0, len(self.pages) - 1))
 
+    def _if_present(self, context: Any, handler: Callable[[Any], None], event: Any) -> None:
+        """Events of an earlier episode's pages may come late."""
+        if context is self.context:
+            handler(event)
+
     def _request(self, request: Any) -> None:
-        if request.is_navigation_request() and request.frame.parent_frame is None and request.redirected_from is None:
+        if _opens_a_page(request, new_window=False) and request.redirected_from is None:
             self.navigating += 1
 
     def _committed(self, frame: Any) -> None:
@@ -207,10 +216,10 @@ class ChromiumBackend:
             self.arrived += 1
 
     def _failed(self, request: Any) -> None:
-        if request.is_navigation_request() and request.frame.parent_frame is None:
+        if _opens_a_page(request, new_window=False):
             self.arrived += 1
-            if not self.limits.allows(request.url):
-                self.refused = str(request.url)
+        if _opens_a_page(request, new_window=True) and not self.limits.allows(request.url):
+            self.refused = str(request.url)
 
     def _goto(self, url: str) -> None:
         """Open a page; one that goes on loading is left as it is when the time is over."""
@@ -451,6 +460,16 @@ class ChromiumBackend:
                 self.process.server.worlds.pop(self.token, None)
             key, self.key = self.key, None
             release(key, self.process)
+
+
+def _opens_a_page(request: Any, new_window: bool) -> bool:
+    """Whether a request is for a whole page; `new_window` is the answer for one that is still being opened and has no frame."""
+    if not request.is_navigation_request():
+        return False
+    try:
+        return request.frame.parent_frame is None
+    except Exception:
+        return new_window
 
 
 def _dismiss(dialog: Any) -> None:
