@@ -81,8 +81,7 @@ def check_environment(settings: Any) -> Iterator[str]:
         yield f"demonstration: {some}; supervised fine-tuning needs one of every task, RL needs none"
     elif means[SHOWN] <= means[EMPTY]:
         raise ConfigError(
-            f"demonstration: scores {means[SHOWN]:.3f}, the empty answer {means[EMPTY]:.3f}; "
-            "one of play and demonstration is wrong"
+            f"demonstration: scores {means[SHOWN]:.3f}, the empty answer {means[EMPTY]:.3f}; one of play and demonstration is wrong"
         )
     if len({played.reward for many in scores.values() for played in many}) == 1:
         yield "score: the same for all that was tried; RL learns from answers whose scores differ, so try a right one"
@@ -145,8 +144,7 @@ class Contract:
                     )
             if one.end is None:
                 raise ConfigError(
-                    f"{where} was not over after max_turns = {self.max_turns} answers; end it with `return score`, "
-                    "or raise max_turns"
+                    f"{where} was not over after max_turns = {self.max_turns} answers; end it with `return score`, or raise max_turns"
                 )
             if isinstance(one.end.reward, Invalid):
                 raise ConfigError(
@@ -179,9 +177,7 @@ class Contract:
         def policy(prompt: Prompt, number: int, turn: int) -> str:
             given = answer(prompt, self.chosen[number])
             if isinstance(given, Invalid):
-                raise ConfigError(
-                    f"baselines: '{name}' gave task {short(self.chosen[number])} no answer: {given.reason}"
-                )
+                raise ConfigError(f"baselines: '{name}' gave task {short(self.chosen[number])} no answer: {given.reason}")
             return given
 
         return policy

@@ -14,7 +14,7 @@ from ..models.geometry import count
 from .extras import needed
 from .plan.layout import Layout, Work
 from .plan.memory import memory
-from .recipe import LANGUAGE, VIDEO, Recipe, with_vocab
+from .recipe import Recipe, with_vocab
 from .settings.base import Export, OnPolicy
 
 SAVED = {"fp32": 4.0, "bf16": 2.0}  # bytes of a parameter
@@ -76,22 +76,14 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
         yield Check("fail", "layout", str(error))
         return
     copies = recipe.ranks // p.model_size
-    cut = ", ".join(
-        f"{name} {getattr(p, name)}" for name in ("tensor", "pipeline", "context", "expert") if getattr(p, name) > 1
-    )
+    cut = ", ".join(f"{name} {getattr(p, name)}" for name in ("tensor", "pipeline", "context", "expert") if getattr(p, name) > 1)
     ranks = f"{recipe.ranks} rank{'s' if recipe.ranks > 1 else ''}"
-    yield Check(
-        "ok", "layout", f"{ranks}: {cut + ', ' if cut else ''}{copies} cop{'ies' if copies > 1 else 'y'} of the model"
-    )
+    yield Check("ok", "layout", f"{ranks}: {cut + ', ' if cut else ''}{copies} cop{'ies' if copies > 1 else 'y'} of the model")
     for stage in recipe.stages:
         for name in getattr(stage, "even", ()):
             number = getattr(stage, name)
             if number % copies:
-                near = (
-                    f"{number // copies * copies} or {(number // copies + 1) * copies}"
-                    if number >= copies
-                    else str(copies)
-                )
+                near = f"{number // copies * copies} or {(number // copies + 1) * copies}" if number >= copies else str(copies)
                 yield Check(
                     "fail",
                     f"stages.{stage.name}.{name}",
@@ -204,13 +196,7 @@ def alone(recipe: Recipe, folder: Path) -> Any:
     """The job as its only rank would see it; nothing is written."""
     from ..core.mesh import Mesh
     from ..core.run import Run
-    from ..rl.imagination import GridDynamics
     from .job import Job
+    from .worker import model_of
 
-    dynamics = tokenizer = None
-    model = _model(recipe)
-    if recipe.world not in (LANGUAGE, VIDEO):
-        dynamics = GridDynamics.of(recipe.world)
-        tokenizer = dynamics.tokenizer()
-        model = with_vocab(recipe, tokenizer.vocab_size)
-    return Job(recipe, Run(folder, ""), Mesh(0, 1, ParallelConfig()), dynamics, tokenizer, model)  # type: ignore[arg-type]
+    return Job(recipe, Run(folder, ""), Mesh(0, 1, ParallelConfig()), model_of(recipe))

@@ -176,9 +176,7 @@ def _lower(section: dict[str, Any], copies: int) -> None:
                 section[key] = min(value, 512)
             elif key in MOST:
                 section[key] = MOST[key] if key in ALL_IF_ZERO and value == 0 else min(value, MOST[key])
-    if (
-        section.get("epochs") is not None and "steps" in section
-    ):  # of a user's own data: nobody knows how long an epoch is
+    if section.get("epochs") is not None and "steps" in section:  # of a user's own data: nobody knows how long an epoch is
         section |= {"epochs": None, "steps": MOST["steps"]}
     if section.get("schedule") in ("linear", "cosine"):
         section |= {"warmup_steps": min(section["warmup_steps"], 1), "total_steps": 2}
@@ -229,9 +227,7 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
         stage |= {"released": None, **({"steps": MOST["steps"]} if stage.get("match_tokens_of") is None else {})}
 
 
-def _start_folder(
-    stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]
-) -> tuple[ModelConfig, str]:
+def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]) -> tuple[ModelConfig, str]:
     """The model that the stand-in of a start folder has, and in words what stands in for what; the stage names it from now on."""
     from ..models.hub import resolve
     from ..models.stand_in import BYTES, copy_tokenizer, write_byte_tokenizer
@@ -281,9 +277,7 @@ def _lower_video(plain: dict[str, Any], stages: list[dict[str, Any]]) -> None:
         "levels": [8, 6, 5],
         "patch": 2,
     }
-    small["decoder_resnets"] = (
-        2 if video["tokenizer"]["kind"] == "compressive" and not video["tokenizer"]["still"] else 1
-    )
+    small["decoder_resnets"] = 2 if video["tokenizer"]["kind"] == "compressive" and not video["tokenizer"]["still"] else 1
     video["tokenizer"] |= small
     video |= {"horizon": min(video["horizon"], 2), "context_reach": min(video["context_reach"], 4)}
     if any(stage["kind"] == "video-data" and stage["shards"] is None for stage in stages):

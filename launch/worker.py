@@ -115,7 +115,7 @@ def check_stages(stages: list[Any], job: Any) -> None:
             check(stage, job)
 
 
-def _model(recipe: Recipe) -> ModelConfig:
+def model_of(recipe: Recipe) -> ModelConfig:
     """The model, with the vocabulary of worlds whose tokens are given; others ask their start or their data."""
     if recipe.video is not None:
         return with_vocab(recipe, recipe.video.layout.vocab)
@@ -140,7 +140,7 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     if not torch.cuda.is_available():
         shim.install()
     setup.start_process_group(recipe.parallel.timeout_minutes)
-    job = Job(recipe, run, Mesh(rank, ranks, recipe.parallel), _model(recipe))
+    job = Job(recipe, run, Mesh(rank, ranks, recipe.parallel), model_of(recipe))
     job.listen()
     health.Heartbeat(path / "logs" / f"rank-{rank}.alive.json", lambda: leases.holds(path, run.token)).start()
     if int(os.environ["LOCAL_WORLD_SIZE"]) < ranks:

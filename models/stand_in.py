@@ -24,9 +24,7 @@ def write_byte_tokenizer(folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     make_folder(folder)
-    fast = Tokenizer(
-        models.BPE(vocab={piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
-    )
+    fast = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
     fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     fast.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in SPECIALS])
@@ -37,9 +35,7 @@ def write_byte_tokenizer(folder: Path) -> None:
         "chat_template": CHAT,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}), encoding="utf-8"
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}), encoding="utf-8")
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -63,9 +59,7 @@ def write_weights(config: ModelConfig, folder: Path, seed: int = 0) -> None:
         "bos_token_id": None,
         "eos_token_id": None,
     }  # the family's own lie outside a small vocabulary
-    theirs = AutoConfig.for_model(
-        told.pop("model_type"), **{k: v for k, v in told.items() if k not in ("torch_dtype", "dtype")}
-    )
+    theirs = AutoConfig.for_model(told.pop("model_type"), **{k: v for k, v in told.items() if k not in ("torch_dtype", "dtype")})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(theirs, dtype=torch.float32).save_pretrained(folder)

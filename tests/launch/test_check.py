@@ -135,7 +135,10 @@ def failures(config: recipe.Recipe, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["stages.rl.prompts_per_step=6", "ranks=4"], "stages.rl.prompts_per_step: 6 does not divide over the 4 data ranks -> set it to 4 or 8"),
+        (
+            ["stages.rl.prompts_per_step=6", "ranks=4"],
+            "stages.rl.prompts_per_step: 6 does not divide over the 4 data ranks -> set it to 4 or 8",
+        ),
         (["parallel.tensor=2"], "layout: parallel: tensor 2 x pipeline 1 x context 1 does not divide the 1 ranks"),
         (["parallel.pipeline=2", "ranks=2"], "layout: parallel.pipeline: pipeline 2 x virtual_pipeline 1 does not divide the 1 layers"),
         (["stages.start.folder=no/such"], "stages.start: stages: start.folder: no/such: neither a folder nor a pinned hub id"),
@@ -161,7 +164,7 @@ def test_the_first_episode_is_shown_as_the_model_reads_it(tmp_path: Path) -> Non
     assert (shown.prompt, shown.prompt_tokens) == ("System:\nEcho.\nUser:\na\nAgent:\n", 29)
     assert shown.turns == 2 and isinstance(shown.reward, float) and shown.how == "at random, as fresh weights do"
     small = recipe.load(str(CASES / "own-env.yaml"), ("model.max_positions=16",))
-    with pytest.raises(ConfigError, match="exceed model.max_positions = 16"):
+    with pytest.raises(ConfigError, match=r"exceed model\.max_positions = 16"):
         preview(small, alone(small, tmp_path))
 
 
