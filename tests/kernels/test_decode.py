@@ -1,30 +1,22 @@
-"""Runs decode_cases.py: under Triton's interpreter in a process of its own, compiled on a GPU."""
+"""Runs decode_cases.py: under Triton's interpreter (conftest.py starts it), compiled on a GPU."""
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-CASES = Path(__file__).with_name("decode_cases.py")
+from terrella.tests.kernels.conftest import cases
 
 
-def run_cases(environment: dict[str, str], limit: int) -> None:
-    command = [sys.executable, "-m", "pytest", str(CASES), "-q", "-x", "--import-mode=importlib", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=limit)
+def test_cached_attention_and_sampling_through_the_interpreter(outcome_of) -> None:
+    done = outcome_of("test_decode.py")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-
-
-def test_cached_attention_and_sampling_through_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    run_cases({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, 1000)
+    assert " passed" in done.stdout and " failed" not in done.stdout
 
 
 @pytest.mark.gpu
 def test_cached_attention_and_sampling_on_the_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    run_cases({}, 1000)
+    done = subprocess.run(cases("decode_cases.py"), capture_output=True, text=True, timeout=1000)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,31 +1,22 @@
-"""Runs triton_cases.py: under Triton's interpreter in a process of its own, so that no other test sees it; compiled on a GPU."""
+"""Runs triton_cases.py: under Triton's interpreter (conftest.py starts it), compiled on a GPU."""
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-CASES = Path(__file__).with_name("triton_cases.py")
+from terrella.tests.kernels.conftest import cases
 
 
-def run_cases(environment: dict[str, str], limit: int) -> str:
-    command = [sys.executable, "-m", "pytest", str(CASES), "-q", "-x", "--import-mode=importlib", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=limit)
+def test_kernels_through_the_interpreter(outcome_of) -> None:
+    done = outcome_of("test_triton.py")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout
-
-
-def test_kernels_through_the_interpreter():
-    pytest.importorskip("triton")
-    out = run_cases({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, 1000)
-    assert " passed" in out and " failed" not in out
+    assert " passed" in done.stdout and " failed" not in done.stdout
 
 
 @pytest.mark.gpu
-def test_kernels_on_the_gpu():
+def test_kernels_on_the_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    assert " passed" in run_cases({}, 1000)
+    done = subprocess.run(cases("triton_cases.py"), capture_output=True, text=True, timeout=1000)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
