@@ -94,10 +94,10 @@ def rows_of(run: Path, bench: str, command: str, run_id: str | None = None) -> l
         recorder.add(whole, called.get(stage, stage), metric, statistics.median(values), unit, cuts[0], cuts[3])
     for metric, stage, step, mean in curves.curves(run):
         recorder.add(f"{whole}{curves.MARK}{metric}", called.get(stage, stage), str(step), mean, SCORE)
-    for stage, told in outcomes(run):
-        if "time/stage_s" in told:
-            recorder.add(whole, called.get(stage, stage), "stage", float(told["time/stage_s"]), "s")
-        for name, cell in told.items():
+    for stage, outcome in outcomes(run):
+        if "time/stage_s" in outcome:
+            recorder.add(whole, called.get(stage, stage), "stage", float(outcome["time/stage_s"]), "s")
+        for name, cell in outcome.items():
             arms, _, metric = name.partition("/")
             if " minus " in arms and isinstance(cell, dict):  # paired differences stand in no table
                 recorder.add(whole, arms, metric, cell["value"], SCORE_WITH_INTERVAL, cell["low"], cell["high"])

@@ -67,8 +67,8 @@ def commit_id(root: Path | None = None) -> str:
 
 def command_line(start: str, words: list[str]) -> str:
     """The command of a row, as one would type it; where files lay on the machine is of no use to a reader."""
-    told = re.sub(r" --(out|logs|kernels) \S+", "", f"{start} {shlex.join(words)}".strip())
-    return re.sub(r" (--\S+) /\S+", r" \1 FOLDER", told)
+    shown = re.sub(r" --(out|logs|kernels) \S+", "", f"{start} {shlex.join(words)}".strip())
+    return re.sub(r" (--\S+) /\S+", r" \1 FOLDER", shown)
 
 
 class Recorder:

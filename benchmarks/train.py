@@ -223,8 +223,8 @@ def main() -> None:
     children = []
     for number, work in enumerate(works):
         te = args.te if IMPLEMENTATIONS[work.impl].get("needs") == "transformer_engine" else None
-        told = [*words, f"{work.impl}|{work.regime}|{work.case}"]
-        children.append(Child(__spec__.name, told, logs / f"{number}.log", te, watch_memory=False))
+        arguments = [*words, f"{work.impl}|{work.regime}|{work.case}"]
+        children.append(Child(__spec__.name, arguments, logs / f"{number}.log", te, watch_memory=False))
     for place, (work, one) in enumerate(zip(works, children, strict=True)):
         for following in children[place : place + 2]:
             following.start()  # while one is timed the next only imports

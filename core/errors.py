@@ -69,8 +69,8 @@ class ProgramError(TerrellaError):
 
 def passing(error: BaseException) -> bool:
     """Whether another start may well not meet an error: a lost peer, a broken connection, memory or a device that gave out."""
-    told = re.search(r"connection|gloo|nccl|cuda error|out of memory|timed? ?out|socket|broken pipe", str(error), re.IGNORECASE)
-    return isinstance(error, OSError | MemoryError | EOFError) or (isinstance(error, RuntimeError) and told is not None)
+    match = re.search(r"connection|gloo|nccl|cuda error|out of memory|timed? ?out|socket|broken pipe", str(error), re.IGNORECASE)
+    return isinstance(error, OSError | MemoryError | EOFError) or (isinstance(error, RuntimeError) and match is not None)
 
 
 def describe_error(error: BaseException) -> str:

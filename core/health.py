@@ -184,9 +184,9 @@ def links(size_mib: int | None = None) -> Check:
     if cuda:
         torch.cuda.synchronize()
     ranks = dist.get_world_size()
-    mine = 3 * 2 * (ranks - 1) / ranks * size / (time.monotonic() - begun)
+    bandwidth = 3 * 2 * (ranks - 1) / ranks * size / (time.monotonic() - begun)
     speeds: list[float] = [0.0] * ranks
-    dist.all_gather_object(speeds, mine)
+    dist.all_gather_object(speeds, bandwidth)
     typical = sorted(speeds)[ranks // 2]
     slow = [rank for rank, speed in enumerate(speeds) if speed < SLOW_LINK * typical]
     text = f"all-reduce over {ranks} ranks: {typical / 1e9:.2f} GB/s bus bandwidth"

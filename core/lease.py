@@ -86,8 +86,8 @@ def scheduler_start() -> tuple[str, int] | None:
 
 
 def _superseded(holder: dict) -> bool:
-    mine = scheduler_start()
-    return mine is not None and holder.get("job") == mine[0] and holder.get("restart", 0) < mine[1]
+    start = scheduler_start()
+    return start is not None and holder.get("job") == start[0] and holder.get("restart", 0) < start[1]
 
 
 class Lease:

@@ -196,9 +196,9 @@ def _require_equal(stored: Path, config: Any) -> None:
         raise ConfigError(f"{stored}: cannot be read ({str(error).splitlines()[0]}); choose another --run folder") from error
     found = schema.differences(plain, config)
     if found:
-        told = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, old, new in found[:SHOWN])
+        changes = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, old, new in found[:SHOWN])
         more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise ConfigError(
-            f"{stored}: this run was started with other settings ({told}{more}); "
+            f"{stored}: this run was started with other settings ({changes}{more}); "
             "choose another --run folder, or give the old settings to resume it"
         )

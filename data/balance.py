@@ -46,10 +46,10 @@ def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int =
     if mesh.data_size == each == 1:
         return Spread(pack(rows, budget=budget, pad=False), mesh, (len(rows),))
     used = {name for row in rows for name in FIELDS if getattr(row, name) is not None}
-    told = mesh.gather(([len(row.ids) - 1 for row in rows], used))
-    counts = tuple(len(sizes) for sizes, _ in told)
-    names = sorted(set().union(*(more for _, more in told)))
-    plan = plan_ranks(np.array([n for sizes, _ in told for n in sizes]), ranks=mesh.data_size, budget=budget, hidden=hidden, each=each)
+    gathered = mesh.gather(([len(row.ids) - 1 for row in rows], used))
+    counts = tuple(len(sizes) for sizes, _ in gathered)
+    names = sorted(set().union(*(more for _, more in gathered)))
+    plan = plan_ranks(np.array([n for sizes, _ in gathered for n in sizes]), ranks=mesh.data_size, budget=budget, hidden=hidden, each=each)
     first = sum(counts[: mesh.data_rank])
     own = range(first, first + len(rows))
     parts = [{int(i): rows[int(i) - first] for chosen in share for i in chosen if int(i) in own} for share in plan]

@@ -188,8 +188,8 @@ def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 20
         heapq.heappush(loads, (load + float(cost_S[which]), rank))
     plans = []
     for share in shares:
-        mine = np.array(sorted(share), dtype=np.int64)
-        plans.append([mine[chosen] for chosen in plan_batches(sizes_S[mine], budget)] if len(mine) else [])
+        share_S = np.array(sorted(share), dtype=np.int64)
+        plans.append([share_S[chosen] for chosen in plan_batches(sizes_S[share_S], budget)] if len(share_S) else [])
     wanted = -(-max(map(len, plans)) // each) * each
     for bins in plans:
         while len(bins) < wanted:

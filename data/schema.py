@@ -53,14 +53,19 @@ class Kind:
 
     def describe(self) -> dict[str, Any]:
         """The kind as JSON, for the dataset's card."""
-        told = {}
+        described = {}
         for name, m in self.members.items():
-            told[name] = {
+            described[name] = {
                 "required": m.required,
                 **({"schema": m.schema} if m.schema else {}),
                 **({"dtype": list(m.dtype)} if m.dtype else {}),
             }
-        return {"$schema": "https://json-schema.org/draft/2020-12/schema", "kind": self.name, "members": told, "one_of": list(self.one_of)}
+        return {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "kind": self.name,
+            "members": described,
+            "one_of": list(self.one_of),
+        }
 
 
 _MESSAGES = {
@@ -305,14 +310,16 @@ def _check_together(kind: Kind, sample: dict[str, Any], wrong: Any) -> None:
     if roles is not None and tokens is None:
         raise wrong("tokens.npy", "missing; there are roles")
     if kind.name == VIDEO_TOKENS and tokens is not None:
-        told = sum(part["tokens"] for part in sample["meta.json"]["layout"])
-        if tokens.shape[-1] != told:
-            raise wrong("tokens.npy", f"{tokens.shape[-1]} tokens a row, the layout in meta.json says {told}")
+        expected = sum(part["tokens"] for part in sample["meta.json"]["layout"])
+        if tokens.shape[-1] != expected:
+            raise wrong("tokens.npy", f"{tokens.shape[-1]} tokens a row, the layout in meta.json says {expected}")
     if kind.name == VIDEO and "frames.mp4" not in sample:
         meta = sample["meta.json"]
         pictures = sum(1 for f in sample if f.endswith((".png", ".jpg", ".webp")))
         if pictures != meta["frames"] * len(meta["views"]):
-            raise wrong("meta.json", f"{meta['frames']} frames of {len(meta['views'])} views told, {pictures} pictures found")
+            raise wrong(
+                "meta.json", f"{meta['frames']} frames of {len(meta['views'])} views are stated, the sample has {pictures} pictures"
+            )
 
 
 def _is(value: Any, name: str) -> bool:

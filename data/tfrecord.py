@@ -71,8 +71,8 @@ def read_records(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
             where = f"{number} after byte {start}"
             if len(head) < 12:
                 raise ShardError("the file ends inside a record's header", shard=str(path), sample=where)
-            size, told = struct.unpack("<QI", head)
-            if masked(crc32c(head[:8])) != told:
+            size, stated = struct.unpack("<QI", head)
+            if masked(crc32c(head[:8])) != stated:
                 raise ShardError("the checksum of a length differs: not a TFRecord file, or damaged", shard=str(path), sample=where)
             body = stream.read(size + 4)
             if len(body) < size + 4:

@@ -80,7 +80,7 @@ def _batched(x: torch.Tensor, rows: torch.Tensor | None, count: int, length: int
 def _row_by_row(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
     """The sampler's own kernel with every token as a row of its own: the same bits as when the token was sampled."""
     if layout.k_order_S is not None:
-        raise ConfigError("batch_invariant: does not go with parallel.context > 1")
+        raise ConfigError("batch_invariant: cannot be combined with parallel.context > 1")
     first_N, document_T = layout.cu_q.long(), layout.document_T.long()
     pages_N = (first_N.diff() + PAGE - 1) // PAGE
     begin_N = pages_N.cumsum(0) - pages_N

@@ -104,7 +104,7 @@ class GPTBuilder:
         if not te.available():
             raise ConfigError("precision.layers: 'te' needs TransformerEngine and a GPU")
         if self.lora is not None:
-            raise ConfigError("precision.layers: 'te' does not go with adapters (lora); use ours")
+            raise ConfigError("precision.layers: 'te' cannot be combined with adapters (lora); use ours")
         return True
 
     def adam(self, *args: Any, **options: Any) -> None:

@@ -49,8 +49,8 @@ class Question:
             raise ValueError("reward: f1 is of web pages; text games have binary and task_specific")
         if not self.row:
             raise ValueError("data: this row holds an answer to imitate but no state, so nothing can be judged by it")
-        told = text_game.judge(response, text_game.Transition.from_row(self.row), kind, mode)
-        return told.reward, told.reason
+        verdict = text_game.judge(response, text_game.Transition.from_row(self.row), kind, mode)
+        return verdict.reward, verdict.reason
 
 
 def read_pair(sample: dict[str, Any]) -> Question:

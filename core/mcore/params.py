@@ -109,9 +109,9 @@ def gather(parameters: list[NamedParameter], tensors: list[torch.Tensor]) -> Ite
     tensor_group = state.get_tensor_model_parallel_group()
     group = dist.group.WORLD if state.get_expert_model_parallel_world_size() > 1 else state.get_pipeline_model_parallel_group()
     ranks = dist.get_process_group_ranks(group)
-    mine = {p.name: (p, tensor) for p, tensor in zip(parameters, tensors, strict=True) if not p.tied_copy}
+    held = {p.name: (p, tensor) for p, tensor in zip(parameters, tensors, strict=True) if not p.tied_copy}
     listings: list = [None] * len(ranks)
-    dist.all_gather_object(listings, [(n, p.shard.full_shape(t.shape), t.dtype) for n, (p, t) in mine.items()], group=group)
+    dist.all_gather_object(listings, [(n, p.shard.full_shape(t.shape), t.dtype) for n, (p, t) in held.items()], group=group)
     owners: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
     for rank, listing in zip(ranks, listings, strict=True):
         for name, shape, dtype in listing:
@@ -120,8 +120,8 @@ def gather(parameters: list[NamedParameter], tensors: list[torch.Tensor]) -> Ite
     for name in sorted(owners, key=_natural):
         owner, shape, dtype = owners[name]
         full = None
-        if name in mine:
-            p, tensor = mine[name]
+        if name in held:
+            p, tensor = held[name]
             part = tensor.detach().contiguous()
             if p.shard.size > 1:
                 parts = [torch.empty_like(part) for _ in range(p.shard.size)]

@@ -164,8 +164,8 @@ def _account(item: Item, members: list[tuple[str, bytes]], problem: str | None, 
         report.counts[flag] = report.counts.get(flag, 0) + 1
     if writer is not None:
         # the report is copied: a shard's cursor must say how things stood at its last sample
-        told = {k: _copied(v) for k, v in report.__dict__.items()}
-        writer.write_encoded(members, key=key, cursor={"at": item.cursor, "report": told})
+        counts = {k: _copied(v) for k, v in report.__dict__.items()}
+        writer.write_encoded(members, key=key, cursor={"at": item.cursor, "report": counts})
 
 
 def _copied(value: Any) -> Any:

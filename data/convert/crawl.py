@@ -26,8 +26,8 @@ _NESTED_QUOTES = re.compile(r"""(\{[\w.]+)\["(\w+)"\]""")  # f"{self.properties[
 
 def gold_actions(playthrough: str) -> list[str]:
     """The actions of a playthrough: lines that begin with ">"."""
-    told = [line[1:].strip() for line in playthrough.splitlines() if line.startswith(">")]
-    return [action for action in told if action not in ("", "help")]
+    commands = [line[1:].strip() for line in playthrough.splitlines() if line.startswith(">")]
+    return [action for action in commands if action not in ("", "help")]
 
 
 def ordered_actions(possible: Iterable[str], gold: str) -> list[str]:
@@ -127,12 +127,12 @@ def read(
         name = path.stem
         if name < at[0]:
             continue
-        told = source / "data" / "playthroughs" / f"{name}-playthrough.txt"
-        if not told.is_file():
+        walkthrough = source / "data" / "playthroughs" / f"{name}-playthrough.txt"
+        if not walkthrough.is_file():
             yield Item([name, -1], dropped="no playthrough", where=name, done=(number + 1) / len(files))
             continue
         done, last = number / len(files), -1
-        for row in _rows(path, gold_actions(told.read_text(encoding="utf-8"))):
+        for row in _rows(path, gold_actions(walkthrough.read_text(encoding="utf-8"))):
             if isinstance(row, str):
                 kept = f"after {last + 1} transitions, which are kept" if last >= 0 else "before its first transition"
                 yield Item([name, last], dropped="the game failed", where=f"{path.name}: {row}, {kept}", done=done)

@@ -33,8 +33,8 @@ def episode_sample(
             raise ValueError(f"view {name} is {clip.dtype}, the first view is {first.dtype}")
     if actions is not None and len(actions) != len(first):
         raise ValueError(f"{len(actions)} actions for {len(first)} frames")
-    told = {"schema": VIDEO, "frames": len(first), "shape": list(first.shape[1:]), "dtype": first.dtype.name, "views": list(views), **meta}
-    sample: dict[str, Any] = {"meta.json": told}
+    about = {"schema": VIDEO, "frames": len(first), "shape": list(first.shape[1:]), "dtype": first.dtype.name, "views": list(views), **meta}
+    sample: dict[str, Any] = {"meta.json": about}
     pictures = [picture for clip in views.values() for picture in clip.astype(np.uint8)]
     # PNG is left to the writer, which may encode in other processes
     sample |= {f"frames.{i:04d}.{frames}": p if frames == "png" else encode_picture(p, frames) for i, p in enumerate(pictures)}

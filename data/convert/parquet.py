@@ -62,10 +62,10 @@ def read_rlvr(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
         if not isinstance(truth, str) or not truth:
             yield Item(here, dropped="no ground truth", where=where, done=done)
             continue
-        told = row.get("extra_info") or {}
-        extra: dict[str, Any] = {"schema": PAIR, "source": row.get("data_source"), "split": told.get("split"), "index": told.get("index")}
-        if isinstance(told.get("data_state"), str):
-            extra |= {"state": _json_or_text(told["data_state"]), "action": told.get("data_action")}
+        info = row.get("extra_info") or {}
+        extra: dict[str, Any] = {"schema": PAIR, "source": row.get("data_source"), "split": info.get("split"), "index": info.get("index")}
+        if isinstance(info.get("data_state"), str):
+            extra |= {"state": _json_or_text(info["data_state"]), "action": info.get("data_action")}
         for name in ("task_id", "step_idx", "previous_actions", "answer"):
             if row.get(name) is not None:
                 extra[name] = row[name]

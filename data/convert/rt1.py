@@ -46,9 +46,9 @@ def episode(features: dict[str, Feature], image: str = "image") -> dict[str, Any
     sample: dict[str, Any] = {"meta.json": {**meta, "source": "rt1"}}
     sample |= {f"frames.{i:04d}.{suffix}": frame for i, frame in enumerate(frames)}
     sample["actions.npy"] = np.concatenate(columns, axis=1)
-    told = features.get(INSTRUCTION)
-    if isinstance(told, list) and told:
-        sample["instruction.txt"] = told[0].decode("utf-8")
+    given = features.get(INSTRUCTION)
+    if isinstance(given, list) and given:
+        sample["instruction.txt"] = given[0].decode("utf-8")
     return sample
 
 

@@ -72,10 +72,10 @@ class Prompts:
     @classmethod
     def from_files(cls, rules: Path, examples: Path) -> Prompts:
         """From the rule files and the examples file of the public release."""
-        told = _load(examples)
-        if "full" not in told or not {"action", "tick"} <= set(told["full"]):
+        loaded = _load(examples)
+        if "full" not in loaded or not {"action", "tick"} <= set(loaded["full"]):
             raise ConfigError(f"{examples}: expected full.action and full.tick, the two worked examples")
-        return cls({name: _load(rules / f"{name}_rules.json") for name in ("object", "action", "score")}, told["full"])
+        return cls({name: _load(rules / f"{name}_rules.json") for name in ("object", "action", "score")}, loaded["full"])
 
     def _rules(self, game: str, task: str) -> str:
         if game not in self.objects or game not in self.actions or game not in self.scores:

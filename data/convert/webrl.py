@@ -131,13 +131,13 @@ def _trace_items(path: Path, actions: Path, replay: str, done: float) -> Iterato
     def dropped(reason: str) -> Item:
         return Item(f"{task}:-1", dropped=reason, where=path.name, done=done)
 
-    told = actions / f"{task}.json"
-    if not told.is_file():
+    actions_file = actions / f"{task}.json"
+    if not actions_file.is_file():
         yield dropped("no actions file: the score is not known")
         return
     try:
         steps = [json.loads(line) for _, line in json_lines(path.read_text(encoding="utf-8"))]
-        score = float(json.loads(told.read_text(encoding="utf-8"))["score"])
+        score = float(json.loads(actions_file.read_text(encoding="utf-8"))["score"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         yield dropped(f"not readable: {type(error).__name__}")
         return

@@ -67,10 +67,10 @@ class Shard:
         """A decoded sample: its fields, and its key under "__key__"."""
         data, check = self.data, self.check
         out: dict[str, Any] = {"__key__": self.keys[i]}
-        for field, start, stop, told in self._members[self._first[i] : self._first[i + 1]]:
+        for field, start, stop, stated in self._members[self._first[i] : self._first[i + 1]]:
             part = data[start:stop]
             name, decode = self._fields[field]
-            if check and _sum(part) != told:
+            if check and _sum(part) != stated:
                 raise ShardError(
                     "checksum differs: the bytes changed since they were written", shard=self.path, sample=self.keys[i], field=name
                 )
@@ -223,7 +223,7 @@ def quarantined_keys(path: str) -> frozenset[str]:
     if not store.exists(beside):
         return frozenset()
     try:
-        told = json.loads(store.read_bytes(beside))["samples"]
-        return frozenset(str(entry["sample"]) for entry in told if entry["shard"] == store.base_name(path))
+        entries = json.loads(store.read_bytes(beside))["samples"]
+        return frozenset(str(entry["sample"]) for entry in entries if entry["shard"] == store.base_name(path))
     except (ValueError, KeyError, TypeError) as error:
         raise ShardError(f"not a list of samples set aside ({error}); delete it and run `terrella shards verify`", shard=beside) from error

@@ -35,9 +35,9 @@ class ReaderState:
 
     @classmethod
     def from_json(cls, text: str) -> ReaderState:
-        told = json.loads(text)
-        ahead = [p for first, count in told["ahead"] for p in range(first, first + count)]
-        return cls(told["identity"], told["position"], tuple(ahead))
+        saved = json.loads(text)
+        ahead = [p for first, count in saved["ahead"] for p in range(first, first + count)]
+        return cls(saved["identity"], saved["position"], tuple(ahead))
 
     def consumed(self) -> int:
         """How many samples have been taken, over all epochs."""
@@ -68,8 +68,8 @@ class Reader:
         if not 0 <= rank < ranks:
             raise ConfigError(f"rank {rank} of {ranks} ranks: the rank must be in 0..{ranks - 1}")
         self.rank, self.ranks, self.workers, self.transform, self.epochs = rank, ranks, workers, transform, epochs
-        told = "\n".join([*(s.fingerprint for s in self.sets), self.order.identity()])
-        self.identity = xxhash.xxh3_128_hexdigest(told.encode())
+        parts = "\n".join([*(s.fingerprint for s in self.sets), self.order.identity()])
+        self.identity = xxhash.xxh3_128_hexdigest(parts.encode())
         self._ends = np.cumsum([len(s) for s in self.sets])
         if isinstance(state, str):
             state = ReaderState.from_json(state)

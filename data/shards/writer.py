@@ -66,15 +66,15 @@ class ShardWriter:
 
     def _clean_and_count(self, resume: bool) -> None:
         names = set(store.list_names(self.folder))
-        mine = sorted(n for n in names if n.startswith(self.prefix + "-") and n.endswith(".tar"))
-        if mine and not resume:
-            raise ConfigError(f"{self.folder} already holds {mine[0]}; resume, or choose an empty folder")
+        existing = sorted(n for n in names if n.startswith(self.prefix + "-") and n.endswith(".tar"))
+        if existing and not resume:
+            raise ConfigError(f"{self.folder} already holds {existing[0]}; resume, or choose an empty folder")
         for name in names:
             torn = name.startswith(f".{self.prefix}-") and name.endswith(".tmp")
             orphan = name.startswith(self.prefix + "-") and name.endswith(".index") and name[: -len(".index")] + ".tar" not in names
             if torn or orphan:
                 store.remove(store.join(self.folder, name))
-        for number, name in enumerate(mine):
+        for number, name in enumerate(existing):
             if name != f"{self.prefix}-{number:06d}.tar":
                 raise ShardError(f"expected {self.prefix}-{number:06d}.tar here: a shard in the middle is missing", shard=name)
             index = load_index(store.join(self.folder, name))

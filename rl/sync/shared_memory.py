@@ -53,9 +53,9 @@ def open_shared(handle: dict[str, Any]) -> torch.Tensor:
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     device = torch.cuda.current_device()
-    mine = str(torch.cuda.get_device_properties(device).uuid)
-    if mine != handle["gpu"]:
-        raise ConfigError(f"sampler.transport: ipc needs trainer and sampler on one GPU; the trainer is on {handle['gpu']}, vllm on {mine}")
+    here = str(torch.cuda.get_device_properties(device).uuid)
+    if here != handle["gpu"]:
+        raise ConfigError(f"sampler.transport: ipc needs trainer and sampler on one GPU; the trainer is on {handle['gpu']}, vllm on {here}")
     memory, size_bytes, offset_bytes, counter, counter_offset, event, sync = map(_decode, handle["storage"])
     return rebuild_cuda_tensor(
         torch.Tensor,

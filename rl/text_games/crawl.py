@@ -53,15 +53,15 @@ def transition(game: Game, state: State, action: str, last: str, state_id: int) 
     """The row of one action in one state."""
     current, score = game.snapshot(state, "", last), game.score(state)
     after = state.copy()
-    told = game.act(after, action)
-    acted = game.snapshot(after, told, action)
+    message = game.act(after, action)
+    acted = game.snapshot(after, message, action)
     game.tick(after)
     return {
         "game": game.name,
         "state_id": state_id,
         "current_state": current,
         "action_state": acted,
-        "tick_state": game.snapshot(after, told, action),
+        "tick_state": game.snapshot(after, message, action),
         "current_score_state": score,
         "next_score_state": game.score(after),
     }

@@ -101,8 +101,8 @@ def breakdown(rows: Sequence[Row], model: Model, mode: Mode, by: str) -> dict[st
     key: Callable[[Judged], str] = lambda j: getattr(j, by)  # noqa: E731
     lines = [_with_copy("no change", "baseline", base, base)]
     for name in sorted({key(j) for j in base}):
-        mine = [j for j in valid(model.judged) if key(j) == name]
-        lines.append(_with_copy(name, model.kind, mine, [j for j in base if key(j) == name]))
+        of_group = [j for j in valid(model.judged) if key(j) == name]
+        lines.append(_with_copy(name, model.kind, of_group, [j for j in base if key(j) == name]))
     lines.append(_with_copy("true difference", "ceiling", ceiling, base))
     return {
         "title": f"{model.name} by {by} ({mode})",

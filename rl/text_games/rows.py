@@ -47,14 +47,14 @@ STATES = ("current_state", "action_state", "tick_state")
 
 
 def row_faults(row: Any) -> list[str]:
-    """Everything that makes a row no transition, empty for a good one: the schema, uuids that stand twice or are not below `max_UUID`."""
+    """Everything that makes a row no transition, empty for a good one: the schema, uuids that appear twice or are not below `max_UUID`."""
     found = violations(row, ROW)
     if found:
         return found
     for key in STATES:
         uuids = [o["uuid"] for o in row[key]["objects"]]
         if len(set(uuids)) != len(uuids):
-            found.append(f"{key}: a uuid stands twice")
+            found.append(f"{key}: a uuid appears twice")
         if max(uuids) >= row[key]["max_UUID"]:
             found.append(f"{key}: uuid {max(uuids)} is not below max_UUID {row[key]['max_UUID']}")
     return found

@@ -81,7 +81,7 @@ class Teacher:
         known: dict[str, str] = {}
         if record.exists():
             lines = record.read_text(encoding="utf-8").split("\n")
-            known = {told["id"]: told["response"] for told in map(json.loads, lines[:-1])}  # a torn last line has no end
+            known = {row["id"]: row["response"] for row in map(json.loads, lines[:-1])}  # a torn last line has no end
             record.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
         ids = [hashlib.sha256(f"{self.model}\n{self.system}\n{prompt}".encode()).hexdigest()[:32] for prompt in prompts]
         with record.open("a", encoding="utf-8") as file:

@@ -57,8 +57,8 @@ def play(plan: EpisodePlan, policy_seed: int | None = None) -> tuple[np.ndarray,
 def encoded_episode(plan: EpisodePlan) -> list[tuple[str, bytes]]:
     """An episode as the members of a sample."""
     frames, actions, success = play(plan)
-    told = {"source": "tabletop", "task": plan.task, "policy": plan.policy, "seed": plan.seed, "success": success}
-    return encode_sample(episode_sample({"image": frames}, actions, TASKS[plan.task], **told))
+    about = {"source": "tabletop", "task": plan.task, "policy": plan.policy, "seed": plan.seed, "success": success}
+    return encode_sample(episode_sample({"image": frames}, actions, TASKS[plan.task], **about))
 
 
 def plans(

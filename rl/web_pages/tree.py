@@ -30,8 +30,8 @@ class Node:
     @property
     def line(self) -> str:
         """The node as an item of an answer, without its depth."""
-        told = " ".join(f"{key}: {value}" for key, value in self.properties)
-        return f"[{self.id}] {self.role} {self.name!r}" + (f" {told}" if told else "")
+        properties = " ".join(f"{key}: {value}" for key, value in self.properties)
+        return f"[{self.id}] {self.role} {self.name!r}" + (f" {properties}" if properties else "")
 
     @property
     def content(self) -> tuple[str, str, tuple[tuple[str, str], ...]]:
@@ -73,7 +73,7 @@ def parse_tree(text: str) -> list[Node]:
         except BadTree as error:
             raise BadTree(f"line {number}: {error}") from error
         if node.id in seen:
-            raise BadTree(f"line {number}: id {node.id} stands twice")
+            raise BadTree(f"line {number}: id {node.id} appears twice")
         if node.depth > (nodes[-1].depth + 1 if nodes else 0):
             raise BadTree(f"line {number}: depth {node.depth} has no parent")
         seen.add(node.id)

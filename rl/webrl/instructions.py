@@ -76,11 +76,11 @@ def written(
     sites = sorted({t.site for t in failed if t.site in starts})
     each = -(-count // max(len(sites), 1))
     for site in sites:
-        mine = [t.intent for t in failed if t.site == site]
-        shown = rng.sample(mine, min(SEEDS, len(mine)))
+        of_site = [t.intent for t in failed if t.site == site]
+        shown = rng.sample(of_site, min(SEEDS, len(of_site)))
         listed = "\n".join(f"- `{task}`" for task in shown)
         for text in backticked(api.ask(WRITE.format(site=site, tasks=listed, count=each), temperature=1.0)):
-            if text not in mine and text not in found:
+            if text not in of_site and text not in found:
                 found[text] = open_task(starts[site], text, f"{MADE}{fold(seed, len(found)) % 10**9}")
     return list(found.values())[:count]
 

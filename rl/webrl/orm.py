@@ -31,8 +31,8 @@ def noted(step: WebStep) -> str:
     if found is None or NOTE in step.response:
         return step.response
     tag = re.search(rf'<[a-z0-9]+ id="{found[1]}"([^>]*)>', step.html)
-    told = dict(re.findall(r'([a-z-]+)="([^"]*)"', tag[1])) if tag else {}
-    name = next((told[key] for key in _NAMES if told.get(key)), "")
+    attributes = dict(re.findall(r'([a-z-]+)="([^"]*)"', tag[1])) if tag else {}
+    name = next((attributes[key] for key in _NAMES if attributes.get(key)), "")
     return f"{NOTE}{name}\n{step.response}" if name else step.response
 
 

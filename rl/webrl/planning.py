@@ -182,8 +182,8 @@ class Planner:
                 frontier = [(s, c) for s, c in zip(onward, self._propose(onward, turn, depth), strict=True) if c and c[0].action]
         found: list[tuple[Candidate, PredictedPage | None] | None] = []
         for root, _ in open_:
-            told = best.get(_name(root))
-            found.append((told[1], None if told[1].over else told[2]) if told else None)
+            chosen = best.get(_name(root))
+            found.append((chosen[1], None if chosen[1].over else chosen[2]) if chosen else None)
         return found
 
     def _expand(self, frontier: Sequence[tuple[Imagined, list[Candidate]]]) -> list[Imagined]:

@@ -68,11 +68,11 @@ class Prompter:
 
     def round(self, intent: str, answers: Sequence[Sequence[int]], page: str) -> tuple[tuple[int, ...], int]:
         """The prompt of round len(answers). Where the history alone is too long its oldest rounds are left out."""
-        encode, told = self.tokenizer.encode, harmless(intent)
+        encode, task = self.tokenizer.encode, harmless(intent)
         begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        begin += encode(f"Task Instruction: {told}\n\n")
+        begin += encode(f"Task Instruction: {task}\n\n")
         rounds = [
-            [*encode(f"Round {k}\n\n{USER}\n{told if k == 0 else PAGE}\n\n{ASSISTANT}\n"), *self.action(answer), *encode("\n\n")]
+            [*encode(f"Round {k}\n\n{USER}\n{task if k == 0 else PAGE}\n\n{ASSISTANT}\n"), *self.action(answer), *encode("\n\n")]
             for k, answer in enumerate(answers)
         ]
         opening, tail = encode(f"Round {len(answers)}\n\n{USER}\n"), encode(f"\n\n{ASSISTANT}\n")

@@ -78,14 +78,14 @@ def read_rollouts(folder: Path) -> Found:
         raise ConfigError(f"--rollout-path {folder}: expected the result folder, which holds traces/ and actions/")
     found = Found()
     for path in sorted(traces.glob("*.jsonl"), key=lambda p: (len(p.stem), p.stem)):
-        told = actions / f"{path.stem}.json"
-        if not told.is_file():
+        actions_file = actions / f"{path.stem}.json"
+        if not actions_file.is_file():
             found.dropped["no actions file: the score is not known"] += 1
             continue
         steps = read_lines(path)
-        held = read_lines(told)
+        held = read_lines(actions_file)
         if not held or not isinstance(held[0], dict) or "score" not in held[0]:
-            raise ConfigError(f"{told}: no score")
+            raise ConfigError(f"{actions_file}: no score")
         missing = next((k for s in steps for k in ("html", "response", "target") if k not in s), None)
         if missing:
             raise ConfigError(f"{path}: a step without {missing}")
@@ -145,9 +145,9 @@ def generate_tasks(
     rng, counts = random.Random(seed), Counter[str]()
     known, made = {row["task"] for row in failed}, []
     for site in sorted({row["web"] for row in failed}):
-        mine = [row["task"] for row in failed if row["web"] == site]
+        of_site = [row["task"] for row in failed if row["web"] == site]
         for _ in range(TURNS):
-            shown = "\n".join(f"- `{task}`" for task in rng.sample(mine, min(SEEDS, len(mine))))
+            shown = "\n".join(f"- `{task}`" for task in rng.sample(of_site, min(SEEDS, len(of_site))))
             for text in backticked(api.ask(WRITE.format(site=SITES[site], tasks=shown, count=SEEDS), temperature=1.0)):
                 counts["written"] += 1
                 if text in known:

@@ -82,7 +82,7 @@ def samples(trajectory: WebTrajectory) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for i, step in enumerate(trajectory.steps):
         roles = [Role.PROMPT] * len(step.prompt) + [Role.ACTION] * len(step.action) + [Role.OBSERVATION] * len(step.following)
-        told = round_prompt(trajectory.intent, responses[:i], step.html)[0]
+        prompt = round_prompt(trajectory.intent, responses[:i], step.html)[0]
         meta = {
             "schema": TEXT,
             "task_id": trajectory.task_id,
@@ -99,7 +99,7 @@ def samples(trajectory: WebTrajectory) -> list[tuple[str, dict[str, Any]]]:
             "learn": step.learn,
         }
         sample = {
-            "messages.json": [{"role": "user", "content": told}, {"role": "assistant", "content": step.response}],
+            "messages.json": [{"role": "user", "content": prompt}, {"role": "assistant", "content": step.response}],
             "states.json": [step.html],
             "meta.json": meta,
             "tokens.npy": np.asarray([*step.prompt, *step.action, *step.following], np.int32),
@@ -131,17 +131,17 @@ def read_trajectories(folder: Path) -> list[WebTrajectory]:
     found = []
     for key in sorted(steps):
         rows = sorted(steps[key], key=lambda row: row[0])
-        told = rows[0][2]
+        first = rows[0][2]
         found.append(
             WebTrajectory(
-                told["task_id"],
-                told["task"],
-                told["site"],
+                first["task_id"],
+                first["task"],
+                first["site"],
                 tuple(step for _, step, _ in rows),
-                told["reward"],
-                told["score"],
+                first["reward"],
+                first["score"],
                 key,
-                told["probability"],
+                first["probability"],
             )
         )
     return found
@@ -163,9 +163,9 @@ def converted(folder: Path, encode: Callable[[str], list[int]], begin: tuple[int
         found.setdefault(str(meta["task_id"]), []).append((int(meta["step"]), step, meta))
     kept = []
     for key, rows in sorted(found.items()):
-        told, steps = rows[0][2], tuple(step for _, step, _ in sorted(rows, key=lambda row: row[0]))
-        reward = float(told["reward"])
-        kept.append(WebTrajectory(key, told["task"], str(told.get("site", "")), steps, reward, reward, key))
+        first, steps = rows[0][2], tuple(step for _, step, _ in sorted(rows, key=lambda row: row[0]))
+        reward = float(first["reward"])
+        kept.append(WebTrajectory(key, first["task"], str(first.get("site", "")), steps, reward, reward, key))
     return kept
 
 

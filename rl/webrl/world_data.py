@@ -29,14 +29,14 @@ def site_transitions(world: WebWorld, spare: WebWorld, tasks: Sequence[SiteTask]
                     continue
                 spare.restore(held)
                 spare.step(text)
-                told = brackets(parse_call(text), world.page)
+                shown = brackets(parse_call(text), world.page)
                 asides.append(
-                    PageTransition(world.page.url, task.task.intent, previous or FIRST, before, told, spare.render("accessibility"))
+                    PageTransition(world.page.url, task.task.intent, previous or FIRST, before, shown, spare.render("accessibility"))
                 )
             action = parse_call(world.demonstrate())
-            url, told = world.page.url, brackets(action, world.page)
+            url, shown = world.page.url, brackets(action, world.page)
             world.step(action.call)
             if action.kind != "exit":
-                yield PageTransition(url, task.task.intent, previous, before, told, world.render("accessibility"))
-                previous = told
+                yield PageTransition(url, task.task.intent, previous, before, shown, world.render("accessibility"))
+                previous = shown
         yield from asides

@@ -78,10 +78,10 @@ def apply_changes(tree: str, answer: str) -> str | None:
             kept.append(node)
     for role in {node.role for node in changed}:
         places = [i for i, node in enumerate(kept) if node.role == role]
-        mine = [node for node in changed if node.role == role][: len(places)]
-        if mine:
-            costs = np.array([[pair_cost(kept[i], node) for i in places] for node in mine])
-            for node, column in zip(mine, assign(costs), strict=True):
+        matching = [node for node in changed if node.role == role][: len(places)]
+        if matching:
+            costs = np.array([[pair_cost(kept[i], node) for i in places] for node in matching])
+            for node, column in zip(matching, assign(costs), strict=True):
                 old = kept[places[column]]
                 kept[places[column]] = Node(old.id, node.role, node.name, node.properties, old.depth)
     kept += [Node(n.id, n.role, n.name, n.properties, 1) for n in fresh]
@@ -122,8 +122,8 @@ class CorruptedWorld:
         found = self.inner.predict(asked)
         for i, (state, candidate) in enumerate(asked):
             others = self.elsewhere[state.episode.task.task.sites[0]]
-            told = "\0".join([state.intent, *state.episode.world.actions, *(c.action for c in state.path), candidate.action])
-            number = int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest())
+            key = "\0".join([state.intent, *state.episode.world.actions, *(c.action for c in state.path), candidate.action])
+            number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
             if uniform(self.seed, number) < self.wrong and not isinstance(found[i], Invalid):
                 found[i] = others[fold(self.seed, number, 1) % len(others)]
         return found
@@ -258,11 +258,11 @@ class SampledValue:
         answers = sample_all(self.sampler, requests)
         worths = []
         for number, state in enumerate(states):
-            mine = answers[number * self.budget : (number + 1) * self.budget]
-            fault = next((a for a in mine if isinstance(a, Invalid)), None)
+            votes = answers[number * self.budget : (number + 1) * self.budget]
+            fault = next((a for a in votes if isinstance(a, Invalid)), None)
             if fault is not None:
                 state.episode.fault = fault
-            scores = [s for a in mine if not isinstance(a, Invalid) and (s := read_score(readable(self.tokenizer, a.ids))) is not None]
+            scores = [s for a in votes if not isinstance(a, Invalid) and (s := read_score(readable(self.tokenizer, a.ids))) is not None]
             self.unreadable += self.budget - len(scores)
             worths.append(sum(scores) / len(scores) if scores else 0.0)
         return worths

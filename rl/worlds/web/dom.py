@@ -250,10 +250,10 @@ class DomBackend:
                 if item.tag != "select" or held.chosen >= 0:
                     pairs.append((name, held.value))
         body = "&".join(f"{_form_quote(n)}={_form_quote(v)}" for n, v in pairs)
-        told = button.attributes if button is not None else {}
-        target = urljoin(self.url, told.get("formaction") or form.attributes.get("action") or _without_fragment(self.url))
+        attributes = button.attributes if button is not None else {}
+        target = urljoin(self.url, attributes.get("formaction") or form.attributes.get("action") or _without_fragment(self.url))
         check_allowed(self.limits, target)
-        if (told.get("formmethod") or form.attributes.get("method", "get")).lower() == "post":
+        if (attributes.get("formmethod") or form.attributes.get("method", "get")).lower() == "post":
             self._go(target, body)
         else:
             self._go(urlunsplit(urlsplit(target)._replace(query=body, fragment="")))

@@ -20,12 +20,12 @@ OR = " |OR| "
 
 def clean(answer: str, dialect: Dialect) -> str:
     """An answer as it is compared: one pair of quotes dropped, lower case; WebArena strips white space too."""
-    told = answer.strip() if dialect == "webarena" else answer
+    text = answer.strip() if dialect == "webarena" else answer
     for quote in ("'", '"'):
-        if told.startswith(quote) and told.endswith(quote):
-            told = told[1:-1]
+        if text.startswith(quote) and text.endswith(quote):
+            text = text[1:-1]
             break
-    return told.lower()
+    return text.lower()
 
 
 def exact_match(reference: object, answer: str, dialect: Dialect) -> float:
@@ -36,12 +36,12 @@ def exact_match(reference: object, answer: str, dialect: Dialect) -> float:
 def must_include(reference: str, answer: str, dialect: Dialect, *, alone: bool = False) -> float:
     """Containment, where a short reference must be a word of its own: in WebArena one letter that is the only reference (`alone`),
     in Lite whatever is one word. Lite also takes a part of a word with slashes."""
-    wanted, told = clean(reference, dialect), clean(answer, dialect)
+    wanted, given = clean(reference, dialect), clean(answer, dialect)
     if dialect == "webarena":
-        return float(wanted in (words(told) if alone and len(wanted) == 1 else told))
+        return float(wanted in (words(given) if alone and len(wanted) == 1 else given))
     if len(words(wanted)) != 1:
-        return float(wanted in told)
-    return float(any(wanted == word or wanted in word.split("/") for word in words(told)))
+        return float(wanted in given)
+    return float(any(wanted == word or wanted in word.split("/") for word in words(given)))
 
 
 def required_value(rule: str, value: str) -> float:
@@ -136,21 +136,22 @@ _ARGUMENT = re.compile(r"""\s*(?:__page__|'([^']*)'|"([^"]*)")\s*(?:,|$)""")
 Helper = Callable[[Backend, list[str]], str]
 
 
-def _post_url(backend: Backend, told: list[str]) -> str:
+def _post_url(backend: Backend, arguments: list[str]) -> str:
     """The address of a forum post from that of any page below it."""
-    parts = urlsplit(told[0])
+    parts = urlsplit(arguments[0])
     path = parts.path.split("/")
-    return f"{parts.scheme}://{parts.netloc}/{'/'.join(path[1:4])}/" if len(path) >= 4 and path[1] == "f" and path[3].isdigit() else told[0]
+    is_post = len(path) >= 4 and path[1] == "f" and path[3].isdigit()
+    return f"{parts.scheme}://{parts.netloc}/{'/'.join(path[1:4])}/" if is_post else arguments[0]
 
 
-def _member_role(backend: Backend, told: list[str]) -> str:
+def _member_role(backend: Backend, arguments: list[str]) -> str:
     """The role of a member in the table of a project's members."""
     text = backend.locate("document.querySelector('table').outerText") or ""
-    found = re.search(rf"@{re.escape(told[-1])}\b(.{{0,400}}?)\b(Guest|Reporter|Developer|Maintainer|Owner)\b", text, re.DOTALL)
+    found = re.search(rf"@{re.escape(arguments[-1])}\b(.{{0,400}}?)\b(Guest|Reporter|Developer|Maintainer|Owner)\b", text, re.DOTALL)
     return found[2] if found else ""
 
 
-def _latest_order(backend: Backend, told: list[str]) -> str:
+def _latest_order(backend: Backend, arguments: list[str]) -> str:
     """The address of the newest order, from the list of orders of the shop in front."""
     parts = urlsplit(backend.url)
     local = parts.hostname == "shopping.test"
@@ -163,7 +164,7 @@ def _latest_order(backend: Backend, told: list[str]) -> str:
 
 
 def _no_service(name: str) -> Helper:
-    def helper(backend: Backend, told: list[str]) -> str:
+    def helper(backend: Backend, arguments: list[str]) -> str:
         raise WorldFault(f"web: {name} asks a shop's administration service, which only a real WebArena shop has; give a helper for it")
 
     return helper

@@ -56,8 +56,8 @@ def record_of(template: Template, instance: Instance, task_id: int) -> dict[str,
 
 
 def _split(template: Template, instance: Instance) -> str:
-    told = f"{template.id} {sorted(instance.values.items())}"
-    return "test" if hashlib.blake2b(told.encode(), digest_size=4).digest()[0] % TEST_SHARE == 0 else "train"
+    key = f"{template.id} {sorted(instance.values.items())}"
+    return "test" if hashlib.blake2b(key.encode(), digest_size=4).digest()[0] % TEST_SHARE == 0 else "train"
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,19 +99,19 @@ def resolve(step: Step, page: Page) -> WebAction:
 
 
 def _fits(what: str, target: str, element: Element) -> bool:
-    told = element.attributes
+    attributes = element.attributes
     if what == "click":
         return element.tag in ("a", "button") and element.text == target
     if what == "tick":
-        return told.get("name") == target and told.get("type") == "checkbox"
+        return attributes.get("name") == target and attributes.get("type") == "checkbox"
     if what == "select":
-        return element.tag == "select" and told.get("title") == target
-    return element.tag in ("input", "textarea") and told.get("placeholder") == target
+        return element.tag == "select" and attributes.get("title") == target
+    return element.tag in ("input", "textarea") and attributes.get("placeholder") == target
 
 
 def script_text(action: WebAction, element: Element | None) -> str:
     """An action as a demonstration writes it: a comment that names the element, then the call."""
     if element is None:
         return action.call
-    told = re.sub(r"\s+", " ", element.text or element.attributes.get("placeholder") or element.attributes.get("title") or element.tag)
-    return f"# Element: {told[:80]}\n{action.call}"
+    label = re.sub(r"\s+", " ", element.text or element.attributes.get("placeholder") or element.attributes.get("title") or element.tag)
+    return f"# Element: {label[:80]}\n{action.call}"

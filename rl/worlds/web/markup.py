@@ -27,8 +27,8 @@ class Markup:
     @property
     def id(self) -> int | None:
         """The number an action names the element by."""
-        told = dict(self.attributes).get("id", "")
-        return int(told) if told.isascii() and told.isdigit() else None
+        identifier = dict(self.attributes).get("id", "")
+        return int(identifier) if identifier.isascii() and identifier.isdigit() else None
 
     def walk(self) -> Iterator[Markup]:
         """This element and all below it, in reading order."""

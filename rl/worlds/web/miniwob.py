@@ -61,10 +61,10 @@ class MiniWob:
             else:
                 self.backend.begin(Start((url,), viewport=VIEWPORT))
             self.shown = name
-        told = self.backend.run(_START, str(seed))
-        if told is None:
+        instruction = self.backend.run(_START, str(seed))
+        if instruction is None:
             raise WorldFault(f"web: {name} did not get ready within its time")
-        return " ".join(str(told).split())
+        return " ".join(str(instruction).split())
 
     def status(self) -> tuple[bool, float]:
         """Whether the episode was over at the last look, and the reward without the discount for time."""

@@ -125,13 +125,13 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
     )
 
 
-def _target(told: Mapping[str, Any], where: str) -> Target:
-    required = told.get("required_contents")
+def _target(target: Mapping[str, Any], where: str) -> Target:
+    required = target.get("required_contents")
     if not isinstance(required, dict) or set(required) - MATCHES or not required:
         raise ConfigError(f"{where}.required_contents must have some of the keys {', '.join(sorted(MATCHES))}")
-    if not isinstance(told.get("url"), str) or not isinstance(told["locator"], str):
+    if not isinstance(target.get("url"), str) or not isinstance(target["locator"], str):
         raise ConfigError(f"{where}: url and locator must be texts")
-    return Target(told["url"], told["locator"], required, tuple(told.get("prep_actions") or ()))
+    return Target(target["url"], target["locator"], required, tuple(target.get("prep_actions") or ()))
 
 
 def load_web_tasks(path: str | Path, addresses: Mapping[str, str] | None = None) -> list[WebTask]:

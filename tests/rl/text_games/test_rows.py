@@ -109,7 +109,7 @@ def test_faults_are_named() -> None:
     assert row_faults(good) == []
     assert row_faults({**good, "state_id": "0"}) == ["state_id: expected integer, found str"]
     twice = state("", good["current_state"]["objects"] * 2)
-    assert row_faults({**good, "tick_state": twice}) == ["tick_state: a uuid stands twice"]
+    assert row_faults({**good, "tick_state": twice}) == ["tick_state: a uuid appears twice"]
     low = {**good["current_state"], "max_UUID": 1}
     assert row_faults({**good, "current_state": low}) == ["current_state: uuid 1 is not below max_UUID 1"]
     assert len(loose_names(good)) == 6  # a and b are no objects, in three states

@@ -36,7 +36,7 @@ def test_parse() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[1] link 'a'\n[1] link 'b'", "line 2: id 1 stands twice"),
+        ("[1] link 'a'\n[1] link 'b'", "line 2: id 1 appears twice"),
         ("[1] link 'a'\n\t\t[2] link 'b'", "line 2: depth 2 has no parent"),
         ("[1] link 'a'\nrubbish", "line 2: no node"),
         ("[1] link 'a' rubbish", "no list of `key: value`"),
