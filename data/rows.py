@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from ..core.errors import ConfigError
-from ..core.files import read_json
+from ..core.files import file_digest, json_digest, read_json
 from .row_files import Kinds, Part, ShardRows, note_kinds, open_part
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".json.gz", ".parquet", ".arrow")
@@ -79,6 +79,13 @@ def read_rows(path: str | Path) -> Rows:
     if any(path.glob("*.tar")):
         return Rows(path, [ShardRows(path)])
     return Rows(path, [open_part(file) for file in _files_of(path)])
+
+
+def rows_digest(path: str | Path) -> str:
+    """A digest of the files that `read_rows` reads, by name and content."""
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(path.glob("*.tar")) or _files_of(path)
+    return json_digest({file.name: file_digest(file) for file in files})
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -65,11 +65,11 @@ def path_of(value: str | Callable[..., Any]) -> str:
     if isinstance(value, str):
         return value
     name, module = getattr(value, "__qualname__", None), inspect.getmodule(value)
-    if name is None or module is None:
-        what = type(value).__name__
-        raise ConfigError(f"a {what} object cannot be imported by other processes; give its class or function, its settings in overrides")
+    if name is None:
+        hint = "give its class, and its arguments in overrides as env.NAME"
+        raise ConfigError(f"an object of {type(value).__name__} cannot be imported by other processes; {hint}")
     file = getattr(module, "__file__", None)
-    if file is None or not Path(file).is_file():
+    if module is None or file is None or not Path(file).is_file():
         hint = f"write it to a file and give that as 'file.py:{name}'"
         raise ConfigError(f"{name}: is defined in a notebook or at a prompt, where other processes cannot import it; {hint}")
     if getattr(module, name, None) is not value:

@@ -8,13 +8,18 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...core.errors import ConfigError
+from ...core.files import read_json, write_json
+from ...data.rows import rows_digest
 from ...data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from ...models.hub import resolve
+from ...rl.own.config import DataEnvironment
 from ...rl.own.tasks import open_tasks
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Reinforce, Score, Start, Tune
 from .common import TOKENIZER
+
+ROWS = "rows.json"  # in the run: digests of the files of rows
 
 
 @lru_cache(maxsize=2)
@@ -39,11 +44,26 @@ def tokenizer_of(job: Job) -> Tokenizer:
     return load_tokenizer(resolve(start.folder)) if start.folder else ByteTokenizer()
 
 
+def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
+    """Note what the rows are when they are first read; a run is not gone on with on others."""
+    kept = job.run.path / ROWS
+    known: dict[str, str] = read_json(kept) or {}
+    now = {str(path): rows_digest(path) for path in (settings.train, settings.test) if path and Path(path).exists()}
+    changed = next((path for path, digest in now.items() if known.get(path, digest) != digest), None)
+    if changed is not None:
+        raise ConfigError(f"{changed}: has changed since this run was started; restore it, or start a run in another --run folder")
+    if now.keys() - known.keys():
+        job.run.guard()
+        write_json(kept, {**known, **now})
+
+
 @contextmanager
 def environment(stage: Tune | Reinforce | Score, job: Job) -> Iterator[Tasks]:
     """The stage's environment, or the recipe's; its process ends with the block."""
     settings = stage.env or job.recipe.env
     if settings is None:
         raise ConfigError(f"env: stage '{stage.name}' needs an environment; give the recipe a section env, or the stage one")
+    if isinstance(settings, DataEnvironment) and job.mesh.is_main:
+        _require_same_rows(settings, job)
     with open_tasks(settings, tokenizer_of(job), job.model.max_positions) as tasks:
         yield tasks

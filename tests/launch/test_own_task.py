@@ -1,0 +1,255 @@
+"""A task of one's own in an empty folder: an environment, a reward and rows, trained, evaluated beside baselines, exported; and what
+goes wrong in them is named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.core.ports import free_port
+from terrella.tests.golden.play import ALONE
+
+PATIENCE_S = 900.0  # of a busy machine; a free one needs half a minute
+ROWS = "".join(f'{{"question": "{n}+{n}", "answer": {2 * n}}}\n' for n in range(10))
+REWARD = """def score(prompt, answer, info):
+    return {"reward": float(answer.strip() == str(info["answer"])), "digit": answer[:1].isdigit()}
+"""
+ENVIRONMENT = """from terrella import Environment
+class Echo(Environment):
+    def tasks(self, split):
+        return list("abcdef" if split == "train" else "xyz")
+    def play(self, task):
+        answer = yield f"Say {task}"
+        return float(answer.startswith(task))
+    def demonstration(self, task):
+        return task
+    def baselines(self):
+        return {"always x": lambda prompt, task: "x"}
+"""
+SCRIPT = """import my
+import terrella
+
+if __name__ == "__main__":
+    settings = {"stages.sft.optimizer.lr": 0.01, "stages.sft.sequences_per_step": 6, "stages.evaluate.max_new_tokens": 4}
+    made = terrella.train("sft", model="tiny", env=my.Echo, overrides=settings)
+    names = [row["name"] for row in made.results["evaluate"]["rows"]]
+    print("MADE", made.run, made.export, names, made.summary["headline"])
+"""
+WORSE = """import time
+
+def raises(prompt, answer, info):
+    return 1 / 0
+
+def nan(prompt, answer, info):
+    return float("nan")
+
+def hangs(prompt, answer, info):
+    time.sleep(100)
+
+def sometimes(prompt, answer, info):
+    if info["answer"] == 4:
+        raise OSError("the judge's server is away")
+    return len(answer) / 10
+"""
+TINY = ["stages.rl.max_new_tokens=4", "stages.rl.prompts_per_step=4", "stages.rl.steps=1", "stages.evaluate.max_new_tokens=4"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder with a model that transformers wrote; of the user's own there are three files."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from terrella.data.tokenizers import MARK, ByteTokenizer
+
+    folder = tmp_path_factory.mktemp("own")
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 48, "vocab_size": 260, "max_position_embeddings": 64, "tie_word_embeddings": True}
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes)).float().save_pretrained(folder / "tiny")
+    ByteTokenizer().save(folder / "tiny")
+    (folder / "tiny" / MARK).unlink()  # as a folder of somebody else's
+    (folder / "tiny" / "generation_config.json").write_text('{"eos_token_id": [2, 13]}')  # 13 is a line feed
+    (folder / "rows.jsonl").write_text(ROWS)
+    (folder / "my.py").write_text(REWARD + ENVIRONMENT)
+    assert (ROWS + REWARD + ENVIRONMENT).count("\n") <= 25
+    return folder
+
+
+def terrella(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    whole = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    program = [sys.executable, *words] if words[0].endswith(".py") else [sys.executable, "-m", "terrella", *words]
+    return subprocess.run(program, cwd=place, env=whole, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def grpo(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    settings = [word for setting in TINY for word in ("--set", setting)]
+    options = ["--model", "tiny", "--data", "rows.jsonl", "--reward", "my.py:score", "--template", "{{ question }}="]
+    return terrella(place, "train", "grpo", *options, *settings, *words)
+
+
+def rows_of(table: dict[str, Any]) -> dict[str, str]:
+    return {row["name"]: row["kind"] for row in table["rows"]}
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_grpo_from_the_command_line(place: Path) -> None:
+    done = grpo(place, "--steps", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = place / "runs" / "grpo"
+    kinds = {"empty answer": "baseline", "most common answer": "baseline", "start": "model", "rl": "model", "demonstrations": "ceiling"}
+    assert rows_of(json.loads((run / "results" / "evaluate.json").read_text())) == kinds
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in metrics] == [1, 2] and all(row["invalid"] == 0 and "score/digit" in row for row in metrics)
+    assert f"terrella train {Path('runs', 'grpo', 'config.yaml')} --run {Path('runs', 'grpo')} --steps 4" in done.stdout
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "export"), AutoTokenizer.from_pretrained(run / "export")
+    assert model.config.hidden_size == 32 and tokenizer.decode(tokenizer.encode("1+1=")) == "1+1="
+    assert model.generation_config.eos_token_id == [2, 13]
+
+    again = grpo(place, "--steps", "2")
+    assert again.returncode == 0 and "nothing to do" in again.stdout
+    (place / "my.py").write_text(REWARD.replace("1]", "2]") + ENVIRONMENT)
+    changed = grpo(place, "--steps", "2")
+    (place / "my.py").write_text(REWARD + ENVIRONMENT)
+    assert changed.returncode == 2 and "env.reward, the file" in changed.stderr and "my.py" in changed.stderr
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_a_run_goes_on_from_its_own_settings(place: Path) -> None:
+    assert grpo(place, "--run", "longer").returncode == 0
+    done = terrella(place, "train", "longer/config.yaml", "--run", "longer", "--steps", "2")
+    assert done.returncode == 0 and "going on with rl to step 2" in done.stdout, done.stdout + done.stderr
+    assert len((place / "longer" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_sft_on_an_environment_from_python(place: Path) -> None:
+    (place / "script.py").write_text(SCRIPT)
+    done = terrella(place, "script.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = ["empty answer", "always x", "start", "sft", "demonstrations"]
+    assert f"MADE runs/sft runs/sft/export {names} sft" in done.stdout
+    assert json.loads((place / "runs" / "sft" / "stages" / "sft.json").read_text())["steps"] == 1  # one epoch over six tasks
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_evaluation_from_python(place: Path) -> None:
+    code = """import terrella
+if __name__ == "__main__":
+    settings = {"env.template": "{{ question }}=", "stages.evaluate.max_new_tokens": 4}
+    table = terrella.evaluate("tiny", data="rows.jsonl", reward="my.py:score", overrides=settings)
+    print("ROWS", [(row["name"], row["cells"][0]["n"]) for row in table["rows"]])
+"""
+    (place / "evaluation.py").write_text(code)
+    before = sorted(place.iterdir())
+    done = terrella(place, "evaluation.py")
+    assert "ROWS [('empty answer', 10), ('start', 10), ('demonstrations', 10)]" in done.stdout, done.stdout + done.stderr
+    assert sorted(place.iterdir()) == before
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
+    """One process plays them all. A fault is never a zero: it is counted, and above a share it stops the run, which keeps what it has."""
+    (place / "worse.py").write_text(WORSE)
+    (place / "bad.jsonl").write_text(ROWS + '{"question": "1+1", "answer": 2\n')
+    (place / "mute.jsonl").write_text(ROWS + '{"answer": 2}\n')
+    common = ["model.folder=tiny", "env.template='{{ question }}='", *TINY]
+    cases = {name: ["grpo", "env.train=rows.jsonl", f"env.reward=worse.py:{name}", *common] for name in ("raises", "nan", "sometimes")}
+    cases["hangs"] = ["grpo", "env.train=rows.jsonl", "env.reward=worse.py:hangs", "env.deadline_s=0.5", *common]
+    cases["hangs"] += ["stages.rl.samples_per_prompt=2", "stages.rl.prompts_per_step=1"]
+    cases["sometimes"] += ["stages.rl.prompts_per_step=9"]  # all rows, of which one is bad
+    cases["ppo"] = ["ppo", "env.train=rows.jsonl", "env.reward=my.py:score", *common]
+    (place / "other.jsonl").write_text(ROWS)
+    cases["other"] = ["grpo", "env.train=other.jsonl", "env.reward=worse.py:raises", *common]
+    for name in ("bad", "mute", "absent"):
+        cases[name] = ["grpo", f"env.train={name}.jsonl", "env.reward=my.py:score", *common]
+    played = [*cases.items(), ("other.jsonl", ROWS.replace("+", "-")), ("other", cases["other"])]  # gone on with on other rows
+    (place / "cases.json").write_text(json.dumps(played))
+    whole = os.environ | ALONE | {"MASTER_PORT": str(free_port())}
+    words = [sys.executable, "-m", "terrella.tests.launch.own_lane", "cases.json"]
+    done = subprocess.run(words, cwd=place, env=whole, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    errors = json.loads((place / "cases.errors.json").read_text())
+    for name, said in {
+        "raises": ("RolloutError", "32 of 32 samples are Invalid", "worse.py", "ZeroDivisionError"),
+        "nan": ("RolloutError", "32 of 32 samples are Invalid", "worse.py:nan", "nan"),
+        "hangs": ("RolloutError", "2 of 2 samples are Invalid", "worse.py:hangs", "0.5 s"),
+        "bad": ("ConfigError", "bad.jsonl:11: not JSON"),
+        "mute": ("ConfigError", "mute.jsonl:11: template: 'question' is undefined"),
+        "absent": ("ConfigError", "absent.jsonl", "no such file"),
+        "other": ("ConfigError", "other.jsonl: has changed since this run was started"),
+    }.items():
+        assert all(words in errors[name] for words in said), errors[name]
+    for name in ("raises", "nan", "hangs"):  # what was done before stays
+        run = place / "runs" / name
+        assert (run / "stages" / "start.json").exists() and not (run / "stages" / "rl.json").exists()
+    assert "sometimes" not in errors and "ppo" not in errors
+    metrics = json.loads((place / "runs" / "sometimes" / "metrics.jsonl").read_text())
+    assert metrics["invalid"] == 8 and metrics["reward/mean"] > 0
+    assert (place / "runs" / "ppo" / "export" / "config.json").exists()
+
+
+def test_options_that_do_not_fit_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    from terrella.launch import cli
+
+    monkeypatch.chdir(place)
+    own = ["--model", "tiny", "--data", "rows.jsonl"]
+    for words, said in (
+        (["demo", "--data", "rows.jsonl"], "--data: demo trains on a task of its own; --data is an option of the recipes grpo, ppo, sft"),
+        (["grpo"], "grpo: trains on a task of your own; add --model FOLDER and --data FILE (or --env FILE.py:NAME) and --reward"),
+        (["grpo", *own], "add --reward FILE.py:NAME"),
+        (["grpo", *own, "--env", "my.py:Echo"], "--data: the environment my.py:Echo gives its own tasks and scores"),
+        (["grpo", *own, "--reward", "mi.py:score"], "mi.py: no such file; did you mean 'my.py'?"),
+        (["grpo", *own, "--reward", "my.py"], "my.py"),
+        (["grpo", "--model", "tinny", "--data", "rows.jsonl", "--reward", "exact"], "tinny: neither a folder nor a hub id"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["train", *words])
+        error = capsys.readouterr().err
+        assert caught.value.code == 2 and said in error, error
+        assert not (place / "runs" / "demo").exists()
+
+
+def test_the_package_is_light_and_its_names_are_there(place: Path) -> None:
+    code = """import sys, terrella
+assert not {"torch", "numpy", "yaml"} & set(sys.modules)
+assert issubclass(terrella.Environment, object) and terrella.Invalid("why").reason == "why"
+assert callable(terrella.train) and callable(terrella.evaluate) and {"train", "Environment"} <= set(dir(terrella))
+assert "torch" not in sys.modules
+try:
+    terrella.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.strip() == "module 'terrella' has no attribute 'nothing'", done.stderr
+
+
+def test_what_other_processes_cannot_import_is_refused() -> None:
+    import types
+
+    from terrella.launch.own import path_of
+    from terrella.rl.environment import Environment
+    from terrella.rl.rewards.answers import exact
+
+    assert path_of("my.py:score") == "my.py:score" and path_of(exact) == "terrella.rl.rewards.answers:exact"
+    assert path_of(rows_of).endswith("test_own_task.py:rows_of") or path_of(rows_of).endswith("test_own_task:rows_of")
+    notebook = types.ModuleType("notebook")
+    exec("def score(prompt, answer, info): return 1.0", notebook.__dict__)
+    for value, said in (
+        (lambda prompt, answer, info: 1.0, "is not a name at the top of"),
+        (notebook.score, "is defined in a notebook or at a prompt"),
+        (Environment(), "an object of Environment cannot be imported"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            path_of(value)
