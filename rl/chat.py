@@ -22,12 +22,15 @@ class Chat:
 PLAIN = Chat("", "\nUser:\n", "\nAgent:\n", "\nUser:\n")
 
 
-@lru_cache(maxsize=8)
 def chat_of(tokenizer: Tokenizer) -> Chat:
     """The template of a Hugging Face tokenizer, found by rendering marked messages; a plain one for tokenizers without."""
     hf = getattr(tokenizer, "hf", None)
-    if hf is None or not hf.chat_template:
-        return PLAIN
+    return _marked(tokenizer, hf.chat_template) if hf is not None and hf.chat_template else PLAIN
+
+
+@lru_cache(maxsize=8)
+def _marked(tokenizer: HFTokenizer, template: str) -> Chat:
+    hf = tokenizer.hf
     system, user, answer, again = marks = ("\u2460", "\u2461", "\u2462", "\u2463")
     turns = [{"role": role, "content": mark} for role, mark in zip(("system", "user", "assistant", "user"), marks, strict=True)]
     asked = hf.apply_chat_template(turns[:2], tokenize=False, add_generation_prompt=True)

@@ -52,7 +52,7 @@ def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
     changed = next((path for path, digest in now.items() if known.get(path, digest) != digest), None)
     if changed is not None:
         raise ConfigError(f"{changed}: has changed since this run was started; restore it, or start a run in another --run folder")
-    if now.keys() - known.keys():
+    if now.keys() - known.keys() and job.run.token:  # a check has no run to write to
         job.run.guard()
         write_json(kept, {**known, **now})
 

@@ -79,7 +79,9 @@ class DataTasks(Tasks):
                 turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
                 prompt = [{"role": "system", "content": self.settings.system}, *turns]
             answer = demonstration(row, self.settings.answer, where)
-            info = {**info_of(row, self.settings.template), **({} if answer is None else {"answer": answer})}
+            info = info_of(row, self.settings.template)  # an answer keeps its own type
+            if answer is not None and (self.settings.answer not in (None, "answer") or "answer" not in info):
+                info["answer"] = answer
             rows.append(Row(where, prompt, answer, info))
         return rows
 
