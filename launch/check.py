@@ -11,10 +11,13 @@ import click
 from ..core.errors import ConfigError, TerrellaError
 from ..data.trajectory import Invalid
 from . import recipe as recipes
+from .own import own_options, require_own
+from .own import settings_of as own_settings
 
 
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="RECIPE | env NAME")
+@own_options
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting; may be repeated.")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Where the run would lie; default runs/NAME.")
 @click.option(
@@ -39,8 +42,12 @@ def check(
     rehearse: bool,
     layout: str | None,
     keep: Path | None,
+    **own: str | None,
 ) -> None:
-    """Look for what would stop RECIPE, and show one prompt, an answer and its reward; `check env my.py:Task` tests an environment."""
+    """Look for what would stop RECIPE, and show one prompt, an answer and its reward.
+
+    `terrella check env my.py:Task` tests an environment of your own.
+    """
     if layout and not rehearse:
         raise ConfigError("--layout: is for --rehearse; the recipe's own layout is its section parallel")
     if what[0] == "env" and len(what) == 2:
@@ -48,7 +55,8 @@ def check(
         return
     if len(what) != 1:
         raise ConfigError(f"check {' '.join(what)}: write `terrella check RECIPE` or `terrella check env NAME`")
-    config = recipes.load(what[0], overrides)
+    config = recipes.load(what[0], (*own_settings(what[0], own), *overrides))
+    require_own(what[0], config)
     if rehearse:
         _rehearse(config, layout, keep)
     else:
@@ -105,9 +113,8 @@ def _rehearse(config: recipes.Recipe, layout: str | None, keep: Path | None) -> 
         for line in stage_door.describe_changes(config, rehearsal):
             click.echo(f"  {line}")
         ranks = rehearsal.settings["ranks"]
-        click.echo(
-            f"rehearsing {config.name}: {len(rehearsal.settings['stages'])} stages on {ranks} rank{'s' if ranks > 1 else ''} of the CPU"
-        )
+        many = f"{len(rehearsal.settings['stages'])} stages on {ranks} rank{'s' if ranks > 1 else ''}"
+        click.echo(f"rehearsing {config.name}: {many} of the CPU")
         code, said = stage_door.run(stage_door.write(rehearsal, place), place / "run")
         took = time.monotonic() - begun
         if code == 0:
@@ -116,5 +123,5 @@ def _rehearse(config: recipes.Recipe, layout: str | None, keep: Path | None) -> 
         failure = TerrellaError(
             f"the rehearsal of {config.name} failed after {took:.0f} s: {said}" + (f"; it lies in {keep}" if keep else "")
         )
-        failure.exit_code = code
+        failure.exit_code = code if code > 0 else TerrellaError.exit_code
         raise failure

@@ -66,7 +66,7 @@ def check_environment(settings: Any) -> Iterator[str]:
         scores = {EMPTY: contract.play(EMPTY, lambda prompt, number, turn: "")}
         yield f"play: {len(contract.chosen)} tasks, the first says {short(scores[EMPTY][0].prompts[0])}"
         scores["an odd answer"] = contract.play("an odd answer", lambda prompt, number, turn: ODD)
-        yield f"play: the same answers lead to the same prompts and scores in another process; {contract.longest(scores)}"
+        yield f"play: the same answers give the same prompts and scores in another process; {contract.longest(scores)}"
         for name in tasks.baselines():
             if name == EMPTY_BASELINE:
                 continue  # played above
@@ -97,8 +97,8 @@ def check_tasks(tasks: Tasks, again: Tasks) -> str:
         for place, (first, second) in enumerate(zip_longest(one, other, fillvalue="nothing")):
             if unlike(first, second):
                 raise ConfigError(
-                    f"tasks: task {place} of '{split}' is {short(first)}, and {short(second)} in another process; a resumed "
-                    "run must see the same ones, so draw from random.Random(seed) and sort what comes out of sets"
+                    f"tasks: task {place} of '{split}' is {short(first)}, and {short(second)} in another process; "
+                    "a resumed run must see the same ones, so draw from random.Random(seed) and sort what comes out of sets"
                 )
     train, test = tasks.of("train"), tasks.of("test")
     known = {repr(task) for task in train if not isinstance(task, Sealed)}
@@ -139,8 +139,8 @@ class Contract:
             for turn, said in enumerate(zip_longest(one.prompts, other.prompts, fillvalue="nothing")):
                 if said[0] != said[1]:
                     raise ConfigError(
-                        f"{where} said {short(said[0])} in turn {turn + 1}, and {short(said[1])} in another process; prompts "
-                        "must depend on the task and the answers alone (draw from random.Random of a seed in the task)"
+                        f"{where} said {short(said[0])} in turn {turn + 1}, and {short(said[1])} in another process; "
+                        "prompts must depend on task and answers alone (draw from random.Random of a seed in the task)"
                     )
             if one.end is None:
                 raise ConfigError(
@@ -153,8 +153,8 @@ class Contract:
                 )
             if repr(one.end) != repr(other.end):
                 raise ConfigError(
-                    f"{where} ended with {one.end}, and with {other.end} in another process; a score must depend on the "
-                    "task and the answers alone"
+                    f"{where} ended with {one.end}, and with {other.end} in another process; "
+                    "a score must depend on the task and the answers alone"
                 )
             played.append(one)
         return played

@@ -14,8 +14,9 @@ from ..models.geometry import count
 from .extras import needed
 from .plan.layout import Layout, Work
 from .plan.memory import memory
-from .recipe import Recipe, with_vocab
-from .settings.base import Export, OnPolicy
+from .recipe import Recipe
+from .settings.base import Export, OnPolicy, dealt_evenly
+from .worker import model_of, stage_check
 
 SAVED = {"fp32": 4.0, "bf16": 2.0}  # bytes of a parameter
 TRAINED = 12.0  # bytes of a trained parameter in a checkpoint: fp32 weight and two moments
@@ -61,7 +62,7 @@ def _packages(recipe: Recipe) -> Iterator[Check]:
 
 
 def _layout(recipe: Recipe) -> Iterator[Check]:
-    m, p = _model(recipe), recipe.parallel
+    m, p = model_of(recipe), recipe.parallel
     sizes = {
         "layers": m.layers,
         "heads": m.heads,
@@ -80,7 +81,7 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
     ranks = f"{recipe.ranks} rank{'s' if recipe.ranks > 1 else ''}"
     yield Check("ok", "layout", f"{ranks}: {cut + ', ' if cut else ''}{copies} cop{'ies' if copies > 1 else 'y'} of the model")
     for stage in recipe.stages:
-        for name in getattr(stage, "even", ()):
+        for name in dealt_evenly(stage):
             number = getattr(stage, name)
             if number % copies:
                 near = f"{number // copies * copies} or {(number // copies + 1) * copies}" if number >= copies else str(copies)
@@ -92,15 +93,9 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
                 )
 
 
-def _model(recipe: Recipe) -> Any:
-    if recipe.video is not None:
-        return with_vocab(recipe, recipe.video.layout.vocab)
-    return recipe.model
-
-
 def _memory(recipe: Recipe) -> Iterator[Check]:
-    """The fullest rank while it trains, by the estimates of `terrella plan`; a reference and a critic beside the policy."""
-    m, p = _model(recipe), recipe.parallel
+    """The fullest rank while it trains, by the estimates of `terrella plan`, with reference and critic."""
+    m, p = model_of(recipe), recipe.parallel
     tokens = max((_microbatch(stage, m.max_positions) for stage in recipe.stages), default=0)
     if not tokens or recipe.ranks % p.model_size:
         return
@@ -124,7 +119,7 @@ def _memory(recipe: Recipe) -> Iterator[Check]:
         parts["critic"] = parts["weights"] + parts["gradients"] + parts["optimizer"]
     told = ", ".join(f"{name} {_size(amount)}" for name, amount in parts.items())
     total = sum(parts.values())
-    text = f"about {_size(total)} on the fullest rank while it trains ({told}; {tokens} tokens at a time), and what a sampler caches"
+    text = f"about {_size(total)} on the fullest rank, beside what a sampler caches ({told}; {tokens} tokens at a time)"
     device = _device_memory()
     if device is not None and total > 0.95 * device:
         fix = "more tensor or pipeline ranks, recompute: full, or a smaller microbatch"
@@ -153,7 +148,7 @@ def _size(amount: float) -> str:
 
 def disk_foreseen(recipe: Recipe) -> float:
     """Bytes of checkpoints and of the export; shards, rollouts and logs come to little beside them, or are small."""
-    each = count(_model(recipe)).total
+    each = count(model_of(recipe)).total
     total = 0.0
     for stage in recipe.stages:
         if isinstance(stage, Export):
@@ -179,8 +174,6 @@ def _disk(recipe: Recipe, folder: Path) -> Check:
 
 def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
     """What each stage checks of its own inputs before a run."""
-    from .worker import stage_check
-
     for stage in recipe.stages:
         if (check := stage_check(stage.kind)) is None:
             continue
@@ -197,6 +190,5 @@ def alone(recipe: Recipe, folder: Path) -> Any:
     from ..core.mesh import Mesh
     from ..core.run import Run
     from .job import Job
-    from .worker import model_of
 
     return Job(recipe, Run(folder, ""), Mesh(0, 1, ParallelConfig()), model_of(recipe))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ..core.errors import ConfigError
 from ..rl.own.config import DataEnvironment
 from . import recipe as recipes
@@ -15,7 +17,22 @@ from . import recipe as recipes
 KEYS = {"model": "model.folder", "data": "env.train", "test": "env.test", "reward": "env.reward", "template": "env.template"}
 OF_ROWS = ("data", "test", "reward", "template")  # what an environment of one's own brings itself
 GENERIC = ("grpo", "ppo", "sft")
+OPTIONS = {
+    "model": ("FOLDER", "a Hugging Face folder, or owner/name of the hub."),
+    "data": ("FILE", "rows to train on: JSONL, JSON, parquet, a folder of them, or shards."),
+    "test": ("FILE", "rows to evaluate on; default: every tenth row of --data."),
+    "reward": ("FILE.py:NAME", "a function of prompt, answer and info; or exact, contains, number."),
+    "template": ("JINJA", "the prompt as a jinja text over the columns, or a file of it."),
+    "env": ("FILE.py:NAME", "an Environment of your own, in place of --data and --reward."),
+}
 EVALUATION = "parts/evaluate"  # what terrella.evaluate runs
+
+
+def own_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a user's own task, for a command line; they come as keyword arguments of these names."""
+    for name, (metavar, about) in reversed(OPTIONS.items()):
+        command = click.option(f"--{name}", metavar=metavar, help=f"{', '.join(GENERIC)}: {about}")(command)
+    return command
 
 
 def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ...]:

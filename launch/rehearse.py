@@ -1,4 +1,4 @@
-"""`terrella check RECIPE --rehearse`: the very recipe, its model and counts turned down, by `terrella train` on the CPU.
+"""`terrella check RECIPE --rehearse`: the very recipe, its model and counts turned down, by `terrella train` on a CPU.
 
 What breaks at a joint (a layout, a start folder, a stage that reads what another left) breaks here within minutes.
 """
@@ -66,6 +66,7 @@ MOST = {
     "heldout_every": 3,
     "branching": 2,
 }
+EVENLY = ("prompts_per_step", "sequences_per_step", "groups", "prompts", "episodes")  # multiples of the data ranks
 ALL_IF_ZERO = ("n", "evaluate")  # in these 0 means all
 PHASE = re.compile(r"(.+)-(\d+)-(tasks|rollout|replay|critic|actor)")  # stages of WebRL's phases
 SITES = {
@@ -136,7 +137,7 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     """The recipe as it is rehearsed; start folders that it needs are to be written under `folder`."""
     parallel, ranks = small_layout(recipe, layout)
     copies = ranks // parallel.model_size
-    model = small_model(recipe.model, parallel)
+    model = small_model(recipe.model.sizes, parallel)
     plain: dict[str, Any] = schema.to_plain(recipe)
     notes: list[str] = []
     folders: dict[str, ModelConfig] = {}
@@ -150,7 +151,8 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
             notes.append(f"stages.{stage['name']}.folder: {note}")
     if plain["video"] is not None:
         _lower_video(plain, stages)
-    changed = {"stages": stages, "model": asdict(model), "ranks": ranks, "parallel": asdict(parallel), "sinks": []}
+    kept = next(iter(folders), None) if recipe.model.folder else None
+    changed = {"stages": stages, "model": {**asdict(model), "folder": kept}, "ranks": ranks, "parallel": asdict(parallel), "sinks": []}
     changed["precision"] = {"params": "fp32", "layers": "ours", "fp8": False}
     return Rehearsal(plain | changed, notes, folders)
 
@@ -158,7 +160,7 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
 def _lower(section: dict[str, Any], copies: int) -> None:
     """Counts of a section and of those inside it, in place."""
     for key, value in section.items():
-        if key in ("env", "algorithm"):  # a user's arguments may have any name, and an algorithm is what is rehearsed
+        if key in ("env", "args", "algorithm"):  # a user's arguments may have any name, and the algorithm is rehearsed as it is
             continue
         if isinstance(value, dict):
             _lower(value, copies)
@@ -167,7 +169,7 @@ def _lower(section: dict[str, Any], copies: int) -> None:
                 if isinstance(item, dict):
                     _lower(item, copies)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            if key in ("prompts_per_step", "sequences_per_step", "groups", "prompts", "episodes"):
+            if key in EVENLY and isinstance(value, int):  # `prompts` is also the name of a weight
                 section[key] = min(value, 2 * copies if copies > 1 else 4)
                 section[key] += -section[key] % copies
             elif key in ("tasks", "evaluate"):
@@ -228,7 +230,7 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
 
 
 def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]) -> tuple[ModelConfig, str]:
-    """The model that the stand-in of a start folder has, and in words what stands in for what; the stage names it from now on."""
+    """The model of a start folder's stand-in, which the stage names from now on, and in words what stands in for what."""
     from ..models.hub import resolve
     from ..models.stand_in import BYTES, copy_tokenizer, write_byte_tokenizer
 
@@ -243,7 +245,7 @@ def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folde
     else:
         write_byte_tokenizer(where)
         model = replace(model, vocab=BYTES, max_positions=4 * model.max_positions)  # bytes are more than tokens
-        note = f"{stage['folder']} is not there; fresh weights and a tokenizer of bytes with a chat template take its place"
+        note = f"{stage['folder']} is not there; fresh weights and a tokenizer of bytes with a chat template stand in"
     stage["folder"] = str(where)
     folders[str(where)] = model
     return model, note

@@ -22,19 +22,14 @@ from .back import back_to as undo_to
 from .extend import explain, extend, with_steps
 from .extras import require_packages
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
-from .own import require_own, settings_of
+from .own import own_options, require_own, settings_of
 from .supervise import STOPPED, Span, run_workers
 
 
 @click.command()
 @click.argument("recipe")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Run directory; default runs/RECIPE.")
-@click.option("--model", metavar="FOLDER", help="grpo, ppo, sft: a Hugging Face folder, or owner/name of the hub.")
-@click.option("--data", metavar="FILE", help="grpo, ppo, sft: rows to train on: JSONL, JSON, parquet, a folder of them, or shards.")
-@click.option("--test", metavar="FILE", help="grpo, ppo, sft: rows to evaluate on; default: every tenth row of --data.")
-@click.option("--reward", metavar="FILE.py:NAME", help="grpo, ppo, sft: a function of prompt, answer and info; or exact, contains, number.")
-@click.option("--template", metavar="JINJA", help="grpo, ppo, sft: the prompt as a jinja text over the columns, or a file of it.")
-@click.option("--env", metavar="FILE.py:NAME", help="grpo, ppo, sft: an Environment of your own, in place of --data and --reward.")
+@own_options
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.rlvr.steps=50.")
 @click.option(
     "--wait",

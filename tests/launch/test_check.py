@@ -11,11 +11,15 @@ import yaml
 from terrella.core import schema
 from terrella.core.config import ParallelConfig
 from terrella.core.errors import ConfigError
+from terrella.core.files import write_json
 from terrella.launch import recipe, rehearse
 from terrella.launch.check_env import check_environment, settings_of
 from terrella.launch.check_preview import Shown, preview
 from terrella.launch.check_recipe import alone, disk_foreseen, look
+from terrella.models.config import ModelConfig
+from terrella.models.families import write_hf_config
 from terrella.models.geometry import count
+from terrella.models.stand_in import write_byte_tokenizer
 
 CASES = Path(__file__).parent.parent / "golden" / "cases"
 OWN = """
@@ -215,6 +219,18 @@ def test_a_users_arguments_are_not_turned_down(tmp_path: Path) -> None:
     assert (sft["steps"], sft["epochs"]) == (2, None)
 
 
+def test_a_model_of_ones_own_is_rehearsed_with_its_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_byte_tokenizer(folder)
+    sizes = ModelConfig(family="qwen2", layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, ffn=4864, vocab=300, qkv_bias=True)
+    write_json(folder / "config.json", write_hf_config(sizes, "bfloat16"))
+    made = rehearse.turned_down(recipe.load("grpo", (f"model.folder={folder}",)), "tp=2", tmp_path / "rehearsal")
+    model, start = made.settings["model"], made.settings["stages"][0]
+    assert model["folder"] == start["folder"] == str(tmp_path / "rehearsal" / "start-start") and [*made.folders] == [start["folder"]]
+    assert (model["family"], model["layers"], model["heads"], model["kv_heads"], model["vocab"]) == ("qwen2", 2, 4, 2, 300)
+    assert (Path(start["folder"]) / "tokenizer.json").is_file() and "with the tokenizer of" in made.stand_ins[0]
+
+
 def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "terrella", "check", *words], capture_output=True, text=True, timeout=1800, cwd=cwd)
 
@@ -223,6 +239,8 @@ def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     ("words", "message"),
     [
         (["sokoban-tiny", "--layout", "tp=2"], "--layout: is for --rehearse"),
+        (["grpo"], "grpo: trains on a task of your own; add --model FOLDER"),
+        (["sokoban-tiny", "--data", "x"], "--data: sokoban-tiny trains on a task of its own"),
         (["a", "b"], "write `terrella check RECIPE` or `terrella check env NAME`"),
     ],
 )
