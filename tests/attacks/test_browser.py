@@ -8,9 +8,13 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -261,3 +265,34 @@ def test_a_page(place: Place, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in SAMPLE])
 def test_all_pages(place: Place, name: str) -> None:
     attack(place, name)
+
+
+def test_the_sandbox_is_on_except_where_it_cannot_be(place: Place) -> None:
+    from terrella.rl.worlds.web.browser import _unsandboxed
+
+    off = b"--no-sandbox" in Path(f"/proc/{place.backend.process.pid}/cmdline").read_bytes()
+    assert off == bool(_unsandboxed)  # as root, or without user namespaces, with the reason in the log
+    if os.geteuid() != 0:
+        return
+    assert "user root" in next(iter(_unsandboxed.values()))
+    system = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    if system is None or f"{sys.version_info[0]}.{sys.version_info[1]}" not in str(Path(system).resolve()):
+        pytest.skip("no Python of this version that another user may run")
+    code = (
+        "from terrella.rl.worlds.web.browser import _unsandboxed\n"
+        "from terrella.rl.worlds.web.chromium import ChromiumBackend\n"
+        "from terrella.rl.worlds.web.backend import Limits, Start\n"
+        "backend = ChromiumBackend(Limits(deadline_s=60)); backend.begin(Start(('about:blank',)))\n"
+        "print('--no-sandbox' in open(f'/proc/{backend.process.pid}/cmdline').read(), _unsandboxed); backend.close()"
+    )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:  # not pytest's, which other users cannot enter
+        Path(home).chmod(0o777)
+        bare = {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "PYTHONPATH": ":".join(filter(None, sys.path))}
+        other = {"user": 65534, "group": 65534, "extra_groups": ()}
+        try:
+            told = subprocess.run([system, "-c", code], capture_output=True, text=True, timeout=240, cwd="/", env=bare, **other)
+        except PermissionError:
+            pytest.skip("this process may not start one of another user")
+    if "Permission denied" in told.stderr or "No module named" in told.stderr:
+        pytest.skip("another user may not read the package")
+    assert told.stdout.startswith("False {}") or "user namespaces" in told.stdout, told.stdout + told.stderr[-2000:]
