@@ -28,7 +28,7 @@ RESUMES = {
 }
 
 
-@pytest.mark.parametrize("row", RESUMES)
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.full] * (row == "dp2")) for row in RESUMES])
 def test_resume_is_bit_equal(tmp_path: Path, row: str) -> None:
     world, parallel, precision, wait = RESUMES[row]
     common = {"folder": str(tmp_path / "step_00000003"), "parallel": parallel, "precision": precision, "total": 23}

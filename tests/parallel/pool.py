@@ -1,6 +1,7 @@
 """One pool of four ranks for all tests of a session: gloo on CPU, NCCL where four GPUs are.
 
-Starting ranks costs seconds (imports), building a world of 1, 2 or 4 of them costs little, so each test builds the world it needs.
+Starting ranks costs seconds (imports), building a world of 1, 2 or 4 of them costs little, so each test builds the world it needs. Threads
+may ask for worlds of one rank at the same time: each gets a process of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import multiprocessing as mp
 import os
 import tempfile
+import threading
 import time
 import traceback
 import uuid
@@ -18,6 +20,7 @@ from typing import Any
 
 SIZE = 4
 _pool: Pool | None = None
+_making = threading.Lock()
 
 
 def run_ranks(target: str, world: int, deadline_s: float = 900.0, share_gpu: bool = False, **kwargs: Any) -> list[Any]:
@@ -29,10 +32,12 @@ def run_ranks(target: str, world: int, deadline_s: float = 900.0, share_gpu: boo
 
         pytest.skip(f"{world} ranks need as many GPUs")
     global _pool
-    if _pool is None or _pool.broken:
-        _pool = Pool()
-        atexit.register(_pool.stop)
-    return _pool.run(target, world, deadline_s, kwargs)
+    with _making:
+        if _pool is None or _pool.broken:
+            _pool = Pool()
+            atexit.register(_pool.stop)
+        pool = _pool
+    return pool.run(target, world, deadline_s, kwargs)
 
 
 class Pool:
@@ -41,31 +46,48 @@ class Pool:
         self.folder = tempfile.mkdtemp(prefix="terrella-ranks-")
         self.pipes: list[Any] = []
         self.processes: list[Any] = []
+        self.busy = [threading.Lock() for _ in range(SIZE)]
+        self.growing = threading.Lock()
 
     def grow(self, world: int) -> None:
         context = mp.get_context("spawn")
-        for rank in range(len(self.pipes), world):
+        for _ in range(len(self.pipes), world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
 
     def run(self, target: str, world: int, deadline_s: float, kwargs: dict[str, Any]) -> list[Any]:
         assert world <= SIZE, f"the pool has {SIZE} ranks"
-        self.grow(world)
+        first = 0
+        if world == 1:
+            first = next(i for i, lock in enumerate(self.busy) if lock.acquire(blocking=False))
+        elif not all(lock.acquire(timeout=deadline_s) for lock in self.busy[:world]):
+            raise AssertionError(f"{target}: {world} ranks were not free within {deadline_s:.0f} s")
+        try:
+            return self._run(target, first, world, deadline_s, kwargs)
+        finally:
+            for lock in self.busy[first : first + world]:
+                lock.release()
+
+    def _run(self, target: str, first: int, world: int, deadline_s: float, kwargs: dict[str, Any]) -> list[Any]:
+        """On the processes from `first` on, which are the caller's alone."""
+        with self.growing:
+            self.grow(first + world)
+        pipes = self.pipes[first : first + world]
         store = os.path.join(self.folder, uuid.uuid4().hex)
-        for rank in range(world):
-            self.pipes[rank].send((target, world, store, kwargs))
+        for rank, pipe in enumerate(pipes):
+            pipe.send((target, rank, world, store, kwargs))
         results: list[Any] = [None] * world
         waiting = set(range(world))
         end = time.monotonic() + deadline_s
         errors = []
         while waiting and time.monotonic() < end:
             for rank in sorted(waiting):
-                if self.pipes[rank].poll(0.005):
+                if pipes[rank].poll(0.005):
                     try:
-                        ok, value = self.pipes[rank].recv()
+                        ok, value = pipes[rank].recv()
                     except EOFError:
                         ok, value = False, "process died"
                     waiting.discard(rank)
@@ -86,7 +108,7 @@ class Pool:
             process.join(5)
 
 
-def _serve(rank: int, pipe: Any) -> None:
+def _serve(pipe: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
@@ -101,7 +123,7 @@ def _serve(rank: int, pipe: Any) -> None:
         shared_gpu.install()  # before Megatron keeps what it replaces
     while True:
         try:
-            target, world, store, kwargs = pipe.recv()
+            target, rank, world, store, kwargs = pipe.recv()
         except EOFError:
             return
         try:
