@@ -85,7 +85,7 @@ def test_a_shipped_script_is_short_and_what_its_command_renders(path: Path) -> N
 
 def test_every_published_experiment_has_a_script() -> None:
     rlvr_world = {"text-game-sft", "text-game-rlvr-binary", "web-page-sft", "web-page-rlvr", "video-rt1", "video-rt1-single"}
-    others = {"spa-sokoban", "webrl-webarena-lite", "webrl-webarena-lite-70b", "bench", "convert"}
+    others = {"spa-sokoban", "webrl-webarena-lite", "webrl-webarena-lite-70b", "grpo", "bench", "convert"}
     assert rlvr_world | others <= {path.stem for path in SHIPPED}
 
 
