@@ -4,26 +4,38 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+KERNELS = {  # of each layer
+    "dense": {"rmsnorm_triton._forward_kernel": 2, "rmsnorm_triton._backward_kernel": 2, "qkv_triton._qkv_kernel": 2},
+    "norms": {"rmsnorm_triton._forward_kernel": 4, "rmsnorm_triton._backward_kernel": 4, "rope_triton._rope_kernel": 4},
+}
 
-@pytest.mark.parametrize(
-    ("model", "each"),
-    [
-        ("dense", {"rmsnorm_triton._forward_kernel": 2, "rmsnorm_triton._backward_kernel": 2, "qkv_triton._qkv_kernel": 2}),
-        ("norms", {"rmsnorm_triton._forward_kernel": 4, "rmsnorm_triton._backward_kernel": 4, "rope_triton._rope_kernel": 4}),
-    ],
-)
-def test_fused_kernels_are_taken(model: str, each: dict[str, int]) -> None:
+
+@pytest.fixture(scope="module")
+def passes() -> Iterator[dict[str, subprocess.Popen]]:
+    """A process for each model, all at once: most of their time goes into imports."""
     pytest.importorskip("triton")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "terrella.tests.models.launched", model], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    want = {name: count * told["layers"] for name, count in (each | {"swiglu_triton._swiglu_kernel": 2}).items()}
+    command = [sys.executable, "-m", "terrella.tests.models.launched"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = {model: subprocess.Popen([*command, model], env=environment, **pipes) for model in KERNELS}
+    try:
+        yield started
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait(timeout=60)
+
+
+@pytest.mark.parametrize("model", KERNELS)
+def test_fused_kernels_are_taken(model: str, passes: dict[str, subprocess.Popen]) -> None:
+    out, err = passes[model].communicate(timeout=300)
+    assert passes[model].returncode == 0, err[-3000:]
+    counted = json.loads(out.splitlines()[-1])
+    want = {name: count * counted["layers"] for name, count in (KERNELS[model] | {"swiglu_triton._swiglu_kernel": 2}).items()}
     for side in ("forward", "backward"):
         want[f"rmsnorm_triton._{side}_kernel"] += 1  # the last norm
-    assert told["launched"] == want
+    assert counted["launched"] == want
