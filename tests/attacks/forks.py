@@ -97,7 +97,7 @@ def play(folder: Path, signals: int, seed: int) -> dict[str, int]:
                 counts["HANG"] += 1
                 os.kill(child, signal.SIGKILL)
                 wait(child, DEADLINE_S)
-            elif code not in ((-sent,) if sent == signal.SIGKILL else (STOPPED, 0)):
+            elif code not in (-sent if sent == signal.SIGKILL else STOPPED, 0):  # 0: it had just ended; its results are compared below
                 counts[f"WRONG CODE {code} after {sent.name}"] += 1
         elif code != 0:
             counts[f"WRONG CODE {code} of a start"] += 1
