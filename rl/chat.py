@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..core.errors import ConfigError
 from ..data.tokenizers import HFTokenizer, Tokenizer
 from .environment import Prompt
 
@@ -48,8 +49,14 @@ def _marked(tokenizer: HFTokenizer, template: str) -> Chat:
 def first_prompt(tokenizer: Tokenizer, prompt: Prompt) -> str:
     """What a conversation opens with, ready for the model's answer. Without a chat template a plain text stays as it is."""
     if isinstance(tokenizer, HFTokenizer) and tokenizer.hf.chat_template:
+        from jinja2 import TemplateError
+
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return str(tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:  # Gemma's, for one, has no system turn and wants users and assistants to take turns
+            roles = ", ".join(m["role"] for m in messages)
+            raise ConfigError(f"{tokenizer.folder}: its chat template refuses a chat of {roles}: {error}") from error
     if isinstance(prompt, str):
         return prompt
     return "".join(f"{m['role'].capitalize()}:\n{m['content']}\n" for m in prompt) + PLAIN.agent.lstrip()
