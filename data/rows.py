@@ -134,27 +134,34 @@ def render_prompt(row: dict[str, Any], template: str | None, where: str) -> str 
 
 
 def demonstration(row: dict[str, Any], column: str | None, where: str = "a row") -> str | None:
-    """The answer to imitate: the named column, else the assistant's message ending `messages`, else one of ANSWERS."""
-    if column is None and row.get("messages") is not None:
-        last = _messages(row["messages"], "messages", where)[-1]
-        if last["role"] == "assistant":
-            return last["content"] or None
-    if column is not None and column not in row:
-        raise ConfigError(f"{where}: no column '{column}' (columns: {_columns(row)}); set answer to one of them")
-    name = column or next((name for name in ANSWERS if row.get(name) is not None), None)
-    value = row[name] if name is not None else None
-    if isinstance(value, bool | list | dict):
-        raise ConfigError(f"{where}: column '{name}' must be text or a number to be an answer, not {str(value)[:60]}")
-    return None if value is None or value == "" else str(value)
+    """The answer to imitate: the named column, else the assistant's message ending `messages`, else one of ANSWERS.
+
+    None where there is none, or it is no text or number: a list of accepted answers is for a reward.
+    """
+    value = _answer(row, column, where)
+    return None if value is None or value == "" or isinstance(value, bool | list | dict) else str(value)
 
 
-def info_of(row: dict[str, Any], template: str | None = None) -> dict[str, Any]:
-    """What a reward gets to know: every column but the prompt's own, and the answer that ends a chat as `answer`."""
+def info_of(row: dict[str, Any], template: str | None = None, column: str | None = None) -> dict[str, Any]:
+    """What a reward gets to know: every column but the prompt's own, as it is, and the true answer as `answer`."""
     said = None if template is not None else "messages" if row.get("messages") is not None else "prompt"
     info = {name: value for name, value in row.items() if name != said}
-    if said == "messages" and "answer" not in info and (answer := demonstration(row, None)) is not None:
+    if (column is not None or "answer" not in info) and (answer := _answer(row, column, "a row")) is not None:
         info["answer"] = answer
     return info
+
+
+def _answer(row: dict[str, Any], column: str | None, where: str) -> Any:
+    """The true answer of a row as the file has it."""
+    if column is not None:
+        if column not in row:
+            raise ConfigError(f"{where}: no column '{column}' (columns: {_columns(row)}); set answer to one of them")
+        return row[column]
+    if row.get("messages") is not None:
+        last = _messages(row["messages"], "messages", where)[-1]
+        if last["role"] == "assistant":
+            return last["content"]
+    return next((row[name] for name in ANSWERS if row.get(name) is not None), None)
 
 
 def template_text(template: str, folder: Path = Path()) -> str:

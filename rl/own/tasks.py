@@ -79,9 +79,7 @@ class DataTasks(Tasks):
                 turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
                 prompt = [{"role": "system", "content": self.settings.system}, *turns]
             answer = demonstration(row, self.settings.answer, where)
-            info = info_of(row, self.settings.template)  # an answer keeps its own type
-            if answer is not None and (self.settings.answer not in (None, "answer") or "answer" not in info):
-                info["answer"] = answer
+            info = info_of(row, self.settings.template, self.settings.answer)
             rows.append(Row(where, prompt, answer, info))
         return rows
 
