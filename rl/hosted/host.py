@@ -186,6 +186,8 @@ class Host:
                 while unanswered:
                     first = next(iter(unanswered.values()))[1]
                     place, reply = child.receive(first.limit_s + slack)
+                    if place not in unanswered:
+                        raise Lost("wrote into descriptors that are not its own: an answer to no question")
                     number, call, _ = unanswered.pop(place)
                     self._settle(call, number, reply, replies)
             except Lost as lost:
