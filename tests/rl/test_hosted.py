@@ -81,6 +81,7 @@ DO = {
     "closes all": lambda: os.closerange(0, 100),
     "writes everywhere": writes_everywhere,
     "asks": lambda: input(),
+    "who": lambda: os.getpid(),
 }
 
 def score(prompt, answer, info):
@@ -233,6 +234,7 @@ def test_output_and_forks_of_user_code_do_not_reach_the_messages(folder: Path, c
             1.0, 0.5, 1.0, 0.5, 1.0, 0.5,
         ]  # fmt: skip
         assert host.child is not None and host.child.alive
+        assert scores(host, ["returns twice", "who"]) == [1.0, host.child.process.pid]  # not its copy
     told = capfd.readouterr()
     assert told.out == "" and told.err.count("x") >= 10_000_000 and "straight to descriptor 1" in told.err
 
