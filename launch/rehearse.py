@@ -151,6 +151,7 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
             notes.append(f"stages.{stage['name']}.folder: {note}")
     if plain["video"] is not None:
         _lower_video(plain, stages)
+        notes += _without_learnt_metrics(stages)
     kept = next(iter(folders), None) if recipe.model.folder else None
     changed = {"stages": stages, "model": {**asdict(model), "folder": kept}, "ranks": ranks, "parallel": asdict(parallel), "sinks": []}
     changed["precision"] = {"params": "fp32", "layers": "ours", "fp8": False}
@@ -287,6 +288,27 @@ def _lower_video(plain: dict[str, Any], stages: list[dict[str, Any]]) -> None:
     for stage in stages:
         if "frames_per_clip" in stage:
             stage |= {"frames_per_clip": 2, "window": 6 if stage["window"] else 0}
+
+
+def _without_learnt_metrics(stages: list[dict[str, Any]]) -> list[str]:
+    """Pictures are compared without LPIPS where its weights are not on this machine."""
+    from ..rl.rewards.video import LEARNT, require_weights
+
+    try:
+        require_weights(LEARNT)
+        return []
+    except ConfigError:
+        pass
+    for stage in stages:
+        for section in (stage.get("loss"), stage.get("reward")):
+            if isinstance(section, dict):
+                section |= {name: 0.0 for name in LEARNT if name in section}
+                if "mae" in section:
+                    section["mae"] = 1.0
+        if "metrics" in stage:
+            stage["metrics"] = [name for name in stage["metrics"] if name not in LEARNT] or ["mae"]
+            stage["headline"] = stage["metrics"][0]
+    return ["video: LPIPS is left out, for its weights are not on this machine"]
 
 
 def describe_changes(recipe: Recipe, rehearsal: Rehearsal) -> list[str]:

@@ -16,7 +16,8 @@ CHAT = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-BYTES = 256 + len(SPECIALS)  # ids of the tokenizer that stands in for one that is not there
+WHOLE = ("YES", "NO")  # one token each, as reward models that are asked for a word need it
+BYTES = 256 + len(SPECIALS) + len(WHOLE)  # ids of the tokenizer that stands in for one that is not there
 
 
 def write_byte_tokenizer(folder: Path) -> None:
@@ -28,6 +29,7 @@ def write_byte_tokenizer(folder: Path) -> None:
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
     fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     fast.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in SPECIALS])
+    fast.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in WHOLE])
     fast.save(str(folder / "tokenizer.json"))
     named = {
         "eos_token": SPECIALS[1],
