@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -347,6 +348,7 @@ def run(path: Path, folder: Path) -> tuple[int, str]:
     """Train it as anybody would, without a GPU, its progress on the terminal: the exit code, and the error."""
     place = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     words = [sys.executable, "-m", "terrella", "train", str(path), "--run", str(folder)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # an exception ends the child too, a signal would not
     try:
         done = subprocess.run(words, env=place, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
