@@ -26,6 +26,7 @@ RECIPES = Path(__file__).parent / "recipes"
 LANGUAGE = "language"  # the world of recipes that train on text alone
 MOST_FILES = 50  # that one recipe may be made of
 VIDEO = "video"  # the world of recipes of video stages
+RENAMED = {"language-start": "start"}  # kinds of stages that earlier releases had, and what they are now
 TextStage = VerbStage | LanguageStage | AgentStage | WebStage
 Stage = GridStage | TextStage | VideoStage | Export
 
@@ -100,8 +101,18 @@ def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
     tree = _tree(name, (), [])
     for setting in overrides:
         schema.apply_override(tree, setting)
+    _refuse_old_kinds(tree)
     fill_in(tree)
     return schema.build(Recipe, tree)
+
+
+def _refuse_old_kinds(tree: schema.Located) -> None:
+    """Name the new word for a kind of stage that earlier releases had."""
+    stages = tree.value.get("stages") if isinstance(tree.value, dict) else None
+    for stage in stages.value if stages is not None and isinstance(stages.value, list) else []:
+        kind = stage.value.get("kind") if isinstance(stage.value, dict) else None
+        if kind is not None and isinstance(kind.value, str) and kind.value in RENAMED:
+            raise ConfigError(f"{kind.where}: the kind of stage '{kind.value}' is called '{RENAMED[kind.value]}' now; write that")
 
 
 def has_environment(name: str) -> bool:

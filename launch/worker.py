@@ -43,7 +43,6 @@ STAGES = {
     "path": "own",
     "text-game-data": "text_game_data",
     "web-page-data": "web_page_data",
-    "language-start": "language_start",
     "language-data": "language_data",
     "language-sft": "language_sft",
     "language-rlvr": "language_rlvr",

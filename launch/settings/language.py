@@ -49,15 +49,6 @@ class WebPageData:
 
 
 @dataclass(frozen=True)
-class LanguageStart:
-    """Where the models of a language recipe begin: a Hugging Face model, with its tokenizer and chat template."""
-
-    kind: Literal["language-start"]
-    name: str
-    folder: str  # its folder, or a model of the hub pinned to a commit, owner/name@ and 40 hex digits; its sizes must be those of `model`
-
-
-@dataclass(frozen=True)
 class LanguageData:
     """Questions that lie in shards of pairs already, such as converted public data or the reasoned answers of a teacher."""
 
@@ -133,4 +124,4 @@ class LanguageEvaluate(Comparison):
         positive(self, "n", "unseen_n", "max_new_tokens", "drift_episodes")
 
 
-LanguageStage = LanguageStart | TextGameData | WebPageData | LanguageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
+LanguageStage = TextGameData | WebPageData | LanguageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate

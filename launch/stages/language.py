@@ -19,7 +19,7 @@ from ...rl.language import Question, answer_sequence, read_pair
 from ...rl.rollout.config import Validation
 from ...rl.text_games.splits import RatioSampler
 from ..job import Job
-from ..settings.language import LanguageData, LanguageStart, TextGameData, WebPageData
+from ..settings.language import LanguageData, TextGameData, WebPageData
 from ..settings.verbs import Start
 from .agent import tokenizer_of as agent_tokenizer
 from .common import TOKENIZER, split_cut
@@ -125,9 +125,9 @@ def weighted(lessons: Sequence[TokenSequence], total: int, question: float, pad_
     return made
 
 
-def start_of(job: Job) -> LanguageStart | None:
+def start_of(job: Job) -> Start | None:
     """The recipe's start; without one a tokenizer is learnt from the data, and the first stage trains from scratch."""
-    return next((s for s in job.recipe.stages if isinstance(s, LanguageStart)), None)
+    return next((s for s in job.recipe.stages if isinstance(s, Start)), None)
 
 
 def tokenizer_of(job: Job) -> Tokenizer:

@@ -58,7 +58,7 @@ name: adapted
 world: language
 model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 640, max_positions: 512, tied: true}
 stages:
-- {kind: language-start, name: start, folder: FOLDER}
+- {kind: start, name: start, folder: FOLDER}
 - {kind: language-data, name: data, train: RUN/stages/data/train, test: RUN/stages/data/test}
 - kind: language-sft
   name: sft

@@ -22,7 +22,7 @@ RECIPE = """name: own
 world: language
 model: {folder: tiny, max_positions: 512}
 stages:
-- {kind: language-start, name: start}
+- {kind: start, name: start}
 - {kind: export, name: export, model: start}
 """
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -103,3 +103,11 @@ def test_bases_without_end(tmp_path: Path) -> None:
 def test_settings_that_would_switch_a_guard_off_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=setting.partition("=")[0].rpartition(".")[2]):
         recipes.load("sokoban-tiny", (setting,))
+
+
+@pytest.mark.parametrize(("old", "new"), recipes.RENAMED.items())
+def test_a_kind_of_stage_that_was_renamed_is_refused_by_its_new_name(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text(f"name: x\nmodel: {{vocab: 300}}\nstages:\n- {{kind: {old}, name: s}}\n")
+    with pytest.raises(ConfigError, match=rf"old\.yaml:4: the kind of stage '{old}' is called '{new}' now"):
+        recipes.load(str(path))
