@@ -3,8 +3,10 @@ goes wrong in them is named."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +255,42 @@ def test_what_other_processes_cannot_import_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             path_of(value)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(4 * PATIENCE_S)
+def test_an_environment_of_ones_own_survives_sigkill_bit_for_bit(place: Path) -> None:
+    words = ["train", "grpo", "--model", "tiny", "--env", "my.py:Echo", "--steps", "12"]
+    for setting in ("ranks=2", "stages.rl.prompts_per_step=4", "stages.rl.max_new_tokens=4", "stages.rl.checkpoint_every=3"):
+        words += ["--set", setting]
+    words += ["--set", "stages.rl.updates_per_rollout=2", "--set", "stages.evaluate.max_new_tokens=4"]
+    calm = terrella(place, *words, "--run", "runs/calm")
+    assert calm.returncode == 0, calm.stdout + calm.stderr
+    record = place / "runs" / "killed" / "metrics.jsonl"
+    for step in (2, 7):
+        started = subprocess.Popen(
+            [sys.executable, "-m", "terrella", *words, "--run", "runs/killed"],
+            cwd=place,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end and started.poll() is None:
+            if record.exists() and len(record.read_text().splitlines()) >= step:
+                break
+            time.sleep(0.05)
+        assert started.poll() is None, "it ended before it could be killed"
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait(60)
+    again = terrella(place, *words, "--run", "runs/killed", "--wait", "60")
+    assert again.returncode == 0, again.stdout + again.stderr
+    rows = [
+        [json.loads(line) for line in (place / "runs" / name / "metrics.jsonl").read_text().splitlines()] for name in ("calm", "killed")
+    ]
+    assert [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows[0]] == [
+        {k: v for k, v in row.items() if not k.startswith("time/")} for row in rows[1]
+    ]
+    weights = [(place / "runs" / name / "export" / "model.safetensors").read_bytes() for name in ("calm", "killed")]
+    assert weights[0] == weights[1]
