@@ -94,7 +94,7 @@ def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_never_ended(whole: tu
     found = tiny_run.results(folder)
     kept = {key: value for key, value in whole[0].items() if not key.endswith(".jsonl")}  # a rollout of its former last step remains
     assert {key: found[key] for key in kept} == kept
-    assert (folder / "earlier" / "1" / "results").is_dir()
+    assert (folder / "set-aside" / "001" / "results").is_dir()
 
 
 def test_the_export_loads_in_transformers_and_can_be_evaluated(whole: tuple[dict, float], folder_of_whole: Path, tmp_path: Path) -> None:
