@@ -22,6 +22,7 @@ SMALL = [
     "stages.0.frames=8",
     "stages.0.workers=0",
     "stages.1.steps=6",
+    "stages.1.clips_per_step=8",  # those of the recipe are for one rank
     "stages.1.heldout_clips=4",
     "stages.1.optimizer={lr: 1e-3}",
     "stages.2.clips_per_episode=2",
