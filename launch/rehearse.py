@@ -23,6 +23,7 @@ from ..core.errors import ConfigError, DeadlineError
 from ..models.config import ModelConfig
 from .recipe import Recipe
 
+REHEARSAL_VARIABLE = "TERRELLA_REHEARSAL"  # tells `terrella train` that nobody can look at what it leaves
 MOST_RANKS = 8
 ERROR = "terrella: error: "  # what the command line writes before one
 PATIENCE_S = 1800.0  # for the whole rehearsal; an idle machine needs a minute or two
@@ -346,7 +347,7 @@ def write(rehearsal: Rehearsal, folder: Path) -> Path:
 
 def run(path: Path, folder: Path) -> tuple[int, str]:
     """Train it as anybody would, without a GPU, its progress on the terminal: the exit code, and the error."""
-    place = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    place = os.environ | {REHEARSAL_VARIABLE: "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     words = [sys.executable, "-m", "terrella", "train", str(path), "--run", str(folder)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # an exception ends the child too, a signal would not
     try:

@@ -201,7 +201,11 @@ def _report(folder: Path) -> None:
 
 
 def _tell(folder: Path) -> None:
-    """What happened, in plain words, and where to look."""
+    """What happened, in plain words, and where to look. A rehearsal's folder goes with it, and its model learnt nothing."""
     from .outlook import ending
+    from .rehearse import REHEARSAL_VARIABLE
+
+    if os.environ.get(REHEARSAL_VARIABLE):
+        return
 
     click.echo("\n" + ending(folder))

@@ -38,6 +38,10 @@ class Tasks(ABC):
     def of(self, split: Split) -> Sequence[Any]:
         """The tasks of a split."""
 
+    def judged(self) -> bool:
+        """Whether something judges the episodes; environments judge their own."""
+        return True
+
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
         """Which training task comes at a place of an endless stream; those of `without` never come."""
         used = [i for i in range(len(self.of("train"))) if i not in set(without)]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
@@ -18,7 +17,7 @@ from ..job import Job
 from ..settings.verbs import Score
 from .common import build_engine, sampler_of, sampling
 from .on_policy import picture
-from .verbs import environment
+from .verbs import environment, require_judged, require_tasks
 
 Rewards = list[float | None]  # of each task, the mean over its samples; None where all of them were Invalid
 TRUTH = "demonstrations"
@@ -28,8 +27,8 @@ def check(stage: Score, job: Job) -> None:
     """Before the run starts: the environment opens and has tasks to evaluate on."""
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
-            if not len(tasks.of("test")):
-                raise ConfigError(f"env: has no test task for stage '{stage.name}'")
+            require_judged(tasks)
+            require_tasks(tasks, "test", stage.name)
 
 
 def run(stage: Score, job: Job) -> dict[str, Any]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.errors import ConfigError
 from ...core.rng import permutation
 from ...data.trajectory import Trajectory
-from ...rl.own.config import DataEnvironment
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Reinforce
 from .common import split_cut
 from .on_policy import StageTrainer
-from .verbs import environment
+from .verbs import environment, require_judged, require_tasks
 
 CUT = 0x637574  # the key of the draw of tasks to validate on
 
@@ -23,13 +21,10 @@ CUT = 0x637574  # the key of the draw of tasks to validate on
 def check(stage: Reinforce, job: Job) -> None:
     """Before the run starts: the batch divides, the environment opens, has training tasks, and can judge them."""
     job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
-    env = stage.env or job.recipe.env
-    if isinstance(env, DataEnvironment) and env.reward is None:
-        raise ConfigError(f"env.reward: stage '{stage.name}' trains by a reward; name one: file.py:function, exact, contains or number")
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
-            if not len(tasks.of("train")):
-                raise ConfigError(f"env: has no training task for stage '{stage.name}'")
+            require_judged(tasks)
+            require_tasks(tasks, "train", stage.name)
 
 
 def run(stage: Reinforce, job: Job) -> dict[str, Any]:

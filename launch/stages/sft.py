@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError
 from ...data.balance import spread
 from ...data.packing import TrainSequence, role_weight
 from ...data.trajectory import Role, TokenSequence
@@ -17,7 +16,7 @@ from ..job import Job
 from ..settings.verbs import Tune
 from .common import build_engine
 from .fitting import Portion, fit
-from .verbs import environment
+from .verbs import environment, require_tasks
 
 KEPT = 65_536  # lessons kept in memory for the epochs to come
 LEARNT = (Role.ACTION, Role.STATE)
@@ -57,10 +56,8 @@ def check(stage: Tune, job: Job) -> None:
     """Before the run starts: the environment opens, has training tasks, and its first task a demonstration."""
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
-            train = tasks.of("train")
-            if not len(train):
-                raise ConfigError(f"env: has no training task for stage '{stage.name}'")
-            tasks.lessons(train[:1], f"stages: {stage.name}")
+            require_tasks(tasks, "train", stage.name)
+            tasks.lessons(tasks.of("train")[:1], f"stages: {stage.name}")
 
 
 def run(stage: Tune, job: Job) -> dict[str, Any]:

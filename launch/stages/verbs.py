@@ -12,6 +12,7 @@ from ...core.files import read_json, write_json
 from ...data.rows import rows_digest
 from ...data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from ...models.hub import resolve
+from ...rl.environment import Split
 from ...rl.own.config import DataEnvironment
 from ...rl.own.tasks import open_tasks
 from ...rl.tasks import Tasks
@@ -67,3 +68,15 @@ def environment(stage: Tune | Reinforce | Score, job: Job) -> Iterator[Tasks]:
         _require_same_rows(settings, job)
     with open_tasks(settings, tokenizer_of(job), job.model.max_positions) as tasks:
         yield tasks
+
+
+def require_judged(tasks: Tasks) -> None:
+    """Refuse an environment whose episodes nothing judges."""
+    if not tasks.judged():
+        raise ConfigError("env.reward: nothing judges the answers; name one: file.py:function, exact, contains or number")
+
+
+def require_tasks(tasks: Tasks, split: Split, stage: str) -> None:
+    """Refuse an environment without tasks of a split."""
+    if not len(tasks.of(split)):
+        raise ConfigError(f"env: has no {split} task for stage '{stage}'")

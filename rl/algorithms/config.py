@@ -39,9 +39,6 @@ class Policy:
                 raise ValueError(f"{name}: {getattr(self, name)} must not be negative")
         if self.tis_cap is not None and self.tis_cap <= 0:
             raise ValueError(f"tis_cap: {self.tis_cap} must be above 0")
-        super_init = getattr(super(), "__post_init__", None)
-        if super_init is not None:
-            super_init()
 
 
 @dataclass(frozen=True)
@@ -174,6 +171,10 @@ class SFT:
 class OwnAlgorithm(Policy, KindByPath):
     """Advantages by a function of one's own, `kind: file.py:name`: `def name(rewards, infos, **args)` is given the rewards of a group and
     what its scores hold beside them, and gives one advantage a sample. Clipping, KL and the rest are chosen as for GRPO."""
+
+    def __post_init__(self) -> None:
+        Policy.__post_init__(self)
+        KindByPath.__post_init__(self)
 
 
 Algorithm = GRPO | DrGRPO | DAPO | GSPO | RLOO | ReinforcePP | PPO | StarPOS | SFT | OwnAlgorithm

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,20 @@ class Row:
         return self.where
 
 
+@lru_cache(maxsize=4)  # every stage of a recipe asks for the same ones
+def load_rows(path: str, template: str | None, system: str | None, answer: str | None) -> list[Row]:
+    """The rows of a file as tasks; one that cannot be used is named by file and line."""
+    source, rows = read_rows(path), []
+    for number, row in enumerate(source):
+        where = source.where(number)
+        prompt: Prompt = render_prompt(row, template, where)
+        if system is not None:
+            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            prompt = [{"role": "system", "content": system}, *turns]
+        rows.append(Row(where, prompt, demonstration(row, answer, where), info_of(row, template, answer)))
+    return rows
+
+
 class DataTasks(Tasks):
     """Rows of data, one turn each: the row's prompt, and the reward judges the answer."""
 
@@ -61,7 +75,11 @@ class DataTasks(Tasks):
         self.settings, self.host = settings, host
         if settings.train is None and settings.test is None:
             raise ConfigError("env: name the rows to train on with train: FILE, or rows to evaluate on with test: FILE")
-        self._rows = {name: self._load(path) for name, path in (("train", settings.train), ("test", settings.test)) if path}
+        self._rows = {
+            name: load_rows(path, settings.template, settings.system, settings.answer)
+            for name, path in (("train", settings.train), ("test", settings.test))
+            if path
+        }
         if settings.test is None:
             rows, every = self._rows["train"], settings.hold_out_every
             self._rows["test"] = [row for i, row in enumerate(rows) if i % every == every - 1]
@@ -69,25 +87,14 @@ class DataTasks(Tasks):
         self._live: dict[int, Row] = {}
         super().__init__(tokenizer, max_length, max_turns=1)
 
-    def _load(self, path: str) -> list[Row]:
-        rows = []
-        source = read_rows(path)
-        for number, row in enumerate(source):
-            where = source.where(number)
-            prompt: Prompt = render_prompt(row, self.settings.template, where)
-            if self.settings.system is not None:
-                turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-                prompt = [{"role": "system", "content": self.settings.system}, *turns]
-            answer = demonstration(row, self.settings.answer, where)
-            info = info_of(row, self.settings.template, self.settings.answer)
-            rows.append(Row(where, prompt, answer, info))
-        return rows
-
     def table(self) -> Table:
         return self
 
     def of(self, split: Split) -> Sequence[Row]:
         return self._rows.get(split, [])
+
+    def judged(self) -> bool:
+        return self.host is not None
 
     def demonstration(self, task: Row) -> list[str] | None:
         return None if task.answer is None else [task.answer]

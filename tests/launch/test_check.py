@@ -147,7 +147,7 @@ def failures(config: recipe.Recipe, folder: Path) -> list[str]:
         (["stages.start.folder=no/such"], "stages.start: stages: start.folder: no/such: neither a folder nor a pinned hub id"),
         (["stages.rl.rollouts.sampler.kind=vllm"], "stages.rl: the package vllm is not installed; pip install 'terrella[vllm]'"),
         (["env.train=no_rows.jsonl"], "no_rows.jsonl"),
-        (["env.reward=null"], "env.reward: stage 'rl' trains by a reward"),
+        (["env.reward=null"], "env.reward: nothing judges the answers"),
         (["env.template='{{ qestion }}'"], "qestion"),
         (["model={layers: 4000, hidden: 8192, vocab: 259}"], "-> free space, or put the run elsewhere with --run"),
     ],
