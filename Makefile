@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := setup.py pyproject.toml $(wildcard requirements/*.txt)
 UNIT := not integration and not full and not gpu
-# files side by side, one thread each: most tests keep one core busy
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# two at a time, one thread each: most tests keep one core busy
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -21,10 +21,10 @@ demo: $(VENV)/.base
 	@$(BIN)/terrella train demo --run runs/demo
 
 test: $(VENV)/.dev
-	$(PYTEST) -m "$(UNIT)" tests
+	$(PYTEST) --dist worksteal -m "$(UNIT)" tests
 
 test-integration: $(VENV)/.integration
-	$(BIN)/python -m pytest -m "integration and not full and not gpu" tests
+	$(PYTEST) --dist loadfile -m "integration and not full and not gpu" tests
 
 test-full: $(VENV)/.integration
 	$(BIN)/python -m pytest -m "not gpu" tests

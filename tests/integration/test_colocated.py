@@ -6,6 +6,7 @@ import os
 import pytest
 
 from terrella.tests.parallel.pool import run_ranks
+from terrella.tests.sampling import sampled
 
 JOBS = "terrella.tests.integration.colocated_jobs:"
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -23,7 +24,7 @@ def test_colocated_weights_are_exact_and_a_killed_engine_comes_back(tmp_path) ->
     assert result["same"] and result["restarts"] == 1 and result["gap"] <= 1e-5
 
 
-@pytest.mark.parametrize("colocated", [True, False])
+@pytest.mark.parametrize("colocated", sampled([True, False], 1))
 def test_adapters_alone_bring_vllm_to_the_trained_model(tmp_path, colocated) -> None:
     (result,) = run_ranks(JOBS + "adapters", 1, 1500, folder=str(tmp_path), environment=CPU, colocated=colocated)
     assert max(result["gaps"]) <= 1e-5 and result["changed"] and result["versions"] == 2

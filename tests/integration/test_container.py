@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from terrella.tests.launch import tiny_run
+from terrella.tests.sampling import sampled
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -31,7 +32,7 @@ def test_the_first_process_of_a_container_trains(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "stages" / "selfplay.json").exists()
 
 
-@pytest.mark.parametrize("sign", ["lease.json", "logs/rank-0.log"])
+@pytest.mark.parametrize("sign", sampled(["lease.json", "logs/rank-0.log"], 1))
 def test_a_stop_asked_for_before_the_workers_listen_is_a_stop(tmp_path: Path, sign: str) -> None:
     """`sign` exists before the workers can handle a signal."""
     run = tmp_path / "run"

@@ -21,6 +21,7 @@ from terrella.rl.worlds.web.markup import parse_markup, write_markup
 from terrella.rl.worlds.web.observe import accessibility_nodes, simplified_html
 from terrella.rl.worlds.web.traces import write_trace
 from terrella.rl.worlds.web.world import WebWorld
+from terrella.tests.sampling import few
 
 pytestmark = pytest.mark.integration
 PATIENCE_S = 60.0  # of a busy machine, where the deadline is not what a test is about
@@ -72,15 +73,15 @@ def open_world():
 TALL = (1280, 4000)  # everything is in the viewport, as the page model has none
 
 
-def test_the_page_model_is_held_to_chromium_on_the_local_sites(open_world) -> None:
+@pytest.mark.parametrize("templates", [12, pytest.param(51, marks=pytest.mark.full)])
+def test_the_page_model_is_held_to_chromium_on_the_local_sites(open_world, templates: int) -> None:
     """Same ids, tags, text and score for the same script. Left out: boxes and the viewport (with its scrolling)."""
     real = open_world(split="all", boxes=False, viewport=TALL)
     model = WebWorld(backend="dom", split="all", boxes=False)
-    seen: set[int] = set()
-    for seed, task in enumerate(real.tasks):
-        if task.task.template_id in seen:
-            continue
-        seen.add(task.task.template_id)
+    first_seeds = {task.task.template_id: seed for seed, task in reversed(list(enumerate(real.tasks)))}
+    assert len(first_seeds) == 51
+    for seed in few(list(first_seeds.values()), templates):
+        task = real.tasks[seed]
         assert real.reset(seed) == model.reset(seed)
         while not model.done:
             action = model.demonstrate()
@@ -88,7 +89,6 @@ def test_the_page_model_is_held_to_chromium_on_the_local_sites(open_world) -> No
             assert real.html == model.html, (task.task.intent, action)
             assert ours == theirs and real.error == model.error, (task.task.intent, action)
         assert real.score == model.score == 1.0 and real.backend.url == model.backend.url
-    assert len(seen) == 51
 
 
 def test_odd_actions_have_the_same_effect_in_both(open_world) -> None:
@@ -336,12 +336,13 @@ def miniwob():
     pages.close()
 
 
-def test_all_miniwob_pages_load_and_reset_by_seed(miniwob) -> None:
+@pytest.mark.parametrize("pages", [30, pytest.param(130, marks=pytest.mark.full)])
+def test_miniwob_pages_load_and_reset_by_seed(miniwob, pages: int) -> None:
     from terrella.rl.worlds.web.miniwob import page_names
 
     assert len(page_names()) == 130
     faults = []
-    for name in page_names():
+    for name in few(page_names(), pages):
         first = miniwob.start(name, 7)
         seen = simplified_html(miniwob.backend.look())
         other = miniwob.start(name, 8)

@@ -19,6 +19,7 @@ from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
 from terrella.models.geometry import count
 from terrella.models.stand_in import write_byte_tokenizer
+from terrella.tests.sampling import sampled
 
 CASES = Path(__file__).parent.parent / "golden" / "cases"
 OWN = """
@@ -246,22 +247,22 @@ def test_the_command_line_says_how_it_is_used(words: list[str], message: str) ->
     assert done.returncode == 2 and message in done.stderr
 
 
-@pytest.mark.full
+REHEARSALS = [
+    [str(CASES / "own-data.yaml")],
+    [str(CASES / "own-env.yaml"), "--layout", "tp=2,pp=2"],
+    ["sokoban-tiny"],
+    ["spa-sokoban"],
+    ["text-game-rlvr-binary", "--layout", "tp=2,pp=2"],
+    ["web-page-rlvr", "--layout", "cp=2"],
+    ["webrl-webarena-lite"],
+    ["video-rt1"],
+    ["mpc-sites"],
+]
+
+
+@pytest.mark.integration
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    "words",
-    [
-        [str(CASES / "own-data.yaml")],
-        [str(CASES / "own-env.yaml"), "--layout", "tp=2,pp=2"],
-        ["sokoban-tiny"],
-        ["spa-sokoban"],
-        ["text-game-rlvr-binary", "--layout", "tp=2,pp=2"],
-        ["web-page-rlvr", "--layout", "cp=2"],
-        ["webrl-webarena-lite"],
-        ["video-rt1"],
-        ["mpc-sites"],
-    ],
-)
+@pytest.mark.parametrize("words", sampled(REHEARSALS, 1), ids=lambda words: Path(words[0]).stem)
 def test_a_rehearsal_goes_through(words: list[str], tmp_path: Path) -> None:
     done = command(*words, "--rehearse", cwd=tmp_path)
     assert done.returncode == 0 and "went through in" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
