@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -125,7 +126,12 @@ def test_serving_leaves_the_folder_as_it_is_and_ctrl_c_is_no_error(folder: Path)
     before = {p.name: (p.stat().st_mode, p.read_bytes()) for p in folder.iterdir()}, stat.S_IMODE(folder.stat().st_mode)
     words = [sys.executable, "-m", "terrella", "serve", str(folder), "--port", "0"]
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job is started with Ctrl-C ignored
     )
     try:
         assert process.stdout is not None and "/v1; Ctrl-C ends it" in process.stdout.readline()
