@@ -29,7 +29,7 @@ def evaluate_agent(
     """Play, score and print the table with 95 % intervals over seeds."""
     from ..rl.agents.api import ApiPlayer
     from ..rl.agents.evaluate import baseline_rows, summarise
-    from ..rl.agents.rollout import deal
+    from ..rl.agents.rollout import Instance, seats_of
     from ..rl.text_games.teacher import Teacher
     from ..rl.worlds.tasks import load_tasks
 
@@ -39,7 +39,7 @@ def evaluate_agent(
     task, first = tasks[tag], 123
     if settings.coordinates and "text_with_coordinates" not in task.make().render_modes:
         raise ConfigError(f"--coordinates: {tag} has no coordinates to show")
-    seats = deal({tag: task}, {tag: 1.0}, seeds, samples, first)
+    seats = seats_of([Instance(task, first + number) for number in range(seeds)], samples)
     progress = Progress(f"{tag} with {model}", len(seats))
     player = ApiPlayer(Teacher(url, model, key=key, temperature=temperature, max_tokens=max_new_tokens), settings)
     scores = summarise(player.play(seats, progress=lambda done: progress.update(done)))

@@ -12,7 +12,6 @@ from ..core.errors import ConfigError
 from ..data.trajectory import Invalid, Trajectory
 from ..models.geometry import count
 from .recipe import Recipe
-from .settings.agent import AgentReinforce
 from .settings.grid import Reinforce as GridReinforce
 from .settings.grid import SelfPlay
 from .settings.language import LanguageData, LanguageReinforce, TextGameData, WebPageData
@@ -135,25 +134,6 @@ def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator
 
 
 @contextmanager
-def _agent(stage: AgentReinforce, recipe: Recipe, job: Any) -> Iterator[Opened]:
-    from ..rl.agents.rollout import Player, deal
-    from ..rl.rollout.sampler import SamplingParams
-    from .stages.agent import start_of, tasks_of, weights_of
-    from .stages.agent_start import pieces_of
-
-    tags = weights_of(job, stage.tags)
-    tasks = tasks_of(job, tags)
-    tokenizer = _tokenizer(recipe) or pieces_of(list(tasks_of(job, start_of(job).tags).values()))
-
-    def play(sampler: Any, tokens: int) -> Trajectory:
-        params = SamplingParams(tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
-        seats = deal(tasks, tags, 1, 1, stage.first_seed)
-        return Player(tokenizer, stage.agent).play(sampler, seats, params, recipe.seed)[0]
-
-    yield tokenizer, stage.max_new_tokens, play
-
-
-@contextmanager
 def _question(stage: LanguageReinforce, recipe: Recipe, job: Any) -> Iterator[Opened]:
     from ..data.tokenizers import ByteTokenizer
     from ..rl.language import AnswerEpisode
@@ -221,7 +201,6 @@ def _tokenizer(recipe: Recipe) -> Any:
 
 OPENERS: dict[type, Any] = {
     Reinforce: _environment,
-    AgentReinforce: _agent,
     LanguageReinforce: _question,
     GridReinforce: _grid,
     Score: _environment,  # after those that train: the first in this order is shown

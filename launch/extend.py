@@ -16,7 +16,7 @@ from ..core import schema
 from ..core.errors import ConfigError
 from ..core.files import read_json, write_atomic
 from ..core.run import ASIDE, set_aside
-from .recipe import Recipe
+from .recipe import Recipe, refuse_old_kinds
 from .settings.base import OnPolicy, references
 
 
@@ -60,7 +60,9 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
     stored = folder / "config.yaml"
     if not stored.exists():
         return []
-    old = schema.build(Recipe, schema.parse_yaml(stored.read_text(encoding="utf-8"), str(stored)))
+    tree = schema.parse_yaml(stored.read_text(encoding="utf-8"), str(stored))
+    refuse_old_kinds(tree)
+    old = schema.build(Recipe, tree)
     before, after = ({s.name: getattr(s, "steps", None) for s in c.stages} for c in (old, config))
     longer = [name for name, steps in after.items() if before.get(name) != steps]
     for name in longer:

@@ -8,7 +8,7 @@ from ..core import schema
 from ..core.errors import ConfigError
 from ..core.schema import Located
 
-STARTS = ("start", "agent-start", "web-start")  # kinds of stages that weights and tokenizer come from
+STARTS = ("start", "web-start")  # kinds of stages that weights and tokenizer come from
 
 
 def fill_in(tree: Located) -> None:

@@ -14,7 +14,7 @@ from ..core.sinks import SinkName
 from ..models.config import ModelConfig, NamedModel
 from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
-from .settings.agent import AgentStage
+from .settings.agent import AgentEvaluate
 from .settings.base import Export, positive, references
 from .settings.grid import GridStage
 from .settings.language import LanguageStage
@@ -26,8 +26,14 @@ RECIPES = Path(__file__).parent / "recipes"
 LANGUAGE = "language"  # the world of recipes that train on text alone
 MOST_FILES = 50  # that one recipe may be made of
 VIDEO = "video"  # the world of recipes of video stages
-RENAMED = {"language-start": "start"}  # kinds of stages that earlier releases had, and what they are now
-TextStage = VerbStage | LanguageStage | AgentStage | WebStage
+RENAMED = {
+    "language-start": "start",
+    "agent-start": "start",
+    "agent-play": "collect",
+    "agent-sft": "sft",
+    "agent-rl": "rl",
+}  # kinds of stages that earlier releases had, and what they are now
+TextStage = VerbStage | LanguageStage | AgentEvaluate | WebStage
 Stage = GridStage | TextStage | VideoStage | Export
 
 
@@ -39,7 +45,7 @@ class Recipe:
     model: NamedModel
     stages: list[Stage]
     world: str = LANGUAGE  # a tag of rl/worlds/tags.yaml, or `language` or `video` for recipes of such stages
-    env: EnvironmentSettings | None = None  # what the stages sft, rl and eval train and evaluate on
+    env: EnvironmentSettings | None = None  # what the stages collect, sft, rl and eval train and evaluate on
     seed: int = 0
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -101,16 +107,34 @@ def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
     tree = _tree(name, (), [])
     for setting in overrides:
         schema.apply_override(tree, setting)
-    _refuse_old_kinds(tree)
+    refuse_old_kinds(tree)
+    _lay_over_environment(tree)
     fill_in(tree)
     return schema.build(Recipe, tree)
 
 
-def _refuse_old_kinds(tree: schema.Located) -> None:
+def _sections(node: schema.Located, key: str) -> list[schema.Located]:
+    """The sections of a list under a key; what has another shape is refused by name later."""
+    items = node.value.get(key) if isinstance(node.value, dict) else None
+    return [item for item in items.value if isinstance(item.value, dict)] if items is not None and isinstance(items.value, list) else []
+
+
+def _lay_over_environment(tree: schema.Located) -> None:
+    """A stage's env without a kind is the recipe's with some settings changed; so is that of an arm of an evaluation."""
+    whole = tree.value.get("env") if isinstance(tree.value, dict) else None
+    if whole is None or not isinstance(whole.value, dict):
+        return
+    for stage in _sections(tree, "stages"):
+        for section in (stage, *_sections(stage, "arms")):
+            own = section.value.get("env")
+            if own is not None and isinstance(own.value, dict) and "kind" not in own.value:
+                section.value["env"] = schema.merge(whole, own)
+
+
+def refuse_old_kinds(tree: schema.Located) -> None:
     """Name the new word for a kind of stage that earlier releases had."""
-    stages = tree.value.get("stages") if isinstance(tree.value, dict) else None
-    for stage in stages.value if stages is not None and isinstance(stages.value, list) else []:
-        kind = stage.value.get("kind") if isinstance(stage.value, dict) else None
+    for stage in _sections(tree, "stages"):
+        kind = stage.value.get("kind")
         if kind is not None and isinstance(kind.value, str) and kind.value in RENAMED:
             raise ConfigError(f"{kind.where}: the kind of stage '{kind.value}' is called '{RENAMED[kind.value]}' now; write that")
 

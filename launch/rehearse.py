@@ -40,7 +40,7 @@ MOST = {
     "log_every": 1,
     "rollouts_every": 1,
     "samples_per_group": 2,
-    "groups_at_once": 8,
+    "prompts_at_once": 8,
     "rooms": 48,
     "heldout_rooms": 8,
     "actions_per_room": 6,
@@ -144,6 +144,10 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     notes: list[str] = []
     folders: dict[str, ModelConfig] = {}
     stages = _first_phases(plain["stages"])
+    for place, env in (("env", plain["env"]), *((f"stages.{stage['name']}.env", stage.get("env")) for stage in stages)):
+        if env and env.get("only_tagged"):
+            env["only_tagged"] = False
+            notes.append(f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other")
     for stage in stages:
         _lower(stage, copies)
         notes += [f"stages.{stage['name']}: {note}" for note in _stand_ins(stage)]
@@ -191,9 +195,6 @@ def _lower(section: dict[str, Any], copies: int) -> None:
 
 def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
     """What cannot be had on this machine, replaced; each replacement in words."""
-    if stage.get("only_tagged"):
-        stage["only_tagged"] = False
-        yield "turns without tags are kept, for a model that has learnt nothing writes no other"
     for section in (stage, stage.get("rollouts") or {}):
         if isinstance(section.get("sampler"), dict) and section["sampler"]["kind"] == "vllm":
             section["sampler"] = {"kind": "embedded"}

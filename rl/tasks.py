@@ -1,38 +1,64 @@
-"""What the stages sft, rl and eval ask of an environment, opened for one of them. Environments of text inherit most of it.
+"""What the stages collect, sft, rl and eval ask of an environment, opened for one of them. Environments of text inherit most of it.
 
 A stage names no environment and has no setting that only one of them reads; whatever differs between them is a method here.
 """
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..core.errors import ConfigError
-from ..core.rng import shuffled
+from ..core.rng import permutation, shuffled
+from ..data.schema import TEXT
 from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
-from .conversation import Conversation, Scripted, Table, Talk, shown
+from .conversation import Conversation, Scripted, Table, Talk, shown, text_of
 from .environment import Prompt, Split
 from .rollout.sampler import Sampler, SamplingParams
 
 Gather = Callable[[Any], list[Any]]  # what every data rank has
 EMPTY = "empty answer"
+CUT = 0x637574  # the key of the draw of tasks to validate on
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A sequence to imitate that somebody played: what is learnt has the role ACTION or STATE."""
+
+    sequence: TokenSequence
+    fields: dict[str, Any]  # of its sample of the kind TEXT, beside ids and roles
+    held_out: bool
+
+
+def held_out(name: str, share: float) -> bool:
+    """Whether the episode of this name is kept for validation, so that all of its turns go the same way."""
+    return random.Random(name).random() < share
 
 
 class Tasks(ABC):
     """Tasks of both splits, how they are played, imitated and shown, and the trivial policies that stand beside a model."""
 
     free_text: ClassVar[bool] = True  # length and repetition of answers are watched
+    counts_actions: ClassVar[bool] = False  # RL records its actions without a budget of them, for comparisons of what models cost
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None, max_turns: int = 100) -> None:
-        self.tokenizer = tokenizer
-        self.talk = Talk(self.table(), tokenizer, max_turns, max_length)
+        self.tokenizer, self.max_length, self.max_turns = tokenizer, max_length, max_turns
 
-    @abstractmethod
     def table(self) -> Table:
-        """Where conversations are held."""
+        """Where conversations are held; an environment with episodes of its own kind has none, and plays them itself."""
+        raise NotImplementedError(f"{type(self).__name__}: holds no conversations")
+
+    @cached_property
+    def talk(self) -> Talk:
+        """The conversations of this environment."""
+        return Talk(self.table(), self.tokenizer, self.max_turns, self.max_length)
 
     @abstractmethod
     def of(self, split: Split) -> Sequence[Any]:
@@ -46,6 +72,15 @@ class Tasks(ABC):
         """Which training task comes at a place of an endless stream; those of `without` never come."""
         used = [i for i in range(len(self.of("train"))) if i not in set(without)]
         return lambda place: used[shuffled(len(used), seed, place)]
+
+    def numbers(self, seed: int) -> Sequence[int]:
+        """The numbers of all training tasks, those to validate on last."""
+        return permutation(len(self.of("train")), seed, CUT)
+
+    def some(self, n: int) -> list[Any]:
+        """At most n held-out tasks, spread over all of them."""
+        test = self.of("test")
+        return [test[int(i)] for i in np.linspace(0, len(test) - 1, min(n, len(test))).round()]
 
     def params(self, max_new_tokens: int, temperature: float) -> SamplingParams:
         """How answers are sampled."""
@@ -66,6 +101,15 @@ class Tasks(ABC):
         names = dict.fromkeys(name for info in infos for name in info)
         return {f"score/{name}": sum(i[name] for i in infos if name in i) / sum(name in i for i in infos) for name in names}
 
+    def scores(self, trajectories: Sequence[Trajectory], samples: int) -> dict[str, float]:
+        """What validation on held-out tasks, with so many samples of each, says of a model: its mean reward."""
+        rewards = [t.reward for t in trajectories if not isinstance(t.reward, Invalid)]
+        return {"mean": sum(rewards) / len(rewards)} if rewards else {}
+
+    def actions(self, trajectories: Sequence[Trajectory]) -> int:
+        """Actions taken in valid episodes; an answer is one."""
+        return sum(len(t.turn_rewards) for t in trajectories if not isinstance(t.reward, Invalid))
+
     def progress(self, values: dict[str, Any]) -> str:
         """A step's record in a few words."""
         return f"reward {values['reward/mean']:.3f}"
@@ -73,6 +117,30 @@ class Tasks(ABC):
     def shown(self, episode: Any) -> list[dict[str, Any]]:
         """The turns of a played episode, as the report shows them."""
         return shown(episode, self.tokenizer)
+
+    def player(self, episodes: Sequence[Any]) -> Sampler:
+        """Who plays where no model does: the demonstrations."""
+        answers = {episode.prompt_id: self._required(episode.task, "model") for episode in episodes}
+        return Scripted(self.tokenizer, lambda number, turn: answers[number][turn] if turn < len(answers[number]) else "")
+
+    def taught(self, episode: Any, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
+        """What a valid episode leaves to imitate: all that was answered."""
+        aside = held_out(f"{episode.prompt_id}/{episode.sample_index}", held_out_share)
+        asked = [{"role": "user", "content": text_of(prompt)} for prompt in episode.prompts]
+        said = [{"role": "assistant", "content": answer} for answer in episode.answers]
+        fields = {
+            "messages.json": [message for turn in zip(asked, said, strict=False) for message in turn],
+            "meta.json": {"schema": TEXT, "task": str(episode.task)[:200], "sample": episode.sample_index, "reward": trajectory.reward},
+        }
+        return [Lesson(sequence, fields, aside) for sequence in trajectory.sequences]
+
+    def counts(self, episodes: Sequence[Any], trajectories: Sequence[Trajectory]) -> dict[str, int]:
+        """What a stage that collects episodes counts of the valid ones."""
+        return {"actions": self.actions(trajectories)}
+
+    def shares(self, counts: dict[str, int]) -> dict[str, float]:
+        """What the counts of all ranks say."""
+        return {}
 
     def demonstration(self, task: Any) -> list[str] | None:
         """The answers to imitate, one a turn; None where there are none."""
@@ -99,13 +167,15 @@ class Tasks(ABC):
     def _required(self, task: Any, where: str) -> list[str]:
         answers = self.demonstration(task)
         if not answers:
-            raise ConfigError(f"{where}: task {str(task)[:80]} has no demonstration to imitate")
+            raise ConfigError(
+                f"{where}: task {str(task)[:80]} has no demonstration to imitate; name a collect stage, or a model that plays"
+            )
         return answers
 
     def answer_ids(self, context: Sequence[int], answer: str, where: str) -> TokenSequence:
         """A context and its answer, closed by the end of text, as one sequence to imitate."""
         ids = (*self.tokenizer.encode(answer), self.tokenizer.eos_id)
-        length, most = len(context) + len(ids), self.talk.max_length
+        length, most = len(context) + len(ids), self.max_length
         if most is not None and length > most:
             raise ConfigError(
                 f"{where}: prompt and answer have {length} tokens, model.max_positions is {most}; leave the task out or cut it"

@@ -1,4 +1,4 @@
-"""Settings of the stages over an environment: start, sft, rl, eval. Importable without torch."""
+"""Settings of the stages over an environment: start, collect, sft, rl, eval. Importable without torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import ClassVar, Literal
 from ...core.by_path import KindByPath
 from ...core.config import OptimizerConfig
 from ...rl.own.config import EnvironmentSettings
+from ...rl.rollout.config import Rollouts
 from .base import Comparison, Lora, OnPolicy, positive
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where the models of a recipe begin: a Hugging Face model with its tokenizer, or fresh weights that read bytes."""
+    """Where the models of a recipe begin: a Hugging Face model with its tokenizer, or fresh weights.
+
+    Fresh ones read bytes, or what the recipe's environments make for them: worlds have a tokenizer of their own pieces.
+    """
 
     kind: Literal["start"]
     name: str
@@ -21,16 +25,45 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Collect:
+    """Training tasks are played, by a model or without one, and what is worth imitating becomes shards for sft stages."""
+
+    kind: Literal["collect"]
+    name: str
+    prompts: int  # training tasks, from the first on
+    samples_per_prompt: int = 1
+    env: EnvironmentSettings | None = None  # default: the recipe's
+    model: str | None = None  # the stage whose model plays; without one demonstrations do, or in worlds the random policy
+    again: str | None = None  # a collect stage with a model: its very answers are taken again, for an environment that teaches otherwise
+    least_reward: float | None = None  # episodes below it teach nothing: rejection sampling
+    validation_share: float = 0.2  # of the episodes, held out to say what an sft stage learnt
+    max_new_tokens: int = 400
+    temperature: float = 1.0
+    prompts_at_once: int = 32
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    uses: ClassVar[tuple[str, ...]] = ("model", "again")
+    even: ClassVar[tuple[str, ...]] = ("prompts",)
+
+    def __post_init__(self) -> None:
+        positive(self, "prompts", "samples_per_prompt", "max_new_tokens", "prompts_at_once")
+        if self.again is not None and self.model is not None:
+            raise ValueError("again: the answers are those of another stage; leave model out")
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"validation_share: {self.validation_share} must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tune:
-    """Supervised fine-tuning: cross-entropy on the environment's demonstrations, all turns of them."""
+    """Supervised fine-tuning: cross-entropy on the environment's demonstrations, or on what a collect stage left, all turns of it."""
 
     kind: Literal["sft"]
     name: str
     init: str  # the stage whose weights to start from
+    data: str | None = None  # a collect stage; without one the environment's demonstrations are imitated
     sequences_per_step: int
     optimizer: OptimizerConfig
     steps: int | None = None
-    epochs: float | None = None  # over the training tasks; give either epochs, steps or match_tokens_of
+    epochs: float | None = None  # over the training tasks, or what was collected; give either epochs, steps or match_tokens_of
     match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
     env: EnvironmentSettings | None = None  # default: the recipe's
     lora: Lora | None = None
@@ -38,14 +71,28 @@ class Tune:
     microbatch_tokens: int = 8192
     checkpoint_every: int = 100
     log_every: int = 10
-    uses: ClassVar[tuple[str, ...]] = ("init", "match_tokens_of")
+    uses: ClassVar[tuple[str, ...]] = ("data", "init", "match_tokens_of")
 
     def __post_init__(self) -> None:
         positive(self, "sequences_per_step", "microbatch_tokens", "checkpoint_every", "log_every")
         lengths = {"steps": self.steps, "epochs": self.epochs, "match_tokens_of": self.match_tokens_of}
+        if self.data is not None and self.env is not None:
+            raise ValueError("env: the lessons are those of the stage `data`; leave env out")
         if sum(value is not None for value in lengths.values()) != 1:
             raise ValueError("steps: give exactly one of steps, epochs and match_tokens_of")
         positive(self, *(name for name in ("steps", "epochs") if lengths[name] is not None))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Tasks of the test split played after every so many steps, and after the last."""
+
+    every: int = 10
+    prompts: int = 128
+    samples: int = 8  # of each
+
+    def __post_init__(self) -> None:
+        positive(self, "every", "prompts", "samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +102,20 @@ class Reinforce(OnPolicy):
     kind: Literal["rl"]
     max_new_tokens: int  # of one turn
     env: EnvironmentSettings | None = None  # default: the recipe's
+    actions: int | None = None  # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
+    counting: list[str] = field(default_factory=list)  # collect stages whose actions count as this stage's
+    validation: HeldOut | None = None  # on held-out tasks; rollouts.validation is on a cut of the training tasks
     lora: Lora | None = None
     microbatch_tokens: int = 8192
-    uses: ClassVar[tuple[str, ...]] = ("init",)
+    uses: ClassVar[tuple[str, ...]] = ("init", "counting")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "max_new_tokens", "microbatch_tokens")
+        if self.actions is not None:
+            positive(self, "actions")
+        if self.validation is not None and self.rollouts.validation.every:
+            raise ValueError("validation: on held-out tasks, or by rollouts.validation on a cut of the training tasks; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,4 +149,4 @@ class OwnStage(KindByPath):
     uses: ClassVar[tuple[str, ...]] = ("after",)
 
 
-VerbStage = Start | Tune | Reinforce | Score | OwnStage
+VerbStage = Start | Collect | Tune | Reinforce | Score | OwnStage

@@ -17,7 +17,7 @@ from ...core.errors import ConfigError
 from ...rl.rollout.config import Vllm
 from .. import recipe as recipes
 from ..recipe import Recipe, Stage
-from ..settings.base import OnPolicy
+from ..settings.base import OnPolicy, dealt_evenly
 from .settings import SIGNAL_S, JobSettings
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -111,7 +111,7 @@ def check(config: Recipe, settings: JobSettings) -> None:
         )
     copies = config.ranks // parallel.model_size
     for stage in config.stages:
-        for key in ("prompts_per_step", "sequences_per_step", *(["groups"] if stage.kind == "agent-play" else [])):
+        for key in dict.fromkeys(("prompts_per_step", "sequences_per_step", *dealt_evenly(stage))):
             size = getattr(stage, key, None)
             if size is not None and size % copies:
                 up = -(-size // copies) * copies

@@ -6,28 +6,72 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from ...core.errors import ConfigError
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Trajectory
-from ...rl.agents.config import AgentSettings
+from ...rl.agents.config import WorldsEnvironment
 from ...rl.agents.evaluate import AgentScores, baseline_rows, difference, state_perplexity, summarise
-from ...rl.agents.rollout import Player, deal, turns_of
+from ...rl.agents.rollout import Instance, Player, seats_of, turns_of
 from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.statistics import Estimate
-from ...rl.worlds.tasks import Task
+from ...rl.worlds.tasks import Task, named_tasks
 from ..job import Job
 from ..settings.agent import AgentEvaluate, Arm
-from .agent import agent_of, budget, start_of, tasks_of, tokenizer_of
+from ..settings.verbs import Reinforce, Tune
 from .common import build_engine, sampler_of, sampling
 from .evaluate import percent
 from .on_policy import picture
+from .verbs import tokenizer_of
+
+
+def worlds_of(stage: AgentEvaluate, job: Job) -> dict[str, Task]:
+    """The tags that arms are compared on."""
+    settings = job.recipe.env
+    if not isinstance(settings, WorldsEnvironment):
+        raise ConfigError(f"env: stage '{stage.name}' evaluates agents; give the recipe a section env of kind worlds")
+    return named_tasks(stage.tags or settings.tags, settings.tag_files)
+
+
+def agent_of(job: Job, arm: Arm) -> WorldsEnvironment:
+    """How an arm's model meets its world: as it was trained, unless the arm says otherwise."""
+    stages = {stage.name: stage for stage in job.recipe.stages}
+    trained = stages[arm.model]
+    if isinstance(trained, Tune) and trained.data is not None:
+        trained = stages[trained.data]
+    settings = arm.env or getattr(trained, "env", None) or job.recipe.env
+    assert isinstance(settings, WorldsEnvironment)
+    return settings
+
+
+def budget(job: Job, model: str) -> tuple[int, int]:
+    """(actions in worlds, gradient tokens) that an arm took: its stage, those it started from, and the data they learnt from."""
+    actions = tokens = 0
+    played: set[str] = set()
+    name: str | None = model
+    while name is not None:
+        stage = next(s for s in job.recipe.stages if s.name == name)
+        outcome = job.outcome(name)
+        tokens += outcome.get("tokens", 0)
+        if isinstance(stage, Reinforce):
+            actions += outcome["actions"]
+        if isinstance(stage, Tune) and stage.data is not None and stage.data not in played:
+            actions += job.outcome(stage.data)["actions"]
+            played.add(stage.data)
+        name = getattr(stage, "init", None)
+    return actions, tokens
+
+
+def check(stage: AgentEvaluate, job: Job) -> None:
+    """Before the run starts: the worlds are there."""
+    worlds_of(stage, job)
 
 
 def run(stage: AgentEvaluate, job: Job) -> dict[str, Any]:
     """Play, score, write one table a tag and the summary in words."""
-    tasks, tokenizer = tasks_of(job, stage.tags or start_of(job).tags), tokenizer_of(job)
+    tasks, tokenizer = worlds_of(stage, job), tokenizer_of(job)
     params = SamplingParams(stage.max_new_tokens, stage.temperature, stop_ids=tokenizer.stop_ids)
     progress = Progress(stage.name, len(stage.arms) * len(tasks), speak=job.mesh.is_main)
     scores: dict[tuple[str, str], AgentScores] = {}
@@ -68,7 +112,8 @@ def play_part(
 ) -> AgentScores:
     """One arm on all seeds of one tag; the first few episodes go to the report."""
     tag, groups = task.name, -(-stage.groups // job.mesh.data_size) * job.mesh.data_size
-    seats = list(job.mesh.share(deal({tag: task}, {tag: 1.0}, groups, stage.samples_per_group, stage.first_seed)))
+    instances = [Instance(task, stage.first_seed + number) for number in range(groups)]
+    seats = list(job.mesh.share(seats_of(instances, stage.samples_per_group)))
 
     def play() -> list[Trajectory]:
         played = player.play(sampler, seats, params, fold(job.recipe.seed, 6))
@@ -84,7 +129,7 @@ def ks(stage: AgentEvaluate) -> list[int]:
     return [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if k in (1, stage.samples_per_group) or k < stage.samples_per_group]
 
 
-def perplexity(stage: AgentEvaluate, engine: Any, agent: AgentSettings, task: Task, tokenizer: Any) -> list[float]:
+def perplexity(stage: AgentEvaluate, engine: Any, agent: WorldsEnvironment, task: Task, tokenizer: Any) -> list[float]:
     """Of state texts without and with coordinates, each as shown in the prompt and alone."""
 
     def score(batches: list) -> list:

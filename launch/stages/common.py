@@ -125,15 +125,15 @@ def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
     return engine
 
 
-def split_cut(items: Sequence[T], validation: Validation, stage: str) -> tuple[list[T], list[T]]:
+def split_cut(items: Sequence[T], validation: Validation, stage: str) -> tuple[Sequence[T], Sequence[T]]:
     """What a stage trains on, and the cut it validates on: the last so many items. Without validation everything is trained on."""
     if not validation.every:
-        return list(items), []
+        return items, []
     if len(items) <= validation.prompts:
         raise ConfigError(
             f"stages: {stage}.rollouts.validation.prompts = {validation.prompts} leaves nothing of the {len(items)} to train on; lower it"
         )
-    return list(items[: -validation.prompts]), list(items[-validation.prompts :])
+    return items[: -validation.prompts], items[-validation.prompts :]
 
 
 def final_checkpoint(job: Job, stage: str) -> Path:

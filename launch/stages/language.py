@@ -21,7 +21,6 @@ from ...rl.text_games.splits import RatioSampler
 from ..job import Job
 from ..settings.language import LanguageData, TextGameData, WebPageData
 from ..settings.verbs import Start
-from .agent import tokenizer_of as agent_tokenizer
 from .common import TOKENIZER, split_cut
 from .verbs import tokenizer_of as verb_tokenizer
 
@@ -131,10 +130,8 @@ def start_of(job: Job) -> Start | None:
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
-    """The tokenizer of a language recipe: that of its start, or of its data stage, or of the start of its agents."""
+    """The tokenizer of a language recipe: that of its start, or of its data stage."""
     stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData | LanguageData)), None)
-    if stage is None and any(isinstance(s, Start) for s in job.recipe.stages):
-        return verb_tokenizer(job)
     if stage is None:
-        return agent_tokenizer(job)
+        return verb_tokenizer(job)
     return Questions(job, stage.name).tokenizer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.rng import permutation
+from ...core.errors import ConfigError
+from ...core.rng import fold
 from ...data.trajectory import Trajectory
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
@@ -14,8 +15,6 @@ from ..settings.verbs import Reinforce
 from .common import split_cut
 from .on_policy import StageTrainer
 from .verbs import environment, require_judged, require_tasks
-
-CUT = 0x637574  # the key of the draw of tasks to validate on
 
 
 def check(stage: Reinforce, job: Job) -> None:
@@ -33,14 +32,25 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
         return TaskTrainer(stage, job, tasks).train()
 
 
+def actions_of(job: Job, stage: Reinforce, name: str) -> int:
+    """The actions that an earlier stage took."""
+    outcome = job.outcome(name)
+    if "actions" not in outcome:
+        raise ConfigError(f"stages: {stage.name}.counting: stage '{name}' counts no actions; name collect stages")
+    return outcome["actions"]
+
+
 class TaskTrainer(StageTrainer):
     """RL on the tasks of an environment."""
 
+    stage: Reinforce
+
     def __init__(self, stage: Reinforce, job: Job, tasks: Tasks) -> None:
         self.tasks, self.train_tasks, self.free_text = tasks, tasks.of("train"), tasks.free_text
-        places = permutation(len(self.train_tasks), job.recipe.seed, CUT)
-        self.cut = split_cut(places, stage.rollouts.validation, stage.name)[1]
+        self.cut = split_cut(tasks.numbers(job.recipe.seed), stage.rollouts.validation, stage.name)[1]
         self.order = tasks.order(job.recipe.seed, without=self.cut)
+        self.can_refill = stage.actions is None  # a budget counts the actions of a step's own episodes
+        self.before = sum(actions_of(job, stage, name) for name in stage.counting)
         params = tasks.params(stage.max_new_tokens, stage.temperature)
         super().__init__(stage, job, params, stage.microbatch_tokens, stage.lora)
 
@@ -62,4 +72,23 @@ class TaskTrainer(StageTrainer):
         return self.tasks.progress(values)
 
     def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        return self.tasks.measures(trajectories, self.mesh.gather)
+        if self.counts:
+            self.counts["actions"] += sum(self.mesh.gather(self.tasks.actions(trajectories)))
+        return {**self.tasks.measures(trajectories, self.mesh.gather), **self.counts, **self.on_held_out_tasks(step + 1)}
+
+    def on_held_out_tasks(self, step: int) -> dict[str, float]:
+        """Scores on tasks of the test split, where the stage asks for them."""
+        asked = self.stage.validation
+        if asked is None or not (step % asked.every == 0 or step == self.stage.steps):
+            return {}
+        chosen = list(enumerate(self.tasks.some(asked.prompts)))
+        episodes = self.mesh.share([self.tasks.episode(task, i, k) for i, task in chosen for k in range(asked.samples)])
+        played = self.mesh.from_leader(lambda: self.play(self.sampler, list(episodes), fold(self.job.recipe.seed, 5, step)))
+        everywhere = [t for part in self.mesh.gather(played) for t in part]
+        return {f"validation/{name}": value for name, value in self.tasks.scores(everywhere, asked.samples).items()}
+
+    def counted(self) -> tuple[str, ...]:
+        return ("actions",) if self.tasks.counts_actions or self.stage.actions is not None else ()
+
+    def spent(self) -> bool:
+        return self.stage.actions is not None and self.counts["actions"] + self.before >= self.stage.actions

@@ -1,33 +1,44 @@
-"""Supervised fine-tuning on an environment's demonstrations."""
+"""Supervised fine-tuning on an environment's demonstrations, or on what a collect stage left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
+from ...core.rng import shuffled
 from ...data.balance import spread
-from ...data.packing import TrainSequence, role_weight
+from ...data.packing import TrainSequence, pack, role_weight
+from ...data.shards import ShardSet
 from ...data.trajectory import Role, TokenSequence
+from ...rl.objective import logprob_score
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Tune
+from .collect import HELD_OUT, TRAIN
 from .common import build_engine
 from .fitting import Portion, fit
-from .verbs import environment, require_tasks
+from .verbs import environment, require_tasks, tokenizer_of
 
 KEPT = 65_536  # lessons kept in memory for the epochs to come
 LEARNT = (Role.ACTION, Role.STATE)
+HELD_OUT_MOST = 512  # held-out lessons that are scored at the end
 
 
-class Lessons:
+class Demonstrations:
     """The demonstrations of training tasks as token sequences, each made once."""
 
     def __init__(self, tasks: Tasks, where: str) -> None:
         self.tasks, self.where, self.train = tasks, where, tasks.of("train")
+        self.order = tasks.order
         self._kept: dict[int, list[TokenSequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self.train)
 
     def at(self, places: Sequence[int]) -> list[TokenSequence]:
         """The sequences of these tasks."""
@@ -37,6 +48,47 @@ class Lessons:
             missing = list(dict.fromkeys(places))
         self._kept |= dict(zip(missing, self.tasks.lessons([self.train[i] for i in missing], self.where), strict=True))
         return [sequence for i in places for sequence in self._kept[i]]
+
+
+class Collected:
+    """The lessons of a collect stage, read once: they are small beside a model."""
+
+    def __init__(self, job: Job, data: str, part: str) -> None:
+        folder = job.stage_folder(data) / part
+        shards = ShardSet(folder, fields=["tokens.npy", "roles.npy"]) if any(folder.glob("*.tar")) else ()
+        self.read = [_sequence(shards[i]) for i in range(len(shards))]
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+    def order(self, seed: int) -> Callable[[int], int]:
+        return lambda place: shuffled(len(self.read), seed, place)
+
+    def at(self, places: Sequence[int]) -> list[TokenSequence]:
+        return [self.read[i] for i in places]
+
+
+Lessons = Demonstrations | Collected
+
+
+def _sequence(sample: dict[str, Any]) -> TokenSequence:
+    return TokenSequence(tuple(sample["tokens.npy"].tolist()), tuple(map(Role, sample["roles.npy"].tolist())))
+
+
+@contextmanager
+def lessons_of(stage: Tune, job: Job) -> Iterator[Lessons]:
+    """What the stage imitates."""
+    if stage.data is None:
+        with environment(stage, job) as tasks:
+            yield Demonstrations(tasks, f"stages: {stage.name}")
+        return
+    collected = Collected(job, stage.data, TRAIN)
+    if not len(collected):
+        raise ConfigError(
+            f"stages: {stage.name}.data: stage '{stage.data}' left nothing to imitate: no valid episode of it was a lesson, by its "
+            "least_reward or by what its env asks of an answer, such as only_tagged; loosen them, or warm its model up"
+        )
+    yield collected
 
 
 def answer_tokens(lessons: Sequence[TokenSequence]) -> int:
@@ -54,7 +106,7 @@ def weighted(lesson: TokenSequence, total: int, prompt_weight: float, pad_id: in
 
 def check(stage: Tune, job: Job) -> None:
     """Before the run starts: the environment opens, has training tasks, and its first task a demonstration."""
-    if job.mesh.is_main:
+    if job.mesh.is_main and stage.data is None:
         with environment(stage, job) as tasks:
             require_tasks(tasks, "train", stage.name)
             tasks.lessons(tasks.of("train")[:1], f"stages: {stage.name}")
@@ -62,8 +114,9 @@ def check(stage: Tune, job: Job) -> None:
 
 def run(stage: Tune, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many answer tokens it took. Leaders read the lessons and hand them to their peers."""
-    with environment(stage, job) as tasks:
-        lessons, order = Lessons(tasks, f"stages: {stage.name}"), tasks.order(job.recipe.seed)
+    pad_id = tokenizer_of(job).pad_id
+    with lessons_of(stage, job) as lessons:
+        order = lessons.order(job.recipe.seed)
         engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
 
         def places_of(step: int) -> list[int]:
@@ -73,16 +126,19 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
         def portion(step: int) -> Portion:
             chosen = job.mesh.from_leader(lambda: lessons.at(job.mesh.share(places_of(step))))
             total = sum(job.mesh.gather(answer_tokens(chosen)))
-            rows = [weighted(lesson, max(total, 1), stage.prompt_weight, tasks.tokenizer.pad_id) for lesson in chosen]
+            rows = [weighted(lesson, max(total, 1), stage.prompt_weight, pad_id) for lesson in chosen]
             return Portion(spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total)
 
         steps = stage.steps or 0
         if stage.epochs is not None:
-            steps = max(1, round(stage.epochs * len(lessons.train) / stage.sequences_per_step))
+            steps = max(1, round(stage.epochs * len(lessons) / stage.sequences_per_step))
         elif stage.match_tokens_of is not None:
             wanted = job.outcome(stage.match_tokens_of)["tokens"]
             steps = job.mesh.from_leader(lambda: matched_steps(lessons, places_of, wanted))
-        return fit(stage, job, engine, steps, lambda kept: portion)
+        outcome = fit(stage, job, engine, steps, lambda kept: portion)
+        if stage.data is None:
+            return outcome
+        return {**outcome, "turns": len(lessons), "held_out_loss": held_out_loss(stage, job, engine)}
 
 
 def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wanted: int) -> int:
@@ -93,3 +149,14 @@ def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wante
             return max(step, 1)
         seen += answer_tokens(lessons.at(places_of(step)))
     raise AssertionError("unreachable")
+
+
+def held_out_loss(stage: Tune, job: Job, engine: Any) -> float | None:
+    """Mean cross-entropy of lessons that were held out, None where none were."""
+    chosen = Collected(job, str(stage.data), HELD_OUT).read[:HELD_OUT_MOST]
+    if not chosen:
+        return None
+    rows = [weighted(lesson, max(answer_tokens(chosen), 1), 0.0, 0) for lesson in chosen]
+    batches = pack(rows, budget=stage.microbatch_tokens, pad=False)
+    scored = engine.score(batches, logprob_score(1.0))
+    return float(-sum((s["logprob"].cpu() * b.ce_weight_T).sum() for s, b in zip(scored, batches, strict=True)))

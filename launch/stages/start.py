@@ -1,13 +1,14 @@
-"""Where models begin: weights and tokenizer of a Hugging Face folder, or fresh weights that read bytes."""
+"""Where models begin: weights and tokenizer of a Hugging Face folder, or fresh weights and the tokenizer of the environment."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...data.tokenizers import ByteTokenizer
+from ...rl.own.tasks import fresh_tokenizer
 from ..job import Job
 from ..settings.verbs import Start
 from .common import begin, check_start
+from .verbs import environments_of
 
 
 def check(stage: Start, job: Job) -> None:
@@ -17,4 +18,4 @@ def check(stage: Start, job: Job) -> None:
 
 def run(stage: Start, job: Job) -> dict[str, Any]:
     """Write the tokenizer and the first checkpoint."""
-    return begin(job, stage.name, stage.folder, ByteTokenizer)
+    return begin(job, stage.name, stage.folder, lambda: fresh_tokenizer(environments_of(job.recipe)))

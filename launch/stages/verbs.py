@@ -1,4 +1,4 @@
-"""What the stages sft, rl and eval share: the environment of a stage, opened, and the tokenizer of the recipe's start."""
+"""What the stages collect, sft, rl and eval share: the environment of a stage, opened, and the tokenizer of the recipe's start."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from ...core.errors import ConfigError
 from ...core.files import read_json, write_json
 from ...data.rows import rows_digest
-from ...data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from ...data.tokenizers import Tokenizer, load_tokenizer
 from ...models.hub import resolve
 from ...rl.environment import Split
-from ...rl.own.config import DataEnvironment
-from ...rl.own.tasks import open_tasks
+from ...rl.own.config import DataEnvironment, EnvironmentSettings
+from ...rl.own.tasks import fresh_tokenizer, open_tasks
 from ...rl.tasks import Tasks
 from ..job import Job
-from ..settings.verbs import Reinforce, Score, Start, Tune
+from ..recipe import Recipe
+from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from .common import TOKENIZER
 
 ROWS = "rows.json"  # in the run: digests of the files of rows
@@ -32,7 +33,7 @@ def start_of(job: Job) -> Start:
     """The recipe's start."""
     starts = [stage for stage in job.recipe.stages if isinstance(stage, Start)]
     if len(starts) != 1:
-        raise ConfigError(f"stages: the kinds sft, rl and eval need exactly one stage of kind start, not {len(starts)}")
+        raise ConfigError(f"stages: the kinds collect, sft, rl and eval need exactly one stage of kind start, not {len(starts)}")
     return starts[0]
 
 
@@ -42,7 +43,13 @@ def tokenizer_of(job: Job) -> Tokenizer:
     kept = job.stage_folder(start.name) / TOKENIZER
     if job.run.outcome(start.name) is not None:
         return _load(kept)
-    return load_tokenizer(resolve(start.folder)) if start.folder else ByteTokenizer()
+    return load_tokenizer(resolve(start.folder)) if start.folder else fresh_tokenizer(environments_of(job.recipe))
+
+
+def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:
+    """All environments of a recipe: its own, and those of its stages."""
+    named = [recipe.env, *(getattr(stage, "env", None) for stage in recipe.stages)]
+    return [settings for settings in named if settings is not None]
 
 
 def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
@@ -59,7 +66,7 @@ def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
 
 
 @contextmanager
-def environment(stage: Tune | Reinforce | Score, job: Job) -> Iterator[Tasks]:
+def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator[Tasks]:
     """The stage's environment, or the recipe's; its process ends with the block."""
     settings = stage.env or job.recipe.env
     if settings is None:

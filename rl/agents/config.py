@@ -1,8 +1,8 @@
-"""How an agent meets its world; importable without torch or numpy."""
+"""How an agent meets its world, and SPA's worlds as an environment; importable without torch or numpy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 Format = Literal["answer", "think", "state"]
@@ -29,3 +29,27 @@ class AgentSettings:
             raise ValueError(f"max_turns: turns and actions per turn are at least 1, window at least 0, not {self}")
         if (self.observation_reward or self.prediction_reward) and self.fmt != "state":
             raise ValueError("observation_reward: paying for written states needs fmt = state, which has their tags")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldsEnvironment(AgentSettings):
+    """Worlds that an agent acts in, turn by turn: a task is a seed of one of the tags."""
+
+    kind: Literal["worlds"]
+    tags: list[str]  # of rl/worlds/tags.yaml or tag_files
+    weights: list[float] = field(default_factory=list)  # how often each tag comes in training; without any all come equally often
+    test_tags: list[str] = field(default_factory=list)  # of the held-out tasks; without any the same
+    tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
+    first_seed: int = 10_000  # of the training tasks
+    test_seed: int = 123  # the first of the held-out ones
+    random_actions: int = 3  # a turn of the random policy
+    states: Variant = "truth"  # in the tags of collected turns; ablations: belief, masked, blanked (symbol by symbol), random_coordinates
+    learn_blanks: bool = False  # blanked states carry a loss, so that the shape of an answer is learnt and nothing else
+    only_tagged: bool = True  # turns whose tags are not all there are no lessons
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.tags or self.random_actions < 1:
+            raise ValueError("tags: at least one is needed, and random_actions at least 1")
+        if self.weights and (len(self.weights) != len(self.tags) or min(self.weights) < 0 or sum(self.weights) <= 0):
+            raise ValueError(f"weights: one for each of the {len(self.tags)} tags, none negative and not all 0, not {self.weights}")

@@ -1,4 +1,4 @@
-"""Rollouts of agents: seats dealt to tags and seeds, played through rl/multiturn.py, and what a step's record says of them."""
+"""Rollouts of agents: seats of instances, played through rl/multiturn.py, and what a step's record says of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ from ..chat import Chat, chat_of
 from ..multiturn import DEFAULT_LIMITS, Limits, rollout_worlds
 from ..rollout.sampler import Sampler, SamplingParams
 from ..worlds.base import World
-from ..worlds.tasks import Task, allocate, group_seeds
+from ..worlds.tasks import Task
 from .episode import AgentEpisode, AgentSettings
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A seed of a tag: what is played."""
+
+    task: Task
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.task.name}, seed {self.seed}"
 
 
 @dataclass
@@ -26,26 +37,10 @@ class Seat:
     sample_index: int
     episode: AgentEpisode | None = None
 
-    def context(self) -> tuple[int, ...] | None:
-        return self.episode.context() if self.episode else None
 
-    def receive(self, sample: Any) -> None:
-        assert self.episode is not None
-        self.episode.receive(sample)
-
-    def score(self) -> tuple[list[float], float | Invalid, dict]:
-        assert self.episode is not None
-        return self.episode.score()
-
-
-def deal(tasks: dict[str, Task], weights: dict[str, float], groups: int, samples: int, first_seed: int, step: int = 0) -> list[Seat]:
-    """The seats of one step: groups dealt to tags by weight, each with a seed of its own that its samples share."""
-    tags, seeds = allocate(weights, groups), group_seeds(first_seed, step, groups)
-    return [
-        Seat(tasks[tag], seed, step * groups + number, sample)
-        for number, (tag, seed) in enumerate(zip(tags, seeds, strict=True))
-        for sample in range(samples)
-    ]
+def seats_of(instances: Sequence[Instance], samples: int) -> list[Seat]:
+    """A seat for every sample of every instance; the samples of one share its seed."""
+    return [Seat(one.task, one.seed, number, sample) for number, one in enumerate(instances) for sample in range(samples)]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import get_args
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Role, TokenSequence
 from ..rollout.sampler import Sample, SampleRequest
+from ..tasks import held_out
 from ..worlds.base import World
 from .config import Format, Variant
 from .episode import AgentEpisode
@@ -79,11 +80,6 @@ def encode_spans(tokenizer: Tokenizer, text: str, spans: list[tuple[int, int]]) 
     return ids, inside
 
 
-def held_out(seed: int, sample: int, share: float) -> bool:
-    """Whether a trajectory is kept for validation: all of its turns go the same way."""
-    return random.Random(f"{seed}/{sample}").random() < share
-
-
 def lessons(
     episode: AgentEpisode,
     variant: Variant = "truth",
@@ -100,7 +96,7 @@ def lessons(
     opening = OPENING[episode.settings.fmt]
     answers: list[list[int]] = []
     out = []
-    aside = held_out(episode.seed, episode.sample_index, validation_share)
+    aside = held_out(f"{episode.seed}/{episode.sample_index}", validation_share)
     for turn, parsed in enumerate(episode.parsed):
         text = written_response(episode, turn, variant)
         context = episode.context_of(answers)

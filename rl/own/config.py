@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
+from ..agents.config import WorldsEnvironment
 
 Rule = Literal["exact", "contains", "number"]  # of rl/rewards/answers.py
 
@@ -44,4 +45,4 @@ class OwnEnvironment(KindByPath):
             raise ValueError("max_turns: at least 1, and deadline_s above 0")
 
 
-EnvironmentSettings = DataEnvironment | OwnEnvironment
+EnvironmentSettings = DataEnvironment | WorldsEnvironment | OwnEnvironment

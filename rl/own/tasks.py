@@ -13,8 +13,9 @@ from typing import Any
 from ...core.by_path import ByPath
 from ...core.errors import ConfigError
 from ...data.rows import demonstration, info_of, read_rows, render_prompt
-from ...data.tokenizers import Tokenizer
+from ...data.tokenizers import ByteTokenizer, Tokenizer
 from ...data.trajectory import Invalid, TokenSequence
+from ..agents.config import WorldsEnvironment
 from ..conversation import Conversation, Table, text_of
 from ..environment import End, Prompt, Split
 from ..hosted import Host
@@ -26,6 +27,11 @@ from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 @contextmanager
 def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: int | None) -> Iterator[Tasks]:
     """The tasks that settings name; user code runs in a process that ends with the block."""
+    if isinstance(settings, WorldsEnvironment):
+        from ..agents.tasks import WorldTasks
+
+        yield WorldTasks(settings, tokenizer, max_length)
+        return
     if isinstance(settings, DataEnvironment):
         reward = settings.reward
         target, digest = (reward.path, reward.digest) if isinstance(reward, ByPath) else (REWARDS.get(reward or ""), "")
@@ -39,6 +45,17 @@ def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: 
     finally:
         if host is not None:
             host.close()
+
+
+def fresh_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer:
+    """What models from scratch read: pieces made for the worlds among a recipe's environments, else bytes."""
+    worlds = [settings for settings in environments if isinstance(settings, WorldsEnvironment)]
+    if not worlds:
+        return ByteTokenizer()
+    from ..agents.pieces import pieces_of
+
+    tags = dict.fromkeys(tag for settings in worlds for tag in (*settings.tags, *settings.test_tags))
+    return pieces_of(tuple(tags), tuple(dict.fromkeys(file for settings in worlds for file in settings.tag_files)))
 
 
 @dataclass(frozen=True)

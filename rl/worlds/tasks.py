@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,6 +21,7 @@ from .sudoku import Sudoku
 from .web.world import WebWorld
 from .webshop import WebShop
 
+ROTATION = 1000  # turns of a rotation, and so how finely it takes weights
 WORLDS: dict[str, type[World]] = {w.name: w for w in (Sokoban, FrozenLake, Sudoku, Countdown, QA, Bandit, WebShop, WebWorld)}
 
 
@@ -76,18 +78,22 @@ def load_tasks(*files: str | Path) -> dict[str, Task]:
     return tasks
 
 
-def allocate(weights: dict[str, float], groups: int) -> list[str]:
-    """The tag of each group, in the order of `weights`, shares rounded by largest remainder so that they sum to `groups`."""
-    total = sum(weights.values())
-    if not weights or min(weights.values()) < 0 or total <= 0:
-        raise ValueError(f"weights: need a positive sum and no negative weight, not {weights}")
-    exact = {tag: groups * weight / total for tag, weight in weights.items()}
-    counts = {tag: int(share) for tag, share in exact.items()}
-    for tag in sorted(exact, key=lambda t: counts[t] - exact[t])[: groups - sum(counts.values())]:
-        counts[tag] += 1
-    return [tag for tag, count in counts.items() for _ in range(count)]
+def named_tasks(tags: Sequence[str], files: Sequence[str | Path] = ()) -> dict[str, Task]:
+    """The tags of these names, refused by name where there is none such."""
+    known = load_tasks(*files)
+    for tag in tags:
+        if tag not in known:
+            raise ConfigError(f"tags: '{tag}' is neither shipped nor in tag_files; there are {', '.join(known)}")
+    return {tag: known[tag] for tag in tags}
 
 
-def group_seeds(base: int, step: int, groups: int) -> range:
-    """Training seeds of one step: base + step * groups and on. Validation uses step 0 every time."""
-    return range(base + step * groups, base + (step + 1) * groups)
+def rotation(weights: dict[str, float]) -> list[str]:
+    """Tags in turn, each as often as its weight says and evenly spread; the list is gone through again and again."""
+    if len(weights) == 1:
+        return list(weights)
+    total, credit, turns = sum(weights.values()), dict.fromkeys(weights, 0.0), []
+    for _ in range(ROTATION):
+        credit = {tag: credit[tag] + weight / total for tag, weight in weights.items()}
+        turns.append(max(credit, key=lambda tag: round(credit[tag], 6)))  # what rounding did decides no turn
+        credit[turns[-1]] -= 1.0
+    return turns

@@ -12,8 +12,8 @@ CONFIG = """
 name: spa-small
 seed: 2
 stages:
-- {kind: agent-sft, name: sft}
-- {kind: agent-rl, name: spa}
+- {kind: sft, name: sft}
+- {kind: rl, name: spa}
 - kind: agent-eval
   name: evaluate
   arms: [{name: SPA, model: spa}, {name: vanilla RL, model: vanilla}]

@@ -18,7 +18,12 @@ from terrella.tests.sampling import sampled
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 OTHERS = ["spa-frozenlake-tiny", "spa-sudoku-tiny", "spa-countdown-tiny", "spa-qa-tiny", "spa-webshop-tiny"]
-SHORT = [f"stages.{i}.groups=2" for i in (3, 4, 11)] + ["stages.1.groups=8", "stages.2.epochs=2", "stages.11.samples_per_group=2"]
+SHORT = [f"stages.{i}.prompts=2" for i in (3, 4)] + [
+    "stages.11.groups=2",
+    "stages.1.prompts=8",
+    "stages.2.epochs=2",
+    "stages.11.samples_per_group=2",
+]
 
 
 @pytest.fixture(scope="module")

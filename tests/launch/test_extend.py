@@ -18,7 +18,7 @@ def finished(tmp_path: Path) -> Path:
     config = recipe.load("demo")
     run, lease = runs.create(tmp_path / "run", config)
     for stage in config.stages:
-        run.finish(stage.name, {"steps": 70} if stage.kind == "agent-rl" else {})
+        run.finish(stage.name, {"steps": 70} if stage.kind == "rl" else {})
         (run.path / "checkpoints" / stage.name / "step-000070").mkdir(parents=True)
     run.write_result("evaluate-OpenSokoban", {"rows": []})
     (run.path / "summary.json").write_text("{}")
@@ -28,10 +28,14 @@ def finished(tmp_path: Path) -> Path:
 
 def test_steps_change_rl_stages_and_lift_their_budget() -> None:
     config = with_steps(recipe.load("demo"), ("90",))
-    assert {s.name: (s.steps, s.actions) for s in config.stages if s.kind == "agent-rl"} == {"rl": (90, None), "rl-alone": (90, None)}
+    assert {s.name: (s.steps, s.actions) for s in config.stages if s.kind == "rl"} == {"rl": (90, None), "rl-alone": (90, None)}
     one = with_steps(recipe.load("sokoban-tiny"), ("pretrain=200",))
     assert [getattr(s, "steps", None) for s in one.stages][1:3] == [200, 40]
-    for text, message in (("x", "give a number"), ("0", "give a number"), ("evaluate=3", "the stages with steps are rl, rl-alone")):
+    for text, message in (
+        ("x", "give a number"),
+        ("0", "give a number"),
+        ("evaluate=3", "the stages with steps are warmup, world-model, rl, imitation, longer-warmup, rl-alone"),
+    ):
         with pytest.raises(ConfigError, match=message):
             with_steps(recipe.load("demo"), (text,))
 
@@ -56,6 +60,13 @@ def test_fewer_steps_than_trained_are_refused_and_change_nothing(finished: Path)
     with pytest.raises(ConfigError, match=r"stage 'rl' of .* has 70 steps already, more than 60"):
         extend(finished, with_steps(recipe.load("demo"), ("60",)))
     assert not (finished / "set-aside").exists()
+
+
+def test_a_run_of_an_earlier_release_is_refused_by_the_new_word(finished: Path) -> None:
+    config = finished / "config.yaml"
+    config.write_text(config.read_text().replace("kind: rl", "kind: agent-rl"))
+    with pytest.raises(ConfigError, match=r"config.yaml:\d+: the kind of stage 'agent-rl' is called 'rl' now"):
+        extend(finished, with_steps(recipe.load("demo"), ("90",)))
 
 
 def test_other_settings_are_not_taken_along(finished: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_end_screen_fits_80_columns_and_ends_in_three_commands(tmp_path: Pat
 def test_a_run_that_learnt_nothing_says_so_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("name: x\nstages:\n- {kind: agent-rl, name: rl, steps: 9, algorithm: {kind: grpo}}\n")
+    (tmp_path / "run" / "config.yaml").write_text("name: x\nstages:\n- {kind: rl, name: rl, steps: 9, algorithm: {kind: grpo}}\n")
     row = '{"stage": "rl", "step": %d, "reward/mean": 0.0, "reward/std": 0.0, "grad_norm": 0.0}\n'
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(row % step for step in range(1, 10)))
     text = " ".join(ending(Path("run")).split())

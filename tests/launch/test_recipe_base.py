@@ -12,9 +12,9 @@ from terrella.launch import recipe as recipes
 OVER = """base: spa-sokoban
 name: mine
 model: {layers: 2}
+env: {tags: [FrozenLake], max_turns: 3}
 stages:
-  start: {tags: [FrozenLake]}
-  "*": {steps: 7, agent: {window: 1}}
+  "*": {steps: 7, env: {window: 1}}
   estimation: null
   evaluate:
     arms: {state-estimation RL: null}
@@ -32,8 +32,10 @@ def test_a_recipe_over_another(tmp_path: Path) -> None:
     assert (above.name, above.seed, above.model.layers, above.model.hidden) == ("mine", 5, 2, below.model.hidden)
     stages = {stage.name: stage for stage in above.stages}
     assert list(stages) == [s.name for s in below.stages if s.name != "estimation"]
-    assert stages["start"].tags == ["FrozenLake"] and stages["spa"].steps == stages["vanilla"].steps == 7
-    assert stages["selfplay"].agent.window == 1 and stages["selfplay"].agent.coordinates and not hasattr(stages["sft"], "steps")
+    assert stages["spa"].steps == stages["vanilla"].steps == 7 and stages["sft"].steps is None
+    played = stages["selfplay"].env  # the recipe's environment, with what the stage and both recipes change
+    assert (played.kind, played.tags, played.max_turns, played.window, played.coordinates) == ("worlds", ["FrozenLake"], 3, 1, True)
+    assert stages["vanilla"].env is None and above.env.max_turns == 3 and above.env.window == 0
     assert [arm.name for arm in stages["evaluate"].arms] == ["base model", "after self-play imitation", "vanilla RL", "SPA"]
 
 
@@ -48,7 +50,10 @@ def test_bases_of_bases_and_several_at_once(tmp_path: Path) -> None:
     "text, said",
     [
         (OVER.replace("steps: 7", "stepz: 7").replace('"*"', "spa"), r"mine.yaml:6: unknown key 'stages\[4\].stepz'; did you mean 'steps'"),
-        (OVER.replace("  start:", "  stort:"), "mine.yaml:5: 'stort' is none of those in the base; did you mean 'start'"),
+        (
+            OVER.replace("estimation: null", "estimatiom: null"),
+            "mine.yaml:7: 'estimatiom' is none of those in the base; did you mean 'estimation'",
+        ),
         (OVER.replace("layers: 2", "layers: two"), "mine.yaml:3: model.layers = 'two' must be int"),
         ("base: [1]\nname: x\n", "mine.yaml:1: base must be"),
         ("base: mine.yaml\nname: x\n", "is its own base"),

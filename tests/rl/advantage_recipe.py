@@ -30,12 +30,13 @@ seed: 0
 ranks: 1
 model: {family: llama, layers: 1, hidden: 32, heads: 4, kv_heads: 4, head_dim: 8, ffn: 32, vocab: 224,
         max_positions: 64, tied: true, init_std: 0.1}
+env: {kind: worlds, tags: [OpenSokoban], fmt: state, prompt: bare, window: 1, max_turns: 2, format_penalty: -1.0}
 stages:
-- {kind: agent-start, name: start, tags: [OpenSokoban]}
-- {kind: agent-rl, name: grpo, init: start, agent: &agent {fmt: state, prompt: bare, window: 1, max_turns: 2, format_penalty: -1.0},
+- {kind: start, name: start}
+- {kind: rl, name: grpo, init: start,
    prompts_per_step: 2, samples_per_prompt: 4, steps: 2, max_new_tokens: 4, optimizer: {lr: 1e-2},
    algorithm: {kind: grpo, entropy_coef: 0.01, kl_coef: 0.1, kl_in: reward}}  # from step 2 on the KL makes a group's rewards differ
-- {kind: agent-rl, name: ppo, init: start, agent: *agent, prompts_per_step: 2, samples_per_prompt: 4, steps: 2, max_new_tokens: 4,
+- {kind: rl, name: ppo, init: start, prompts_per_step: 2, samples_per_prompt: 4, steps: 2, max_new_tokens: 4,
    optimizer: {lr: 1e-2}, critic: {lr: 1e-3}, algorithm: {kind: ppo, bi_level: true, turn_rewards: true}}
 """
 counted: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from terrella.launch.imagine import evaluate
 from terrella.rl.agents.api import ApiPlayer
 from terrella.rl.agents.config import AgentSettings
 from terrella.rl.agents.evaluate import difference, summarise
-from terrella.rl.agents.rollout import deal
+from terrella.rl.agents.rollout import Instance, seats_of
 from terrella.rl.text_games.teacher import Teacher
 from terrella.rl.worlds.sokoban import ACTIONS, decode, shortest_solution
 from terrella.rl.worlds.tasks import load_tasks
@@ -57,7 +57,7 @@ def test_eval_of_any_tag_behind_an_address(url: str, tmp_path) -> None:
 
 
 def test_scores_are_paired_by_seed_and_a_broken_line_is_invalid(url: str) -> None:
-    seats = deal(load_tasks(), {"SimpleSokoban": 1.0}, 5, 2, 123)
+    seats = seats_of([Instance(load_tasks()["SimpleSokoban"], seed) for seed in range(123, 128)], 2)
     played = {name: ApiPlayer(Teacher(url, name, tries=1), AgentSettings()).play(seats) for name in ("solver", "climber", "broken")}
     assert all(isinstance(t.reward, Invalid) for t in played["broken"]) and summarise(played["broken"]).invalid == 10
     solver, climber = summarise(played["solver"]), summarise(played["climber"])

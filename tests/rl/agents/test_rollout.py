@@ -1,7 +1,6 @@
-"""Seats and their episodes: deals by weight, masks of joined turns, bare prompts, pay for written states, perplexity, records."""
+"""Seats and their episodes: masks of joined turns, bare prompts, pay for written states, perplexity, records."""
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,26 +10,24 @@ from terrella.data.tokenizers import ByteTokenizer
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.agents.config import AgentSettings
 from terrella.rl.agents.evaluate import state_perplexity, summarise
-from terrella.rl.agents.rollout import Player, Seat, actions_taken, deal, describe_agents, turns_of, world_finder
+from terrella.rl.agents.rollout import Instance, Player, Seat, actions_taken, describe_agents, seats_of, turns_of, world_finder
 from terrella.rl.agents.selfplay import RandomPlayer
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
-from terrella.rl.worlds.tasks import load_tasks
+from terrella.rl.worlds.tasks import load_tasks, rotation
 
 TASKS, TOKENIZER = load_tasks(), ByteTokenizer()
 PARAMS = SamplingParams(200)
 
 
+def dealt(tags: dict[str, float], groups: int, samples: int) -> list[Seat]:
+    turns = rotation(tags)
+    return seats_of([Instance(TASKS[turns[i % len(turns)]], 123 + i) for i in range(groups)], samples)
+
+
 def played(settings: AgentSettings, tags: dict[str, float], groups: int, samples: int = 2) -> tuple[list[Seat], list]:
-    seats = deal(TASKS, tags, groups, samples, 123)
+    seats = dealt(tags, groups, samples)
     player = RandomPlayer(world_finder(seats), TOKENIZER, settings.actions_per_turn, settings.fmt)
     return seats, Player(TOKENIZER, settings).play(player, seats, PARAMS, 0)
-
-
-def test_seats_are_dealt_by_weight_and_a_group_shares_its_seed() -> None:
-    first, second = (deal(TASKS, {"SimpleSokoban": 3, "FrozenLake": 1}, 8, 2, 1000, step) for step in (0, 1))
-    assert Counter(seat.task.name for seat in first) == {"SimpleSokoban": 12, "FrozenLake": 4}
-    assert [s.seed for s in first[:4]] == [1000, 1000, 1001, 1001] and second[0].seed == 1008
-    assert not {s.prompt_id for s in first} & {s.prompt_id for s in second}
 
 
 @pytest.mark.parametrize("tag", ["SimpleSokoban", "Sudoku", "Countdown", "MetamathQA", "WebShop", "Bandit"])
@@ -66,7 +63,7 @@ def test_written_states_are_paid_for_but_not_shown_as_the_worlds_reward() -> Non
             return out
 
     settings = AgentSettings(fmt="state", coordinates=True, max_turns=2, actions_per_turn=1, observation_reward=0.5, prediction_reward=0.25)
-    seats = deal(TASKS, {"SimpleSokoban": 1.0}, 1, 1, 123)
+    seats = dealt({"SimpleSokoban": 1.0}, 1, 1)
     find = world_finder(seats)
     (paid,) = Player(TOKENIZER, settings).play(Seer(), seats, PARAMS, 0)
     assert paid.turn_rewards == pytest.approx([0.4, 0.4]) and paid.info["bonus"] == pytest.approx(1.0)

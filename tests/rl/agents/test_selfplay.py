@@ -8,10 +8,11 @@ from terrella.data.tokenizers import ByteTokenizer, HFTokenizer
 from terrella.data.trajectory import Role
 from terrella.rl.agents.episode import AgentEpisode, AgentSettings
 from terrella.rl.agents.format import parse
-from terrella.rl.agents.selfplay import RandomPlayer, encode_spans, held_out, lessons, tagged_share, written_response
+from terrella.rl.agents.selfplay import RandomPlayer, encode_spans, lessons, tagged_share, written_response
 from terrella.rl.chat import PLAIN
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import SamplingParams
+from terrella.rl.tasks import held_out
 from terrella.rl.worlds.sokoban_text import parse_state
 from terrella.rl.worlds.tasks import load_tasks
 
@@ -75,7 +76,7 @@ def test_the_split_is_by_trajectory_and_the_filter_drops_untagged_turns() -> Non
     episodes = played("SimpleSokoban", range(10_000, 10_030))
     for episode in episodes:
         assert len({lesson.held_out for lesson in lessons(episode)}) == 1
-    assert 0.1 < sum(held_out(s, 0, 0.2) for s in range(2000)) / 2000 < 0.3
+    assert 0.1 < sum(held_out(f"{s}/0", 0.2) for s in range(2000)) / 2000 < 0.3
     episode = episodes[0]
     episode.parsed[0] = parse("<think> nothing </think> <answer> Up </answer>", "state", 5)
     assert len(lessons(episode)) == len(episode.parsed) - 1 and len(lessons(episode, only_tagged=False)) == len(episode.parsed)

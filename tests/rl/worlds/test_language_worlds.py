@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from terrella.core.errors import ConfigError
 from terrella.rl.worlds import countdown, qa, sudoku
 from terrella.rl.worlds.bandit import Bandit
-from terrella.rl.worlds.tasks import allocate, group_seeds, load_tasks
+from terrella.rl.worlds.tasks import load_tasks, rotation
 
 
 @settings(max_examples=25, deadline=None)
@@ -144,8 +144,9 @@ def test_tags_of_a_user(tmp_path) -> None:
         load_tasks(tmp_path / "absent.yaml")
 
 
-def test_mix_of_tags_and_seeds() -> None:
-    assert Counter(allocate({"a": 1, "b": 2, "c": 0}, 8)) == {"a": 3, "b": 5} and len(allocate({"a": 0.1, "b": 0.1, "c": 0.1}, 32)) == 32
-    assert list(group_seeds(10_000, 2, 3)) == [10_006, 10_007, 10_008]
-    with pytest.raises(ValueError, match="weights"):
-        allocate({"a": 0}, 4)
+def test_tags_take_turns_by_weight() -> None:
+    """Any stretch of the rotation has each tag's share of it, to one."""
+    turns = rotation({"a": 1, "b": 3, "c": 0})
+    assert Counter(turns) == {"a": 250, "b": 750} and rotation({"a": 5.0}) == ["a"]
+    assert all(turns[at : at + 8].count("a") == 2 for at in range(0, 960, 8))
+    assert Counter(rotation({"a": 0.1, "b": 0.1, "c": 0.1})) == {"a": 334, "b": 333, "c": 333}

@@ -1,4 +1,4 @@
-"""Where agents begin: weights and tokenizer of a Hugging Face folder, or a fresh model with a tokenizer made for the tags."""
+"""A tokenizer made for worlds, for models from scratch: tags, words and cells are one piece each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from functools import lru_cache
 
 from ...data.tokenizers import PieceTokenizer
-from ...rl.agents.format import FORMATS, SYSTEM, prefix, turn_text
-from ...rl.agents.selfplay import HIDDEN, THOUGHT
-from ...rl.worlds.base import World
-from ...rl.worlds.tasks import Task
-from ..job import Job
-from ..settings.agent import AgentStart
-from .agent import tasks_of
-from .common import begin, check_start
+from ..worlds.base import World
+from ..worlds.tasks import Task, named_tasks
+from .format import FORMATS, SYSTEM, prefix, turn_text
+from .selfplay import HIDDEN, THOUGHT
 
 # the turns of an answer as they are written, so that a small model spells no tag letter by letter
 TAGS = (
@@ -41,18 +37,6 @@ _WORD = re.compile(r"[A-Z]?[a-z]+")  # states hold no lower-case letters next to
 LOOKS, COMMON = 64, 3  # instances of every tag that the alphabet is taken from; a template's piece stands in so many of them
 
 
-def check(stage: AgentStart, job: Job) -> None:
-    """The folder and the tags are there."""
-    tasks_of(job, stage.tags)
-    check_start(job, stage.name, stage.folder)
-
-
-def run(stage: AgentStart, job: Job) -> dict[str, Any]:
-    """Write tokenizer and first checkpoint."""
-    tasks = tasks_of(job, stage.tags)
-    return begin(job, stage.name, stage.folder, lambda: pieces_of(list(tasks.values())))
-
-
 def walk(task: Task, world: World, seed: int) -> Iterator[None]:
     """Let random actions lead the world through states, the last one included."""
     chooser = random.Random(seed)
@@ -65,12 +49,13 @@ def walk(task: Task, world: World, seed: int) -> Iterator[None]:
             return
 
 
-def pieces_of(tasks: list[Task]) -> PieceTokenizer:
-    """Tags and words whole, everything else by character: all that prompts, states and random answers of these tasks hold."""
+@lru_cache(maxsize=2)  # every stage of a check asks for it
+def pieces_of(tags: tuple[str, ...], tag_files: tuple[str, ...] = ()) -> PieceTokenizer:
+    """Tags and words whole, everything else by character: all that prompts, states and random answers of these worlds hold."""
     words: set[str] = set()
     between: Counter[str] = Counter()
     characters: set[str] = set("0123456789.,;:()[]+-*/= \n")
-    for task in tasks:
+    for task in named_tasks(tags, tag_files).values():
         world = task.make()
         for seed in range(LOOKS):
             world.reset(seed)

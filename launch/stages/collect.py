@@ -1,0 +1,110 @@
+"""Episodes of an environment, by a model or without one, become shards of what is worth imitating."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ...core.files import make_folder
+from ...core.progress import Progress
+from ...core.rng import fold
+from ...data.schema import TEXT
+from ...data.shards import ShardWriter
+from ...data.trajectory import Invalid, Trajectory
+from ...rl.journal import ReplaySampler
+from ...rl.rollout.sampler import Sampler
+from ...rl.tasks import Lesson, Tasks
+from ..job import Job
+from ..settings.verbs import Collect
+from .common import build_engine
+from .on_policy import picture
+from .session import open_session
+from .verbs import environment, require_judged, require_tasks
+
+TRAIN, HELD_OUT = "train", "held_out"  # folders of shards
+
+
+def check(stage: Collect, job: Job) -> None:
+    """Before the run starts: the environment opens and has training tasks."""
+    if job.mesh.is_main:
+        with environment(stage, job) as tasks:
+            require_tasks(tasks, "train", stage.name)
+            if stage.least_reward is not None:
+                require_judged(tasks)
+
+
+def run(stage: Collect, job: Job) -> dict[str, Any]:
+    """Play all tasks and write the lessons. After a kill what was sampled is not sampled again; shards are written last."""
+    with environment(stage, job) as tasks:
+        train = tasks.of("train")
+        asked = [(place, train[place % len(train)]) for place in job.mesh.share(range(stage.prompts))]
+        episodes = [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]
+        _empty(stage, job)
+        with _sampler(stage, job, tasks, episodes) as sampler:
+            counts = job.mesh.from_leader(lambda: _learn(stage, job, tasks, sampler, episodes))
+        parts = job.mesh.gather(counts)
+        job.mesh.barrier()  # all shards are written
+        total = {key: sum(part[key] for part in parts) for key in counts}
+        return {**total, **tasks.shares(total)}
+
+
+@contextmanager
+def _sampler(stage: Collect, job: Job, tasks: Tasks, episodes: list[Any]) -> Iterator[Sampler]:
+    """Who answers: a stage's model, what another stage kept in its journal, or the environment's own player."""
+    if stage.model is not None:
+        engine = build_engine(job, None, stage.model)
+        with open_session(job, stage.name, engine, stage.rollouts, 0, {}) as session:
+            if session.publish is not None:
+                session.publish(engine.steps)
+            yield session.sampler
+    elif stage.again is not None:
+        yield ReplaySampler(job.stage_folder(stage.again) / "journal")
+    else:
+        yield tasks.player(episodes)
+
+
+def _learn(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any]) -> dict[str, int]:
+    """Play this data rank's episodes, write what they teach, and count."""
+    params = tasks.params(stage.max_new_tokens, stage.temperature)
+    each, played = stage.prompts_at_once * stage.samples_per_prompt, []
+    progress = Progress(stage.name, len(episodes), speak=job.mesh.is_main)
+    for at in range(0, len(episodes), each):
+        played += tasks.play(sampler, episodes[at : at + each], params, fold(job.recipe.seed, 4))
+        progress.update(len(played))
+    if job.mesh.is_main:
+        job.run.write_rollouts(stage.name, 0, picture(0, episodes, played, tasks.shown))
+    valid = [(e, t) for e, t in zip(episodes, played, strict=True) if not isinstance(t.reward, Invalid)]
+    lessons = [lesson for e, t in valid if _teaches(stage, t) for lesson in tasks.taught(e, t, stage.validation_share)]
+    counts = {"trajectories": len(valid), "invalid": len(played) - len(valid), **tasks.counts(episodes, played)}
+    return counts | _write(stage, job, lessons)
+
+
+def _teaches(stage: Collect, trajectory: Trajectory) -> bool:
+    return stage.least_reward is None or (not isinstance(trajectory.reward, Invalid) and trajectory.reward >= stage.least_reward)
+
+
+def _empty(stage: Collect, job: Job) -> None:
+    """Folders for the lessons; what a killed stage had begun to write goes."""
+    if job.mesh.is_main:
+        job.run.guard()
+        for part in (TRAIN, HELD_OUT):
+            shutil.rmtree(job.stage_folder(stage.name) / part, ignore_errors=True)
+            make_folder(job.stage_folder(stage.name) / part)
+    job.mesh.barrier()
+
+
+def _write(stage: Collect, job: Job, lessons: list[Lesson]) -> dict[str, int]:
+    """One sample a lesson, with its very token ids and their roles. Every data rank has its own shards."""
+    counts = {}
+    for part in (TRAIN, HELD_OUT):
+        with ShardWriter(job.stage_folder(stage.name) / part, kind=TEXT, prefix=f"rank{job.mesh.data_rank:03d}") as writer:
+            for lesson in lessons:
+                if lesson.held_out == (part == HELD_OUT):
+                    ids, roles = np.asarray(lesson.sequence.ids, np.int32), np.asarray(lesson.sequence.roles, np.int8)
+                    writer.write({**lesson.fields, "tokens.npy": ids, "roles.npy": roles})
+        counts[f"{part}_lessons"] = writer.samples
+    return counts

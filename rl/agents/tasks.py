@@ -1,0 +1,134 @@
+"""SPA's worlds as an environment: a task is a seed of a tag, an episode an agent's turns in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ...data.schema import TEXT
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid, Role, Trajectory
+from ..environment import Split
+from ..rollout.sampler import Sampler, SamplingParams
+from ..tasks import Gather, Lesson, Tasks
+from ..worlds.tasks import Task, named_tasks, rotation
+from .config import WorldsEnvironment
+from .evaluate import summarise
+from .rollout import Instance, Player, Seat, actions_taken, describe_agents, turns_of, world_finder
+from .selfplay import Lesson as Turn
+from .selfplay import RandomPlayer, lessons, tagged_share
+
+SEEDS = 1 << 30  # of a split: more than anyone plays
+
+
+class Instances(Sequence[Instance]):
+    """Seeds from a first one on, dealt to tags by weight."""
+
+    def __init__(self, worlds: dict[str, Task], turns: list[str], first: int) -> None:
+        self.worlds, self.turns, self.first = worlds, turns, first
+
+    def __len__(self) -> int:
+        return SEEDS
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(SEEDS))]
+        return Instance(self.worlds[self.turns[at % len(self.turns)]], self.first + at)
+
+
+class WorldTasks(Tasks):
+    """The worlds of some tags, met as the settings say."""
+
+    counts_actions = True
+
+    def __init__(self, settings: WorldsEnvironment, tokenizer: Tokenizer, max_length: int | None) -> None:
+        super().__init__(tokenizer, max_length, settings.max_turns)
+        self.settings = settings
+        worlds = named_tasks([*settings.tags, *settings.test_tags], settings.tag_files)
+        train = dict(zip(settings.tags, settings.weights or [1.0] * len(settings.tags), strict=True))
+        test = dict.fromkeys(settings.test_tags, 1.0) or dict.fromkeys(settings.tags, 1.0)
+        self._instances: dict[Split, Instances] = {
+            "train": Instances(worlds, rotation(train), settings.first_seed),
+            "test": Instances(worlds, rotation(test), settings.test_seed),
+        }
+        self._player = Player(tokenizer, settings)
+
+    def of(self, split: Split) -> Sequence[Instance]:
+        return self._instances[split]
+
+    def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
+        return lambda place: place  # seeds never end, and those to validate on come last
+
+    def numbers(self, seed: int) -> Sequence[int]:
+        return range(SEEDS)
+
+    def some(self, n: int) -> list[Instance]:
+        return self.of("test")[:n]  # type: ignore[return-value]
+
+    def episode(self, task: Instance, prompt_id: int, sample_index: int) -> Seat:
+        return Seat(task.task, task.seed, prompt_id, sample_index)
+
+    def play(self, sampler: Sampler, episodes: Sequence[Seat], params: SamplingParams, seed: int) -> list[Trajectory]:
+        return self._player.play(sampler, episodes, params, seed)
+
+    def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
+        return describe_agents(trajectories, gather)
+
+    def scores(self, trajectories: Sequence[Trajectory], samples: int) -> dict[str, float]:
+        scores = summarise(trajectories)
+        return {f"pass@{k}": scores.passes(k).value for k in (1, samples)}
+
+    def actions(self, trajectories: Sequence[Trajectory]) -> int:
+        return actions_taken(trajectories)
+
+    def progress(self, values: dict[str, Any]) -> str:
+        return f"{super().progress(values)}  success {values.get('agent/success', float('nan')):.3f}"
+
+    def shown(self, episode: Seat) -> list[dict[str, Any]]:
+        return turns_of(episode)
+
+    def player(self, episodes: Sequence[Seat]) -> Sampler:
+        """The random policy."""
+        actions = min(self.settings.random_actions, self.settings.actions_per_turn)
+        return RandomPlayer(world_finder(episodes), self.tokenizer, actions, self.settings.fmt)
+
+    def taught(self, episode: Seat, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
+        """Every turn on its own, its state tags filled as the settings say."""
+        assert episode.episode is not None
+        settings = self.settings
+        turns = lessons(episode.episode, settings.states, settings.only_tagged, held_out_share, settings.learn_blanks)
+        return [Lesson(turn.sequence, _fields(episode, turn), turn.held_out) for turn in turns]
+
+    def counts(self, episodes: Sequence[Seat], trajectories: Sequence[Trajectory]) -> dict[str, int]:
+        pairs = zip(episodes, trajectories, strict=True)
+        valid = [seat.episode for seat, t in pairs if not isinstance(t.reward, Invalid) and seat.episode]
+        turns = sum(len(episode.parsed) for episode in valid)
+        successes = sum(bool(t.info.get("success")) for t in trajectories)
+        counted = {"successes": successes, "turns": turns, "tagged": round(tagged_share(valid) * turns) if turns else 0}
+        return super().counts(episodes, trajectories) | counted
+
+    def shares(self, counts: dict[str, int]) -> dict[str, float]:
+        return {"kept_share": counts["tagged"] / max(counts["turns"], 1)}
+
+
+def _fields(seat: Seat, turn: Turn) -> dict[str, Any]:
+    """A turn as a sample of text: what was asked and answered, the states around it, and where it comes from."""
+    episode = seat.episode
+    assert episode is not None
+    prompt = [i for i, role in zip(turn.sequence.ids, turn.sequence.roles, strict=True) if role == Role.PROMPT]
+    return {
+        "messages.json": [
+            {"role": "user", "content": episode.tokenizer.decode(prompt[: turn.asked])},
+            {"role": "assistant", "content": turn.text},
+        ],
+        "states.json": [episode.states[turn.turn], episode.states[turn.turn + 1]],
+        "meta.json": {
+            "schema": TEXT,
+            "task": seat.task.name,
+            "seed": seat.seed,
+            "sample": seat.sample_index,
+            "turn": turn.turn,
+            "success": episode.success,
+            "reward": float(sum(turn.reward for turn in episode.turns)),
+        },
+    }

@@ -1,0 +1,97 @@
+"""The verb collect on an environment of the user's own: demonstrations, then a model's best answers, become lessons of sft stages; an rl
+stage after them ends at a budget of actions and scores held-out tasks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terrella.core.errors import ConfigError
+from terrella.data.shards import ShardSet
+from terrella.data.trajectory import Role
+from terrella.launch import recipe
+
+PATIENCE_S = 900.0  # of a busy machine; a free one needs a quarter of a minute
+CASES = Path(__file__).parents[1] / "golden" / "cases"
+RECIPE = f"""name: collected
+model: {{family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 259, max_positions: 128}}
+env: {{kind: "{CASES}/own_task.py:Echo", letters: abcdef}}
+stages:
+- {{kind: start, name: start}}
+- {{kind: collect, name: shown, prompts: 12, validation_share: 0.3, max_new_tokens: 4}}
+- {{kind: sft, name: sft, data: shown, init: start, sequences_per_step: 6, epochs: 20, optimizer: {{lr: 1e-2}}}}
+- {{kind: collect, name: best, model: sft, prompts: 6, samples_per_prompt: 4, least_reward: 0.5, validation_share: 0, max_new_tokens: 3}}
+- {{kind: sft, name: sft-best, data: best, init: sft, sequences_per_step: 4, steps: 2, optimizer: {{lr: 1e-3}}}}
+- kind: rl
+  name: rl
+  init: sft-best
+  algorithm: {{kind: grpo}}
+  prompts_per_step: 2
+  samples_per_prompt: 2
+  steps: 9
+  actions: 63
+  counting: [best]
+  max_new_tokens: 3
+  optimizer: {{lr: 1e-4}}
+  validation: {{every: 2, prompts: 3, samples: 2}}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "recipe.yaml").write_text(text)
+    return folder / "recipe.yaml"
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "terrella", "train", str(write(tmp_path, RECIPE)), "--run", str(tmp_path / "run")]
+    done = subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    told = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in ("shown", "sft", "best", "rl")}
+
+    # every task twice, two answers each; whole episodes are held out
+    assert told["shown"]["actions"] == 24 and told["shown"]["invalid"] == 0
+    assert told["shown"]["train_lessons"] + told["shown"]["held_out_lessons"] == 12 and told["shown"]["held_out_lessons"] > 0
+    lesson = ShardSet(tmp_path / "run" / "stages" / "shown" / "train")[0]
+    letter = lesson["messages.json"][1]["content"]
+    assert [m["content"] for m in lesson["messages.json"]] == [f"Echo.\n\n{letter}", letter, f"again {letter}", letter]
+    learnt = [i for i, role in zip(lesson["tokens.npy"], lesson["roles.npy"], strict=True) if role == Role.ACTION]
+    assert len(learnt) == 4 and learnt[0] == learnt[2]  # a letter and the end of text, twice
+    assert told["sft"]["turns"] == told["shown"]["train_lessons"] and told["sft"]["held_out_loss"] > 0
+
+    # a model's episodes below least_reward teach nothing
+    rewards = [s["meta.json"]["reward"] for s in ShardSet(tmp_path / "run" / "stages" / "best" / "train")]
+    assert told["best"]["trajectories"] == 24 and 0 < len(rewards) == told["best"]["train_lessons"] and min(rewards) >= 0.5
+
+    # 48 actions of `best` and 8 a step: the second step passes 63
+    assert told["best"]["actions"] == 48 and (told["rl"]["steps"], told["rl"]["actions"]) == (2, 16)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    validated = {row["step"]: row["validation/mean"] for row in rows if "validation/mean" in row}
+    assert list(validated) == [2] and 0 <= validated[2] <= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("data: shown,", "data: shown, env: {letters: abc},", "env: the lessons are those of the stage `data`"),
+        ("model: sft, prompts", "model: sft, again: shown, prompts", "again: the answers are those of another stage"),
+        ("kind: collect, name: shown", "kind: agent-play, name: shown", r"recipe.yaml:6: .*'agent-play' is called 'collect' now"),
+        ("every: 2, prompts: 3, samples: 2}", "every: 2}\n  rollouts: {validation: {every: 2}}", "leave one out"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in RECIPE
+    with pytest.raises(ConfigError, match=message):
+        recipe.load(str(write(tmp_path, RECIPE.replace(old, new))))
+
+
+def test_a_stage_changes_some_settings_of_the_environment(tmp_path: Path) -> None:
+    text = RECIPE.replace("prompts: 12,", "prompts: 12, env: {letters: xyz},").replace(
+        "model: sft, prompts", "model: sft, env: {}, prompts"
+    )
+    stages = {stage.name: stage for stage in recipe.load(str(write(tmp_path, text))).stages}
+    assert stages["shown"].env.args == {"letters": "xyz"} and stages["best"].env.args == {"letters": "abcdef"}
+    assert stages["shown"].env.path == stages["best"].env.path and stages["rl"].env is None
