@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..core.errors import ConfigError
 from ..core.rng import permutation, shuffled
 from ..data.schema import TEXT
@@ -21,6 +19,7 @@ from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from .conversation import Conversation, Scripted, Table, Talk, shown, text_of
 from .environment import Prompt, Split
+from .evaluation import TEST, TRUTH, Evaluation, Results, reward_results, spread
 from .rollout.sampler import Sampler, SamplingParams
 
 Gather = Callable[[Any], list[Any]]  # what every data rank has
@@ -79,8 +78,7 @@ class Tasks(ABC):
 
     def some(self, n: int) -> list[Any]:
         """At most n held-out tasks, spread over all of them."""
-        test = self.of("test")
-        return [test[int(i)] for i in np.linspace(0, len(test) - 1, min(n, len(test))).round()]
+        return spread(self.of("test"), n)
 
     def params(self, max_new_tokens: int, temperature: float) -> SamplingParams:
         """How answers are sampled."""
@@ -141,6 +139,30 @@ class Tasks(ABC):
     def shares(self, counts: dict[str, int]) -> dict[str, float]:
         """What the counts of all ranks say."""
         return {}
+
+    def parts(self, n: int) -> dict[str, list[Any]]:
+        """What an evaluation plays: held-out tasks by the name of their part, n of the test split at most."""
+        return {TEST: self.some(n)}
+
+    def shown_as(self, model: str, temperature: float, part: str) -> str | None:
+        """The name of an evaluation's episodes in the report; None where they are not shown."""
+        return f"{model}-t{temperature:g}"
+
+    def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[Any]:
+        """What an evaluation keeps of each episode, and makes its tables of: the reward. It travels between ranks."""
+        return [trajectory.reward for trajectory in played]
+
+    def results(self, evaluation: Evaluation) -> Results:
+        """The tables, numbers and summary of an evaluation; called on the main rank alone."""
+        return reward_results(evaluation, self._judged_baselines)
+
+    def _judged_baselines(self, tasks: list[Any]) -> dict[str, list[list[Any]]]:
+        """What trivial policies score on each task, and the demonstrations where every task has one."""
+        played = {name: self.baseline(policy, tasks) for name, policy in self.baselines().items()}
+        lessons = [self.demonstration(task) or [] for task in tasks]
+        if all(lessons):
+            played[TRUTH] = self.scripted(tasks, lambda i, turn: lessons[i][turn] if turn < len(lessons[i]) else "")
+        return {name: [[trajectory.reward] for trajectory in trajectories] for name, trajectories in played.items()}
 
     def demonstration(self, task: Any) -> list[str] | None:
         """The answers to imitate, one a turn; None where there are none."""

@@ -1,0 +1,138 @@
+"""Evaluations of several models on held-out tasks: what was judged, and what an environment makes of it.
+
+An environment of numbers alone needs none of its own: `reward_results` compares mean rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..data.trajectory import Invalid
+from .statistics import Estimate, mean
+
+Rewards = list[float | None]  # of each task, the mean over its samples; None where all of them were Invalid
+ByModel = dict[tuple[str, float], Rewards]  # and temperature
+TEST = "test"  # the part of held-out tasks that every environment has
+TRUTH = "demonstrations"
+Judged = dict[tuple[str, float, str], list[list[Any]]]  # by model, temperature and part: of each task, each sample's
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What several models did on held-out tasks."""
+
+    models: list[str]
+    temperatures: list[float]  # the summary is about the last one
+    samples: int  # of each task, at temperatures above 0
+    tasks: dict[str, list[Any]]  # by part
+    judged: Judged
+    before: str | None = None  # the summary compares this model ...
+    after: str | None = None  # ... with this one
+    control: str | None = None
+
+    def kind_of(self, model: str) -> str:
+        """How the report marks a model's row."""
+        return "control" if model == self.control else "model"
+
+    def firsts(self, part: str, temperature: float | None = None) -> dict[str, list[Any]]:
+        """By model, the judgement of each task's first sample; the last temperature where none is named."""
+        at = self.temperatures[-1] if temperature is None else temperature
+        return {model: [samples[0] for samples in self.judged[model, at, part]] for model in self.models}
+
+    def compared(self) -> list[tuple[str, str]]:
+        """The pairs of models whose difference on the same tasks is reported."""
+        pairs = [(self.after, self.before), (self.after, self.control), (self.control, self.before)]
+        return [(one, other) for one, other in pairs if one and other]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What an evaluation leaves: tables by name (the empty name is the stage's own), numbers, a summary in words."""
+
+    tables: dict[str, dict[str, Any]]
+    outcome: dict[str, Any]
+    summary: dict[str, Any] | None = None
+
+
+def spread(items: Sequence[Any], n: int) -> list[Any]:
+    """At most n items, spread evenly over all of them."""
+    return [items[int(i)] for i in np.linspace(0, len(items) - 1, min(n, len(items))).round()]
+
+
+def heat(temperature: float) -> str:
+    """A temperature in words."""
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
+
+
+def reward_results(evaluation: Evaluation, baselines: Callable[[list[Any]], dict[str, list[list[Any]]]]) -> Results:
+    """Mean rewards of all models, beside those of trivial policies and demonstrations, which `baselines` plays."""
+    beside = {name: by_task(judged) for name, judged in baselines(evaluation.tasks[TEST]).items()}
+    rewards = {(name, t): by_task(judged) for (name, t, part), judged in evaluation.judged.items() if part == TEST}
+    outcome = {f"{name}/t{t:g}/reward": estimate(r).value for (name, t), r in rewards.items()}
+    summary = reward_summary(evaluation, rewards, beside)
+    return Results({"": reward_table(evaluation, rewards, beside)}, outcome, summary)
+
+
+def by_task(judged: list[list[Any]]) -> Rewards:
+    """The mean reward of every task."""
+    valid = [[reward for reward in samples if not isinstance(reward, Invalid)] for samples in judged]
+    return [sum(rewards) / len(rewards) if rewards else None for rewards in valid]
+
+
+def estimate(rewards: Rewards) -> Estimate:
+    """The mean over the tasks that have a reward."""
+    return mean([r for r in rewards if r is not None])
+
+
+def gain(after: Rewards, before: Rewards) -> Estimate:
+    """The mean change over the tasks that both have a reward of."""
+    return mean([a - b for a, b in zip(after, before, strict=True) if a is not None and b is not None])
+
+
+def reward_table(evaluation: Evaluation, rewards: ByModel, beside: dict[str, Rewards]) -> dict[str, Any]:
+    """Mean reward of baselines, models and demonstrations, as the report draws it."""
+
+    def row(name: str, kind: str, cells: list[Rewards]) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "cells": [estimate(cell).to_cell() for cell in cells]}
+
+    temperatures = evaluation.temperatures
+    rows = [row(name, "baseline", [r] * len(temperatures)) for name, r in beside.items() if name != TRUTH]
+    for name in evaluation.models:
+        rows.append(row(name, evaluation.kind_of(name), [rewards[name, t] for t in temperatures]))
+    if TRUTH in beside:
+        rows.append(row(TRUTH, "ceiling", [beside[TRUTH]] * len(temperatures)))
+    missing = sum(r is None for cell in (*rewards.values(), *beside.values()) for r in cell)
+    return {
+        "title": "Held-out tasks: mean reward",
+        "unit": "reward",
+        "columns": [heat(t) for t in temperatures],
+        "rows": rows,
+        "note": f"n = {len(evaluation.tasks[TEST])} tasks that are never trained on, {evaluation.samples} samples each "
+        f"above temperature 0; 95 % intervals. {missing} results were invalid and are left out.",
+    }
+
+
+def reward_summary(evaluation: Evaluation, rewards: ByModel, beside: dict[str, Rewards]) -> dict[str, Any] | None:
+    """What happened, in plain words; None where no two models are compared."""
+    if not evaluation.before or not evaluation.after:
+        return None
+    t = evaluation.temperatures[-1]
+    before, after = rewards[evaluation.before, t], rewards[evaluation.after, t]
+    change = gain(after, before)
+    verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
+    figures = f"{words(estimate(before))} before, {words(estimate(after))} after"
+    others = "; ".join(f"{name} {words(estimate(r))}" for name, r in beside.items())
+    paragraphs = [f"{heat(t).capitalize()}, {change.n} tasks: the change is {words(change)}. Beside it: {others}."]
+    if evaluation.control:
+        change = gain(after, rewards[evaluation.control, t])
+        paragraphs.append(f"Minus the control {evaluation.control}: {words(change)}.")
+    headline = f"{evaluation.after} {verb} the mean reward on held-out tasks: {figures}."
+    return {"headline": headline, "paragraphs": paragraphs}
+
+
+def words(value: Estimate) -> str:
+    return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
