@@ -14,7 +14,6 @@ from ..models.geometry import count
 from .recipe import Recipe
 from .settings.grid import Reinforce as GridReinforce
 from .settings.grid import SelfPlay
-from .settings.language import LanguageData, LanguageReinforce, TextGameData, WebPageData
 from .settings.verbs import Reinforce, Score
 
 LARGEST = {"cpu": 7e8, "cuda": 2e10}  # parameters of a model that is loaded to answer
@@ -130,45 +129,8 @@ def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator
             episode = tasks.episode(tasks.of(split)[0], 0, 0)
             return tasks.play(sampler, [episode], tasks.params(tokens, temperature), recipe.seed)[0]
 
-        yield tasks.tokenizer, stage.max_new_tokens, play
-
-
-@contextmanager
-def _question(stage: LanguageReinforce, recipe: Recipe, job: Any) -> Iterator[Opened]:
-    from ..data.tokenizers import ByteTokenizer
-    from ..rl.language import AnswerEpisode
-    from ..rl.rollout.episodes import rollout
-    from ..rl.rollout.sampler import SamplingParams
-
-    data = next(other for other in recipe.stages if other.name == stage.data)
-    question = _first_question(data)
-    known = _tokenizer(recipe)
-    tokenizer = known or ByteTokenizer()  # the data stage has not learnt its own yet
-
-    def play(sampler: Any, tokens: int) -> Trajectory:
-        params = SamplingParams(tokens, stage.temperature, stop_ids=(tokenizer.eos_id,))
-        episode = AnswerEpisode(question, 0, 0, tokenizer, kind=stage.reward, mode=stage.mode)
-        return rollout(sampler, [episode], params, recipe.seed)[0]
-
-    yield tokenizer, stage.max_new_tokens if known else None, play
-
-
-def _first_question(data: Any) -> Any:
-    from ..data.convert.text_game import pair_of
-    from ..data.shards import ShardSet
-    from ..rl.language import read_pair
-    from ..rl.text_games.crawl import bare_prompt, crawl_all, prompts
-    from ..rl.web_pages.data import load_transitions, page_pair
-    from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
-
-    if isinstance(data, LanguageData):
-        return read_pair(ShardSet(data.train or "")[0])
-    if isinstance(data, TextGameData):
-        row = crawl_all(data.games[:1], range(1))[0]
-        return read_pair(pair_of(row, prompts() if data.prompt == "full" else bare_prompt, "train"))
-    assert isinstance(data, WebPageData)
-    step = load_transitions(data.transitions)[0]
-    return read_pair(page_pair(step, page_prompt if data.prompt == "full" else bare_page_prompt, "train"))
+        known = tasks.max_length is not None  # or the tokenizer is only learnt by a stage
+        yield tasks.tokenizer, stage.max_new_tokens if known else None, play
 
 
 @contextmanager
@@ -201,7 +163,6 @@ def _tokenizer(recipe: Recipe) -> Any:
 
 OPENERS: dict[type, Any] = {
     Reinforce: _environment,
-    LanguageReinforce: _question,
     GridReinforce: _grid,
     Score: _environment,  # after those that train: the first in this order is shown
 }

@@ -92,7 +92,7 @@ def _resting_on(config: Recipe, roots: list[str]) -> list[str]:
     """The stages that use the outcome of a root, directly or through others, the roots left out."""
     found = set(roots)
     for stage in config.stages:
-        if found & set(references(stage)):
+        if found & set(references(stage, config.env)):
             found.add(stage.name)
     return [stage.name for stage in config.stages if stage.name in found and stage.name not in roots]
 

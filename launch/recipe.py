@@ -18,7 +18,7 @@ from .settings.agent import AgentEvaluate
 from .settings.base import Export, positive, references
 from .settings.grid import GridStage
 from .settings.language import LanguageStage
-from .settings.verbs import VerbStage
+from .settings.verbs import Start, Tune, VerbStage
 from .settings.video import VideoSettings, VideoStage
 from .settings.web import WebStage, expand
 
@@ -32,6 +32,9 @@ RENAMED = {
     "agent-play": "collect",
     "agent-sft": "sft",
     "agent-rl": "rl",
+    "language-sft": "sft",
+    "language-rlvr": "rl",
+    "language-eval": "eval",
 }  # kinds of stages that earlier releases had, and what they are now
 TextStage = VerbStage | LanguageStage | AgentEvaluate | WebStage
 Stage = GridStage | TextStage | VideoStage | Export
@@ -66,10 +69,12 @@ class Recipe:
             _require_file_name("stages", stage.name)
             if stage.name in names:
                 raise ValueError(f"stages: the name '{stage.name}' stands twice")
-            for used in references(stage):
+            for used in references(stage, self.env):
                 if used not in names:
                     raise ValueError(f"stages: '{stage.name}' refers to '{used}', which is no earlier stage ({', '.join(names) or 'none'})")
             names.append(stage.name)
+            if isinstance(stage, Tune) and stage.init is None and any(isinstance(other, Start) for other in self.stages):
+                raise ValueError(f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's start")
             if not isinstance(stage, Export | {LANGUAGE: TextStage, VIDEO: VideoStage}.get(self.world, GridStage)):
                 raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} does not fit the world '{self.world}'")
         if not names:
@@ -142,7 +147,9 @@ def refuse_old_kinds(tree: schema.Located) -> None:
 def has_environment(name: str) -> bool:
     """Whether a recipe has a section `env`, which a user's own data, reward or environment can take the place of."""
     tree = _tree(name, (), [])
-    return isinstance(tree.value, dict) and "env" in tree.value
+    env = tree.value.get("env") if isinstance(tree.value, dict) else None
+    kind = env.value.get("kind") if env is not None and isinstance(env.value, dict) else None
+    return kind is not None and (kind.value == "data" or ":" in str(kind.value))
 
 
 def _tree(name: str, inside: tuple[Path, ...], loaded: list[Path]) -> schema.Located:

@@ -148,6 +148,7 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         if env and env.get("only_tagged"):
             env["only_tagged"] = False
             notes.append(f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other")
+    _lower(plain["env"] or {}, copies)
     for stage in stages:
         _lower(stage, copies)
         notes += [f"stages.{stage['name']}: {note}" for note in _stand_ins(stage)]

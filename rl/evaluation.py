@@ -136,3 +136,18 @@ def reward_summary(evaluation: Evaluation, rewards: ByModel, beside: dict[str, R
 
 def words(value: Estimate) -> str:
     return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
+
+
+def verdict(gain: Estimate) -> str:
+    """A gain in one word."""
+    return "rose" if gain.low > 0 else "fell" if gain.high < 0 else "did not change beyond chance:"
+
+
+def percent(estimate: Estimate) -> str:
+    """A share with half the width of its interval."""
+    return f"{100 * estimate.value:.1f} % (±{50 * (estimate.high - estimate.low):.1f})"
+
+
+def points(estimate: Estimate) -> str:
+    """A difference of shares with its interval."""
+    return f"{100 * estimate.value:+.1f} points (95 % interval {100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})"

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ..data.tokenizers import Tokenizer
-from ..data.trajectory import Invalid, Role, TokenSequence
+from ..data.trajectory import Invalid
 from .chat import first_prompt
 from .rewards import text_game, web_page
 from .rollout.episodes import rollout
@@ -85,13 +85,6 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[in
     return (*(tokenizer.pad_id,) * (-len(ids) % multiple), *ids)
 
 
-def answer_sequence(tokenizer: Tokenizer, question: Question, multiple: int = 1) -> TokenSequence:
-    """The answer to imitate, its end included; only the answer is learnt."""
-    prompt = prompt_ids(tokenizer, question.prompt, multiple)
-    answer = (*tokenizer.encode(question.lesson), tokenizer.eos_id)
-    return TokenSequence((*prompt, *answer), (Role.PROMPT,) * len(prompt) + (Role.STATE,) * len(answer))
-
-
 def readable(tokenizer: Tokenizer, ids: Sequence[int], *, keep_special: bool = False) -> str:
     """The text of sampled ids. A model may have more ids than its tokenizer; such an id shows as the replacement character."""
     runs = groupby(ids, key=lambda i: i < tokenizer.vocab_size)
@@ -117,6 +110,12 @@ class AnswerEpisode:
         self.mode: text_game.Mode = mode
         self.ids = prompt_ids(tokenizer, question.prompt, multiple)
         self.response: str | None = None
+        self.task, self.prompts = question, [question.prompt]
+
+    @property
+    def answers(self) -> list[str]:
+        """The answer as the one of a conversation."""
+        return [] if self.response is None else [self.response]
 
     def context(self) -> tuple[int, ...] | None:
         return self.ids if self.response is None else None

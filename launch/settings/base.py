@@ -17,9 +17,12 @@ def positive(settings: Any, *names: str) -> None:
             raise ValueError(f"{name}: {getattr(settings, name)} must be above 0")
 
 
-def references(stage: Any) -> list[str]:
-    """The earlier stages that a stage names, in the fields that its class lists in `uses`."""
+def references(stage: Any, env: Any = None) -> list[str]:
+    """The earlier stages that a stage names, in the fields that its class lists in `uses`; and the one that made what its environment
+    reads, be that its own or the recipe's `env`."""
     found: list[str] = []
+    if hasattr(stage, "env") and (made := getattr(stage.env or env, "data", None)) is not None:
+        found.append(made)
     for name in getattr(stage, "uses", ()):
         value = attrgetter(name)(stage)
         found += value if isinstance(value, list) else [value] if value else []

@@ -1,11 +1,11 @@
-"""Settings of the stages of a language world model: data, imitation, RL, evaluation. Importable without torch."""
+"""Settings of the stages that make questions for a language world model. Importable without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from .base import Comparison, Lora, OnPolicy, Supervision, positive
+from .base import positive
 
 
 @dataclass(frozen=True)
@@ -67,61 +67,4 @@ class LanguageData:
             raise ValueError("train: name a folder of shards to train on, or test for one to evaluate on")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LanguageSupervised(Supervision):
-    """Cross-entropy on the true answers of a data stage: supervised fine-tuning, or the control arm of an RL stage."""
-
-    kind: Literal["language-sft"]
-    lora: Lora | None = None
-    non_gold_ratio: float | None = 0.4  # rows without a changed object, for each with one; null takes all rows as they are
-    question_weight: float = 0.0  # of the questions' own tokens, beside 1 of the answers': models from scratch learn to copy from them
-    microbatch_tokens: int = 8192
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "microbatch_tokens")
-        if self.question_weight < 0:
-            raise ValueError(f"question_weight: {self.question_weight} must not be negative")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguageReinforce(OnPolicy):
-    """RL on the questions of a data stage: one answer is one episode, a rule is its judge."""
-
-    kind: Literal["language-rlvr"]
-    data: str
-    reward: Literal["binary", "task_specific", "f1"]
-    max_new_tokens: int
-    mode: Literal["faithful", "strict"] = "strict"
-    non_gold_ratio: float | None = 0.4  # as in imitation
-    lora: Lora | None = None
-    microbatch_tokens: int = 8192
-    uses: ClassVar[tuple[str, ...]] = ("init", "data")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "max_new_tokens", "microbatch_tokens")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguageEvaluate(Comparison):
-    """Held-out questions for several stages' models, beside the answer that nothing changes and the true answer."""
-
-    kind: Literal["language-eval"]
-    data: str
-    max_new_tokens: int
-    mode: Literal["faithful", "strict"] = "strict"
-    n: int = 512  # held-out rows at most
-    unseen_n: int = 256  # rows of unseen games or pages at most
-    temperature: float = 0.0
-    greedy: bool = False  # tables of the likeliest answers as well
-    drift_steps: int = 0  # text games: so many steps are imagined one after the other beside the true game, by the same actions
-    drift_episodes: int = 64
-    uses: ClassVar[tuple[str, ...]] = ("models", "data")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "n", "unseen_n", "max_new_tokens", "drift_episodes")
-
-
-LanguageStage = TextGameData | WebPageData | LanguageData | LanguageSupervised | LanguageReinforce | LanguageEvaluate
+LanguageStage = TextGameData | WebPageData | LanguageData

@@ -58,7 +58,7 @@ class Tune:
 
     kind: Literal["sft"]
     name: str
-    init: str  # the stage whose weights to start from
+    init: str | None = None  # the stage whose weights to start from; without one, and without a start, they are fresh
     data: str | None = None  # a collect stage; without one the environment's demonstrations are imitated
     sequences_per_step: int
     optimizer: OptimizerConfig
@@ -75,6 +75,8 @@ class Tune:
 
     def __post_init__(self) -> None:
         positive(self, "sequences_per_step", "microbatch_tokens", "checkpoint_every", "log_every")
+        if self.prompt_weight < 0:
+            raise ValueError(f"prompt_weight: {self.prompt_weight} must not be negative")
         lengths = {"steps": self.steps, "epochs": self.epochs, "match_tokens_of": self.match_tokens_of}
         if self.data is not None and self.env is not None:
             raise ValueError("env: the lessons are those of the stage `data`; leave env out")

@@ -28,6 +28,7 @@ def check(stage: Score, job: Job) -> None:
 def run(stage: Score, job: Job) -> dict[str, Any]:
     """Play, judge, write the tables and the summary in words. Every data rank plays its share."""
     with environment(stage, job) as tasks:
+        require_tasks(tasks, TEST, stage.name)
         parts = tasks.parts(stage.n)
         judged: Judged = {}
         rounds = len(stage.models) * len(stage.temperatures) * len(parts)

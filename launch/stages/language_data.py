@@ -9,27 +9,26 @@ from ...data.shards import ShardSet
 from ...rl.language import read_pair
 from ..job import Job
 from ..settings.language import LanguageData
-from .language import Questions
 
 
 def check(stage: LanguageData, job: Job) -> None:
     """Every part can be read."""
     if job.mesh.is_main:
-        _rows(stage, job)
+        _rows(stage)
 
 
 def run(stage: LanguageData, job: Job) -> dict[str, Any]:
     """Open every part, read its first question, and say how many there are."""
-    outcome = {"pad_prompts_to": stage.pad_prompts_to, **_rows(stage, job)}
+    outcome = {"pad_prompts_to": stage.pad_prompts_to, **_rows(stage)}
     job.mesh.barrier()
     return outcome
 
 
-def _rows(stage: LanguageData, job: Job) -> dict[str, int]:
-    questions, rows = Questions(job, stage.name), {}
+def _rows(stage: LanguageData) -> dict[str, int]:
+    rows: dict[str, int] = {}
     for part in stage.parts:
-        folder = questions.folder(part)
-        if folder is None:
+        folder = getattr(stage, part)
+        if not folder:
             continue
         shards = ShardSet(folder)
         if not len(shards):

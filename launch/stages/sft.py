@@ -34,7 +34,7 @@ class Demonstrations:
 
     def __init__(self, tasks: Tasks, where: str) -> None:
         self.tasks, self.where, self.train = tasks, where, tasks.of("train")
-        self.order = tasks.order
+        self.order, self.pad_id = tasks.order, tasks.tokenizer.pad_id
         self._kept: dict[int, list[TokenSequence]] = {}
 
     def __len__(self) -> int:
@@ -57,6 +57,7 @@ class Collected:
         folder = job.stage_folder(data) / part
         shards = ShardSet(folder, fields=["tokens.npy", "roles.npy"]) if any(folder.glob("*.tar")) else ()
         self.read = [_sequence(shards[i]) for i in range(len(shards))]
+        self.pad_id = tokenizer_of(job).pad_id
 
     def __len__(self) -> int:
         return len(self.read)
@@ -114,7 +115,6 @@ def check(stage: Tune, job: Job) -> None:
 
 def run(stage: Tune, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many answer tokens it took. Leaders read the lessons and hand them to their peers."""
-    pad_id = tokenizer_of(job).pad_id
     with lessons_of(stage, job) as lessons:
         order = lessons.order(job.recipe.seed)
         engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
@@ -126,7 +126,7 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
         def portion(step: int) -> Portion:
             chosen = job.mesh.from_leader(lambda: lessons.at(job.mesh.share(places_of(step))))
             total = sum(job.mesh.gather(answer_tokens(chosen)))
-            rows = [weighted(lesson, max(total, 1), stage.prompt_weight, pad_id) for lesson in chosen]
+            rows = [weighted(lesson, max(total, 1), stage.prompt_weight, lessons.pad_id) for lesson in chosen]
             return Portion(spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total)
 
         steps = stage.steps or 0

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
 from ...core.errors import ConfigError
 from ...core.files import read_json, write_json
 from ...data.rows import rows_digest
-from ...data.tokenizers import Tokenizer, load_tokenizer
+from ...data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from ...models.hub import resolve
 from ...rl.environment import Split
+from ...rl.language_tasks import Made
 from ...rl.own.config import DataEnvironment, EnvironmentSettings
 from ...rl.own.tasks import fresh_tokenizer, open_tasks
 from ...rl.tasks import Tasks
@@ -73,8 +75,27 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
         raise ConfigError(f"env: stage '{stage.name}' needs an environment; give the recipe a section env, or the stage one")
     if isinstance(settings, DataEnvironment) and job.mesh.is_main:
         _require_same_rows(settings, job)
-    with open_tasks(settings, tokenizer_of(job), job.model.max_positions) as tasks:
+    made = made_for(settings, job)
+    tokenizer = learnt_tokenizer(job, made.folder) if made else tokenizer_of(job)
+    most = job.model.max_positions if tokenizer is not None else None  # nobody knows yet how many tokens a prompt will have
+    with open_tasks(settings, tokenizer or ByteTokenizer(), most, made) as tasks:
         yield tasks
+
+
+def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:
+    """The stage that makes what an environment reads, None where it makes or reads its tasks itself."""
+    name = getattr(settings, "data", None)
+    if name is None:
+        return None
+    stage = next(stage for stage in job.recipe.stages if stage.name == name)
+    return Made(name, job.stage_folder(name), {f.name: getattr(stage, f.name) for f in fields(stage)})
+
+
+def learnt_tokenizer(job: Job, folder: Path) -> Tokenizer | None:
+    """The start's tokenizer; in a recipe without a start the one that a data stage learnt, None before that stage has run."""
+    if any(isinstance(stage, Start) for stage in job.recipe.stages):
+        return tokenizer_of(job)
+    return _load(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
 
 
 def require_judged(tasks: Tasks) -> None:

@@ -13,7 +13,7 @@ from ...data.packing import pack, unpack
 from ...rl.rollout.open import OpenSampler, open_sampler
 from ...rl.rollout.sampler import SamplingParams
 from ...rl.statistics import paired_difference, proportion
-from ...rl.web_pages.prompt import bare_page_prompt, page_prompt
+from ...rl.web_pages.tasks import WebPageTasks
 from ...rl.webrl.critic import state_row, twin_score
 from ...rl.webrl.episode import act_randomly
 from ...rl.webrl.plan_config import PlanArm
@@ -21,11 +21,11 @@ from ...rl.webrl.planning import Planner, PredictedPage, Tally, Value, WorldMode
 from ...rl.webrl.world_models import CorruptedWorld, CriticValue, LanguageWorld, Progress, SampledValue, TrueWorld, oracle_pages
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
-from ..settings.language import WebPageData
+from ..settings.verbs import Reinforce, Tune
 from ..settings.web_live import WebPlan
 from .common import build_engine
 from .evaluate import percent
-from .language import Questions
+from .verbs import environment
 from .web import Players, make_world, pool_of, prompter_of, seeded, start_of
 from .web_critic import build_twin
 
@@ -117,14 +117,12 @@ def _world(
     if arm.world == "model":
         assert arm.model is not None
         trained = next(s for s in job.recipe.stages if s.name == arm.model)
-        data = next((s for s in job.recipe.stages if s.name == getattr(trained, "data", None)), None)
-        if not isinstance(data, WebPageData):
-            raise ConfigError(f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one trained on web-page-data")
-        questions = Questions(job, data.name)
-        params = SamplingParams(arm.max_new_tokens, 0.0, stop_ids=questions.tokenizer.stop_ids)
+        pages = stack.enter_context(environment(trained, job)) if isinstance(trained, Tune | Reinforce) else None
+        if not isinstance(pages, WebPageTasks):
+            raise ConfigError(f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one with an env of web-page")
         opened = _open(stage, job, arm.model, f"{arm.name} world", stack)
-        prompt = page_prompt if data.prompt == "full" else bare_page_prompt
-        return LanguageWorld(opened.sampler, questions.tokenizer, prompt, params, seed, questions.multiple)
+        params = pages.params(arm.max_new_tokens, 0.0)
+        return LanguageWorld(opened.sampler, pages.tokenizer, pages.style, params, seed, pages.multiple)
     true = TrueWorld(lambda: make_world(start_of(job), test=True))
     if arm.world == "true":
         return true

@@ -7,6 +7,8 @@ from typing import Literal
 
 from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
 from ..agents.config import WorldsEnvironment
+from ..text_games.config import TextGameEnvironment
+from ..web_pages.config import WebPageEnvironment
 
 Rule = Literal["exact", "contains", "number"]  # of rl/rewards/answers.py
 
@@ -45,4 +47,4 @@ class OwnEnvironment(KindByPath):
             raise ValueError("max_turns: at least 1, and deadline_s above 0")
 
 
-EnvironmentSettings = DataEnvironment | WorldsEnvironment | OwnEnvironment
+EnvironmentSettings = DataEnvironment | TextGameEnvironment | WebPageEnvironment | WorldsEnvironment | OwnEnvironment

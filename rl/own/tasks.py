@@ -19,14 +19,27 @@ from ..agents.config import WorldsEnvironment
 from ..conversation import Conversation, Table, text_of
 from ..environment import End, Prompt, Split
 from ..hosted import Host
+from ..language_config import QuestionSettings
+from ..language_tasks import Made
 from ..rewards.answers import REWARDS
 from ..tasks import Tasks
+from ..text_games.config import TextGameEnvironment
+from ..text_games.tasks import TextGameTasks
+from ..web_pages.tasks import WebPageTasks
 from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 
 
 @contextmanager
-def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: int | None) -> Iterator[Tasks]:
-    """The tasks that settings name; user code runs in a process that ends with the block."""
+def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: int | None, made: Made | None = None) -> Iterator[Tasks]:
+    """The tasks that settings name; user code runs in a process that ends with the block. `made` is what an earlier stage made for them."""
+    if isinstance(settings, QuestionSettings):
+        if made is None:
+            raise ConfigError("env.data: these tasks are made by a stage of a recipe, so they cannot be opened without its run")
+        if isinstance(settings, TextGameEnvironment):
+            yield TextGameTasks(settings, made, tokenizer, max_length)
+        else:
+            yield WebPageTasks(settings, made, tokenizer, max_length)
+        return
     if isinstance(settings, WorldsEnvironment):
         from ..agents.tasks import WorldTasks
 

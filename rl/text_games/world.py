@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...data.trajectory import Invalid
@@ -189,34 +189,66 @@ def state_of(objects: Sequence[dict[str, Any]], next_uuid: int) -> State:
     return State(things, next_uuid)
 
 
-def drift(games: Sequence[str], episodes: int, steps: int, predict: Predictor, *, first_seed: int = 10_000) -> dict[str, list[list[bool]]]:
-    """Walk the true game and the imagined one by the same actions and say after each step whether the states are equal.
+@dataclass
+class Walk:
+    """A true game and an imagined one by the same actions: after each step, whether the imagined state is the true one.
 
-    Actions are the expert's or any other, by a coin whose seed is the episode's; an episode ends early when its game is over.
-    `model` is the world model, `copy` a state that never changes. The lists are by step.
+    Actions are the expert's or any other, by a coin of the walk's own. `copy` tells the same of a state that never changes.
     """
-    walks = []
-    for i in range(episodes):
-        name = games[i % len(games)]
-        start = find_game(name).start(first_seed + i)
-        walks.append({"name": name, "true": start, "view": view_of(name, start), "start": view_of(name, start), "coin": random.Random(i)})
-    found: dict[str, list[list[bool]]] = {"model": [[] for _ in range(steps)], "copy": [[] for _ in range(steps)]}
-    for k in range(steps):
-        live = [w for w in walks if not find_game(w["name"]).points(w["true"])[1]]
-        actions = [_choose(w["name"], w["true"], w["coin"]) for w in live]
-        asked = [w["view"].question(w["name"], find_game(w["name"]).task, a) for w, a in zip(live, actions, strict=True)]
-        for walk, action, answer in zip(live, actions, predict(asked) if asked else [], strict=True):
+
+    name: str
+    true: State
+    coin: random.Random
+    steps: int
+    model: list[bool] = field(default_factory=list)
+    copy: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start = self.view = view_of(self.name, self.true)
+        self.action = ""
+
+    def question(self) -> Row | None:
+        """What the world model is asked next; None after the last step, or when the true game is over."""
+        game = find_game(self.name)
+        if len(self.model) == self.steps or game.points(self.true)[1]:
+            return None
+        self.action = _choose(self.name, self.true, self.coin)
+        return self.view.question(self.name, game.task, self.action)
+
+    def take(self, answer: str) -> None:
+        """Go on in both games."""
+        self.true = advance(find_game(self.name), self.true, self.action)
+        try:
+            self.view = self.view.after(answer)
+        except Unreadable:
+            pass  # the imagined state stays as it was
+        truth = view_of(self.name, self.true).key()
+        self.model.append(self.view.key() == truth)
+        self.copy.append(self.start.key() == truth)
+
+
+def walks_of(games: Sequence[str], numbers: Sequence[int], steps: int, first_seed: int) -> list[Walk]:
+    """The walks of these numbers, through the games in turn; a number decides the start and the coin."""
+    named = [(i, games[i % len(games)]) for i in numbers]
+    return [Walk(name, find_game(name).start(first_seed + i), random.Random(i), steps) for i, name in named]
+
+
+def drift(games: Sequence[str], episodes: int, steps: int, predict: Predictor, *, first_seed: int = 10_000) -> dict[str, list[list[bool]]]:
+    """Walk true and imagined games together; the lists are by step, and shorter where games ended early."""
+    walks = walks_of(games, range(episodes), steps, first_seed)
+    for _ in range(steps):
+        asked = [(walk, row) for walk in walks if (row := walk.question()) is not None]
+        for (walk, _row), answer in zip(asked, predict([row for _, row in asked]) if asked else [], strict=True):
             if isinstance(answer, Invalid):
                 raise WorldFault(f"the world model gave no answer: {answer.reason}")
-            walk["true"] = advance(find_game(walk["name"]), walk["true"], action)
-            try:
-                walk["view"] = walk["view"].after(answer)
-            except Unreadable:
-                pass  # the imagined state stays as it was
-            truth = view_of(walk["name"], walk["true"]).key()
-            found["model"][k].append(walk["view"].key() == truth)
-            found["copy"][k].append(walk["start"].key() == truth)
-    return found
+            walk.take(answer)
+    hits = {"model": [walk.model for walk in walks], "copy": [walk.copy for walk in walks]}
+    return {name: by_step(of_walks, steps) for name, of_walks in hits.items()}
+
+
+def by_step(hits: Sequence[Sequence[bool]], steps: int) -> list[list[bool]]:
+    """By step, of each walk that had not ended."""
+    return [[walk[k] for walk in hits if k < len(walk)] for k in range(steps)]
 
 
 def _choose(name: str, state: State, coin: random.Random) -> str:

@@ -32,17 +32,16 @@ SMALL = [
     "stages.2.algorithm={kind: grpo, entropy_coef: 0.01}",
     "stages.3.sequences_per_step=8",
     "stages.4.n=6",
-    "stages.4.unseen_n=4",
-    "stages.4.greedy=true",
+    "stages.4.temperatures=[0.0, 1.0]",
+    "env.unseen_n=4",
     "stages.4.max_new_tokens=8",
     "stages.5.n=6",
-    "stages.5.unseen_n=4",
     "stages.5.max_new_tokens=8",
 ]
 OWN = {
     "text-game-tiny": [
-        "stages.5.drift_steps=2",
-        "stages.5.drift_episodes=2",
+        "stages.5.env.drift_steps=2",
+        "stages.5.env.drift_episodes=2",
         "stages.0.seeds=1",
         "stages.0.heldout_per_verb=5",
         "stages.0.games=[weigh-stones]",
@@ -57,22 +56,20 @@ ADAPTED = """
 name: adapted
 world: language
 model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 640, max_positions: 512, tied: true}
+env: {kind: text-game, data: data}
 stages:
 - {kind: start, name: start, folder: FOLDER}
 - {kind: language-data, name: data, train: RUN/stages/data/train, test: RUN/stages/data/test}
-- kind: language-sft
+- kind: sft
   name: sft
-  data: data
   init: start
   steps: 2
   sequences_per_step: 4
   lora: {rank: 4, alpha: 8}
   optimizer: {lr: 1e-2}
-- kind: language-rlvr
+- kind: rl
   name: rlvr
-  data: data
   init: sft
-  reward: binary
   algorithm: {kind: grpo, entropy_coef: 0.01, kl_coef: 0.001}
   prompts_per_step: 2
   samples_per_prompt: 2
@@ -80,7 +77,7 @@ stages:
   max_new_tokens: 8
   lora: {rank: 4, alpha: 8}
   optimizer: {lr: 1e-2}
-- {kind: language-eval, name: evaluate, models: [start, sft, rlvr], data: data, n: 4, max_new_tokens: 8, before: sft, after: rlvr}
+- {kind: eval, name: evaluate, models: [start, sft, rlvr], n: 4, max_new_tokens: 8, before: sft, after: rlvr}
 - {kind: export, name: export, model: rlvr}
 """
 

@@ -20,7 +20,7 @@ stages:
 - {kind: web-rl, name: grpo, init: sft, tasks: demos, algorithm: {kind: grpo}, prompts_per_step: 2, samples_per_prompt: 2, steps: 2,
    optimizer: {lr: 1e-3}, at_once: 3}
 - {kind: web-site-pages, name: pages, tasks: 2, others: 1}
-- {kind: language-sft, name: world, data: pages, steps: 1, sequences_per_step: 2, non_gold_ratio: null, optimizer: {lr: 1e-3}}
+- {kind: sft, name: world, env: {kind: web-page, data: pages, non_gold_ratio: null}, steps: 1, sequences_per_step: 2, optimizer: {lr: 1e-3}}
 - kind: web-plan
   name: plan
   actor: grpo

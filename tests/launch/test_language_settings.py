@@ -56,14 +56,15 @@ def test_the_larger_model_is_one_overlay(name: str) -> None:
 
 
 def test_published_settings() -> None:
-    sft, rlvr, task = (stages(name) for name in TEXT)
+    sft, rlvr = (stages(name) for name in TEXT[:2])
     lora = sft["sft"].lora
     assert (sft["sft"].sequences_per_step, sft["sft"].optimizer.lr, lora.rank, lora.alpha) == (16, 1e-5, 32, 16)
     grpo = rlvr["rlvr"].algorithm
     assert (grpo.kl_coef, grpo.kl_clamp, grpo.entropy_coef, grpo.clip_low, grpo.clip_high) == (1e-3, 10, 1e-3, 0.2, 0.2)
     assert (rlvr["rlvr"].samples_per_prompt, rlvr["rlvr"].max_new_tokens, rlvr["rlvr"].optimizer.lr) == (5, 4096, 1e-6)
-    assert [s["rlvr"].reward for s in (rlvr, task, stages("web-page-rlvr"))] == ["binary", "task_specific", "f1"]
-    assert (rlvr["rlvr"].non_gold_ratio, task["rlvr"].non_gold_ratio) == (0.4, 0.055)
+    assert [recipes.load(name).env.reward for name in TEXT[1:]] == ["binary", "task_specific"]
+    assert [recipes.load(name).env.non_gold_ratio for name in [*TEXT[1:], "web-page-rlvr"]] == [0.4, 0.055, None]
+    assert sft["sft"].env.non_gold_ratio is None and (sft["sft"].env.data, rlvr["control"].env.data) == ("lessons", "lessons")
     assert stages("web-page-sft")["sft"].lora == lora and stages("web-page-rlvr")["rlvr"].max_new_tokens == 7288
 
 
@@ -76,7 +77,7 @@ def test_one_gpu_needs_no_download(name: str) -> None:
     assert start is None if name.endswith("sft") else start.folder == f"runs/{name.split('-rlvr')[0]}-sft-1gpu/export"
     if start is not None:  # the sizes must be those of the recipe whose export it starts from
         assert made.model == recipes.load(Path(start.folder).parts[1]).model
-    assert all(getattr(stage, "mode", "strict") == "strict" for stage in made.stages)
+    assert {env.mode for stage in made.stages if (env := getattr(stage, "env", made.env))} == {"strict"}
 
 
 def test_a_data_stage_without_data_is_refused() -> None:
@@ -86,11 +87,38 @@ def test_a_data_stage_without_data_is_refused() -> None:
 
 def test_questions_are_learnt_with_their_own_weight_and_padding_never() -> None:
     from terrella.data.trajectory import Role, TokenSequence
-    from terrella.launch.stages.language import answer_tokens, weighted
+    from terrella.launch.stages.sft import answer_tokens, weighted
 
     pad, ids = 0, (0, 0, 7, 8, 9, 5, 6, 2)
     lesson = TokenSequence(ids, (Role.PROMPT,) * 5 + (Role.STATE,) * 3)
-    assert answer_tokens(lesson) == 3
-    (plain,), (both,) = (weighted([lesson], 6, question, pad) for question in (0.0, 0.5))
+    assert answer_tokens([lesson]) == 3
+    plain, both = (weighted(lesson, 6, question, pad) for question in (0.0, 0.5))
     assert plain.ce.tolist() == pytest.approx([0] * 5 + [1 / 6] * 3)
     assert both.ce.tolist() == pytest.approx([0, 0] + [0.5 / 6] * 3 + [1 / 6] * 3)
+
+
+def test_an_environment_of_a_stage_changes_the_recipes() -> None:
+    made = recipes.load("text-game-tiny", ("env.mode=faithful", "stages.greedy.env.mode=strict"))
+    rlvr, greedy = ({s.name: s for s in made.stages}[name].env for name in ("rlvr", "greedy"))
+    assert (rlvr.kind, rlvr.data, rlvr.mode, rlvr.non_gold_ratio) == ("text-game", "data", "faithful", 0.2)
+    assert (greedy.mode, greedy.non_gold_ratio, greedy.drift_steps) == ("strict", 0.4, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("stages.rlvr.kind=language-rlvr", "is called 'rl' now"),
+        ("env.data=nowhere", "refers to 'nowhere', which is no earlier stage"),
+        ("env.reward=f1", "env.reward"),
+        ("env.drift_steps=-1", "drift_steps"),
+        ("stages.sft.prompt_weight=-1", "prompt_weight"),
+    ],
+)
+def test_what_is_refused(change: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        recipes.load("text-game-tiny", (change,))
+
+
+def test_a_recipe_with_a_start_trains_from_it() -> None:
+    with pytest.raises(ConfigError, match="'sft' needs init"):
+        recipes.load("text-game-sft", ("stages.sft.init=null",))

@@ -5,7 +5,7 @@ import pytest
 from terrella.data.convert.text_game import is_gold, pair_of
 from terrella.data.tokenizers import ByteTokenizer, HFTokenizer
 from terrella.data.trajectory import Invalid, Role
-from terrella.rl.language import AnswerEpisode, answer_sequence, answers, prompt_ids, read_pair, readable
+from terrella.rl.language import AnswerEpisode, answers, prompt_ids, read_pair, readable
 from terrella.rl.rewards.web_page import NOTHING
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
@@ -57,16 +57,6 @@ def test_web_pairs() -> None:
     assert other.judge(other.answer, "f1", "strict") == (1.0, "") and other.judge(NOTHING, "f1", "strict")[0] == 0.0
 
 
-def test_only_the_answer_is_learnt_and_padding_is_in_front(rows: list[dict]) -> None:
-    question = read_pair(pair_of(rows[0], bare_prompt, "train"))
-    sequence = answer_sequence(TOKENIZER, question, 64)
-    learnt = [i for i, r in zip(sequence.ids, sequence.roles, strict=True) if r == Role.STATE]
-    assert TOKENIZER.decode(learnt) == question.answer and learnt[-1] == TOKENIZER.eos_id
-    prompt = prompt_ids(TOKENIZER, question.prompt, 64)
-    assert len(prompt) % 64 == 0 and TOKENIZER.decode(prompt) == question.prompt and sequence.ids[: len(prompt)] == prompt
-    assert prompt_ids(TOKENIZER, "abc") == tuple(TOKENIZER.encode("abc"))
-
-
 def test_episodes_train_on_sampled_ids(rows: list[dict]) -> None:
     question = read_pair(pair_of(rows[-1], bare_prompt, "train"))
     assert question.gold
@@ -88,17 +78,6 @@ def test_ids_beyond_the_tokenizer_are_a_wrong_answer_and_no_fault(rows: list[dic
     episode.receive(Sample((*TOKENIZER.encode("{"), 400, 999, *TOKENIZER.encode("}")), (-1.0,) * 4, "length", 0))
     assert episode.response == "{\ufffd}" and episode.score()[1] == 0.0
     assert readable(TOKENIZER, TOKENIZER.encode(question.answer)) == question.answer
-
-
-def test_a_reasoned_answer_is_imitated_and_the_true_one_judged(rows: list[dict]) -> None:
-    gold = next(row for row in rows if is_gold(row))
-    sample = pair_of(gold, bare_prompt, "train")
-    bare = read_pair(sample)
-    taught = read_pair({**sample, "extra.json": {**sample["extra.json"], "response": f"Well. {bare.answer}"}})
-    assert bare.lesson == bare.answer == taught.answer and taught.lesson == f"Well. {bare.answer}"
-    sequence = answer_sequence(TOKENIZER, taught)
-    learnt = [i for i, role in zip(sequence.ids, sequence.roles, strict=True) if role == Role.STATE]
-    assert learnt == [*TOKENIZER.encode(taught.lesson), TOKENIZER.eos_id]
 
 
 def test_public_rows_for_imitation() -> None:

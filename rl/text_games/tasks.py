@@ -1,0 +1,132 @@
+"""Text games as an environment: answers are right or not, by game and by verb, and imagined games drift from the true ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from ...core.errors import ConfigError
+from ...data.convert.text_game import pair_of
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid, Trajectory
+from ..evaluation import TEST, Evaluation, Results, heat, percent, points, verdict
+from ..language import Domain, Question, prompt_ids, read_pair, readable
+from ..language_tasks import Made, QuestionTasks
+from ..rollout.sampler import Sample
+from ..statistics import Estimate
+from . import evaluate as games
+from .config import TextGameEnvironment
+from .crawl import bare_prompt, crawl_all, prompts
+from .world import by_step, drift_table, walks_of
+
+DRIFT = "drift"
+FIRST_SEED = 10_000  # of the games that are imagined; data stages crawl those from 0 on
+
+
+class TextGameTasks(QuestionTasks):
+    """Questions about text games."""
+
+    domain: ClassVar[Domain] = "text-game"
+    columns: ClassVar[list[str]] = games.COLUMNS
+    settings: TextGameEnvironment
+
+    def __init__(self, settings: TextGameEnvironment, made: Made, tokenizer: Tokenizer, max_length: int | None) -> None:
+        self.reward = settings.reward
+        super().__init__(settings, made, tokenizer, max_length)
+
+    @property
+    def style(self) -> Callable[[dict[str, Any]], str]:
+        """How the data stage writes questions."""
+        return prompts() if self.made.settings["prompt"] == "full" else bare_prompt
+
+    def example(self) -> Question:
+        row = crawl_all(self.made.settings["games"][:1], range(1))[0]
+        return read_pair(pair_of(row, self.style, "train"))
+
+    def judge(self, asked: Sequence[Question], answers: Sequence[str | Invalid]) -> list[Any]:
+        return games.judge_rows([question.row for question in asked], answers, self.settings.mode)
+
+    def estimates(self, asked: Sequence[Question], judged: Sequence[Any]) -> list[Estimate]:
+        return games.accuracies(judged)
+
+    def gains(self, asked: Sequence[Question], after: Sequence[Any], before: Sequence[Any]) -> list[Estimate]:
+        return games.gains(after, before)
+
+    def table_of(self, asked: Sequence[Question], models: list[tuple[str, str, Sequence[Any]]], title: str) -> dict[str, Any]:
+        compared = [games.Model(name, judged, kind) for name, kind, judged in models]
+        return games.table([question.row for question in asked], compared, self.settings.mode, title)
+
+    # Imagined games are a part of what an evaluation plays.
+
+    def parts(self, n: int) -> dict[str, list[Any]]:
+        parts, steps = super().parts(n), self.settings.drift_steps
+        if steps and "games" not in self.made.settings:
+            raise ConfigError(f"env.drift_steps: needs the questions of a text-game-data stage; '{self.made.name}' is none")
+        return parts | ({DRIFT: list(range(self.settings.drift_episodes))} if steps else {})
+
+    def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
+        if isinstance(task, Question):
+            return super().episode(task, prompt_id, sample_index)
+        return Drifting(self, task, prompt_id, sample_index)
+
+    def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[Any]:
+        if not episodes or not isinstance(episodes[0], Drifting):
+            return super().judgements(episodes, played)
+        pairs = zip(episodes, played, strict=True)
+        return [t.reward if isinstance(t.reward, Invalid) else {"model": e.walk.model, "copy": e.walk.copy} for e, t in pairs]
+
+    def results(self, evaluation: Evaluation) -> Results:
+        results = super().results(evaluation)
+        if evaluation.after:
+            rows = [question.row for question in evaluation.tasks[TEST]]
+            model = games.Model(evaluation.after, evaluation.firsts(TEST)[evaluation.after], evaluation.kind_of(evaluation.after))
+            results.tables.update({f"by-{by}": games.breakdown(rows, model, self.settings.mode, by) for by in ("game", "verb")})
+        if DRIFT in evaluation.tasks:
+            walked: dict[str, list[list[bool]]] = {}
+            for name, judged in evaluation.firsts(DRIFT).items():
+                valid = [hits for hits in judged if not isinstance(hits, Invalid)]
+                walked[name] = by_step([hits["model"] for hits in valid], self.settings.drift_steps)
+                walked["copy"] = by_step([hits["copy"] for hits in valid], self.settings.drift_steps)
+            title = f"Imagined states still exact after k steps, {heat(evaluation.temperatures[-1])}"
+            results.tables[DRIFT] = drift_table(walked, title)
+        return results
+
+    def summary(self, evaluation: Evaluation) -> dict[str, Any]:
+        assert evaluation.before and evaluation.after
+        judged = evaluation.firsts(TEST)
+        scores = {name: games.accuracies(found) for name, found in judged.items()}
+        gain = games.gains(judged[evaluation.after], judged[evaluation.before])[1]
+        before, after = scores[evaluation.before], scores[evaluation.after]
+        share = after[0].n / max(1, after[2].n)
+        paragraphs = [
+            f"Change {points(gain)} on the same {gain.n} held-out transitions that change the state. Answering that nothing "
+            f"changes gets 0 % of these, all of the unchanged ones, and {100 * share:.1f} % overall.",
+            f"Unchanged {percent(before[0])} -> {percent(after[0])}; overall {percent(before[2])} -> {percent(after[2])}.",
+        ]
+        if evaluation.control:
+            gap = games.gains(judged[evaluation.after], judged[evaluation.control])[1]
+            control = scores[evaluation.control]
+            paragraphs.append(
+                f"Control, more imitation for the same gradient tokens: changed {percent(control[1])}, overall "
+                f"{percent(control[2])} (RLVR minus control on changed transitions {points(gap)})."
+            )
+        words = f"RLVR on a language world model, changed transitions right ({self.settings.mode} judge): {verdict(gain)}"
+        return {"headline": f"{words} {percent(before[1])} -> {percent(after[1])}.", "paragraphs": paragraphs}
+
+
+class Drifting:
+    """A game that a model imagines step by step beside the true one; every step is asked as a question of its own."""
+
+    def __init__(self, tasks: TextGameTasks, number: int, prompt_id: int, sample_index: int) -> None:
+        self.tasks, self.prompt_id, self.sample_index = tasks, prompt_id, sample_index
+        (self.walk,) = walks_of(tasks.made.settings["games"], [number], tasks.settings.drift_steps, FIRST_SEED)
+
+    def context(self) -> tuple[int, ...] | None:
+        row = self.walk.question()
+        return None if row is None else prompt_ids(self.tasks.tokenizer, self.tasks.style(row), self.tasks.multiple)
+
+    def receive(self, sample: Sample) -> None:
+        self.walk.take(readable(self.tasks.tokenizer, sample.ids))
+
+    def score(self) -> tuple[list[float], float | Invalid, dict]:
+        return [], 0.0, {}
