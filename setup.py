@@ -38,7 +38,7 @@ setup(
         "terrella.launch": [
             "catalogue.yaml",
             "recipes/*.yaml",
-            "recipes/parts/*.yaml",
+            "recipes/*/*.yaml",
             "templates/*",
             "sbatch/*",
             "report/*.html",

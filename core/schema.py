@@ -40,6 +40,13 @@ class Located:
     folder: Path = Path()  # of its file: what a user's own files are relative to; the current one for an override
 
 
+def plain(tree: Located) -> Any:
+    """A tree as plain dicts, lists and scalars."""
+    if isinstance(tree.value, dict):
+        return {key: plain(item) for key, item in tree.value.items()}
+    return [plain(item) for item in tree.value] if isinstance(tree.value, list) else tree.value
+
+
 class _Reader:
     """Builds located values from YAML nodes, within limits: a few aliases can stand for more values than memory holds."""
 

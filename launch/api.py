@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..core.files import read_json
-from .own import EVALUATION, path_of, settings_of
+from .own import EVALUATION, chosen_recipe, path_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class RunResult:
 def train(
     recipe: str | Path,
     *,
+    size: str | None = None,
     model: str | Path | None = None,
     data: str | Path | None = None,
     reward: str | Callable[..., Any] | None = None,
@@ -38,6 +39,7 @@ def train(
 ) -> RunResult:
     """Run a recipe (grpo, ppo, sft, another that ships, or a YAML file) to its end; called again with the same settings, it resumes.
 
+    `size` and `env` choose among a method's recipes: train("spa", size="tiny", env="sudoku"). For a task of your own:
     `model` is a Hugging Face folder or hub id, `data` a file of rows, `reward` a function and `env` an `Environment` class, each as
     `"file.py:name"` or as the object itself where other processes can import it. `overrides` are settings: {"stages.rl.steps": 50}.
     """
@@ -46,9 +48,11 @@ def train(
         "data": None if data is None else str(data),
         "reward": None if reward is None else path_of(reward),
         "env": None if env is None else path_of(env),
+        "size": size,
     }
-    settings = (*settings_of(str(recipe), options), *(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()))
-    return _run(str(recipe), settings, None if run is None else Path(run))
+    recipe = chosen_recipe(str(recipe), options)
+    settings = (*settings_of(recipe, options), *(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()))
+    return _run(recipe, settings, None if run is None else Path(run))
 
 
 def evaluate(

@@ -11,7 +11,7 @@ import click
 from ..core.errors import ConfigError, TerrellaError
 from ..data.trajectory import Invalid
 from . import recipe as recipes
-from .own import own_options, require_own
+from .own import chosen_recipe, own_options, require_own
 from .own import settings_of as own_settings
 
 
@@ -55,8 +55,9 @@ def check(
         return
     if len(what) != 1:
         raise ConfigError(f"check {' '.join(what)}: write `terrella check RECIPE` or `terrella check env NAME`")
-    config = recipes.load(what[0], (*own_settings(what[0], own), *overrides))
-    require_own(what[0], config)
+    recipe = chosen_recipe(what[0], own)
+    config = recipes.load(recipe, (*own_settings(recipe, own), *overrides))
+    require_own(recipe, config)
     if rehearse:
         _rehearse(config, layout, keep)
     else:

@@ -10,6 +10,7 @@ import click
 
 from ..core.errors import TerrellaError
 from . import recipe as recipes
+from .recipe_files import chosen
 from .slurm import cluster
 from .slurm import submit as jobs
 from .slurm.render import JOB_SHELL, Plan, render
@@ -24,6 +25,8 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
 
 @click.command()
 @click.argument("recipe")
+@click.option("--size", help="Of a recipe that comes in several: tiny, gpu, 1gpu, paper ...")
+@click.option("--env", help="Of a recipe that has several environments.")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Nodes of the allocation.")
 @click.option("--partition", "-p", help="SLURM partition; default: the cluster's.")
 @click.option("--account", "-A", help="SLURM account.")
@@ -58,6 +61,7 @@ def launch(
 ) -> None:
     """Run RECIPE on a SLURM cluster."""
     dry_run, follow, at_once = options.pop("dry_run"), options.pop("follow"), options.pop("at_once")
+    recipe = chosen(recipe, options.pop("size"), options.pop("env"))
     settings = JobSettings(**options)
     run = folder or f"runs/{recipes.load(recipe, overrides).name}"
     plan = Plan(recipe, run, settings, overrides, split_after, sweeps, at_once, command_line())

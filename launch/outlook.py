@@ -13,6 +13,7 @@ from typing import Any
 from ..core.errors import ConfigError
 from . import recipe as recipes
 from .own import GENERIC
+from .recipe_files import shipped
 from .recipes_command import catalogue
 
 WIDTH = 80
@@ -82,7 +83,7 @@ def next_commands(folder: Path, config: dict[str, Any], model: bool) -> list[str
     told = [f"{opener()} {folder / 'report.html'}"]
     if model and any((folder / "export").glob("tokenizer*")):
         told.append(f"{program} generate {folder}")
-    if steps and name in recipes.shipped():
+    if steps and name in shipped():
         same = folder / "config.yaml" if name in GENERIC else name  # which holds the user's own model, data and reward
         told.append(f"{program} train {same} --run {folder} --steps {2 * steps}")
     return [*told, f"{program} recipes"][:3]

@@ -13,6 +13,7 @@ import click
 from ..core.errors import ConfigError
 from ..rl.own.config import DataEnvironment
 from . import recipe as recipes
+from .recipe_files import chosen, comes_in_several
 
 KEYS = {"model": "model.folder", "data": "env.train", "test": "env.test", "reward": "env.reward", "template": "env.template"}
 OF_ROWS = ("data", "test", "reward", "template")  # what an environment of one's own brings itself
@@ -23,7 +24,7 @@ OPTIONS = {
     "test": ("FILE", "rows to evaluate on; default: every tenth row of --data."),
     "reward": ("FILE.py:NAME", "a function of prompt, answer and info; or exact, contains, number."),
     "template": ("JINJA", "the prompt as a jinja text over the columns, or a file of it."),
-    "env": ("FILE.py:NAME", "an Environment of your own, in place of --data and --reward."),
+    "env": ("FILE.py:NAME", "an Environment of your own, in place of --data and --reward. Other recipes: one of theirs, by name."),
 }
 EVALUATION = "parts/evaluate"  # what terrella.evaluate runs
 
@@ -32,7 +33,13 @@ def own_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a user's own task, for a command line; they come as keyword arguments of these names."""
     for name, (metavar, about) in reversed(OPTIONS.items()):
         command = click.option(f"--{name}", metavar=metavar, help=f"{', '.join(GENERIC)}: {about}")(command)
-    return command
+    return click.option("--size", help="Of a recipe that comes in several: tiny, gpu, 1gpu, paper ...")(command)
+
+
+def chosen_recipe(recipe: str, options: dict[str, str | None]) -> str:
+    """The recipe that the options --size and --env choose among those of a method; both are taken out of the options."""
+    size = options.pop("size", None)
+    return chosen(recipe, size, options.pop("env", None) if comes_in_several(recipe) else None)
 
 
 def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ...]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ..core import schema
 from ..core.config import ParallelConfig, PrecisionConfig
@@ -14,6 +12,7 @@ from ..core.sinks import SinkName
 from ..models.config import ModelConfig, NamedModel
 from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
+from .recipe_files import find, tree_of
 from .settings.agent import AgentEvaluate
 from .settings.base import Export, positive, references
 from .settings.grid import GridStage
@@ -22,9 +21,7 @@ from .settings.verbs import Start, Tune, VerbStage
 from .settings.video import VideoSettings, VideoStage
 from .settings.web import WebStage, expand
 
-RECIPES = Path(__file__).parent / "recipes"
 LANGUAGE = "language"  # the world of recipes that train on text alone
-MOST_FILES = 50  # that one recipe may be made of
 VIDEO = "video"  # the world of recipes of video stages
 RENAMED = {
     "language-start": "start",
@@ -87,29 +84,17 @@ def _require_file_name(key: str, name: str) -> None:
         raise ValueError(f"{key}: the name {name[:100]!r} must be a file name: letters, digits and . _ + - only, at most 100, no dot first")
 
 
-def find(name: str) -> Path:
-    """A recipe by path, or by the name of one that ships with the project."""
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise ConfigError(f"{name}: no such recipe file; `terrella recipes` lists those that ship")
-        return path
-    known = RECIPES / f"{name}.yaml"
-    if not known.is_file():
-        near = difflib.get_close_matches(name, shipped(), 1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise ConfigError(f"'{name}' is neither a file nor a recipe that ships; {hint}`terrella recipes` lists them")
-    return known
-
-
-def shipped() -> list[str]:
-    """Names of the recipes that ship with the project."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+def settings_tree(name: str) -> schema.Located:
+    """The settings of a recipe as its files have them."""
+    tree = tree_of(find(name))
+    if isinstance(tree.value, dict):
+        tree.value.pop("envs", None)  # of a method's file that was named by its path
+    return tree
 
 
 def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
     """Read a recipe and apply `a.b=value` overrides."""
-    tree = _tree(name, (), [])
+    tree = settings_tree(name)
     for setting in overrides:
         schema.apply_override(tree, setting)
     refuse_old_kinds(tree)
@@ -146,34 +131,10 @@ def refuse_old_kinds(tree: schema.Located) -> None:
 
 def has_environment(name: str) -> bool:
     """Whether a recipe has a section `env`, which a user's own data, reward or environment can take the place of."""
-    tree = _tree(name, (), [])
+    tree = settings_tree(name)
     env = tree.value.get("env") if isinstance(tree.value, dict) else None
     kind = env.value.get("kind") if env is not None and isinstance(env.value, dict) else None
     return kind is not None and (kind.value == "data" or ":" in str(kind.value))
-
-
-def _tree(name: str, inside: tuple[Path, ...], loaded: list[Path]) -> schema.Located:
-    """A recipe file laid over those its key `base` names: recipes, or parts of one under recipes/parts."""
-    path = find(name)
-    loaded.append(path)
-    if len(loaded) > MOST_FILES:
-        raise ConfigError(f"{path}: the recipe's bases and theirs are more than {MOST_FILES} files")
-    if path in inside:
-        raise ConfigError(f"{path}: is its own base, through {' and '.join(p.name for p in inside)}")
-    tree = schema.read_yaml(path, str(path) if RECIPES not in path.parents else f"recipe {path.relative_to(RECIPES)}")
-    if not isinstance(tree.value, dict) or "base" not in tree.value:
-        return tree
-    named = tree.value.pop("base")
-    bases = [item.value for item in named.value] if isinstance(named.value, list) else [named.value]
-    if not bases or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(f"{named.where}: base must be the name of a recipe, or a list of names")
-    whole: schema.Located | None = None
-    for base in bases:
-        beside = path.parent / str(base)
-        below = _tree(str(beside) if beside.suffix in (".yaml", ".yml") and beside.is_file() else str(base), (*inside, path), loaded)
-        whole = below if whole is None else schema.merge(whole, below)
-    assert whole is not None
-    return schema.merge(whole, tree)
 
 
 def with_vocab(recipe: Recipe, vocab: int) -> ModelConfig:

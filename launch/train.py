@@ -22,7 +22,7 @@ from .back import back_to as undo_to
 from .extend import explain, extend, with_steps
 from .extras import require_packages
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
-from .own import own_options, require_own, settings_of
+from .own import chosen_recipe, own_options, require_own, settings_of
 from .supervise import STOPPED, Span, run_workers
 
 
@@ -70,6 +70,7 @@ def train(
 
     On a task of your own: terrella train grpo --model FOLDER --data FILE --reward FILE.py:NAME
     """
+    recipe = chosen_recipe(recipe, own)
     overrides = (*settings_of(recipe, own), *overrides)
     config = with_steps(recipes.load(recipe, overrides), steps)
     if replay is not None:

@@ -12,6 +12,7 @@ from ...core.progress import clock
 from ...models.config import ModelConfig
 from ...models.geometry import GEOMETRIES, count
 from .. import recipe as recipes
+from ..recipe_files import methods, shipped
 from .layout import Layout, Work, impossible
 from .machine import GPUS
 from .measured import expert_steps
@@ -89,9 +90,9 @@ def geometry(name: str) -> ModelConfig:
     """A model by the name of its size, or out of a recipe."""
     if name.lower() in GEOMETRIES:
         return GEOMETRIES[name.lower()]
-    if name in recipes.shipped() or name.endswith((".yaml", ".yml")):
+    if name in shipped() or name in methods() or name.endswith((".yaml", ".yml")):
         return recipes.load(name).model.sizes
-    raise ConfigError(f"'{name}' is no model size and no recipe; sizes: {', '.join(GEOMETRIES)}; recipes: {', '.join(recipes.shipped())}")
+    raise ConfigError(f"'{name}' is no model size and no recipe; sizes: {', '.join(GEOMETRIES)}; recipes: {', '.join(shipped())}")
 
 
 def _parse(text: str, gpus: int) -> Layout:

@@ -11,6 +11,7 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
+from terrella.launch.recipe_files import find
 
 SEED = 20260917
 HOSTILE = [
@@ -46,7 +47,7 @@ def changed(text: str, draw: random.Random) -> str:
 def attack(count: int, folder: Path, seed: int) -> dict[str, int]:
     found = {"loaded": 0, "refused": 0}
     names = ["sokoban-tiny", "spa-sokoban-tiny", "video-tiny"]
-    texts = [path.read_text() for name in names if (path := recipes.RECIPES / f"{name}.yaml").exists()]
+    texts = [find(name).path.read_text() for name in names]
     for i in range(count):
         draw = random.Random(f"{seed}/{i}")
         path = folder / "attacked.yaml"

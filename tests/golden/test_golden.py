@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from terrella.launch import recipe
+from terrella.launch.recipe_files import shipped
 from terrella.launch.worker import STAGES
 from terrella.tests.golden.inputs import make_inputs, unpack_old_run
 from terrella.tests.golden.observe import differences, observe, this_platform, unsteady_keys
@@ -47,7 +48,7 @@ def test_every_kind_of_stage_and_every_graph_of_a_shipped_recipe_is_played() -> 
     cases = {case: load(case) for case in PLAYED}
     assert {stage.kind for config in cases.values() for stage in config.stages} == set(STAGES)
     graphs = {graph(config) for config in cases.values()}
-    assert [name for name in recipe.shipped() if graph(recipe.load(name)) not in graphs] == []
+    assert [name for name in shipped() if graph(recipe.load(name)) not in graphs] == []
 
 
 def test_every_case_is_played() -> None:

@@ -45,6 +45,6 @@ def test_the_wheel_answers_and_ships_its_data(site: Path) -> None:
 
 def test_the_wheel_holds_no_tests(site: Path) -> None:
     assert not (site / "terrella" / "tests").exists()
-    names = ["launch/report/report.html", "launch/recipes/sokoban-tiny.yaml", "rl/worlds/tags.yaml", "launch/templates/job.sh"]
+    names = ["launch/report/report.html", "launch/recipes/sokoban/tiny.yaml", "rl/worlds/tags.yaml", "launch/templates/job.sh"]
     for name in (*names, "launch/sbatch/text-game-sft.sbatch"):
         assert (ROOT / name).is_file() and (site / "terrella" / name).is_file(), name

@@ -11,6 +11,7 @@ import pytest
 
 from terrella.launch import cli, recipe
 from terrella.launch.cli import VERBS
+from terrella.launch.recipe_files import find, shipped
 
 
 def terrella(*args: str, timeout: float = 300) -> subprocess.CompletedProcess:
@@ -60,14 +61,14 @@ def test_every_verb_answers_help(verb: str, capsys: pytest.CaptureFixture) -> No
     assert caught.value.code == 0 and "Usage" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", recipe.shipped())
+@pytest.mark.parametrize("name", shipped())
 def test_shipped_recipes_load(name: str) -> None:
     assert recipe.load(name).stages
 
 
 def test_bad_recipes_exit_2(tmp_path, capsys: pytest.CaptureFixture) -> None:
     bad = tmp_path / "bad.yaml"
-    text = (recipe.RECIPES / "sokoban-tiny.yaml").read_text()
+    text = find("sokoban-tiny").path.read_text()
     bad.write_text(text.replace("prompts_per_step", "prompts_per_stpe"))
     for arguments, message in (
         (["train", str(tmp_path / "missing.yaml")], "no such recipe file"),

@@ -7,6 +7,7 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
 from terrella.launch.plan.command import geometry
+from terrella.launch.recipe_files import shipped
 from terrella.models.families import read_hf_config
 from terrella.models.geometry import count
 
@@ -35,7 +36,7 @@ def stages(name: str) -> dict:
     return {stage.name: stage for stage in recipes.load(name).stages}
 
 
-@pytest.mark.parametrize("name", recipes.shipped())
+@pytest.mark.parametrize("name", shipped())
 def test_every_recipe_can_be_planned(name: str) -> None:
     assert count(geometry(name)).total > 0
 
