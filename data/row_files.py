@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import mmap
 import zlib
 from array import array
@@ -47,7 +48,7 @@ class JsonLines:
             line += 1
             raw = self._text[at:end]
             if raw.strip():
-                row = _parse(raw, f"{path}:{line}")
+                row = _parse(raw, f"{path}:{line}", strictly=True)
                 note_kinds(self.kinds, row_kinds(row), f"{path}:{line}")
                 self._start.append(at)
                 self._end.append(end)
@@ -70,7 +71,7 @@ class JsonList:
     def __init__(self, path: Path) -> None:
         self.path, self.kinds = path, {}
         text = bytes(_text_of(path))
-        values = _load_json(text, str(path))
+        values = _load_json(text, str(path), strictly=True)
         assert isinstance(values, list)
         for i, value in enumerate(values):
             if not isinstance(value, dict):
@@ -220,12 +221,17 @@ def _read_table(path: Path) -> Any:
         raise ConfigError(f"{path}: {missing_extra(error) or error}") from error
     try:
         if path.suffix == ".parquet":
-            return _read_parquet(path, pyarrow.parquet.ParquetFile(path))
-        try:  # datasets writes the stream form of arrow, other tools the file form
-            return pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
-        except pyarrow.ArrowInvalid:
-            return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
-    except (pyarrow.ArrowException, OSError) as error:
+            table = _read_parquet(path, pyarrow.parquet.ParquetFile(path))
+        else:
+            try:  # datasets writes the stream form of arrow, other tools the file form
+                table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
+            except pyarrow.ArrowInvalid:
+                table = pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+        table.validate(full=True)  # pyarrow believes offsets as they are, and follows a damaged one out of the file
+        return table
+    except ConfigError:
+        raise
+    except Exception as error:  # beside its own kinds: what Python raises over a damaged name or size
         if isinstance(error, PermissionError):
             raise ConfigError(f"{path}: no permission to read it") from error
         raise ConfigError(f"{path}: not a whole {path.suffix[1:]} file ({_short(error)})") from error
@@ -249,6 +255,8 @@ def _short(error: Exception) -> str:
 
 def _text_of(path: Path) -> Any:
     """The bytes of a file: mapped, or unpacked where it is a .gz."""
+    if path.exists() and not path.is_file():  # reading from a pipe would wait for ever
+        raise ConfigError(f"{path}: is no regular file")
     with storage_errors(path), open(path, "rb") as stream:
         if path.suffix != ".gz":
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
@@ -258,22 +266,45 @@ def _text_of(path: Path) -> Any:
             raise ConfigError(f"{path}: not a whole .gz file ({error})") from error
 
 
-def _parse(raw: bytes, place: str) -> dict[str, Any]:
-    value = _load_json(raw, place)
+def _parse(raw: bytes, place: str, strictly: bool = False) -> dict[str, Any]:
+    value = _load_json(raw, place, strictly)
     if not isinstance(value, dict):
         hint = "; a file that is one JSON list ends in .json" if isinstance(value, list) else ""
         raise ConfigError(f"{place}: {describe(value)}, not an object of columns{hint}")
     return value
 
 
-def _load_json(raw: bytes, place: str) -> Any:
+def _load_json(raw: bytes, place: str, strictly: bool = False) -> Any:
+    """The value of JSON text. `strictly`, as when a file is opened, refuses what Python's parser makes something else of in silence."""
+
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not JSON; write null or leave the column out")
 
     try:
-        return json.loads(raw, parse_constant=refuse)
+        text = raw.decode("utf-8-sig")
+        if not strictly:
+            return json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse, parse_float=_finite, object_pairs_hook=_without_repeats)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair can be escaped, and is no text
+        return value
     except json.JSONDecodeError as error:
         at = f"{place}:{error.lineno}" if b"\n" in raw.strip() else place
         raise ConfigError(f"{at}: not JSON: {error.msg} (column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise ConfigError(f"{place}: not JSON: {error}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond the range of a number")
+    return number
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name '{next(name for name in names if names.count(name) > 1)}' is there twice")
+    return made

@@ -7,6 +7,7 @@ A row is a dict of columns. Its prompt is the column `messages` without the assi
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -139,6 +140,8 @@ def demonstration(row: dict[str, Any], column: str | None, where: str = "a row")
     None where there is none, or it is no text or number: a list of accepted answers is for a reward.
     """
     value = _answer(row, column, where)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: the answer is {value}, as an empty cell becomes in some tables; leave the row out or fill it in")
     return None if value is None or value == "" or isinstance(value, bool | list | dict) else str(value)
 
 
