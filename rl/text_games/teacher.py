@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from ...core.errors import StorageError
+from ...core.files import storage_errors, write_atomic
 from ...core.rng import uniform
 from ...data.trajectory import Invalid
 from ..language import Question
@@ -80,9 +85,11 @@ class Teacher:
         """The same, one after the other and each paid for once: what was answered is in `record` at once, and is not asked again."""
         known: dict[str, str] = {}
         if record.exists():
-            lines = record.read_text(encoding="utf-8").split("\n")
-            known = {row["id"]: row["response"] for row in map(json.loads, lines[:-1])}  # a torn last line has no end
-            record.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
+            with storage_errors(record):
+                lines = record.read_bytes().split(b"\n")
+            known = dict(_answer_in(line, f"{record}:{number}") for number, line in enumerate(lines[:-1], 1))
+            if lines[-1]:  # torn by a kill
+                write_atomic(record, b"".join(line + b"\n" for line in lines[:-1]).decode())
         ids = [hashlib.sha256(f"{self.model}\n{self.system}\n{prompt}".encode()).hexdigest()[:32] for prompt in prompts]
         with record.open("a", encoding="utf-8") as file:
             for start in range(0, len(prompts), PART):
@@ -94,9 +101,28 @@ class Teacher:
                         faults[i] = response
                         continue
                     known[ids[i]] = response
-                    file.write(json.dumps({"id": ids[i], "response": response}) + "\n")
+                    file.write(json.dumps({"id": ids[i], "response": response, "sum": _sum(ids[i], response)}) + "\n")
                 file.flush()
+                os.fsync(file.fileno())
                 yield from (faults[i] if i in faults else known[ids[i]] for i in part)
+
+
+def _sum(key: str, response: str) -> str:
+    return xxhash.xxh3_64_hexdigest(f"{key}\n{response}".encode("utf-8", "surrogatepass"))
+
+
+def _answer_in(line: bytes, place: str) -> tuple[str, str]:
+    """Question and answer of a line of the record. They were paid for, so a damaged line is never dropped without a word."""
+    try:
+        row = json.loads(line)
+        key, response = row["id"], row["response"]
+        if not isinstance(key, str) or not isinstance(response, str) or ("sum" in row and row["sum"] != _sum(key, response)):
+            raise ValueError("its checksum does not match")
+        if row.keys() - {"id", "response", "sum"}:
+            raise ValueError(f"its keys are {', '.join(row)}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{place}: damaged ({error}); restore the line, or delete it and its question is asked again") from error
+    return key, response
 
 
 @dataclass

@@ -98,6 +98,13 @@ def test_right_answers_become_lessons(source: tuple[Path, list[Question]], teach
     assert set(teaching.asked) == {questions[3].prompt}  # only what failed is asked again
     assert len(ShardSet(tmp_path / "two")) > len(kept)  # with rows that do not change
 
+    record = (tmp_path / "two.responses.jsonl").read_text()
+    for damaged in (record.replace("heavy", "heaxy", 1), record.replace('"id"', '"ie"', 1), "\n" + record):
+        (tmp_path / "three.responses.jsonl").write_text(damaged)
+        with pytest.raises(StorageError, match=r"three\.responses\.jsonl:1: damaged .*; restore the line"):
+            ask(teaching, folder, tmp_path / "three")
+        assert (tmp_path / "three.responses.jsonl").read_text() == damaged
+
 
 def test_a_dead_line_is_an_error(source: tuple[Path, list[Question]], teaching: Teaching, tmp_path: Path) -> None:
     teaching.down = True
