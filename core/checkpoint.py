@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from .config import LAYOUT, ParallelConfig, PrecisionConfig
 from .errors import ConfigError, DeadlineError, StorageError, TerrellaError
-from .files import file_digest, json_digest, make_folder, read_json, settle, storage_errors, sync_folder, write_json
+from .files import file_digest, json_digest, make_folder, read_json, save_tensors, settle, storage_errors, sync_folder, write_json
 from .mcore.params import Shard
 
 FORMAT = 2  # 1 had no digest of the manifest; it is still read
@@ -119,15 +119,8 @@ class _Writer(threading.Thread):
 
 def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor], entries: list[Entry]) -> dict[str, Any]:
     """Write one file of tensors and flush it to disk; returns its size and digest, for the manifest."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     path = folder / f"shard_{number:05d}.safetensors"
-    with storage_errors(path):
-        try:
-            save_file(tensors, path, metadata={"entries": json.dumps([asdict(e) for e in entries])})
-        except SafetensorError as error:  # its own kind for a full disk; the message holds the operating system's
-            raise StorageError(f"{path}: {error}: free space or choose another --run folder, then run the same command again") from error
+    save_tensors(path, tensors, {"entries": json.dumps([asdict(e) for e in entries])})
     settle(path)
     return {"bytes": path.stat().st_size, "xxh3": file_digest(path)}
 

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,30 @@ def settle(path: Path) -> None:
                 os.fsync(stream.fileno())
         for folder in [path, *(p for p in path.rglob("*") if p.is_dir())] if path.is_dir() else [path.parent]:
             sync_folder(folder)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file; a full disk is named like any other error of the file system."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with storage_errors(path):
+        try:
+            save_file(dict(tensors), path, metadata)
+        except SafetensorError as error:  # its own kind for a full disk; the message holds the operating system's
+            raise StorageError(f"{path}: {error}: free space or choose another folder, then run the same command again") from error
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """All tensors of a safetensors file; one that is not whole is a StorageError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    with storage_errors(path):
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise StorageError(f"{path}: not a whole safetensors file ({error}); restore it from where it came") from error
 
 
 def file_digest(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ConfigError
-from ..core.files import make_folder
+from ..core.files import make_folder, save_tensors
 from ..data.pickles import load_arrays
 from ..models.video.lpips import Backbone, weights_folder
 
@@ -22,7 +22,6 @@ NETS: dict[str, Backbone] = {"alexnet": "alex", "vgg16": "vgg"}
 def convert(archive: Path, folder: Path) -> list[Path]:
     """Both backbones with their channel weights, in our names."""
     import torch
-    from safetensors.torch import save_file
 
     from ..models.video.lpips import LPIPS
 
@@ -39,7 +38,7 @@ def convert(archive: Path, folder: Path) -> list[Path]:
             tensors = _named(load_arrays(io.BytesIO(held.read()), f"{archive}: {member.name}"))
             model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in tensors.items()})
             path = folder / f"{ours}.safetensors"
-            save_file(model.state_dict(), path)
+            save_tensors(path, model.state_dict())
             written.append(path)
     return written
 

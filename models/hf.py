@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ..core.batch import PackedBatch
 from ..core.errors import ConfigError, NumericsError, StorageError
-from ..core.files import make_folder, read_json, write_json
+from ..core.files import make_folder, read_json, save_tensors, write_json
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, hf_names, read_config, to_hf, write_hf_config
 from .families.base import Tensors
@@ -103,8 +103,6 @@ def write_folder(
     folder: Path, config: ModelConfig, tensors: Iterable[tuple[str, torch.Tensor]], dtype: str, carry_from: Path | None, shard_bytes: int
 ) -> dict[str, dict[str, Any]]:
     """Write sharded safetensors, config and carried files; returns each tensor's shape and hash as given."""
-    from safetensors.torch import save_file
-
     make_folder(folder)
     stated: dict[str, dict[str, Any]] = {}
     files: list[list[str]] = []
@@ -115,7 +113,7 @@ def write_folder(
         nonlocal pending, size
         if pending:
             files.append(list(pending))
-            save_file(pending, folder / f"part-{len(files):05d}.safetensors", metadata={"format": "pt"})
+            save_tensors(folder / f"part-{len(files):05d}.safetensors", pending, {"format": "pt"})
         pending, size = {}, 0
 
     for name, tensor in tensors:
@@ -205,7 +203,6 @@ def transformers_logits(folder: Path, batch: PackedBatch) -> tuple[torch.Tensor,
 
 def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: Path) -> Any:
     """One layer of a folder as transformers itself loads it; the final norm only behind the last."""
-    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     prefix = f"model.layers.{index}."
@@ -214,7 +211,7 @@ def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: P
     tensors["model.embed_tokens.weight"] = torch.zeros(8, settings["hidden_size"])
     if not settings["tie_word_embeddings"]:
         tensors["lm_head.weight"] = torch.zeros(8, settings["hidden_size"])
-    save_file(tensors, scratch / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(scratch / "model.safetensors", tensors, {"format": "pt"})
     small: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 8, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if settings.get("layer_types"):
         small["layer_types"] = [settings["layer_types"][index]]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..core.errors import ConfigError
-from ..core.files import make_folder, write_json
+from ..core.files import make_folder, save_tensors, write_json
 from .config import ModelConfig
 from .families import FAMILIES, hf_names
 from .families.base import Tensors, split_qkv
@@ -139,11 +139,9 @@ def peft_tensors(model: ModelConfig, parameters: Tensors) -> dict[str, torch.Ten
 
 def write_peft(folder: str | Path, model: ModelConfig, config: LoraConfig, parameters: Tensors, base_model: str) -> Path:
     """Write adapters as a PEFT folder that `peft` and vLLM read."""
-    from safetensors.torch import save_file
-
     folder = make_folder(Path(folder))
     tensors = peft_tensors(model, parameters)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_tensors(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
     write_json(
         folder / "adapter_config.json",
         {

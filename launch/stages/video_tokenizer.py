@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.errors import ConfigError
-from ...core.files import make_folder
+from ...core.errors import ConfigError, StorageError
+from ...core.files import file_digest, make_folder, settle, storage_errors, sync_folder
 from ...core.progress import Progress
 from ...core.rng import fold
+from ...core.run import changed_rows
 from ...models.hub import resolve
 from ...models.video.augment import augment_clips
 from ...models.video.lpips import find_weights
@@ -27,7 +28,7 @@ from ..job import Job, StopRequested
 from ..settings.video import VideoTokenizerTraining
 from .video import WEIGHTS, device, episodes, settings
 
-STATE = re.compile(r"state-(\d{7})\.pt")
+STATE = re.compile(r"state-(\d{7})(?:-([0-9a-f]{32}))?\.pt")  # step, xxh3-128 of its bytes; states of earlier releases have none
 
 
 def check(stage: VideoTokenizerTraining, job: Job) -> None:
@@ -62,12 +63,7 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
     config = settings(job).tokenizer
     still = usual_picture(source).to(device()) if config.still else None
     trainer = TokenizerTrainer(config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, still=still)
-    found = sorted(folder.glob("state-*.pt"))
-    start = job.mesh.from_main(lambda: int(STATE.fullmatch(found[-1].name)[1]) if found else 0)  # type: ignore[index]
-    if start:
-        trainer.load(torch.load(folder / f"state-{start:07d}.pt", map_location=device(), weights_only=True))
-    if job.mesh.is_main:
-        job.run.metrics.rewind(stage.name, start, job.later(stage.name))
+    start = resume(job, stage.name, folder, trainer)
     progress = Progress(stage.name, stage.steps, start=start, speak=job.mesh.is_main)
     ranks = job.mesh.ranks  # every rank holds the whole tokenizer, whatever the layout of the transformer
     if stage.clips_per_step % ranks:
@@ -85,7 +81,7 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
         progress.update(done, f"l1 {values['l1']:.4f}  psnr {values['psnr']:.1f}")
         stop = job.mesh.any_rank(job.stop_asked)
         if stop or done % stage.checkpoint_every == 0:
-            keep(job, folder, trainer)
+            keep(job, stage.name, folder, trainer)
         if stop and done < stage.steps:
             raise StopRequested
     return trainer.model
@@ -129,16 +125,55 @@ def table(stage: VideoTokenizerTraining, job: Job, told: dict[str, float]) -> di
     return {"title": f"Reconstruction: {stage.name}", "columns": columns, "rows": rows, "note": note, "lower": ["mae"]}
 
 
-def keep(job: Job, folder: Path, trainer: TokenizerTrainer) -> None:
-    """The state to resume from; older ones go."""
+def resume(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> int:
+    """Load the newest whole state, and cut the metrics record back to its step, which is returned; 0 where there is no state.
+
+    A damaged state is named, and the one before it taken.
+    """
+
+    def newest() -> str | None:
+        found = sorted(path for path in folder.glob("state-*.pt") if STATE.fullmatch(path.name))
+        for path in reversed(found):
+            stated = STATE.fullmatch(path.name)[2]  # type: ignore[index]
+            if stated is None or file_digest(path) == stated:
+                return path.name
+            job.warn(f"{path}: damaged, its bytes do not match the digest in its name. This state is passed over, and steps are repeated")
+        if found:
+            raise StorageError(
+                f"{folder}: none of its states is whole; restore one from a backup, or add --back-to {stage} to the same command, "
+                "which repeats the stage from its beginning"
+            )
+        return None
+
+    name = job.mesh.from_main(newest)
+    held: dict[str, Any] = torch.load(folder / name, map_location=device(), weights_only=True) if name else {}
+    if name:
+        step = int(STATE.fullmatch(name)[1])  # type: ignore[index]
+        if held["step"] != step:
+            raise StorageError(f"{folder / name}: is the state of step {held['step']}, under another name; move it away")
+        trainer.load(held)
+    if job.mesh.is_main:
+        record, written = job.run.metrics, held.get("metrics")
+        if written and (now := record.digest(stage, trainer.step_number)) != written:
+            job.warn(changed_rows(record.path, stage, now["rows"], written["rows"]))
+        record.rewind(stage, trainer.step_number, job.later(stage))
+    return trainer.step_number
+
+
+def keep(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> None:
+    """Write the state to resume from, its digest in its name; the newest two stay."""
     if not job.mesh.is_main:
         return
     job.run.guard()
-    path = folder / f"state-{trainer.step_number:07d}.pt"
-    torch.save(trainer.state(), path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").rename(path)
-    for old in sorted(folder.glob("state-*.pt"))[:-1]:
-        old.unlink()
+    partial = folder / ".state.partial"
+    with storage_errors(partial):
+        with open(partial, "wb") as stream:  # to a path torch would call a full disk "unexpected pos"
+            torch.save({**trainer.state(), "metrics": job.run.metrics.digest(stage, trainer.step_number)}, stream)
+        settle(partial)
+        partial.rename(folder / f"state-{trainer.step_number:07d}-{file_digest(partial)}.pt")
+        sync_folder(folder)
+        for old in sorted(folder.glob("state-*.pt"))[:-2]:
+            old.unlink()
 
 
 @torch.no_grad()

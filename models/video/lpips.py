@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...core.errors import ConfigError
+from ...core.files import load_tensors
 
 Backbone = Literal["alex", "vgg"]
 VARIABLE = "TERRELLA_LPIPS"
@@ -83,9 +84,7 @@ def find_weights(net: Backbone, folder: Path | None = None) -> Path:
 
 def load_lpips(net: Backbone, device: torch.device | str = "cpu", folder: Path | None = None) -> LPIPS:
     """The distance with its real weights, ready to use."""
-    from safetensors.torch import load_file
-
     path = find_weights(net, folder)
     model = LPIPS(net)
-    model.load_state_dict(load_file(path))
+    model.load_state_dict(load_tensors(path))
     return model.to(device).eval()

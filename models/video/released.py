@@ -6,7 +6,6 @@ The writers make folders of the same layout at any width, for tests and rehearsa
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 
 from ...core.errors import ConfigError
-from ...core.files import make_folder, write_json
+from ...core.files import load_tensors, make_folder, read_json, save_tensors, write_json
 from ..config import ModelConfig
+from ..folder import open_safetensors
 from .config import LEVELS, RT1_COMPRESSIVE, RT1_FRAME, TokenizerConfig
 from .tokenizer import VideoTokenizer, build_tokenizer
 
@@ -122,8 +122,6 @@ def rename(name: str) -> str | None:
 
 def check_released(folder: Path, wanted: TokenizerConfig) -> None:
     """Refuse a folder that is not the recipe's tokenizer: its config, and the names and shapes of its tensors. Reads no weights."""
-    from safetensors import safe_open
-
     config = _read_config(folder, wanted.height, wanted.width)
     for field in fields(TokenizerConfig):
         ours, theirs = getattr(wanted, field.name), getattr(config, field.name)
@@ -131,7 +129,7 @@ def check_released(folder: Path, wanted: TokenizerConfig) -> None:
             raise ConfigError(f"{folder / 'config.json'}: {field.name} is {theirs}, the recipe's video.tokenizer has {ours}")
     found: dict[str, list[int]] = {}
     for file in _files(folder):
-        with safe_open(file, framework="pt") as held:
+        with open_safetensors(file) as held:
             found |= {new: held.get_slice(name).get_shape() for name in held.keys() if (new := rename(name)) is not None}
     with torch.device("meta"):
         own = build_tokenizer(config).state_dict()
@@ -144,12 +142,11 @@ def check_released(folder: Path, wanted: TokenizerConfig) -> None:
 
 def load_released(folder: Path, height: int = 256, width: int = 320) -> VideoTokenizer:
     """The tokenizer in a release's folder; every parameter must be there with its shape, and none may be left over."""
-    from safetensors.torch import load_file
-
     config = _read_config(folder, height, width)
     check_released(folder, config)
     model = build_tokenizer(config)
-    model.load_state_dict({new: t for file in _files(folder) for name, t in load_file(file).items() if (new := rename(name)) is not None})
+    tensors = {name: tensor for file in _files(folder) for name, tensor in load_tensors(file).items()}
+    model.load_state_dict({new: tensor for name, tensor in tensors.items() if (new := rename(name)) is not None})
     return model.eval()
 
 
@@ -157,7 +154,7 @@ def _read_config(folder: Path, height: int, width: int) -> TokenizerConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: missing; name a folder of the released tokenizer")
-    return tokenizer_config(json.loads(path.read_text(encoding="utf-8")), height, width)
+    return tokenizer_config(read_json(path), height, width)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -169,18 +166,14 @@ def _files(folder: Path) -> list[Path]:
 
 def write_tokenizer(model: VideoTokenizer, folder: Path) -> None:
     """A tokenizer as a folder of the release's layout."""
-    from safetensors.torch import save_file
-
     told = released_config(model.config)
     make_folder(folder)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
+    save_tensors(folder / WEIGHTS, {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
     write_json(folder / "config.json", told)
 
 
 def write_transformer(config: ModelConfig, bos: int, eos: int, folder: Path, seed: int = 0) -> None:
     """A transformer of fresh weights as a folder of the release's layout: config.json in its words, one file of fp32 weights."""
-    from safetensors.torch import save_file
-
     generator = torch.Generator().manual_seed(seed)
     drawn = {name: torch.randn(shape, generator=generator) * config.init_std for name, shape in _transformer_shapes(config)}
     tensors = {name: torch.ones_like(tensor) if "norm" in name else tensor for name, tensor in drawn.items()}
@@ -205,7 +198,7 @@ def write_transformer(config: ModelConfig, bos: int, eos: int, folder: Path, see
         "use_cache": True,
     }
     make_folder(folder)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     write_json(folder / "config.json", told)
 
 

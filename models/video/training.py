@@ -14,6 +14,7 @@ from torch import nn
 
 from ...core.config import OptimizerConfig, learning_rate
 from ...core.errors import ConfigError, NumericsError
+from ...core.files import load_tensors, save_tensors
 from .config import TokenizerConfig, TokenizerLoss
 from .discriminator import PatchDiscriminator, gradient_penalty, hinge_loss, layers_for
 from .lpips import load_lpips
@@ -165,15 +166,11 @@ def _dropout_seed(step: int) -> int:
 
 def save_tokenizer(model: VideoTokenizer, path: Path) -> None:
     """The weights alone, as safetensors."""
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, path)
+    save_tensors(path, {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
 
 
 def load_tokenizer(config: TokenizerConfig, path: Path, device: torch.device | str = "cpu") -> VideoTokenizer:
     """A tokenizer of `save_tokenizer`, frozen."""
-    from safetensors.torch import load_file
-
     model = build_tokenizer(config)
-    model.load_state_dict(load_file(path))
+    model.load_state_dict(load_tensors(path))
     return model.to(device).eval().requires_grad_(False)

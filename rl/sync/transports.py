@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ...core.files import make_folder, write_json
+from ...core.files import make_folder, save_tensors, write_json
 from ...core.ports import free_port
 from ...core.store import open_store
 from .flat import checksum, checksums, flatten
@@ -100,15 +100,13 @@ class DiskTransport:
 
     def write(self, weights: Weights, version: int) -> Path:
         """Write a version's folder; the manifest comes last."""
-        from safetensors.torch import save_file
-
         path = self.path(version)
         shutil.rmtree(path, ignore_errors=True)
         make_folder(path)
         entries: list[dict[str, Any]] = []
         for number, bucket in enumerate(buckets(weights, self.shard_bytes)):
             file = f"weights-{number:05d}.safetensors"
-            save_file({name: tensor.cpu().contiguous() for name, tensor in bucket}, path / file)
+            save_tensors(path / file, {name: tensor.cpu().contiguous() for name, tensor in bucket})
             entries += [{**describe(name, tensor), "file": file} for name, tensor in bucket]
         write_json(path / MANIFEST, {"version": version, "tensors": entries})
         return path
