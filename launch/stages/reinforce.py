@@ -29,7 +29,7 @@ class GridTrainer(StageTrainer):
 
     def __init__(self, stage: Reinforce, job: Job) -> None:
         rooms = read_json(job.stage_folder(stage.tasks.source) / ROOMS)["train"]
-        self.rooms, self.cut = split_cut(rooms, stage.rollouts.validation, stage.name)
+        self.rooms, self.cut = map(list, split_cut(rooms, stage.rollouts.validation, stage.name))
         self.imagination, self.dynamics, self.tokenizer = stage.tasks, dynamics_of(job), tokenizer_of(job)
         state_tokens = len(self.tokenizer.encode(rooms[0]))
         params = SamplingParams(max_new_tokens=state_tokens, temperature=stage.temperature)
