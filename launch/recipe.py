@@ -13,7 +13,6 @@ from ..models.config import ModelConfig, NamedModel
 from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
 from .recipe_files import find, tree_of
-from .settings.agent import AgentEvaluate
 from .settings.base import Export, positive, references
 from .settings.grid import GridStage
 from .settings.language import LanguageStage
@@ -29,11 +28,12 @@ RENAMED = {
     "agent-play": "collect",
     "agent-sft": "sft",
     "agent-rl": "rl",
+    "agent-eval": "eval",
     "language-sft": "sft",
     "language-rlvr": "rl",
     "language-eval": "eval",
 }  # kinds of stages that earlier releases had, and what they are now
-TextStage = VerbStage | LanguageStage | AgentEvaluate | WebStage
+TextStage = VerbStage | LanguageStage | WebStage
 Stage = GridStage | TextStage | VideoStage | Export
 
 

@@ -39,7 +39,6 @@ MOST = {
     "checkpoint_every": 2,
     "log_every": 1,
     "rollouts_every": 1,
-    "samples_per_group": 2,
     "prompts_at_once": 8,
     "rooms": 48,
     "heldout_rooms": 8,
@@ -68,7 +67,7 @@ MOST = {
     "heldout_every": 3,
     "branching": 2,
 }
-EVENLY = ("prompts_per_step", "sequences_per_step", "groups", "prompts", "episodes")  # multiples of the data ranks
+EVENLY = ("prompts_per_step", "sequences_per_step", "prompts", "episodes")  # multiples of the data ranks
 ALL_IF_ZERO = ("n", "evaluate")  # in these 0 means all
 PHASE = re.compile(r"(.+)-(\d+)-(tasks|rollout|replay|critic|actor)")  # stages of WebRL's phases
 SITES = {

@@ -52,7 +52,6 @@ STAGES = {
     "video-rlvr": "video_rlvr",
     "video-eval": "video_eval",
     "video-real2sim": "video_real2sim",
-    "agent-eval": "agent_eval",
     "web-start": "web_start",
     "web-demos": "web_demos",
     "web-sft": "web_sft",

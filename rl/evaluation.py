@@ -6,7 +6,7 @@ An environment of numbers alone needs none of its own: `reward_results` compares
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,14 @@ class Evaluation:
     before: str | None = None  # the summary compares this model ...
     after: str | None = None  # ... with this one
     control: str | None = None
+    controls: tuple[str, ...] = ()  # all that the report marks as controls
+    costs: dict[str, tuple[int, int]] = field(default_factory=dict)  # actions and gradient tokens of a model's training
+    probes: dict[tuple[str, str], Any] = field(default_factory=dict)  # by model and part: what the environment asked its log-probs
+    shown: dict[tuple[str, str], str] = field(default_factory=dict)  # by model and part: the name of its kept episodes
 
     def kind_of(self, model: str) -> str:
         """How the report marks a model's row."""
-        return "control" if model == self.control else "model"
+        return "control" if model == self.control or model in self.controls else "model"
 
     def firsts(self, part: str, temperature: float | None = None) -> dict[str, list[Any]]:
         """By model, the judgement of each task's first sample; the last temperature where none is named."""

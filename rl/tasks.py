@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from ..core.batch import PackedBatch
 from ..core.errors import ConfigError
 from ..core.rng import permutation, shuffled
 from ..data.schema import TEXT
@@ -22,6 +23,7 @@ from .environment import Prompt, Split
 from .evaluation import TEST, TRUTH, Evaluation, Results, reward_results, spread
 from .rollout.sampler import Sampler, SamplingParams
 
+Scorer = Callable[[list[PackedBatch]], list[Any]]  # log-probs of packed rows
 Gather = Callable[[Any], list[Any]]  # what every data rank has
 EMPTY = "empty answer"
 CUT = 0x637574  # the key of the draw of tasks to validate on
@@ -45,6 +47,7 @@ class Tasks(ABC):
     """Tasks of both splits, how they are played, imitated and shown, and the trivial policies that stand beside a model."""
 
     free_text: ClassVar[bool] = True  # length and repetition of answers are watched
+    evaluation_key: ClassVar[int] = 3  # of the random numbers that an evaluation draws
     counts_actions: ClassVar[bool] = False  # RL records its actions without a budget of them, for comparisons of what models cost
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None, max_turns: int = 100) -> None:
@@ -151,6 +154,10 @@ class Tasks(ABC):
     def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[Any]:
         """What an evaluation keeps of each episode, and makes its tables of: the reward. It travels between ranks."""
         return [trajectory.reward for trajectory in played]
+
+    def probe(self, score: Scorer, tasks: Sequence[Any]) -> Any:
+        """What an evaluation asks of a model's log-probs, beside playing the tasks of a part; called on every rank."""
+        return None
 
     def results(self, evaluation: Evaluation) -> Results:
         """The tables, numbers and summary of an evaluation; called on the main rank alone."""

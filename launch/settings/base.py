@@ -112,10 +112,15 @@ class Comparison:
     control: str | None = None
     sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
 
+    @property
+    def names(self) -> list[str]:
+        """What the models are called in tables."""
+        return self.models
+
     def __post_init__(self) -> None:
         for key in ("before", "after", "control"):
-            if getattr(self, key) is not None and getattr(self, key) not in self.models:
-                raise ValueError(f"{key}: '{getattr(self, key)}' is not in models")
+            if getattr(self, key) is not None and getattr(self, key) not in self.names:
+                raise ValueError(f"{key}: '{getattr(self, key)}' is none of {', '.join(self.names)}")
 
 
 @dataclass(frozen=True)

@@ -120,23 +120,55 @@ class Reinforce(OnPolicy):
             raise ValueError("validation: on held-out tasks, or by rollouts.validation on a cut of the training tasks; leave one out")
 
 
+@dataclass(frozen=True)
+class Arm:
+    """A model as it is evaluated and compared."""
+
+    name: str  # in tables
+    model: str
+    env: EnvironmentSettings | None = None  # how it meets its tasks; default: as in the stage that trained it
+    control: bool = False  # the report marks it as one
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score(Comparison):
-    """Held-out tasks for several stages' models, beside trivial policies and, where there are demonstrations, the true answers."""
+    """Held-out tasks for several stages' models, beside trivial policies and, where there are demonstrations, the true answers.
+
+    Give `models`, or `arms`: models with names, and environments to meet their tasks in, of their own.
+    """
 
     kind: Literal["eval"]
+    models: list[str] = field(default_factory=list)
+    arms: list[Arm] = field(default_factory=list)
     max_new_tokens: int
     n: int = 256  # tasks at most
     samples: int = 1  # of each task, at temperatures above 0
     temperatures: list[float] = field(default_factory=lambda: [0.0])
     env: EnvironmentSettings | None = None  # default: the recipe's
-    uses: ClassVar[tuple[str, ...]] = ("models",)
+    uses: ClassVar[tuple[str, ...]] = ("evaluated",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "n", "samples", "max_new_tokens")
+        if bool(self.models) == bool(self.arms):
+            raise ValueError("models: give either models or arms")
         if not self.temperatures:
             raise ValueError("temperatures: at least one is needed; 0.0 is greedy")
+
+    @property
+    def compared(self) -> list[Arm]:
+        """The arms, or the models as arms in the stage's own environment."""
+        return self.arms or [Arm(name, name, self.env, name == self.control) for name in self.models]
+
+    @property
+    def names(self) -> list[str]:
+        """What the models are called in tables."""
+        return [arm.name for arm in self.compared]
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The stages whose models are evaluated."""
+        return [arm.model for arm in self.compared]
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from ...core.batch import PackedBatch
+from ...core.engine import Engine
 from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluation import TEST, Evaluation, Judged, Results
+from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
-from ..settings.verbs import Score
+from ..settings.verbs import Arm, Score, Tune
 from .common import build_engine, sampler_of, sampling
 from .on_policy import picture
 from .verbs import environment, require_judged, require_tasks
@@ -31,17 +38,35 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
         require_tasks(tasks, TEST, stage.name)
         parts = tasks.parts(stage.n)
         judged: Judged = {}
-        rounds = len(stage.models) * len(stage.temperatures) * len(parts)
+        probes: dict[tuple[str, str], Any] = {}
+        shown: dict[tuple[str, str], str] = {}
+        rounds = len(stage.compared) * len(stage.temperatures) * len(parts)
         progress = Progress(stage.name, rounds, speak=job.mesh.is_main)
-        for name in stage.models:
-            with sampling(job, stage.name, build_engine(job, None, name), sampler_of(stage, job)) as sampler:
+        for arm in stage.compared:
+            engine = build_engine(job, None, arm.model)
+            with _met_by(arm, stage, job, tasks) as met, sampling(job, stage.name, engine, sampler_of(stage, job)) as sampler:
                 for temperature in stage.temperatures:
                     for part, asked in parts.items():
-                        shown = tasks.shown_as(name, temperature, part)
-                        judged[name, temperature, part] = _play(stage, job, tasks, sampler, asked, temperature, shown)
+                        kept = met.shown_as(arm.model, temperature, part)
+                        shown |= {(arm.name, part): f"{stage.name}-{kept}"} if kept else {}
+                        judged[arm.name, temperature, part] = _play(stage, job, met, sampler, asked, temperature, kept)
                         progress.update(len(judged))
-        pair = {"before": stage.before, "after": stage.after, "control": stage.control}
-        evaluation = Evaluation(stage.models, stage.temperatures, stage.samples, parts, judged, **pair)
+                for part, asked in parts.items():
+                    probes[arm.name, part] = met.probe(partial(_logprobs, engine), asked)
+        evaluation = Evaluation(
+            stage.names,
+            stage.temperatures,
+            stage.samples,
+            parts,
+            judged,
+            stage.before,
+            stage.after,
+            stage.control,
+            tuple(arm.name for arm in stage.compared if arm.control),
+            {arm.name: cost_of(job, arm.model) for arm in stage.compared},
+            probes,
+            shown,
+        )
         results: Results = job.mesh.from_main(lambda: tasks.results(evaluation))
     if job.mesh.is_main:
         for name, table in results.tables.items():
@@ -50,6 +75,40 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
             write_json(job.run.path / "summary.json", results.summary)
     job.mesh.barrier()
     return results.outcome
+
+
+@contextmanager
+def _met_by(arm: Arm, stage: Score, job: Job, tasks: Tasks) -> Iterator[Tasks]:
+    """How an arm's model meets its tasks: as it was trained, unless the arm says otherwise."""
+    stages = {other.name: other for other in job.recipe.stages}
+    trained = stages[getattr(stages[arm.model], "data", None) or arm.model]  # lessons were collected in an environment
+    own = arm.env or (getattr(trained, "env", None) if stage.arms else None)
+    if own is None or own == (stage.env or job.recipe.env):
+        yield tasks
+        return
+    with environment(replace(stage, env=own), job) as met:
+        yield met
+
+
+def _logprobs(engine: Engine, batches: list[PackedBatch]) -> list[Any]:
+    return [scored["logprob"] for scored in engine.score(batches, logprob_score(1.0))]
+
+
+def cost_of(job: Job, model: str) -> tuple[int, int]:
+    """(actions, gradient tokens) that a model took: its stage, those it started from, and the episodes they learnt from."""
+    actions = tokens = 0
+    played: set[str] = set()
+    name: str | None = model
+    while name is not None:
+        stage = next(s for s in job.recipe.stages if s.name == name)
+        outcome = job.outcome(name)
+        tokens += outcome.get("tokens", 0)
+        actions += outcome.get("actions", 0)
+        if isinstance(stage, Tune) and stage.data is not None and stage.data not in played:
+            actions += job.outcome(stage.data)["actions"]
+            played.add(stage.data)
+        name = getattr(stage, "init", None)
+    return actions, tokens
 
 
 def _play(
@@ -62,7 +121,7 @@ def _play(
     def play() -> list[list[Any]]:
         episodes = [tasks.episode(task, i, k) for i, task in share for k in range(samples)]
         params = tasks.params(stage.max_new_tokens, temperature)
-        played = tasks.play(sampler, episodes, params, fold(job.recipe.seed, 3))
+        played = tasks.play(sampler, episodes, params, fold(job.recipe.seed, tasks.evaluation_key))
         if job.mesh.is_main and name:
             job.run.write_rollouts(f"{stage.name}-{name}", 0, picture(0, episodes, played, tasks.shown))
         judged = tasks.judgements(episodes, played)

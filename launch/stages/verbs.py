@@ -49,8 +49,9 @@ def tokenizer_of(job: Job) -> Tokenizer:
 
 
 def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:
-    """All environments of a recipe: its own, and those of its stages."""
-    named = [recipe.env, *(getattr(stage, "env", None) for stage in recipe.stages)]
+    """All environments of a recipe: its own, and those of its stages and their arms."""
+    sections = [*recipe.stages, *(arm for stage in recipe.stages for arm in getattr(stage, "arms", ()))]
+    named = [recipe.env, *(getattr(section, "env", None) for section in sections)]
     return [settings for settings in named if settings is not None]
 
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.batch import PackedBatch
 from ...data.packing import TrainSequence, pack, unpack
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
 from ..chat import chat_of
 from ..statistics import Estimate, mean, mean_share
+from ..tasks import Scorer
 from ..worlds.baselines import ceiling, pass_at_k, random_policy
 from ..worlds.tasks import Task
 from .episode import AgentEpisode, AgentSettings
-
-Scorer = Callable[[list[PackedBatch]], list]
+from .rollout import Instance
 
 
 @dataclass(frozen=True)
@@ -64,18 +63,17 @@ def difference(after: AgentScores, before: AgentScores, k: int = 1) -> Estimate:
 
 
 def state_perplexity(
-    score: Scorer, task: Task, seeds: Sequence[int], tokenizer: Tokenizer, settings: AgentSettings, *, coordinates: bool, alone: bool
+    score: Scorer, instances: Sequence[Instance], tokenizer: Tokenizer, settings: AgentSettings, *, coordinates: bool, alone: bool
 ) -> float:
     """exp of the mean negative log-probability of the first state's tokens, as it stands in the first prompt, or `alone`: after no
     prompt at all but one token. NaN where the world has no coordinates to show."""
     mode = "text_with_coordinates" if coordinates else "text"
     shown = AgentSettings(fmt=settings.fmt, coordinates=coordinates, prompt=settings.prompt)
     rows, spans = [], []
-    for seed in seeds:
-        world = task.make()
-        if mode not in world.render_modes:
+    for instance in instances:
+        if mode not in instance.task.make().render_modes:
             return math.nan
-        episode = AgentEpisode(task, seed, 0, 0, tokenizer, chat_of(tokenizer), shown)
+        episode = AgentEpisode(instance.task, instance.seed, 0, 0, tokenizer, chat_of(tokenizer), shown)
         context = episode.context()
         assert context is not None
         state = tokenizer.encode(episode.states[0])

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...data.schema import TEXT
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Role, Trajectory
 from ..environment import Split
+from ..evaluation import Evaluation, Results
 from ..rollout.sampler import Sampler, SamplingParams
-from ..tasks import Gather, Lesson, Tasks
+from ..tasks import Gather, Lesson, Scorer, Tasks
 from ..worlds.tasks import Task, named_tasks, rotation
 from .config import WorldsEnvironment
-from .evaluate import summarise
+from .evaluate import state_perplexity, summarise
+from .results import AgentResults
 from .rollout import Instance, Player, Seat, actions_taken, describe_agents, turns_of, world_finder
 from .selfplay import Lesson as Turn
 from .selfplay import RandomPlayer, lessons, tagged_share
 
 SEEDS = 1 << 30  # of a split: more than anyone plays
+PROBED = 64  # instances whose state texts a model's perplexity is taken over
 
 
 class Instances(Sequence[Instance]):
@@ -39,12 +43,12 @@ class Instances(Sequence[Instance]):
 class WorldTasks(Tasks):
     """The worlds of some tags, met as the settings say."""
 
-    counts_actions = True
+    evaluation_key, counts_actions = 6, True
 
     def __init__(self, settings: WorldsEnvironment, tokenizer: Tokenizer, max_length: int | None) -> None:
         super().__init__(tokenizer, max_length, settings.max_turns)
         self.settings = settings
-        worlds = named_tasks([*settings.tags, *settings.test_tags], settings.tag_files)
+        self.worlds = worlds = named_tasks([*settings.tags, *settings.test_tags], settings.tag_files)
         train = dict(zip(settings.tags, settings.weights or [1.0] * len(settings.tags), strict=True))
         test = dict.fromkeys(settings.test_tags, 1.0) or dict.fromkeys(settings.tags, 1.0)
         self._instances: dict[Split, Instances] = {
@@ -67,6 +71,28 @@ class WorldTasks(Tasks):
 
     def episode(self, task: Instance, prompt_id: int, sample_index: int) -> Seat:
         return Seat(task.task, task.seed, prompt_id, sample_index)
+
+    def parts(self, n: int) -> dict[str, list[Instance]]:
+        """A part for each tag, all with the same seeds."""
+        tags = dict.fromkeys(self.settings.test_tags or self.settings.tags)
+        return {tag: [Instance(self.worlds[tag], self.settings.test_seed + number) for number in range(n)] for tag in tags}
+
+    def shown_as(self, model: str, temperature: float, part: str) -> str:
+        return f"{model}-{part}"  # greedy episodes come last and are kept: the report shows the same rooms of every arm
+
+    def judgements(self, episodes: Sequence[Seat], played: Sequence[Trajectory]) -> list[Trajectory]:
+        return [replace(trajectory, sequences=[]) for trajectory in played]
+
+    def probe(self, score: Scorer, tasks: Sequence[Instance]) -> list[float]:
+        """Perplexity of state texts without and with coordinates, each as shown in the prompt and alone."""
+        return [
+            state_perplexity(score, tasks[:PROBED], self.tokenizer, self.settings, coordinates=coordinates, alone=alone)
+            for coordinates in (False, True)
+            for alone in (False, True)
+        ]
+
+    def results(self, evaluation: Evaluation) -> Results:
+        return AgentResults(evaluation).results()
 
     def play(self, sampler: Sampler, episodes: Sequence[Seat], params: SamplingParams, seed: int) -> list[Trajectory]:
         return self._player.play(sampler, episodes, params, seed)

@@ -14,7 +14,7 @@ seed: 2
 stages:
 - {kind: sft, name: sft}
 - {kind: rl, name: spa}
-- kind: agent-eval
+- kind: eval
   name: evaluate
   arms: [{name: SPA, model: spa}, {name: vanilla RL, model: vanilla}]
 """

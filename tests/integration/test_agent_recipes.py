@@ -19,10 +19,10 @@ from terrella.tests.sampling import sampled
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 OTHERS = ["spa-frozenlake-tiny", "spa-sudoku-tiny", "spa-countdown-tiny", "spa-qa-tiny", "spa-webshop-tiny"]
 SHORT = [f"stages.{i}.prompts=2" for i in (3, 4)] + [
-    "stages.11.groups=2",
+    "stages.11.n=2",
     "stages.1.prompts=8",
     "stages.2.epochs=2",
-    "stages.11.samples_per_group=2",
+    "stages.11.samples=2",
 ]
 
 

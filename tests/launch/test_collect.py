@@ -37,6 +37,13 @@ stages:
   max_new_tokens: 3
   optimizer: {{lr: 1e-4}}
   validation: {{every: 2, prompts: 3, samples: 2}}
+- kind: eval
+  name: eval
+  arms: [{{name: fresh weights, model: start, control: true}}, {{name: all of it, model: rl, env: {{letters: abcdef}}}}]
+  before: fresh weights
+  after: all of it
+  max_new_tokens: 3
+  n: 4
 """
 
 
@@ -72,6 +79,10 @@ def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
     validated = {row["step"]: row["validation/mean"] for row in rows if "validation/mean" in row}
     assert list(validated) == [2] and 0 <= validated[2] <= 1
 
+    table = json.loads((tmp_path / "run" / "results" / "eval.json").read_text())
+    kinds = {row["name"]: row["kind"] for row in table["rows"]}
+    assert kinds["fresh weights"] == "control" and kinds["all of it"] == "model" and kinds["always a"] == "baseline"
+
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
@@ -79,6 +90,8 @@ def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
         ("data: shown,", "data: shown, env: {letters: abc},", "env: the lessons are those of the stage `data`"),
         ("model: sft, prompts", "model: sft, again: shown, prompts", "again: the answers are those of another stage"),
         ("kind: collect, name: shown", "kind: agent-play, name: shown", r"recipe.yaml:6: .*'agent-play' is called 'collect' now"),
+        ("before: fresh weights", "models: [rl]\n  before: fresh weights", "give either models or arms"),
+        ("after: all of it", "after: rl", "after: 'rl' is none of fresh weights, all of it"),
         ("every: 2, prompts: 3, samples: 2}", "every: 2}\n  rollouts: {validation: {every: 2}}", "leave one out"),
     ],
 )

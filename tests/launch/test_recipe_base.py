@@ -18,7 +18,7 @@ stages:
   estimation: null
   evaluate:
     arms: {state-estimation RL: null}
-    groups: 3
+    n: 3
 """
 
 

@@ -31,7 +31,7 @@ AGENT = [
     "stages.10.algorithm={kind: ppo, bi_level: true, turn_rewards: true, entropy_coef: 0.01}",
     "stages.10.critic={lr: 1e-3}",
     "stages.10.validation={every: 2, prompts: 2, samples: 2}",
-    "stages.11.groups=4",
+    "stages.11.n=4",
 ]
 
 

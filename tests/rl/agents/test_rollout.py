@@ -79,16 +79,14 @@ def test_perplexity_counts_the_states_tokens_and_nothing_else() -> None:
     def pound(batches: list) -> list:  # sure of walls, at a loss before anything else
         return [torch.where(b.targets_T == TOKENIZER.encode("#")[0], 0.0, -2.0) for b in batches]
 
-    task, settings = TASKS["SimpleSokoban"], AgentSettings()
+    instances, settings = [Instance(TASKS["SimpleSokoban"], seed) for seed in range(123, 126)], AgentSettings()
     for alone in (False, True):
-        found = state_perplexity(uniform, task, range(123, 126), TOKENIZER, settings, coordinates=True, alone=alone)
+        found = state_perplexity(uniform, instances, TOKENIZER, settings, coordinates=True, alone=alone)
         assert found == pytest.approx(7.0)
         text = "".join(deal_state(seed) for seed in range(123, 126))
         expected = math.exp(2.0 * (1 - text.count("#") / len(TOKENIZER.encode(text))))
-        assert state_perplexity(pound, task, range(123, 126), TOKENIZER, settings, coordinates=False, alone=alone) == pytest.approx(
-            expected
-        )
-    assert math.isnan(state_perplexity(uniform, TASKS["Countdown"], range(2), TOKENIZER, settings, coordinates=True, alone=True))
+        assert state_perplexity(pound, instances, TOKENIZER, settings, coordinates=False, alone=alone) == pytest.approx(expected)
+    assert math.isnan(state_perplexity(uniform, [Instance(TASKS["Countdown"], 0)], TOKENIZER, settings, coordinates=True, alone=True))
 
 
 def deal_state(seed: int) -> str:
