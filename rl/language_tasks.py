@@ -1,4 +1,4 @@
-"""Questions to a world model as tasks: read from the shards of an earlier stage, answered in one turn, judged by a rule."""
+"""Questions to a world model as tasks: read from shards of an earlier stage, answered in one turn, judged by a rule."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from .tasks import Gather, Tasks
 from .text_games.splits import RatioSampler
 
 UNSEEN = "unseen"
+Line = tuple[str, str, Sequence[Any]]  # of a table: a model's name, its kind in the report, and the judgements
 TITLES = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never seen in training"}
 
 
@@ -36,7 +37,7 @@ class Made:
     settings: dict[str, Any]
 
     def part(self, name: str) -> Path | None:
-        """Where the shards of a part are: a folder that the stage names, or one that it made; None where there is none."""
+        """Where the shards of a part are, named by the stage or made by it; None where there is no such part."""
         if name in self.settings:
             return Path(self.settings[name]) if self.settings[name] else None
         return self.folder / name if (self.folder / name).exists() else None
@@ -98,8 +99,8 @@ class QuestionTasks(Tasks):
         """Paired differences by the columns of the tables."""
 
     @abstractmethod
-    def table_of(self, asked: Sequence[Question], models: list[tuple[str, str, Sequence[Any]]], title: str) -> dict[str, Any]:
-        """The table of models, given as (name, kind, judgements), beside the trivial and the true answer."""
+    def table_of(self, asked: Sequence[Question], models: Sequence[Line], title: str) -> dict[str, Any]:
+        """The table of models beside the trivial and the true answer."""
 
     @abstractmethod
     def summary(self, evaluation: Evaluation) -> dict[str, Any]:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
-from ...core.files import make_folder
-from ...core.progress import Progress
-from ...data.schema import PAIR
-from ...data.shards import ShardWriter
-from ...data.tokenizers import BPETokenizer
 from ...rl.web_pages.data import load_transitions, page_pair, split_pages
 from ...rl.web_pages.prompt import bare_page_prompt, page_prompt
 from ..job import Job
 from ..settings.language import WebPageData
-from .common import TOKENIZER
-from .language import TEST, TRAIN, UNSEEN, start_of
+from .language import PARTS, write_parts
 
 IDS = r"\[\d+\]"  # of the page's items: one piece each, to be copied
 
@@ -28,31 +21,13 @@ def check(stage: WebPageData, job: Job) -> None:
 
 def run(stage: WebPageData, job: Job) -> dict[str, Any]:
     """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again."""
-    folder = job.stage_folder(stage.name)
     outcome: dict[str, Any] = {}
     if job.mesh.is_main:
-        job.run.guard()
-        shutil.rmtree(folder, ignore_errors=True)
-        make_folder(folder)
         split = split_pages(load_transitions(stage.transitions), every=stage.heldout_every, unseen=stage.unseen_pages)
-        parts = {TRAIN: split.train, TEST: split.test, UNSEEN: split.unseen_pages}
-        progress = Progress("questions", sum(map(len, parts.values())))
-        done, texts = 0, []
-        for name, members in parts.items():
-            outcome[f"{name}_rows"], outcome[f"{name}_changed"] = len(members), 0
-            if not members:
-                continue
-            with ShardWriter(folder / name, kind=PAIR) as writer:
-                for step in members:
-                    sample = page_pair(step, page_prompt if stage.prompt == "full" else bare_page_prompt, name)
-                    writer.write(sample)
-                    outcome[f"{name}_changed"] += sample["extra.json"]["gold"]
-                    done += 1
-                    progress.update(done)
-                    if name == TRAIN:
-                        texts.append(sample["prompt.json"][0]["content"] + sample["target.json"])
-        if start_of(job) is None:
-            BPETokenizer.train(texts, job.model.vocab, IDS).save(folder / TOKENIZER)
+        parts, style = (split.train, split.test, split.unseen_pages), page_prompt if stage.prompt == "full" else bare_page_prompt
+        changed = write_parts(job, stage, parts, lambda step, name: page_pair(step, style, name), IDS)
+        for name, members in zip(PARTS, parts, strict=True):
+            outcome |= {f"{name}_rows": len(members), f"{name}_changed": changed[name]}
         outcome["pad_prompts_to"] = stage.pad_prompts_to
     job.mesh.barrier()
     return outcome

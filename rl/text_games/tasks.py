@@ -1,4 +1,4 @@
-"""Text games as an environment: answers are right or not, by game and by verb, and imagined games drift from the true ones."""
+"""Text games as an environment: answers are right or not, and imagined games drift from the true ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
 from ..evaluation import TEST, Evaluation, Results, heat, percent, points, verdict
 from ..language import Domain, Question, prompt_ids, read_pair, readable
-from ..language_tasks import Made, QuestionTasks
+from ..language_tasks import Line, Made, QuestionTasks
 from ..rollout.sampler import Sample
 from ..statistics import Estimate
 from . import evaluate as games
@@ -52,7 +52,7 @@ class TextGameTasks(QuestionTasks):
     def gains(self, asked: Sequence[Question], after: Sequence[Any], before: Sequence[Any]) -> list[Estimate]:
         return games.gains(after, before)
 
-    def table_of(self, asked: Sequence[Question], models: list[tuple[str, str, Sequence[Any]]], title: str) -> dict[str, Any]:
+    def table_of(self, asked: Sequence[Question], models: Sequence[Line], title: str) -> dict[str, Any]:
         compared = [games.Model(name, judged, kind) for name, kind, judged in models]
         return games.table([question.row for question in asked], compared, self.settings.mode, title)
 
@@ -61,7 +61,8 @@ class TextGameTasks(QuestionTasks):
     def parts(self, n: int) -> dict[str, list[Any]]:
         parts, steps = super().parts(n), self.settings.drift_steps
         if steps and "games" not in self.made.settings:
-            raise ConfigError(f"env.drift_steps: needs the questions of a text-game-data stage; '{self.made.name}' is none")
+            where = f"'{self.made.name}' is none"
+            raise ConfigError(f"env.drift_steps: needs the questions of a text-game-data stage; {where}")
         return parts | ({DRIFT: list(range(self.settings.drift_episodes))} if steps else {})
 
     def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
@@ -72,15 +73,18 @@ class TextGameTasks(QuestionTasks):
     def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[Any]:
         if not episodes or not isinstance(episodes[0], Drifting):
             return super().judgements(episodes, played)
-        pairs = zip(episodes, played, strict=True)
-        return [t.reward if isinstance(t.reward, Invalid) else {"model": e.walk.model, "copy": e.walk.copy} for e, t in pairs]
+        faults = [t.reward if isinstance(t.reward, Invalid) else None for t in played]
+        hits = [{"model": e.walk.model, "copy": e.walk.copy} for e in episodes]
+        return [fault or walked for fault, walked in zip(faults, hits, strict=True)]
 
     def results(self, evaluation: Evaluation) -> Results:
         results = super().results(evaluation)
         if evaluation.after:
             rows = [question.row for question in evaluation.tasks[TEST]]
-            model = games.Model(evaluation.after, evaluation.firsts(TEST)[evaluation.after], evaluation.kind_of(evaluation.after))
-            results.tables.update({f"by-{by}": games.breakdown(rows, model, self.settings.mode, by) for by in ("game", "verb")})
+            name, judged = evaluation.after, evaluation.firsts(TEST)[evaluation.after]
+            model = games.Model(name, judged, evaluation.kind_of(name))
+            for by in ("game", "verb"):
+                results.tables[f"by-{by}"] = games.breakdown(rows, model, self.settings.mode, by)
         if DRIFT in evaluation.tasks:
             walked: dict[str, list[list[bool]]] = {}
             for name, judged in evaluation.firsts(DRIFT).items():

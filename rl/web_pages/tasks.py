@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ...data.trajectory import Invalid
 from ..evaluation import TEST, Evaluation, percent, points, verdict
 from ..language import Domain, Question, RewardKind, read_pair
-from ..language_tasks import QuestionTasks
+from ..language_tasks import Line, QuestionTasks
 from ..statistics import Estimate
 from . import evaluate as pages
 from .data import load_transitions, page_pair
@@ -39,7 +39,7 @@ class WebPageTasks(QuestionTasks):
     def gains(self, asked: Sequence[Question], after: Sequence[Any], before: Sequence[Any]) -> list[Estimate]:
         return pages.gains([question.answer for question in asked], after, before)
 
-    def table_of(self, asked: Sequence[Question], models: list[tuple[str, str, Sequence[Any]]], title: str) -> dict[str, Any]:
+    def table_of(self, asked: Sequence[Question], models: Sequence[Line], title: str) -> dict[str, Any]:
         return pages.table([question.answer for question in asked], models, self.settings.mode, title)
 
     def summary(self, evaluation: Evaluation) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class PlanArm:
     stop: Literal["at_once", "valued"] = "at_once"  # an exit among them ends the episode at once, or is valued like the others
     world: WorldModelKind = "none"  # true: the world by snapshot and restore; corrupted: the same, often wrong; model: a language model
     wrong: float = 1.0  # corrupted: the share of pages that come from elsewhere
-    model: str | None = None  # model: the language stage that was trained on page changes
+    model: str | None = None  # model: the stage that was trained on page changes
     max_new_tokens: int = 1024  # model: of a list of changes
     value: ValueKind = "progress"  # progress knows the oracle's way; critic is a web-critic stage's; sampled asks the actor's model
     critic: str | None = None
