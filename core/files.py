@@ -133,7 +133,7 @@ def read_json(path: Path, default: Any = None) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return default
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits, and of deep nesting
         raise StorageError(f"{path}: not a JSON file ({error}); move it away and run the same command again") from error
 
 

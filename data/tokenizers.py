@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, describe_error
 from ..core.files import read_json, write_json
 
 SPECIALS = ("<pad>", "<bos>", "<eos>")
@@ -240,15 +240,20 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         self.folder = str(folder)
-        self.hf = AutoTokenizer.from_pretrained(self.folder, **options)
+        try:  # code that lies in the folder is never run, nor asked about
+            self.hf = AutoTokenizer.from_pretrained(self.folder, **{"trust_remote_code": False, **options})
+            self.hf.encode("a", add_special_tokens=False)  # a nonsensical setting shows only here
+        except Exception as error:  # each kind of tokenizer has its own for a file that is lost, cut or no JSON
+            raise ConfigError(f"{folder}: no tokenizer can be read from its files: {describe_error(error)}") from error
         self.vocab_size = len(self.hf)
         if self.hf.eos_token_id is None:
-            raise ValueError(f"{folder}: the tokenizer names no eos_token; set it in tokenizer_config.json")
+            raise ConfigError(f"{folder}: the tokenizer names no eos_token; set it in tokenizer_config.json")
         self.eos_id = int(self.hf.eos_token_id)
         self.bos_id = None if self.hf.bos_token_id is None else int(self.hf.bos_token_id)
         self.pad_id = self.eos_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
-        self.generation = read_json(Path(folder) / GENERATION) or {}
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *_listed(self.generation, Path(folder) / GENERATION)]))
+        path = Path(folder) / GENERATION
+        self.generation = read_json(path, {})
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *_listed(self.generation, self.vocab_size, path)]))
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone: no BOS or EOS is added."""
@@ -263,12 +268,16 @@ class HFTokenizer:
             write_json(Path(folder) / GENERATION, self.generation)
 
 
-def _listed(generation: Any, path: Path) -> list[int]:
+def _listed(generation: Any, size: int, path: Path) -> list[int]:
     """The ids that generation_config.json ends an answer at: one, or a list."""
-    named = generation.get("eos_token_id") if isinstance(generation, dict) else generation
+    if not isinstance(generation, dict):
+        raise ConfigError(f"{path}: must hold a JSON object, not {str(generation)[:60]}")
+    named = generation.get("eos_token_id")
     ids = [] if named is None else named if isinstance(named, list) else [named]
     if not all(type(i) is int and i >= 0 for i in ids):
         raise ConfigError(f"{path}: eos_token_id must be a token id or a list of them, not {named!r}")
+    if beyond := [i for i in ids if i >= size]:
+        raise ConfigError(f"{path}: eos_token_id names {beyond[0]}, and the tokenizer has {size} tokens; no answer could end there")
     return ids
 
 
@@ -277,18 +286,25 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     mark = Path(folder) / MARK
     if not mark.exists():
         return HFTokenizer(folder)
-    told = json.loads(mark.read_text(encoding="utf-8"))
-    if told["kind"] == "byte":
-        return ByteTokenizer()
-    if told["kind"] == "char":
-        return CharTokenizer(told["alphabet"])
-    if told["kind"] == "pieces":
-        return PieceTokenizer(told["pieces"])
+    told = read_json(mark)
+    try:
+        if told["kind"] == "byte":
+            return ByteTokenizer()
+        if told["kind"] == "char":
+            return CharTokenizer(told["alphabet"])
+        if told["kind"] == "pieces":
+            return PieceTokenizer(told["pieces"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{mark}: damaged ({describe_error(error)}); copy the folder again") from error
     if told["kind"] == "bpe":
         from tokenizers import Tokenizer as Fast
 
-        return BPETokenizer(Fast.from_file(str(Path(folder) / "tokenizer.json")))
-    raise ValueError(f"{mark}: unknown kind {told['kind']!r}, expected 'char', 'pieces', 'byte' or 'bpe'")
+        file = Path(folder) / "tokenizer.json"
+        try:
+            return BPETokenizer(Fast.from_file(str(file)))
+        except Exception as error:  # tokenizers raises bare ones
+            raise ConfigError(f"{file}: cannot be read ({error}); copy the folder again") from error
+    raise ConfigError(f"{mark}: unknown kind {told['kind']!r}, expected 'char', 'pieces', 'byte' or 'bpe'")
 
 
 def _in_vocabulary(ids: list[int] | tuple[int, ...] | np.ndarray, size: int) -> list[int]:
