@@ -20,6 +20,7 @@ from ..core.run import LEASE_VARIABLE, Run
 GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the end of the others
 STALL_S, LOOK_S = 300.0, 20.0  # when ranks that do not move are worth a message, and how often that is looked at
 STOPPED = 75  # a worker that saved and stopped on request; the run can be started again
+FINISHED = 76  # a worker whose stages are all done. Not 0: whatever code a stage runs could end its process with that
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's, a container's and a person's request to stop
 
 
@@ -126,7 +127,7 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int
             codes = [worker.poll() for worker in workers]
             if all(code is not None for code in codes):
                 break
-            if any(code not in (None, 0, STOPPED) for code in codes):
+            if any(code not in (None, FINISHED, STOPPED) for code in codes):
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > GRACE_S:
                     for worker in workers:
@@ -150,7 +151,7 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int
 
 def _verdict(run: Path, codes: dict[int, int]) -> int:
     """The first real cause among the workers' ends; a rank that fell because a peer vanished is not it."""
-    if all(code in (0, STOPPED) for code in codes.values()):
+    if all(code in (FINISHED, STOPPED) for code in codes.values()):
         return STOPPED if STOPPED in codes.values() else 0
     told = [(rank, read_json(error_file(run, rank))) for rank in codes]
     ends = sorted(((rank, e) for rank, e in told if e), key=lambda end: (bool(end[1].get("passing")), end[1].get("order", 0)))
@@ -170,7 +171,10 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
             f"{run}: worker {unwritten} could not write its files, nor what went wrong: the disk is full or cannot be written; "
             "free space or choose another --run folder, then run the same command again"
         )
-    rank, code = next((r, c) for r, c in codes.items() if c not in (0, STOPPED))
+    rank, code = next((r, c) for r, c in codes.items() if c not in (FINISHED, STOPPED))
+    if code == 0:
+        log = run / "logs" / f"rank-{rank}.log"
+        raise ProgramError(f"worker {rank} ended before its stages were done, and without a word (code 0); its log is {log}")
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     raise WorkerError(
         f"worker {rank} {how}{cause if codes[rank] > 0 else ''}; its log is {run / 'logs' / f'rank-{rank}.log'}. "

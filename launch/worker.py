@@ -26,7 +26,7 @@ from ..models.config import ModelConfig
 from .outlook import stage_line
 from .recipe import LANGUAGE, Recipe, with_vocab
 from .settings.base import dealt_evenly
-from .supervise import STOPPED, error_file
+from .supervise import FINISHED, STOPPED, error_file
 
 # kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage, job)`, which
 # refuses what the stage would miss later, such as weights that are not there: it is called before the run's first stage
@@ -167,8 +167,8 @@ def main() -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     start_logging(path / "logs", rank)
     try:
-        code = run_stages(path, rank, ranks, *sys.argv[2:3])
-    except Exception as error:
+        code = run_stages(path, rank, ranks, *sys.argv[2:3]) or FINISHED
+    except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
         if isinstance(error, ImportError):
             error = missing_extra(error) or error
         left = {"message": str(error), "order": time.time()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ...core.by_path import describe_error
@@ -21,8 +22,12 @@ def run(stage: OwnStage, job: Job) -> dict[str, Any]:
         outcome = stage.load()(stage, job)
     except (TerrellaError, StopRequested):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"stages: {stage.name}: {stage.path} failed: {describe_error(error, stage.path)}") from error
     if outcome is not None and not isinstance(outcome, dict):
         raise ConfigError(f"stages: {stage.name}: {stage.path} gave {type(outcome).__name__}; a dict of what it made, or None, is needed")
+    try:
+        json.dumps(outcome)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"stages: {stage.name}: {stage.path} gave what JSON cannot hold: {error}") from error
     return outcome or {}

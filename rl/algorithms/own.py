@@ -40,7 +40,7 @@ def advantages_of(config: OwnAlgorithm, rewards: list[float], infos: list[dict])
     """What the function gives for one group, refused by name where it is not one finite number a sample."""
     try:
         given = [float(value) for value in config.load()(rewards, infos, **config.args)]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"algorithm: {config.path} failed on the rewards {rewards}: {describe_error(error, config.path)}") from error
     if len(given) != len(rewards) or not all(map(math.isfinite, given)):
         raise ConfigError(f"algorithm: {config.path} gave {given} for {len(rewards)} rewards; one finite number each is needed")
