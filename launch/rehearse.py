@@ -236,7 +236,7 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
 def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]) -> tuple[ModelConfig, str]:
     """The model of a start folder's stand-in, which the stage names from now on, and in words what stands in for what."""
     from ..models.hub import resolve
-    from ..models.stand_in import BYTES, copy_tokenizer, write_byte_tokenizer
+    from ..models.stand_in import byte_vocab, copy_tokenizer, write_byte_tokenizer
 
     where = folder / f"start-{stage['name']}"
     try:
@@ -247,8 +247,8 @@ def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folde
         copy_tokenizer(source, where)
         note = f"fresh weights with the tokenizer of {stage['folder']}"
     else:
-        write_byte_tokenizer(where)
-        model = replace(model, vocab=BYTES, max_positions=4 * model.max_positions)  # bytes are more than tokens
+        write_byte_tokenizer(where, model.family)
+        model = replace(model, vocab=byte_vocab(model.family), max_positions=4 * model.max_positions)  # bytes are more than tokens
         note = f"{stage['folder']} is not there; fresh weights and a tokenizer of bytes with a chat template stand in"
     stage["folder"] = str(where)
     folders[str(where)] = model

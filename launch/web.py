@@ -91,19 +91,22 @@ def process_data(
 @click.argument("out", type=FOLDER)
 @click.option("--url", required=True, help="An OpenAI-compatible address, http://host:8000/v1; its key is read from OPENAI_API_KEY.")
 @click.option("--model", required=True, help="The model's name there.")
+@click.option("--count", type=click.IntRange(1), default=500, show_default=True, help="Tasks to keep.")
 @click.option("--feasible/--no-feasible", default=True, show_default=True, help="Ask of every task whether the site can do it.")
 @click.option("--seed", type=int, default=0, show_default=True)
-def gen_task(failed: Path, out: Path, url: str, model: str, feasible: bool, seed: int) -> None:
+def gen_task(failed: Path, out: Path, url: str, model: str, count: int, feasible: bool, seed: int) -> None:
     """New instructions from FAILED, JSONL of {"task", "web"}; they are appended to OUT in the same form.
+
+    The model is asked again until enough tasks are new and can be done, or until it has no more.
 
     The filter by a critic's value is part of the stage web-tasks, which has the critic.
     """
     from ..rl.webrl import release
     from ..rl.webrl.chat import ChatApi
 
-    made, counts = release.generate_tasks(release.read_lines(failed), ChatApi(url, model), seed, feasible)
+    made, counts = release.generate_tasks(release.read_lines(failed), ChatApi(url, model), count, seed, feasible)
     release.write_lines(out, made, append=True)
-    click.echo(f"{out}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+    click.echo(f"{out}: " + ", ".join(f"{name} {n}" for name, n in counts.items()))
 
 
 @web.command("generate-test-data")

@@ -17,10 +17,15 @@ CHAT = (
 )
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 WHOLE = ("YES", "NO")  # one token each, as reward models that are asked for a word need it
-BYTES = 256 + len(SPECIALS) + len(WHOLE)  # ids of the tokenizer that stands in for one that is not there
+HEADERS = {"glm": ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")}  # a family's own, by which its prompts are chosen
 
 
-def write_byte_tokenizer(folder: Path) -> None:
+def byte_vocab(family: str = "") -> int:
+    """How many ids the tokenizer has that stands in for one that is not there."""
+    return 256 + len(SPECIALS) + len(HEADERS.get(family, ())) + len(WHOLE)
+
+
+def write_byte_tokenizer(folder: Path, family: str = "") -> None:
     """A tokenizer folder of transformers with one id for each byte and a chat template, as most models have one."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -28,7 +33,7 @@ def write_byte_tokenizer(folder: Path) -> None:
     fast = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
     fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    fast.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in SPECIALS])
+    fast.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in (*SPECIALS, *HEADERS.get(family, ()))])
     fast.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in WHOLE])
     fast.save(str(folder / "tokenizer.json"))
     named = {

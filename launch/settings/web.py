@@ -59,7 +59,7 @@ class WebDemos:
     kind: Literal["web-demos"]
     name: str
     count: int  # tasks of the training split; of shards, tasks of the first rollout
-    shards: str | None = None  # a folder that `terrella shards make webrl` wrote; then nothing is played
+    shards: str | None = None  # a folder that `terrella shards make webrl` or `make sharegpt` wrote; then nothing is played
     noise: float = 0.0  # chance of such a round
     astray: float = 0.0  # chance that a demonstration holds a mistake; it is judged by the world and never imitated
     samples: int = 1  # demonstrations of each task
@@ -211,6 +211,7 @@ class WebEvaluate:
     at_once: int = 64
     headline: str | None = None  # the model whose rates the summary tells
     rollouts: Rollouts = field(default_factory=Rollouts)
+    random_elsewhere: bool = False  # play the random policy on the sites of a task file too: it clicks anywhere, and they keep it
     uses: ClassVar[tuple[str, ...]] = ("models",)
 
     def __post_init__(self) -> None:

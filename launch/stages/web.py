@@ -30,6 +30,7 @@ from ...rl.webrl.steps import WebTrajectory, read_trajectories
 from ...rl.worlds.tasks import Task, load_tasks
 from ...rl.worlds.web.generate import SiteTask
 from ...rl.worlds.web.hosted import HostedWorld
+from ...rl.worlds.web.reset import parts, run_reset
 from ...rl.worlds.web.tasks import parse_task
 from ...rl.worlds.web.world import WebWorld
 from ..job import Job
@@ -78,6 +79,11 @@ def uses_browser(start: WebStart) -> bool:
     return _tag(start, False).config["backend"] == "chromium"
 
 
+def lives_elsewhere(start: WebStart, test: bool = False) -> bool:
+    """Whether the tasks are of a file, on sites that are not ours and keep what is done to them."""
+    return _tag(start, test).config["source"] == "file"
+
+
 def make_world(start: WebStart, test: bool = False) -> WebWorld:
     """A world of the training or of the test tag."""
     tag = _tag(start, test)
@@ -120,12 +126,30 @@ def read_steps(job: Job, stage: str) -> list[WebTrajectory]:
     return [replace(t, key=f"{stage}/{t.key}") for t in read_trajectories(job.stage_folder(stage) / STEPS)]
 
 
+def begin_phase(job: Job, test: bool = False) -> None:
+    """Bring the sites of a task file back before a stage plays on them, by the user's command; one rank does it."""
+    tag = _tag(start_of(job), test)
+    command = tag.config["reset_phase_command"]
+    if command:
+        sites = sorted({site for task in pool_of(start_of(job), test) for site in task.task.sites})
+        job.mesh.from_main(lambda: run_reset(command, sites, "", tag.config["reset_deadline_s"]))
+
+
 class Players:
     """Worlds that are used again: starting one anew costs more than an episode."""
 
     def __init__(self, job: Job, test: bool = False) -> None:
-        self.start, self.test, self.prompter = start_of(job), test, prompter_of(job)
+        self.start, self.test, self.prompter, self.ranks = start_of(job), test, prompter_of(job), job.mesh.data_size
         self.worlds: list[WebWorld] = []
+
+    def parts(self, seats: Sequence[Any], task_of: Callable[[Any], SiteTask], at_once: int) -> list[list[Any]]:
+        """Seats that may be open together. The limits of sites and accounts hold over all ranks that play."""
+        config = _tag(self.start, self.test).config
+        limits = [int(config[name]) for name in ("at_once_per_site", "at_once_per_account")]
+        for name, limit in zip(("at_once_per_site", "at_once_per_account"), limits, strict=True):
+            if 0 < limit < self.ranks:
+                raise ConfigError(f"{name}: {limit} is below the {self.ranks} ranks that play at once; raise it, or use fewer data ranks")
+        return parts(seats, lambda seat: task_of(seat).task, at_once, *(limit // self.ranks for limit in limits))
 
     def episode(self, place: int, task: SiteTask, prompt_id: int, sample: int) -> WebEpisode:
         while len(self.worlds) <= place:
@@ -140,8 +164,7 @@ class Players:
         params = SamplingParams(self.start.max_new_tokens, temperature, stop_ids=self.prompter.stop_ids)
         limits = Limits(workers=4, max_turns=200)
         found: list[tuple[tuple[int, SiteTask, int], WebEpisode | Invalid]] = []
-        for at in range(0, len(seats), at_once):
-            part = seats[at : at + at_once]
+        for part in self.parts(seats, lambda seat: seat[1], at_once):
             episodes: dict[int, WebEpisode] = {}
 
             def maker(place: int, seat: tuple[int, SiteTask, int], into: dict[int, WebEpisode] = episodes) -> Callable[[], WebEpisode]:

@@ -31,7 +31,9 @@ WORTH = 2000  # demonstrations that repay the start of a process
 def check(stage: WebDemos, job: Job) -> None:
     """Shards that are named are there."""
     if stage.shards and not Path(stage.shards).exists():
-        raise ConfigError(f"stages: {stage.name}.shards = {stage.shards}: no such folder; make them with terrella shards make webrl")
+        raise ConfigError(
+            f"stages: {stage.name}.shards = {stage.shards}: no such folder; terrella shards make webrl (or sharegpt) makes it"
+        )
 
 
 def run(stage: WebDemos, job: Job) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def run(stage: WebDemos, job: Job) -> dict[str, Any]:
     if job.mesh.is_main:
         pool = pool_of(start_of(job))
         tasks = seeded(job, stage.name).sample(pool, min(stage.count, len(pool)))
-        kept, cut = (_given(stage.shards, job), 0) if stage.shards else _played(stage, job, tasks)
+        kept, cut = (converted(Path(stage.shards), prompter_of(job)), 0) if stage.shards else _played(stage, job, tasks)
         job.run.guard()
         shutil.rmtree(folder / STEPS, ignore_errors=True)
         steps = write_trajectories(folder / STEPS, kept)
@@ -104,10 +106,3 @@ class Oracle:
 def _kind(task: SiteTask) -> tuple[int, int]:
     """Template and content: tasks that differ in what they name alone."""
     return task.task.template_id, int(task.task.raw.get(CONTENT, 0))
-
-
-def _given(shards: str, job: Job) -> list[WebTrajectory]:
-    """Converted trajectories, encoded."""
-    prompter = prompter_of(job)
-    begin = () if prompter.tokenizer.bos_id is None else (prompter.tokenizer.bos_id,)
-    return converted(Path(shards), prompter.tokenizer.encode, begin, prompter.stop_id, prompter.limit)

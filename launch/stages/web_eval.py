@@ -1,4 +1,4 @@
-"""Agents on held-out tasks: success by site with intervals, beside the random policy and the oracle."""
+"""Agents on held-out tasks: success by site with intervals, beside the random policy and the oracle where they play."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...rl.statistics import Estimate, paired_difference, proportion
 from ...rl.webrl.episode import WebEpisode, act_randomly, demonstrate
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
-from ..settings.web import WebEvaluate
+from ..settings.web import WebEvaluate, WebStart
 from .common import build_engine
 from .evaluate import percent
-from .web import SHOWN, Players, pool_of, seeded, start_of, strip
+from .web import SHOWN, Players, begin_phase, lives_elsewhere, pool_of, seeded, start_of, strip
 
 ALL = "all"
 Results = dict[tuple[int, int], tuple[str, bool]]  # (task, sample) -> (site, solved)
@@ -42,6 +42,7 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
             if len(strips) < SHOWN:
                 strips.append(strip(seat, episode))
 
+        begin_phase(job, test=True)
         players = Players(job, test=True)
         try:
             if opened.publish is not None:
@@ -60,23 +61,36 @@ def run(stage: WebEvaluate, job: Job) -> dict[str, Any]:
         invalid += sum(job.mesh.gather(lost))
         found[name] = {key: value for part in job.mesh.gather(mine) for key, value in part.items()}
         progress.update(len(found))
-    players = Players(job, test=True)
-    ends = job.mesh.from_main(lambda: {name: _scripted(job, stage, players, tasks, name) for name in ("random policy", "oracle")})
-    sites = sorted({site for site, _ in ends["oracle"].values()})
-    rows = [_row("random policy", "baseline", ends["random policy"], sites)]
-    rows += [_row(name, "model", found[name], sites) for name in stage.models]
-    rows.append(_row("oracle", "ceiling", ends["oracle"], sites))
+    scripts, players = scripts_of(stage, start_of(job), tasks), Players(job, test=True)
+    ends = job.mesh.from_main(lambda: {name: _scripted(job, stage, players, tasks, name) for name in scripts})
+    sites = sorted({task.task.sites[0] for task in tasks})
+    rows = rows_of({name: found[name] for name in stage.models}, ends, sites)
     told = {row["name"]: row["cells"][0] for row in rows}
     for name in stage.models[1:]:
         told[f"{name} minus {stage.models[0]}/success"] = _gain(found[name], found[stage.models[0]]).to_cell()
     if job.mesh.is_main:
         note_ = f"{len(tasks)} test tasks, {stage.samples} samples at temperature {stage.temperature:g}; Wilson's 95 % intervals; "
         note_ += f"{invalid} invalid episodes left out. Tasks that span sites count under their first."
+        note_ += "" if "random policy" in ends else " The random policy was not played on these sites (random_elsewhere)."
         table = {"title": "Success on held-out tasks", "columns": [ALL, *sites], "rows": rows, "note": note_}
         job.run.write_result(stage.name, table)
         if stage.headline:
             write_json(job.run.path / "summary.json", _summary(stage, found, ends))
     return {"tasks": len(tasks), "invalid": invalid, **told}
+
+
+def scripts_of(stage: WebEvaluate, start: WebStart, tasks: list[SiteTask]) -> list[str]:
+    """Who plays beside the models. Without scripts, as on sites elsewhere, there is no oracle; and nobody clicks there at random unless
+    the recipe says so."""
+    found = ["random policy"] if stage.random_elsewhere or not lives_elsewhere(start, test=True) else []
+    return [*found, "oracle"] if any(task.steps for task in tasks) else found
+
+
+def rows_of(models: dict[str, Results], ends: dict[str, Results], sites: list[str]) -> list[dict[str, Any]]:
+    """The table's rows: the random policy where it played, the models, the oracle where there is one."""
+    first = [_row(name, "baseline", results, sites) for name, results in ends.items() if name != "oracle"]
+    last = [_row("oracle", "ceiling", ends["oracle"], sites)] if "oracle" in ends else []
+    return [*first, *(_row(name, "model", results, sites) for name, results in models.items()), *last]
 
 
 def _scripted(job: Job, stage: WebEvaluate, players: Players, tasks: list[SiteTask], who: str) -> Results:

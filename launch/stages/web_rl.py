@@ -15,7 +15,7 @@ from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
 from ..settings.web_live import WebReinforce
 from .on_policy import StageTrainer
-from .web import Players, make_world, pool_of, prompter_of, read_tasks, start_of
+from .web import Players, begin_phase, make_world, pool_of, prompter_of, read_tasks, start_of
 
 LIMITS = Limits(workers=4, max_turns=200)
 
@@ -49,6 +49,7 @@ class WebTrainer(StageTrainer):
     can_refill = False  # the counts are of a step's own episodes
 
     def __init__(self, stage: WebReinforce, job: Job) -> None:
+        begin_phase(job)
         self.web, self.players = stage, Players(job)
         self.tasks = read_tasks(job, stage.tasks) if stage.tasks else pool_of(start_of(job))
         params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, stop_ids=prompter_of(job).stop_ids)
@@ -59,14 +60,14 @@ class WebTrainer(StageTrainer):
         return list(self.mesh.share(deal(self.tasks, self.stage.prompts_per_step, self.stage.samples_per_prompt, number, seed)))
 
     def play(self, sampler: Sampler, episodes: list[WebSeat], seed: int) -> list[Trajectory]:
-        played: list[Trajectory] = []
-        for at in range(0, len(episodes), self.web.at_once):
-            part = episodes[at : at + self.web.at_once]
+        played: dict[int, Trajectory] = {}
+        for part in self.players.parts(list(enumerate(episodes)), lambda placed: placed[1].task, self.web.at_once):
             while len(self.players.worlds) < len(part):  # before threads ask for them
                 self.players.worlds.append(make_world(start_of(self.job)))
-            makers = [_maker(self.players, place, seat) for place, seat in enumerate(part)]
-            played += rollout_worlds(sampler, makers, self.params, seed, LIMITS)
-        return played
+            makers = [_maker(self.players, place, seat) for place, (_, seat) in enumerate(part)]
+            found = rollout_worlds(sampler, makers, self.params, seed, LIMITS)
+            played.update(zip((number for number, _ in part), found, strict=True))
+        return [played[number] for number in range(len(episodes))]
 
     def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         good = [t for t in trajectories if not isinstance(t.reward, Invalid)]

@@ -17,7 +17,7 @@ from ..job import Job
 from ..settings.web import WebRollout
 from .common import build_engine
 from .session import open_session
-from .web import SHOWN, STEPS, Players, read_tasks, strip
+from .web import SHOWN, STEPS, Players, begin_phase, read_tasks, strip
 from .web_orm import judge
 
 Seat = tuple[int, SiteTask, int]
@@ -30,6 +30,7 @@ def run(stage: WebRollout, job: Job) -> dict[str, Any]:
     if stage.orm is None and not all(task.task.evaluation.checkable for task in tasks):
         raise ConfigError(f"stages: {stage.name}.orm: the tasks of '{stage.tasks}' have no ground truth; name an outcome reward model")
     engine = build_engine(job, None, stage.model)
+    begin_phase(job)
     players = Players(job)
     progress = Progress(stage.name, len(seats), speak=job.mesh.is_main)
     kept: list[WebTrajectory] = []

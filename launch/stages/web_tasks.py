@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...core.files import make_folder
+from ...core.rng import fold
 from ...rl.webrl.chat import ChatApi
 from ...rl.webrl.critic import state_row, twin_score
-from ...rl.webrl.instructions import failures, mutate, select, written
+from ...rl.webrl.instructions import Made, failures, mutate, select, written
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job, log
 from ..settings.web import WebTasks
@@ -18,6 +21,7 @@ from .web_critic import build_twin
 
 BUDGET = 16384
 SPARE = 3  # candidates for each task that is wanted, so that filters leave enough
+ROUNDS = 10  # of asking a language model for more
 
 
 def run(stage: WebTasks, job: Job) -> dict[str, Any]:
@@ -25,45 +29,67 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
     seen = [t for name in stage.failures for t in read_steps(job, name)]
     failed, pool = failures(seen), pool_of(start_of(job))
     api = ChatApi(stage.url, stage.model) if stage.url else None
-    wanted = stage.count * SPARE if stage.critic else stage.count
-    # one rank asks the language model, so that all have the same tasks
-    candidates: list[SiteTask] = job.mesh.from_main(lambda: _make(stage, job, seen, failed, pool, api, wanted))
-    values = _values(stage, job, candidates) if stage.critic and candidates else None
+    critic = build_twin(job, None, stage.critic, resume=stage.critic) if stage.critic else None
     folder = make_folder(job.stage_folder(stage.name))
+    kept, tried, values = Made(), list[SiteTask](), list[tuple[float, float]]()
+
+    def filtered(tasks: list[SiteTask], valued: list[tuple[float, float]], count: int, nearest: bool) -> Made:
+        # one rank asks the language model, so that all have the same tasks
+        return job.mesh.from_main(lambda: select(tasks, count, (lambda _: valued) if valued else None, api, stage.low, stage.high, nearest))
+
+    # known tasks are all tried at once; what a language model writes has no end, so it is asked until enough came through the filters
+    for turn in range(ROUNDS if api else 1):
+        missing = stage.count - len(kept.tasks)
+        wanted = missing * SPARE if critic is not None else missing
+        candidates = job.mesh.from_main(partial(_make, stage, job.recipe.seed, (seen, failed, pool), api, wanted, tried, turn))
+        if not candidates:
+            break
+        valued = _values(stage, job, critic, candidates) if critic is not None else []
+        part = filtered(candidates, valued, missing, nearest=api is None)
+        tried, values = [*tried, *candidates], [*values, *valued]
+        kept.tasks += part.tasks
+        kept.counts.update(part.counts)
+        if len(kept.tasks) >= stage.count:
+            break
+    if not kept.tasks and tried and api is not None:
+        kept = filtered(tried, values, stage.count, nearest=True)
     told: dict[str, Any] = {}
     if job.mesh.is_main:
-        found = select(candidates, stage.count, (lambda _: values) if values else None, api, stage.low, stage.high)
-        if not found.tasks:
+        if not kept.tasks:
             raise ConfigError(
-                f"stages: {stage.name}: no task came through the filters ({dict(found.counts)}); give other failures or another model"
+                f"stages: {stage.name}: no task came through the filters ({dict(kept.counts)}); give other failures or another model"
             )
-        if found.counts["nearest"]:
+        if kept.counts["nearest"]:
             log.warning(
                 "stage %s: the critic finds none of %d tasks between %s and %s; the nearest are taken",
                 stage.name,
-                len(candidates),
+                len(tried),
                 stage.low,
                 stage.high,
             )
+        if len(kept.tasks) < stage.count and api is not None:
+            log.warning(
+                "stage %s: %d of %d tasks came through the filters: %s", stage.name, len(kept.tasks), stage.count, dict(kept.counts)
+            )
         job.run.guard()
-        write_tasks(folder / TASKS, found.tasks)
-        fresh = sum(t.task.intent not in {x.intent for x in seen} for t in found.tasks)
-        told = {"failed": len(failed), "fresh": fresh, **found.counts}
+        write_tasks(folder / TASKS, kept.tasks)
+        fresh = sum(t.task.intent not in {x.intent for x in seen} for t in kept.tasks)
+        told = {"failed": len(failed), "fresh": fresh, **kept.counts}
     return job.mesh.from_main(lambda: told)
 
 
-def _make(stage: WebTasks, job: Job, seen: list, failed: list, pool: list[SiteTask], api: ChatApi | None, wanted: int) -> list[SiteTask]:
-    seed = job.recipe.seed + sum(map(ord, stage.name))
+def _make(
+    stage: WebTasks, seed: int, known: tuple[list, list, list[SiteTask]], api: ChatApi | None, wanted: int, tried: list[SiteTask], turn: int
+) -> list[SiteTask]:
+    (seen, failed, pool), seed = known, seed + sum(map(ord, stage.name))
     if api is None:
         return mutate(failed, pool, {t.intent for t in seen}, wanted, seed)
     starts = {site: t.task.raw for t in reversed(pool) for site in t.task.sites[:1] if len(t.task.sites) == 1}
-    return written(failed, starts, api, wanted, seed)
+    return written(failed, starts, api, wanted, fold(seed, turn) if turn else seed, {t.task.intent for t in tried})
 
 
-def _values(stage: WebTasks, job: Job, tasks: Sequence[SiteTask]) -> list[tuple[float, float]]:
+def _values(stage: WebTasks, job: Job, engine: Engine, tasks: Sequence[SiteTask]) -> list[tuple[float, float]]:
     """Both heads' value of every task's first state."""
-    assert stage.critic is not None
-    engine = build_twin(job, None, stage.critic, resume=stage.critic)
     players, prompter = Players(job), prompter_of(job)
     rows = []
     for number, task in enumerate(tasks):

@@ -1,14 +1,19 @@
-"""A language model behind an OpenAI-compatible address, asked for one text."""
+"""A language model behind an OpenAI-compatible address, asked for one text or for many at once."""
 
 from __future__ import annotations
 
 import json
 import os
-import urllib.error
+import time
 import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ...core.errors import ConfigError
+from ...data.trajectory import Invalid
+
+LARGEST = 4_000_000  # bytes of an answer
 
 
 @dataclass(frozen=True)
@@ -18,19 +23,45 @@ class ChatApi:
     url: str  # of the API, such as http://host:8000/v1
     model: str
     key_variable: str = "OPENAI_API_KEY"
-    deadline_s: float = 120.0
+    deadline_s: float = 120.0  # of one request, its whole answer included
+    together: int = 16  # requests in flight
+    tries: int = 2
 
     def ask(self, text: str, temperature: float) -> str:
         """The answer to one message."""
+        [answer] = self.ask_all([text], temperature)
+        assert isinstance(answer, str)
+        return answer
+
+    def ask_all(self, texts: Sequence[str], temperature: float) -> list[str | Invalid]:
+        """The answers in the order of the messages, several requests at a time. One that got none after a few tries is Invalid; an
+        address that answers nothing at all is an error."""
+        with ThreadPoolExecutor(self.together) as pool:
+            answers = list(pool.map(lambda text: self._try(text, temperature), texts))
+        faults = [a.reason for a in answers if isinstance(a, Invalid)]
+        if answers and len(faults) == len(answers):
+            raise ConfigError(f"url: the language model at {self.url} did not answer: {faults[0]}; check url and model")
+        return answers
+
+    def _try(self, text: str, temperature: float) -> str | Invalid:
+        reason = ""
+        for _ in range(self.tries):
+            try:
+                return self._request(text, temperature)
+            except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
+                reason = f"{type(error).__name__}: {error}"
+        return Invalid(reason)
+
+    def _request(self, text: str, temperature: float) -> str:
         body = {"model": self.model, "temperature": temperature, "max_tokens": 2048, "messages": [{"role": "user", "content": text}]}
         headers = {"Content-Type": "application/json"}
         if os.environ.get(self.key_variable):
             headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"
         request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self.deadline_s) as answer:
-                return str(json.loads(answer.read(4_000_000))["choices"][0]["message"]["content"])
-        except (urllib.error.URLError, OSError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"url: the language model at {self.url} did not answer: {type(error).__name__}; check url and model"
-            ) from error
+        end, data = time.monotonic() + self.deadline_s, b""
+        with urllib.request.urlopen(request, timeout=self.deadline_s) as answer:
+            while part := answer.read1(65536):  # the socket's timeout alone would let an answer drip for ever
+                data += part
+                if time.monotonic() > end or len(data) > LARGEST:
+                    raise TimeoutError(f"the answer was not whole within {self.deadline_s:g} s and {LARGEST:,} bytes")
+        return str(json.loads(data)["choices"][0]["message"]["content"])

@@ -6,11 +6,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.rng import fold
+from ...data.trajectory import Invalid
 from ..worlds.web.generate import SiteTask
 from ..worlds.web.tasks import parse_task
 from .chat import ChatApi
@@ -18,6 +19,8 @@ from .steps import MADE, WebTrajectory
 
 LOW, HIGH = 0.05, 0.75  # of the critic's value of the first state; either head inside is enough
 SEEDS = 10  # failed tasks that one request shows
+ASKED = 25  # tasks that one request asks for: what its 2,048 tokens hold
+PATIENCE = 3  # rounds in a row without a new task, after which the writer has no more
 
 WRITE = """Here are tasks for an agent on one web site ({site}):
 {tasks}
@@ -66,23 +69,49 @@ def mutate(failed: Sequence[WebTrajectory], pool: Sequence[SiteTask], used: set[
     return list({t.task.intent: t for t in ranked}.values())[:count]
 
 
+def write_round(by_site: Mapping[str, Sequence[str]], api: ChatApi, missing: int, rng: random.Random) -> list[tuple[str, str]]:
+    """(site, task) of one round of requests, all in flight together: as many for every site as `missing` tasks need, each showing failed
+    tasks of that site. A request that got no answer brings nothing."""
+    share = -(-missing // len(by_site))
+    asked = [(site, min(ASKED, share - done)) for site in sorted(by_site) for done in range(0, share, ASKED)]
+    texts = []
+    for site, count in asked:
+        shown = rng.sample(list(by_site[site]), min(SEEDS, len(by_site[site])))
+        texts.append(WRITE.format(site=site, tasks="\n".join(f"- `{task}`" for task in shown), count=count))
+    answers = api.ask_all(texts, temperature=1.0)
+    pairs = zip(asked, answers, strict=True)
+    return [(site, task) for (site, _), answer in pairs if isinstance(answer, str) for task in backticked(answer)]
+
+
+def possible(tasks: Sequence[tuple[str, str]], api: ChatApi) -> list[bool | Invalid]:
+    """Of (site, task) pairs whether the site can do them, asked together; Invalid where no answer came."""
+    texts = [FEASIBLE.format(site=site, denied=DENIED.get(site, "nothing that is known"), task=task) for site, task in tasks]
+    answers = api.ask_all(texts, temperature=0.0)
+    return [a if isinstance(a, Invalid) else "[YES]" in a and "[NO]" not in a for a in answers]
+
+
 def written(
-    failed: Sequence[WebTrajectory], starts: Mapping[str, Mapping[str, Any]], api: ChatApi, count: int, seed: int
+    failed: Sequence[WebTrajectory], starts: Mapping[str, Mapping[str, Any]], api: ChatApi, count: int, seed: int, known: Iterable[str] = ()
 ) -> list[SiteTask]:
-    """Tasks that a language model writes, by site. They have no ground truth: an outcome reward model must judge them. `starts` holds
-    one known task record of every site, for its start page and login."""
+    """`count` tasks that a language model writes, by site, none of them in `known`; fewer where several rounds in a row bring nothing
+    new. They have no ground truth: an outcome reward model must judge them. `starts` holds one known task record of every site, for its
+    start page and login."""
     rng = random.Random(fold(seed, 12))
-    found: dict[str, SiteTask] = {}
-    sites = sorted({t.site for t in failed if t.site in starts})
-    each = -(-count // max(len(sites), 1))
-    for site in sites:
-        of_site = [t.intent for t in failed if t.site == site]
-        shown = rng.sample(of_site, min(SEEDS, len(of_site)))
-        listed = "\n".join(f"- `{task}`" for task in shown)
-        for text in backticked(api.ask(WRITE.format(site=site, tasks=listed, count=each), temperature=1.0)):
-            if text not in of_site and text not in found:
-                found[text] = open_task(starts[site], text, f"{MADE}{fold(seed, len(found)) % 10**9}")
-    return list(found.values())[:count]
+    by_site: dict[str, list[str]] = {}
+    for trajectory in failed:
+        if trajectory.site in starts:
+            by_site.setdefault(trajectory.site, []).append(trajectory.intent)
+    seen = {*known, *(intent for intents in by_site.values() for intent in intents)}
+    made: list[SiteTask] = []
+    quiet = 0
+    while by_site and len(made) < count and quiet < PATIENCE:
+        before = len(made)
+        for site, text in write_round(by_site, api, count - len(made), rng):
+            if text not in seen:
+                seen.add(text)
+                made.append(open_task(starts[site], text, f"{MADE}{fold(seed, len(made)) % 10**9}"))
+        quiet = 0 if len(made) > before else quiet + 1
+    return made[:count]
 
 
 def open_task(like: Mapping[str, Any], intent: str, task_id: str) -> SiteTask:
@@ -97,19 +126,21 @@ def outside(values: Sequence[tuple[float, float]], low: float = LOW, high: float
     return [min(max(low - v, v - high, 0.0) for v in pair) for pair in values]
 
 
-def feasible(task: SiteTask, api: ChatApi | None) -> bool:
-    """Whether the site can do it: known for generated instances, asked of a language model for written ones, else by the deny-list."""
-    if task.steps:
-        return True
-    site = task.task.sites[0]
-    denied = DENIED.get(site, "")
+def feasible(tasks: Sequence[SiteTask], api: ChatApi | None) -> list[bool | Invalid]:
+    """Whether the sites can do them: known for generated instances, asked of a language model for written ones, else by the deny-list."""
+    asked = [t for t in tasks if not t.steps]
     if api is None:
-        words = set(re.findall(r"[a-z]+", task.task.intent.lower()))
-        return not any(
-            words >= set(re.findall(r"[a-z]+", phrase.lower())) for phrase in denied.split(", ") if not phrase.startswith("features")
-        )
-    answer = api.ask(FEASIBLE.format(site=site, denied=denied, task=task.task.intent), temperature=0.0)
-    return "[YES]" in answer and "[NO]" not in answer
+        said = [not _denied(t) for t in asked]
+    else:
+        said = possible([(t.task.sites[0], t.task.intent) for t in asked], api) if asked else []
+    answers = iter(said)
+    return [True if t.steps else next(answers) for t in tasks]
+
+
+def _denied(task: SiteTask) -> bool:
+    words = set(re.findall(r"[a-z]+", task.task.intent.lower()))
+    phrases = [p for p in DENIED.get(task.task.sites[0], "").split(", ") if p and not p.startswith("features")]
+    return any(words >= set(re.findall(r"[a-z]+", phrase.lower())) for phrase in phrases)
 
 
 def select(
@@ -119,23 +150,26 @@ def select(
     api: ChatApi | None,
     low: float = LOW,
     high: float = HIGH,
+    nearest: bool = True,
 ) -> Made:
     """Candidates through both filters, the first `count` that pass. Without a critic (phase 1) there is no critic filter. A critic that
-    finds all mastered, or all hopeless, ends no run: the `count` tasks nearest to the range are taken then, and counted as such."""
+    finds all mastered, or all hopeless, ends no run: the `count` tasks `nearest` to the range are taken then, and counted as such."""
     made = Made()
     made.counts["candidates"] = len(candidates)
     passed = list(candidates)
     if values is not None and candidates:
         far = outside(values(candidates), low, high)
         passed = [t for t, distance in zip(candidates, far, strict=True) if distance == 0]
-        if not passed:
+        if not passed and nearest:
             passed = [candidates[i] for i in sorted(range(len(far)), key=far.__getitem__)[:count]]
             made.counts["nearest"] = len(passed)
     made.counts["critic"] = len(passed) - made.counts["nearest"]
-    for task in passed:
-        if len(made.tasks) == count:
-            break
-        if feasible(task, api):
-            made.tasks.append(task)
+    while passed and len(made.tasks) < count:  # no more are asked about than are still wanted
+        part, passed = passed[: count - len(made.tasks)], passed[count - len(made.tasks) :]
+        for task, answer in zip(part, feasible(part, api), strict=True):
+            if isinstance(answer, Invalid):
+                made.counts["unanswered"] += 1
+            elif answer:
+                made.tasks.append(task)
     made.counts["kept"] = len(made.tasks)
     return made

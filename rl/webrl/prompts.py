@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...core.errors import ConfigError
 from ...data.convert.webrl import ASSISTANT, PAGE, USER
@@ -19,9 +20,33 @@ JUDGE = (
 )
 
 
+@dataclass(frozen=True)
+class Headers:
+    """What opens a prompt, and each speaker's part of it."""
+
+    begin: str  # after the tokenizer's own first token, where it has one
+    system: str
+    user: str
+    assistant: str
+    gap: str  # between a header and the text, in the family's own chats
+
+    def translate(self, text: str) -> str:
+        """A text of the release's files, which have Llama's headers, with these."""
+        return text.replace(USER, self.user).replace(ASSISTANT, self.assistant)
+
+
+LLAMA = Headers("", SYSTEM, USER, ASSISTANT, "\n\n")
+GLM = Headers("[gMASK]<sop>", "<|system|>\n", "<|user|>", "<|assistant|>", "\n")
+
+
+def headers_of(tokenizer: Tokenizer) -> Headers:
+    """GLM-4's headers where the tokenizer has them as tokens, else Llama's."""
+    return GLM if all(len(tokenizer.encode(part)) == 1 for part in ("[gMASK]", "<sop>", GLM.user, GLM.assistant)) else LLAMA
+
+
 def harmless(text: str) -> str:
     """Text of pages and models with header tokens broken up, so that none of it can pass for the prompt's own."""
-    return text.replace("<|", "< |")
+    return text.replace("<|", "< |").replace("[gMASK]", "[ gMASK]").replace("<sop>", "< sop>")
 
 
 def single_token(tokenizer: Tokenizer, word: str) -> int:
@@ -39,6 +64,17 @@ class Prompter:
     tokenizer: Tokenizer
     limit: int
     pad_to: int = 1  # prompts are padded in front to a multiple of this, so that samplers without continuous batches decode many together
+
+    @cached_property
+    def headers(self) -> Headers:
+        """The headers of the tokenizer's family."""
+        return headers_of(self.tokenizer)
+
+    @cached_property
+    def begin(self) -> tuple[int, ...]:
+        """What every prompt begins with."""
+        first = () if self.tokenizer.bos_id is None else (self.tokenizer.bos_id,)
+        return (*first, *self.tokenizer.encode(self.headers.begin)) if self.headers.begin else first
 
     @property
     def stop_id(self) -> int:
@@ -68,14 +104,13 @@ class Prompter:
 
     def round(self, intent: str, answers: Sequence[Sequence[int]], page: str) -> tuple[tuple[int, ...], int]:
         """The prompt of round len(answers). Where the history alone is too long its oldest rounds are left out."""
-        encode, task = self.tokenizer.encode, harmless(intent)
-        begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        begin += encode(f"Task Instruction: {task}\n\n")
+        encode, task, user, assistant = self.tokenizer.encode, harmless(intent), self.headers.user, self.headers.assistant
+        begin = [*self.begin, *encode(f"Task Instruction: {task}\n\n")]
         rounds = [
-            [*encode(f"Round {k}\n\n{USER}\n{task if k == 0 else PAGE}\n\n{ASSISTANT}\n"), *self.action(answer), *encode("\n\n")]
+            [*encode(f"Round {k}\n\n{user}\n{task if k == 0 else PAGE}\n\n{assistant}\n"), *self.action(answer), *encode("\n\n")]
             for k, answer in enumerate(answers)
         ]
-        opening, tail = encode(f"Round {len(answers)}\n\n{USER}\n"), encode(f"\n\n{ASSISTANT}\n")
+        opening, tail = encode(f"Round {len(answers)}\n\n{user}\n"), encode(f"\n\n{assistant}\n")
         while rounds and len(begin) + sum(map(len, rounds)) + len(opening) + len(tail) > self.limit:
             rounds.pop(0)
         return self.fit([*begin, *(i for part in rounds for i in part), *opening], page, tail)
@@ -83,11 +118,11 @@ class Prompter:
     def verdict(self, intent: str, responses: Sequence[str], page: str) -> tuple[tuple[int, ...], int]:
         """What the outcome reward model reads: intent, the actions (the oldest left out where they alone are too long), and the page on
         which the last one was decided."""
-        encode = self.tokenizer.encode
-        begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        begin += encode(f"{SYSTEM}{JUDGE}{USER}\n\nThe User Intent:\n{harmless(intent.strip())}\n\nAction History:\n")
+        encode, headers = self.tokenizer.encode, self.headers
+        question = f"The User Intent:\n{harmless(intent.strip())}\n\nAction History:\n"
+        begin = [*self.begin, *encode(f"{headers.system}{JUDGE}{headers.user}{headers.gap}{question}")]
         lines = [encode(harmless(r.replace("\n", "; ").strip()) + "\n") for r in responses]
-        last, tail = encode("\nThe Current Screenshot:\n"), encode(f"{ASSISTANT}\n\n")
+        last, tail = encode("\nThe Current Screenshot:\n"), encode(f"{headers.assistant}{headers.gap}")
         while lines and len(begin) + sum(map(len, lines)) + len(last) + len(tail) > self.limit:
             lines.pop(0)
         return self.fit([*begin, *(i for line in lines for i in line), *last], page.strip(), tail)

@@ -15,10 +15,11 @@ from ...core.errors import ConfigError
 from ...core.files import json_lines
 from ...data.convert.webrl import SUCCESS, add_returns, replay_filter, trajectory_steps
 from ...data.pickles import load_release
+from ...data.trajectory import Invalid
 from ..statistics import Estimate, proportion
 from ..worlds.web.tasks import REAL_PLACEHOLDERS, expand
 from .chat import ChatApi
-from .instructions import DENIED, FEASIBLE, SEEDS, WRITE, backticked
+from .instructions import PATIENCE, possible, write_round
 
 Steps = list[dict[str, Any]]
 SITES = {
@@ -28,7 +29,6 @@ SITES = {
     "reddit": "reddit",
     "gitlab": "gitlab",
 }  # the release's names -> WebArena's
-TURNS = 2  # requests for each site
 
 
 @dataclass(frozen=True)
@@ -135,36 +135,38 @@ def stage_two(earlier: Sequence[Steps], new: Sequence[Steps], probability: Calla
 
 
 def generate_tasks(
-    failed: Sequence[Mapping[str, str]], api: ChatApi, seed: int, feasible: bool
+    failed: Sequence[Mapping[str, str]], api: ChatApi, count: int, seed: int, feasible: bool
 ) -> tuple[list[dict[str, str]], Counter[str]]:
-    """gen_task: new instructions of every site from its failed ones, two requests each, none twice; `feasible` asks for each of them
-    whether the site can do it. With counts."""
+    """gen_task: `count` new instructions from failed ones, none twice; `feasible` asks for each of them whether the site can do it, and
+    goes on until enough have survived or several rounds in a row add none. With counts."""
     for number, row in enumerate(failed):
         if row.get("web") not in SITES or not isinstance(row.get("task"), str):
             raise ConfigError(f"line {number + 1} of the failed tasks: needs `task`, and `web` as one of {', '.join(SITES)}")
-    rng, counts = random.Random(seed), Counter[str]()
-    known, made = {row["task"] for row in failed}, []
-    for site in sorted({row["web"] for row in failed}):
-        of_site = [row["task"] for row in failed if row["web"] == site]
-        for _ in range(TURNS):
-            shown = "\n".join(f"- `{task}`" for task in rng.sample(of_site, min(SEEDS, len(of_site))))
-            for text in backticked(api.ask(WRITE.format(site=SITES[site], tasks=shown, count=SEEDS), temperature=1.0)):
-                counts["written"] += 1
-                if text in known:
-                    counts["seen before"] += 1
-                    continue
+    rng, counts, short = random.Random(seed), Counter[str](), {site: name for name, site in SITES.items()}
+    by_site: dict[str, list[str]] = {}
+    for row in failed:
+        by_site.setdefault(SITES[row["web"]], []).append(row["task"])
+    known, made, quiet = {row["task"] for row in failed}, list[dict[str, str]](), 0
+    while by_site and len(made) < count and quiet < PATIENCE:
+        before, fresh = len(made), []
+        for site, text in write_round(by_site, api, count - len(made), rng):
+            counts["written"] += 1
+            if text in known:
+                counts["seen before"] += 1
+            else:
                 known.add(text)
-                if feasible and not _possible(text, SITES[site], api):
-                    counts["not feasible"] += 1
-                    continue
-                made.append({"task": text, "web": site})
+                fresh.append((site, text))
+        answers = possible(fresh, api) if feasible and fresh else [True] * len(fresh)
+        for (site, text), answer in zip(fresh, answers, strict=True):
+            if isinstance(answer, Invalid):
+                counts["unanswered"] += 1
+            elif not answer:
+                counts["not feasible"] += 1
+            elif len(made) < count:
+                made.append({"task": text, "web": short[site]})
+        quiet = 0 if len(made) > before else quiet + 1
     counts["kept"] = len(made)
     return made, counts
-
-
-def _possible(task: str, site: str, api: ChatApi) -> bool:
-    answer = api.ask(FEASIBLE.format(site=site, denied=DENIED[site], task=task), temperature=0.0)
-    return "[YES]" in answer and "[NO]" not in answer
 
 
 def expand_tasks(raw: Path, addresses: Mapping[str, str]) -> list[dict[str, Any]]:

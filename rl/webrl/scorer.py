@@ -54,8 +54,9 @@ class FolderScorer:
 
     def probability(self, observation: str, action: str) -> float:
         """The geometric mean of an action's token probabilities, without the token that would end it."""
-        begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        return geometric_mean(self.logprobs([*begin, *self.tokenizer.encode(observation)], self.tokenizer.encode(action)))
+        prompter = Prompter(self.tokenizer, self.limit - 1)
+        prompt = [*prompter.begin, *self.tokenizer.encode(prompter.headers.translate(observation))]
+        return geometric_mean(self.logprobs(prompt, self.tokenizer.encode(action)))
 
     def yes(self, intent: str, responses: Sequence[str], html: str) -> float:
         """P(YES) against NO of an outcome reward model; only the page is cut to fit."""

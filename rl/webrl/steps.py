@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...data.convert.webrl import ASSISTANT, GAMMA, SUCCESS, USER, round_prompt
 from ...data.schema import TEXT
 from ...data.shards import ShardSet, ShardWriter
 from ...data.trajectory import Role
+from .prompts import Prompter
 
 MADE = "made-"  # begins the id of a task that a language model wrote
 
@@ -147,31 +150,56 @@ def read_trajectories(folder: Path) -> list[WebTrajectory]:
     return found
 
 
-def converted(folder: Path, encode: Callable[[str], list[int]], begin: tuple[int, ...], stop: int, limit: int) -> list[WebTrajectory]:
-    """Trajectories of shards that the converter `webrl` made of the release's files: texts, encoded here. A prompt above `limit` tokens
-    loses the end of its page."""
-    found: dict[str, list[tuple[int, WebStep, dict[str, Any]]]] = {}
-    shards = ShardSet(folder)
+def converted(folder: Path, prompter: Prompter) -> list[WebTrajectory]:
+    """Trajectories of shards that the converters `webrl` and `sharegpt` made of the release's files: texts, encoded here with the headers
+    of the model's family. A prompt above the limit loses the end of its page."""
+    found: dict[str, list[tuple[int, str, str, str, dict[str, Any]]]] = {}
+    shards, last = ShardSet(folder), ""
     for index in range(len(shards)):
         sample = shards[index]
-        meta, (observation, following) = sample["meta.json"], sample["states.json"]
+        messages, meta = sample["messages.json"], sample["meta.json"]
+        if "step" in meta:
+            observation, following = sample["states.json"]
+            found.setdefault(str(meta["task_id"]), []).append((int(meta["step"]), observation, following, messages[-1]["content"], meta))
+            continue
+        intent, number = _round_of(messages, f"{folder}: row {index}")
+        # rows of one trajectory follow one another; what succeeded was written down, so its reward is 1
+        if number == 0 or not last or found[last][-1][0] != number - 1 or found[last][-1][4]["task"] != intent:
+            last = f"row-{index:06d}"
+        row = (number, messages[0]["content"], "", messages[-1]["content"], {"task": intent, "reward": 1.0})
+        found.setdefault(last, []).append(row)
+    return [_trajectory(key, sorted(rows, key=lambda row: row[0]), prompter) for key, rows in sorted(found.items())]
+
+
+def _trajectory(key: str, rows: list[tuple[int, str, str, str, dict[str, Any]]], prompter: Prompter) -> WebTrajectory:
+    steps, encode, first = [], prompter.tokenizer.encode, rows[0][4]
+    responses = [row[3] for row in rows]
+    for place, (_, observation, following, answer, _) in enumerate(rows):
         head, _, rest = observation.rpartition(f"{USER}\n")
-        html, _, _ = rest.rpartition(f"\n\n{ASSISTANT}")
-        prompts = [(*begin, *_cut(text, encode, limit - len(begin))) for text in (observation, following)]
-        answer = sample["messages.json"][-1]["content"]
-        step = WebStep(prompts[0], (*encode(answer), stop), prompts[1], html if head else "", answer)
-        found.setdefault(str(meta["task_id"]), []).append((int(meta["step"]), step, meta))
-    kept = []
-    for key, rows in sorted(found.items()):
-        first, steps = rows[0][2], tuple(step for _, step, _ in sorted(rows, key=lambda row: row[0]))
-        reward = float(first["reward"])
-        kept.append(WebTrajectory(key, first["task"], str(first.get("site", "")), steps, reward, reward, key))
-    return kept
+        html = rest.rpartition(f"\n\n{ASSISTANT}")[0] if head else ""
+        if not following:  # a file of single steps: the next row's prompt, and after the last step its own page again
+            after = rows[place + 1][1] if place + 1 < len(rows) else round_prompt(first["task"], responses, html)[0]
+            following = after
+        ids = [(*prompter.begin, *_cut(text, prompter)) for text in (observation, following)]
+        steps.append(WebStep(ids[0], (*encode(answer), prompter.stop_id), ids[1], html, answer))
+    reward = float(first["reward"])
+    return WebTrajectory(key, first["task"], str(first.get("site", "")), tuple(steps), reward, reward, key)
 
 
-def _cut(text: str, encode: Callable[[str], list[int]], limit: int) -> list[int]:
+def _round_of(messages: Sequence[dict[str, Any]], where: str) -> tuple[str, int]:
+    """Instruction and round of a row of WebRL's SFT files: one prompt with all rounds in it, and one action."""
+    if [m["role"] for m in messages] == ["user", "assistant"]:
+        said = re.match(r"Task Instruction: (.*?)\n\nRound 0\n", messages[0]["content"], re.DOTALL)
+        rounds = re.findall(rf"Round (\d+)\n\n{re.escape(USER)}\n", messages[0]["content"])
+        if said and rounds:
+            return said[1], int(rounds[-1])
+    raise ConfigError(f"{where}: no step of WebRL's SFT files, which is a prompt 'Task Instruction: ... Round 0 ...' and one action")
+
+
+def _cut(text: str, prompter: Prompter) -> list[int]:
     """The ids of a prompt, the end of its last page left out where it is too long."""
+    encode, headers = prompter.tokenizer.encode, prompter.headers
     before, mark, page = text.rpartition(f"{USER}\n")
     page, end, tail = page.rpartition(f"\n\n{ASSISTANT}")
-    head, body, last = encode(before + mark), encode(page), encode(end + tail)
-    return [*head, *body[: max(0, limit - len(head) - len(last))], *last]
+    head, body, last = encode(headers.translate(before + mark)), encode(page), encode(headers.translate(end + tail))
+    return [*head, *body[: max(0, prompter.limit - len(prompter.begin) - len(head) - len(last))], *last]

@@ -308,6 +308,24 @@ def test_a_task_file_on_sites_elsewhere(pages, tmp_path, open_world) -> None:
     assert world.step("```stop []```").reward == 1.0
 
 
+def test_pages_elsewhere_load_from_further_hosts_and_sites_are_reset_after_use(pages, tmp_path, open_world) -> None:
+    judged = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "x"}}
+    record = {"task_id": 4, "sites": ["map"], "intent": "Look", "start_url": "__MAP__/lures", "eval": judged}
+    (tmp_path / "tasks.json").write_text(json.dumps([record]))
+    world = open_world(
+        source="file", tasks_file=str(tmp_path / "tasks.json"), addresses={"__MAP__": f"http://127.0.0.1:{pages.server_port}"},
+        hosts=(f"127.0.0.2:{pages.server_port}",), at_once_per_site=1,
+        reset_command=("sh", "-c", f'echo "$TERRELLA_SITES $TERRELLA_TASK" >> {tmp_path}/resets'),
+    )  # fmt: skip
+    world.reset(0)
+    world.reset(0)  # nobody has acted
+    assert f"127.0.0.2:{pages.server_port}/pixel" in pages.seen
+    assert (tmp_path / "resets").read_text() == "map 4\n"
+    assert world.step('exit(message="x")').reward == 1.0
+    world.reset(0)
+    assert (tmp_path / "resets").read_text() == "map 4\n" * 2
+
+
 def test_a_film_of_an_episode(tmp_path, open_world) -> None:
     from PIL import Image
 

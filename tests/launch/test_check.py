@@ -256,6 +256,7 @@ REHEARSALS = [
     ["text-game-rlvr-binary", "--layout", "tp=2,pp=2"],
     ["web-page-rlvr", "--layout", "cp=2"],
     ["webrl-webarena-lite"],
+    ["webrl-webarena-lite-glm4"],
     ["video-rt1"],
     ["mpc-sites"],
 ]

@@ -100,9 +100,12 @@ def test_replay_keeps_the_band(result: Path) -> None:
 
 
 class Writer(BaseHTTPRequestHandler):
+    turns = 0
+
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
-        text = "- `Find a pub`\n- `Book a flight`\n- `old`"
+        Writer.turns += "more tasks" in asked
+        text = f"- `Find pub {Writer.turns}`\n- `Book a flight`\n- `old`"
         if "Can this task" in asked:
             text = "[NO]" if "`Book a flight`" in asked else "[YES]"
         body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
@@ -120,13 +123,14 @@ def test_gen_task(tmp_path: Path) -> None:
     failed, out = tmp_path / "failed.jsonl", tmp_path / "tasks.jsonl"
     release.write_lines(failed, [{"task": "old", "web": "map"}])
     try:
-        told = run("gen-task", str(failed), str(out), "--url", f"http://127.0.0.1:{server.server_port}/v1", "--model", "m")
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        told = run("gen-task", str(failed), str(out), "--url", url, "--model", "m", "--count", "4")
     finally:
         server.shutdown()
-    assert "written 6" in told and "kept 1" in told
-    assert release.read_lines(out) == [{"task": "Find a pub", "web": "map"}]
+    assert "written 12" in told and "not feasible 1" in told and "kept 4" in told  # asked until four had survived
+    assert release.read_lines(out) == [{"task": f"Find pub {n}", "web": "map"} for n in (1, 2, 3, 4)]
     with pytest.raises(ConfigError, match="web"):
-        release.generate_tasks([{"task": "x", "web": "nowhere"}], None, 0, False)  # type: ignore[arg-type]
+        release.generate_tasks([{"task": "x", "web": "nowhere"}], None, 1, 0, False)  # type: ignore[arg-type]
 
 
 def tasks(tmp_path: Path) -> Path:

@@ -1,13 +1,18 @@
 """WebRL's block of phases becomes stages that refer to each other rightly, and comes back from a resolved file unchanged."""
 
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from terrella.core import schema
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe
+from terrella.launch.settings.web import WebEvaluate, WebStart
 from terrella.launch.stages.web import pool_of
+from terrella.launch.stages.web_eval import rows_of, scripts_of
 from terrella.launch.stages.web_orm import held_out
 from terrella.rl.webrl.instructions import mutate
 from terrella.rl.webrl.steps import WebTrajectory
@@ -15,6 +20,23 @@ from terrella.rl.webrl.steps import WebTrajectory
 
 def stages(name: str, *overrides: str) -> dict:
     return {stage.name: stage for stage in recipe.load(name, overrides).stages}
+
+
+def test_nobody_clicks_at_random_on_sites_elsewhere_and_no_oracle_is_made_up(tmp_path: Path) -> None:
+    judged = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "x"}}
+    tasks = [{"task_id": i, "sites": [s], "intent": s, "start_url": "http://h/", "eval": judged} for i, s in enumerate(("map", "reddit"))]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    config = f"{{source: file, backend: chromium, tasks_file: {tmp_path / 'tasks.json'}, addresses: {{__MAP__: 'http://h'}}}}"
+    (tmp_path / "tags.yaml").write_text(f"Elsewhere: {{world: web, config: {config}}}")
+    there = WebStart("web-start", "start", 100, 10, "Elsewhere", "Elsewhere", [str(tmp_path / "tags.yaml")])
+    stage = WebEvaluate("web-eval", "eval", ["actor"])
+    known = pool_of(there, test=True)
+    assert scripts_of(stage, there, known) == [] and scripts_of(replace(stage, random_elsewhere=True), there, known) == ["random policy"]
+    rows = rows_of({"actor": {(0, 0): ("map", True), (1, 0): ("reddit", False)}}, {}, ["map", "reddit"])
+    assert [row["name"] for row in rows] == ["actor"] and "nan" not in json.dumps(rows).lower()
+    assert [cell["value"] for cell in rows[0]["cells"]] == [0.5, 1.0, 0.0]  # all, map, reddit
+    home = WebStart("web-start", "start", 100, 10)
+    assert scripts_of(stage, home, pool_of(home, test=True)[:2]) == ["random policy", "oracle"]
 
 
 def test_phases_become_stages() -> None:

@@ -35,11 +35,13 @@ class HostedWorld(WebWorld):
         if threading.get_ident() == self.ident:
             return method(*arguments)
         waiting = self.home.submit(method, *arguments)
+        # the browser's own deadlines come first; others may be in front, and a site may have to be reset
+        limit_s = 60 * self.config.deadline_s + (self.config.reset_deadline_s if self.config.reset_command else 0)
         try:
-            return waiting.result(60 * self.config.deadline_s)  # the browser's own deadlines come first; others may be in front
+            return waiting.result(limit_s)
         except TimeoutError as error:
             waiting.cancel()
-            raise WorldFault(f"web: the browser's thread did not answer within {60 * self.config.deadline_s:g} s (deadline_s)") from error
+            raise WorldFault(f"web: the browser's thread did not answer within {limit_s:g} s (deadline_s)") from error
 
     def reset(self, seed: int, sample: int = 0) -> str:
         return self._at_home(super().reset, seed, sample)

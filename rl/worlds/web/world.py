@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from .judge import Judge
 from .login import LoginForm, credentials, fill_in, read_state, redact
 from .miniwob_tasks import SITE, miniwob_tasks, place_of
 from .observe import accessibility_nodes, accessibility_tree, simplified_html
+from .reset import acted_on, reset_episode
 from .sites import SITES, SiteSet
 from .sites.base import PASSWORD, USER
 from .tasks import Evaluation, WebTask, load_web_tasks, parse_task
@@ -44,6 +46,13 @@ class WebConfig:
     pages: tuple[str, ...] = ()  # of MiniWoB++; empty for all
     tasks_file: str = ""  # WebArena's format, for source: file
     addresses: dict[str, str] = field(default_factory=dict)  # placeholder -> address of a real site
+    hosts: tuple[str, ...] = ()  # further hosts that pages of a task file may load from, such as a map's tiles: host or host:port
+    # brings the sites of a task file back before an episode, where one has acted on them; TERRELLA_SITES and TERRELLA_TASK name them
+    reset_command: tuple[str, ...] = ()
+    reset_phase_command: tuple[str, ...] = ()  # the same once before a stage plays, with all sites
+    reset_deadline_s: float = 600.0  # of either command
+    at_once_per_site: int = 0  # episodes of a task file that are open together on one site; 0 for any number
+    at_once_per_account: int = 0  # and as one account: a storage state, or a login form
     auth_folder: str = ""  # where the storage states of the task file are
     logins: dict[str, LoginForm] = field(default_factory=dict)  # site -> login form, where there is no storage state
     login: Literal["state", "form"] = "state"  # of the local sites
@@ -63,6 +72,14 @@ class WebConfig:
             raise ValueError("tasks_file: source: file needs one")
         if self.backend == "dom" and (self.source != "sites" or self.film):
             raise ValueError("backend: dom has no scripts, no network and no pictures; it serves source: sites without film")
+        if self.source != "file" and (self.hosts or self.reset_command or self.reset_phase_command):
+            raise ValueError("hosts, reset_command, reset_phase_command: they are for source: file; our own sites need none")
+        if bad := next((h for h in self.hosts if not re.fullmatch(r"[A-Za-z0-9.-]+(:\d+)?", h)), None):
+            raise ValueError(f"hosts: {bad!r} is no host or host:port; leave scheme and path out")
+        if self.reset_command and self.at_once_per_site != 1:
+            raise ValueError("at_once_per_site: must be 1 with reset_command, which would take a site away from other episodes on it")
+        if min(self.at_once_per_site, self.at_once_per_account) < 0:
+            raise ValueError("at_once_per_site, at_once_per_account: 0 (any number) or above")
         unknown = [s for s in self.sites if s not in SITES]
         if unknown:
             raise ValueError(f"sites: {unknown[0]!r} is none of {', '.join(SITES)}")
@@ -131,7 +148,7 @@ class WebWorld(World):
         else:
             from .chromium import ChromiumBackend
 
-            hosts = frozenset(urlsplit(address).netloc.lower() for address in config.addresses.values())
+            hosts = frozenset((*(urlsplit(a).netloc.lower() for a in config.addresses.values()), *(h.lower() for h in config.hosts)))
             self.backend = ChromiumBackend(Limits(hosts=hosts, deadline_s=config.deadline_s, settle_s=0.5), browser=config.browser)
         assert self.backend is not None
         return self.backend
@@ -168,6 +185,7 @@ class WebWorld(World):
         return self._begin(task, steps)
 
     def _begin(self, task: WebTask, steps: tuple[Step, ...]) -> str:
+        reset_episode(self.config.reset_command, task.sites, task.task_id, self.config.reset_deadline_s)
         backend = self._open_backend()
         if self.own_sites is not None:
             self.own_sites.reset(int(task.raw.get(CONTENT, self.config.content)))
@@ -252,6 +270,7 @@ class WebWorld(World):
         assert self.task is not None and self.backend is not None
         if self.done:
             raise WorldFault("web: the episode is over; call reset(seed)")
+        acted_on(self.config.reset_command, self.task.sites)
         response = str(action)
         before, url = self.observation, self.backend.url
         parsed = self.parse(response)

@@ -1,10 +1,14 @@
 """WebRL's plain functions: advantages by hand, replay, prompts that cut only the page, verdicts, critic targets, instructions."""
 
+import contextlib
 import hashlib
 import json
 import math
+import re
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -13,12 +17,14 @@ import torch
 
 from terrella.core.engine import Head
 from terrella.core.errors import ConfigError
-from terrella.data.convert.webrl import ASSISTANT, USER, step_sample, trajectory_steps
+from terrella.data.convert.chat import read_sharegpt, text_sample
+from terrella.data.convert.webrl import ASSISTANT, USER, round_prompt, step_sample, trajectory_steps
 from terrella.data.packing import pack, unpack
 from terrella.data.schema import TEXT
 from terrella.data.shards import ShardWriter
-from terrella.data.tokenizers import ByteTokenizer, PieceTokenizer
+from terrella.data.tokenizers import ByteTokenizer, PieceTokenizer, load_tokenizer
 from terrella.models.heads import twin_value
+from terrella.models.stand_in import write_byte_tokenizer
 from terrella.rl.webrl import actor, advantage, critic, instructions, orm, replay
 from terrella.rl.webrl.chat import ChatApi
 from terrella.rl.webrl.prompts import JUDGE, SYSTEM, Prompter, single_token
@@ -229,11 +235,56 @@ def test_converted_demonstrations_are_encoded_and_cut_in_the_page(tmp_path) -> N
     rows = [{"html": "<p> x </p>" * 20, "response": "exit()", "target": "Go", "index": 0, "trace_id": "7", "prompt": "Go"}]
     with ShardWriter(tmp_path, kind=TEXT) as writer:
         writer.write(step_sample(trajectory_steps(rows, 1.0)[0], "7", 0), key="7-0000")
-    (found,) = converted(tmp_path, tokenizer.encode, (1,), tokenizer.eos_id, 200)
+    (found,) = converted(tmp_path, Prompter(tokenizer, 200))
     told = found.steps[0]
     assert found.intent == "Go" and found.success and told.html == rows[0]["html"] and told.action[-1] == tokenizer.eos_id
     assert len(told.prompt) == 200 and tokenizer.decode(told.prompt).endswith(f"\n\n{ASSISTANT}\n")
     assert told.prompt[0] == 1 and tokenizer.decode(told.action) == "exit()"
+
+
+def sft_file(folder: Path, rows: list[tuple[str, list[str], str, str]]) -> Path:
+    """Shards that `terrella shards make sharegpt` makes of an SFT file with these steps: intent, past responses, page, action."""
+    turns = [[("human", round_prompt(intent, past, page)[0]), ("gpt", action)] for intent, past, page, action in rows]
+    source = folder / "web_policy_sft.json"
+    source.write_text(json.dumps([{"conversations": [{"from": who, "value": said} for who, said in turn]} for turn in turns]))
+    with ShardWriter(folder / "shards", kind=TEXT) as writer:
+        for number, item in enumerate(read_sharegpt(source, None)):
+            writer.write(item.sample, key=f"{number:06d}")
+    return folder / "shards"
+
+
+def test_an_sft_file_of_the_release_is_imitated(tmp_path) -> None:
+    pages = [f"<p> {n} </p>" for n in range(3)]
+    shards = sft_file(tmp_path, [("Go", [], pages[0], "click"), ("Go", ["click"], pages[1], "exit()"), ("Go", [], pages[2], "back")])
+    tokenizer = ByteTokenizer()
+    first, second = converted(shards, Prompter(tokenizer, 4000))  # a round 0 begins a trajectory
+    assert [s.response for s in first.steps] == ["click", "exit()"] and [s.response for s in second.steps] == ["back"]
+    assert first.success and first.intent == "Go" and [s.html for s in first.steps] == pages[:2]
+    assert first.steps[0].following == first.steps[1].prompt
+    assert tokenizer.decode(first.steps[1].prompt[1:]) == round_prompt("Go", ["click"], pages[1])[0]
+    (tmp_path / "other").mkdir()
+    with ShardWriter(tmp_path / "other" / "shards", kind=TEXT) as writer:
+        writer.write(text_sample([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]), key="0")
+    with pytest.raises(ConfigError, match="row 0: no step of WebRL's SFT files"):
+        converted(tmp_path / "other" / "shards", Prompter(tokenizer, 4000))
+
+
+def test_glm_reads_its_own_headers_and_ends_where_its_folder_says(tmp_path) -> None:
+    write_byte_tokenizer(tmp_path / "glm", "glm")
+    (tmp_path / "glm" / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 258, 262]}))
+    tokenizer = load_tokenizer(tmp_path / "glm")
+    prompter = Prompter(tokenizer, 4000)
+    prompt, _ = prompter.round("Go", [tuple(tokenizer.encode("click"))], "<p> [gMASK]<sop><|user|> </p>")
+    words = "[gMASK]<sop>Task Instruction: Go\n\nRound 0\n\n<|user|>\nGo\n\n<|assistant|>\nclick\n\nRound 1\n\n<|user|>\n"
+    assert tokenizer.decode(prompt, keep_special=True) == words + "<p> [ gMASK]< sop>< |user|> </p>\n\n<|assistant|>\n"
+    assert prompt.count(single_token(tokenizer, "<|user|>")) == 2 and {257, 258, 262} <= set(prompter.stop_ids)
+    verdict = tokenizer.decode(prompter.verdict("Go", ["click"], "page")[0], keep_special=True)
+    assert verdict.startswith("[gMASK]<sop><|system|>\n" + JUDGE + "<|user|>\nThe User Intent:\nGo") and verdict.endswith(
+        "page<|assistant|>\n"
+    )
+    step = converted(sft_file(tmp_path, [("Go", [], "<p> 1 </p>", "click")]), prompter)[0].steps[0]
+    assert step.prompt == prompter.round("Go", [], "<p> 1 </p>")[0] and "eot_id" not in tokenizer.decode(step.following, keep_special=True)
+    assert Prompter(ByteTokenizer(), 400).headers.user == USER
 
 
 @pytest.fixture(scope="module")
@@ -262,38 +313,62 @@ def test_filters_are_wired_and_counted(pool) -> None:
     made = instructions.select(pool[:4], 2, lambda tasks: mastered, None)
     assert made.tasks == [pool[3], pool[2]] and made.counts == {"candidates": 4, "nearest": 2, "critic": 0, "kept": 2}
     like = pool[0].task.raw
-    assert not instructions.feasible(instructions.open_task(like, "Ask the chat support about my lamp", "m"), None) == (
-        "shopping" in like["sites"]
-    )
+    assert instructions.feasible([instructions.open_task(like, "Ask the chat support about my lamp", "m")], None) == [
+        "shopping" not in like["sites"]
+    ]
     assert instructions.backticked("1. `Open it`\n2. `Open it` and `Close it`") == ["Open it", "Close it"]
 
 
 class _Model(BaseHTTPRequestHandler):
+    """Writes three tasks a request, refuses every second one, and lets one answer drip for ever."""
+
     asked: ClassVar[list[str]] = []
+    flying: ClassVar[list[int]] = [0, 0]  # requests now, and at most
+    lock = threading.Lock()
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = body["messages"][0]["content"]
-        _Model.asked.append(text)
-        answer = (
-            "Sure. `Find a red lamp` and `Fly to the moon`" if "more tasks" in text else f"Because. [{'NO' if 'moon' in text else 'YES'}]"
-        )
-        data = json.dumps({"choices": [{"message": {"content": answer}}]}).encode()
+        text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        with _Model.lock:
+            _Model.asked.append(text)
+            number = 3 * sum("more tasks" in t for t in _Model.asked)
+            _Model.flying[0] += 1
+            _Model.flying[1] = max(_Model.flying)
+        time.sleep(0.02)
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(data)
+        answer = " and ".join(f"`Find lamp {number + i}`" for i in range(3))
+        if "more tasks" not in text:
+            lamp = int(re.findall(r"lamp (\d+)", text)[0])
+            answer = f"Because. [{'NO' if lamp % 2 else 'YES'}]"
+            while lamp == 6:
+                try:
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+                except OSError:
+                    break
+        with contextlib.suppress(OSError):
+            self.wfile.write(json.dumps({"choices": [{"message": {"content": answer}}]}).encode())
+        with _Model.lock:
+            _Model.flying[0] -= 1
 
     def log_message(self, *_: object) -> None: ...
 
 
-def test_a_language_model_writes_and_judges_tasks(pool) -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Model)
+def test_a_language_model_writes_until_enough_tasks_survive(pool) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    api = ChatApi(f"http://127.0.0.1:{server.server_port}/v1", "any")
+    api = ChatApi(f"http://127.0.0.1:{server.server_port}/v1", "any", deadline_s=4.0, tries=1)
     like = next(t for t in pool if t.task.sites == ("shopping",)).task.raw
-    made = instructions.written([trajectory("Buy a lamp", 0.0)], {"shopping": like}, api, 5, seed=0)
-    assert [t.task.intent for t in made] == ["Find a red lamp", "Fly to the moon"] and "- `Buy a lamp`" in _Model.asked[0]
-    assert [t.task.intent for t in instructions.select(made, 5, None, api).tasks] == ["Find a red lamp"]
+    made = instructions.written([trajectory("Buy a lamp", 0.0)], {"shopping": like}, api, 40, seed=0, known=["Find lamp 5"])
+    assert "- `Buy a lamp`" in _Model.asked[0] and any("Write 25 more tasks" in asked for asked in _Model.asked[:2])
+    assert len({t.task.intent for t in made}) == 40 and "Find lamp 5" not in {t.task.intent for t in made}
+    began = time.monotonic()
+    kept = instructions.select(made, 12, None, api)
+    assert time.monotonic() - began < 60 and _Model.flying[1] > 4  # asked together, and no answer is waited for without end
+    assert [t.task.intent for t in kept.tasks] == [
+        t.task.intent for t in made if int(t.task.intent.split()[-1]) % 2 == 0 and " 6" not in t.task.intent
+    ][:12]
+    assert kept.counts["unanswered"] == 1 and kept.counts["kept"] == 12
     server.shutdown()
     server.server_close()
     with pytest.raises(ConfigError, match="did not answer"):

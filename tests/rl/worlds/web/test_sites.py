@@ -2,15 +2,18 @@
 
 import json
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from terrella.rl.worlds.base import WorldFault
+from terrella.rl.worlds.web import reset
 from terrella.rl.worlds.web.generate import make_site_tasks, task_records
 from terrella.rl.worlds.web.http import make_request
 from terrella.rl.worlds.web.markup import parse_markup, write_markup
 from terrella.rl.worlds.web.sites import SITES, SiteSet
-from terrella.rl.worlds.web.tasks import parse_task
+from terrella.rl.worlds.web.tasks import Evaluation, WebTask, parse_task
 from terrella.rl.worlds.web.world import WebWorld
 
 
@@ -126,6 +129,37 @@ def test_hostile_input_stays_text(text: str) -> None:
     assert result.info["action_is_valid"]
     assert not any(m.tag in ("script", "img") for m in parse_markup(world.html).walk())
     assert world.own_sites and world.own_sites.sites["reddit"].one("SELECT COUNT(*) FROM posts")[0] == 24
+
+
+def test_sites_elsewhere_are_reset_and_shared_by_few(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    note = ("sh", "-c", f'echo "$TERRELLA_SITES $TERRELLA_TASK" >> {log}')
+    for task in ("1", "2"):
+        reset.reset_episode(note, ("map", "reddit"), task, 60.0)  # nobody acted after the first
+    reset.acted_on(note, ("reddit",))
+    reset.reset_episode(note, ("map",), "3", 60.0)
+    reset.reset_episode(note, ("reddit",), "4", 60.0)
+    assert log.read_text().splitlines() == ["map,reddit 1", "reddit 4"]
+    with pytest.raises(WorldFault, match=r"ended with 3: broken \(reset_command\)"):
+        reset.reset_episode((sys.executable, "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"), ("map",), "1", 60.0)
+    with pytest.raises(WorldFault, match="reset_deadline_s"):
+        reset.run_reset((sys.executable, "-c", "import time; time.sleep(60)"), (), "", 0.2)
+
+    def task(number: int, sites: tuple[str, ...], state: str = "") -> WebTask:
+        return WebTask(str(number), sites, "", (), Evaluation(()), require_login=bool(state), storage_state=state)
+
+    tasks = [task(0, ("map",)), task(1, ("map", "reddit")), task(2, ("reddit",)), task(3, ("shop",), "a"), task(4, ("gitlab",), "a")]
+
+    def made(*limits: int) -> list[list[str]]:
+        return [[t.task_id for t in part] for part in reset.parts(tasks, lambda t: t, *limits)]
+
+    assert made(3, 0, 0) == [["0", "1", "2"], ["3", "4"]]
+    assert made(9, 1, 0) == [["0", "2", "3", "4"], ["1"]]
+    assert made(9, 1, 1) == [["0", "2", "3"], ["1", "4"]] and made(2, 1, 0) == [["0", "2"], ["1", "3"], ["4"]]
+    with pytest.raises(ValueError, match="at_once_per_site: must be 1"):
+        WebWorld(source="file", backend="chromium", tasks_file="x", reset_command=("true",))
+    with pytest.raises(ValueError, match="hosts: 'http://tiles'"):
+        WebWorld(source="file", backend="chromium", tasks_file="x", hosts=("http://tiles",))
 
 
 def test_faults_are_named() -> None:
