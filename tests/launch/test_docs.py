@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from terrella.launch import recipe
 from terrella.launch.cli import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,21 @@ def test_links_between_documents_hold(document):
 def test_commands_shown_are_verbs(document):
     shown = set(re.findall(r"`terrella ([a-z][a-z-]*)", document.read_text(encoding="utf-8")))
     assert shown <= set(VERBS)
+
+
+ARTEFACTS = {"thuml/bytesized32": 4, "thuml/webarena": 3, "thuml/rt1": 6, "THUDM/webrl": 4}
+
+
+def test_every_released_artefact_has_a_state_and_a_command_that_loads():
+    page = (ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| `thuml/", "| `THUDM/"))]
+    assert {name: sum(row[0].startswith(f"`{name}") for row in rows) for name in ARTEFACTS} == ARTEFACTS
+    for _, state, command in rows:
+        assert state and set(state.split(", ")) <= {"loads", "evaluates", "trains", "not verified"}, state
+        for name, settings in re.findall(r"`terrella train (\S+)((?: --set \S+)*)", command):
+            recipe.load(name, re.findall(r"--set (\S+)", settings))
+    for name in ("migrate.md", "papers.md"):
+        assert "planned" not in (ROOT / "docs" / name).read_text(encoding="utf-8").lower()
 
 
 def test_the_readme_is_a_landing_page():
