@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,27 @@ def read_rlvr(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
         extra: dict[str, Any] = {"schema": PAIR, "source": row.get("data_source"), "split": info.get("split"), "index": info.get("index")}
         if isinstance(info.get("data_state"), str):
             extra |= {"state": _json_or_text(info["data_state"]), "action": info.get("data_action")}
+            if game := _game(str(prompt[-1]["content"])):
+                extra["game"] = game
         for name in ("task_id", "step_idx", "previous_actions", "answer"):
             if row.get(name) is not None:
                 extra[name] = row[name]
         messages = [{"role": m["role"], "content": m["content"]} for m in prompt]
         yield Item(here, {"prompt.json": messages, "target.json": _json_or_text(truth), "extra.json": extra}, where=where, done=done)
+
+
+# the words around the task of the game that is asked about: the release's, and ours
+_AFTER = r"(?:Here (?:are|is) |Current observation:)"
+_TASK = (
+    re.compile(rf"Here is the game that you need to simulate:\s*Task Description:\s*(.+?)\s*{_AFTER}", re.DOTALL),
+    re.compile(r"Now the game to simulate\.\s*The task of this game: (.+?)\s*\n\n", re.DOTALL),
+)
+
+
+def _game(prompt: str) -> str:
+    """What tells the games of public rows apart, which have no column for it: the task that the prompt describes last."""
+    found = [words for pattern in _TASK for words in pattern.findall(prompt)]
+    return " ".join(found[-1].split())[:80] if found else ""
 
 
 def read_hf(source: Path, cursor: list[Any] | None) -> Iterator[Item]:

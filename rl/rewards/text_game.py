@@ -3,12 +3,14 @@
 *faithful* repeats the public judge, with its blind spots (text_game_release.py). *strict* closes them: created objects count, leftover
 objects, extra properties, names and types too, and `true` is not 1. It reads the first mapping of the answer, in JSON or Python's way of
 writing, and rejects with a reason: comments, tuples, a mapping in the prose before the answer, no `modified` or `removed`, and objects
-without a uuid; prose after the answer, missing closers and a missing `score` (no change) are read. The two are never mixed in one table.
+without a uuid; reasoning before `</think>` is passed over, `\\boxed{}`, prose after the answer, missing closers and a missing `score` (no
+change) are read. The two are never mixed in one table.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -21,7 +23,9 @@ Kind = Literal["binary", "task_specific"]
 Objects = dict[Any, dict[str, Any]]  # uuid -> object
 MARKERS = tuple(f"{the} final {what} is:" for what in ("answer", "state", "game state") for the in ("The", "the"))
 FENCE = "```json"
+THINK_END = "</think>"
 SCORE_KEYS = ("score", "gameOver", "gameWon")
+_BOXED = re.compile(r"\\boxed\s*\{\s*(?=\{)")  # how models that were trained on mathematics give an answer
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ def extract_answer(text: str) -> str:
 
 def read_difference(text: str) -> dict[str, Any]:
     """The answer of a response as a mapping with `modified` and `removed`, read strictly; raises Unreadable otherwise."""
-    found = read_mapping(extract_answer(text))
+    said = text.rpartition(THINK_END)[2]  # all of it where nothing was thought
+    found = read_mapping(_BOXED.sub("", extract_answer(said), count=1))
     missing = [key for key in ("modified", "removed") if key not in found]
     if missing:
         raise Unreadable(f"no key {' or '.join(missing)}")

@@ -473,12 +473,17 @@ def test_parquet(tmp_path):
         for i in range(600)
     ]
     rows[5]["prompt"] = []
+    told = "Task Description:\nYour task is to wash.\nHere are the descriptions of all game objects properties:\n"
+    asked = f"Example game. {told}Here is the game that you need to simulate:\n" + told.replace("wash", "boil\nwater")
+    rows[7]["prompt"][0]["content"] = asked  # as the release words it
+    rows[9]["prompt"][0]["content"] = "Now the game to simulate.\nThe task of this game: Fix the tap.\n\nObjects and their rules:\n"
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "train.parquet", row_group_size=100)
     report = convert("rlvr-parquet", tmp_path / "train.parquet", tmp_path / "out", max_bytes=200_000)
     assert report.written == 599 and report.dropped == {"no prompt": 1}
     got = samples(tmp_path / "out")
     assert got[1]["target.json"] == state and got[0]["target.json"] == "New items:\nNone"
-    assert got[0]["extra.json"]["state"] == state and got[0]["extra.json"]["action"] == "look"
+    assert got[0]["extra.json"]["state"] == state and got[0]["extra.json"]["action"] == "look" and "game" not in got[0]["extra.json"]
+    assert [s["extra.json"]["game"] for s in got if "game" in s["extra.json"]] == ["Your task is to boil water.", "Fix the tap."]
     chats = arrow.Table.from_pylist([{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 3)
     folder = tmp_path / "hf"
     folder.mkdir()

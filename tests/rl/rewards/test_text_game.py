@@ -173,6 +173,9 @@ def test_strict_mode_says_what_it_rejects() -> None:
     text = json.dumps(state_difference(step))
     for answer in (text + "\nBecause.", text[:-1], json.dumps({k: v for k, v in copied(step).items() if k != "score"}), repr(copied(step))):
         assert judge(answer, step, mode="strict").right
+    thought = 'The lid {"open": true} matters.\n</think>\n\n'  # a template that opens <think> itself leaves the end of it to the model
+    for answer in (rf"\boxed{{{text}}}", rf"The final answer is: $\boxed{{ {text} }}$", thought + text, thought + rf"\boxed{{{text}}}"):
+        assert judge(answer, step, mode="strict").right, answer
     rejected = {
         "// why\n" + text.replace("{", "{ // why\n", 1): "a key cannot be '/'",
         text.replace('"removed": []', '"removed": (3, 4)'): r"unexpected '\('",
