@@ -14,12 +14,12 @@ LAYOUT = ("tensor", "pipeline", "virtual_pipeline", "context", "expert", "sequen
 class ParallelConfig:
     """How the model is spread over ranks; data parallelism is what is left of the world."""
 
-    tensor: int = 1
-    pipeline: int = 1
+    tensor: int = 1  # ranks that share each layer's matrices
+    pipeline: int = 1  # ranks that the layers are dealt to in turn
     virtual_pipeline: int = 1  # model chunks on each pipeline rank
-    context: int = 1
-    expert: int = 1
-    sequence_parallel: bool = False
+    context: int = 1  # ranks that share each sequence's tokens
+    expert: int = 1  # ranks that a layer's experts are dealt to
+    sequence_parallel: bool = False  # norms and dropout share the sequence over the tensor ranks: less memory
     recompute: Literal["none", "full"] = "none"  # activations of whole layers are made again in the backward pass
     overlap_grad_reduce: bool = False  # gradients are summed over data ranks while the backward pass still runs
     overlap_param_gather: bool = False  # updated weights are gathered in the background, until something reads them
@@ -54,14 +54,14 @@ class ParallelConfig:
 class OptimizerConfig:
     """AdamW with a learning-rate schedule that is a pure function of the step."""
 
-    lr: float = 1e-5
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
+    lr: float = 1e-5  # the learning rate after warm-up
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how it falls from there
+    warmup_steps: int = 0  # steps over which it rises from 0
     total_steps: int = 0  # of linear and cosine
-    min_lr: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    min_lr: float = 0.0  # where linear and cosine end
+    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's decay of the mean and of the square of gradients
+    eps: float = 1e-8  # AdamW's term against division by zero
+    weight_decay: float = 0.0  # AdamW's
     clip_grad: float = 1.0  # 0 turns clipping off
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class OptimizerConfig:
 class PrecisionConfig:
     """Type of the parameters, and whose layers compute; the optimizer always keeps fp32 master weights and fp32 gradients."""
 
-    params: Literal["fp32", "bf16"] = "fp32"
+    params: Literal["fp32", "bf16"] = "fp32"  # the type that weights and activations have
     layers: Literal["ours", "te"] = "ours"  # te: TransformerEngine's, on a GPU where it imports
     fp8: bool = False  # matrix products in fp8, by TransformerEngine's layers
 

@@ -41,15 +41,15 @@ Stage = GridStage | TextStage | VideoStage | Export
 class Recipe:
     """All settings of a run."""
 
-    name: str
-    model: NamedModel
-    stages: list[Stage]
+    name: str  # of the recipe, in reports and the default run folder
+    model: NamedModel  # sizes of the model, or the folder that has them
+    stages: list[Stage]  # what is done, in this order
     world: str = LANGUAGE  # a tag of rl/worlds/tags.yaml, or `language` or `video` for recipes of such stages
     env: EnvironmentSettings | None = None  # what the stages collect, sft, rl and eval train and evaluate on
-    seed: int = 0
+    seed: int = 0  # of all randomness
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how the model is spread over ranks
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)  # number types and whose layers compute
     sinks: list[SinkName] = field(default_factory=list)  # copies of the metrics for TensorBoard or Weights & Biases
     video: VideoSettings | None = None  # of the world `video`
 

@@ -22,6 +22,42 @@ names file, line and the nearest valid key. The resolved settings and their dige
 This page is made from the dataclasses; a test keeps it in step with them.
 """
 
+SHARED = {  # keys that mean the same in every section; a comment beside the field goes before these
+    "kind": "which kind of section this is",
+    "name": "what other stages and reports call this one",
+    "init": "the stage whose weights to start from",
+    "model": "the stage whose model is used",
+    "optimizer": "AdamW and its schedule",
+    "training": "optimizer, batch size and length",
+    "lora": "train low-rank adapters instead of all weights",
+    "steps": "optimizer steps",
+    "sequences_per_step": "sequences of a batch, over all ranks",
+    "microbatch_tokens": "tokens of one forward and backward pass at most; a longer sequence goes alone",
+    "microbatch_sequences": "sequences of one forward and backward pass at most",
+    "checkpoint_every": "steps between checkpoints",
+    "log_every": "steps between lines of metrics",
+    "temperature": "of sampling; 0 takes the likeliest token",
+    "temperatures": "of sampling, a table for each; 0 takes the likeliest token",
+    "max_new_tokens": "tokens of one answer at most",
+    "rollouts": "which sampler writes the answers, with its deadlines and alarms",
+    "arms": "the models or ways to act that are compared",
+    "groups": "seeds played",
+    "samples_per_group": "episodes of each seed",
+    "prompts": "tasks played",
+    "prompts_at_once": "tasks played together",
+    "samples_per_prompt": "episodes of each task",
+    "samples_per_shard": "rows of one shard file",
+    "first_seed": "of the first episode; later ones count up from it",
+    "every": "steps between two",
+    "reward": "the rule that an answer is paid by",
+    "games": "text games that are trained on",
+    "test": "folder of shards to evaluate on",
+    "drift_episodes": "episodes of the drift table",
+    "at_once": "episodes played together",
+    "pad_prompts_to": "prompts are padded in front to a multiple of this, so that many are decoded together",
+    "bf16": "compute the video tokenizer in bf16",
+}
+
 
 def _inner(kind: Any) -> list[type]:
     """Dataclasses named anywhere inside a type."""
@@ -55,7 +91,14 @@ def _default(field: dataclasses.Field) -> str:
 
 def _comments(kind: type) -> dict[str, str]:
     sources = [inspect.getsource(part) for part in reversed(kind.__mro__) if dataclasses.is_dataclass(part)]
-    return dict(re.findall(r"^    (\w+):[^\n#]*#\s*(.+)$", "\n".join(sources), re.M))
+    comments = re.findall(r"^    (\w+):[^\n#]*#\s*(?!type: ignore)(.+)$", "\n".join(sources), re.M)
+    return SHARED | dict(comments)
+
+
+def without_meaning() -> list[str]:
+    """`Section.key` of every key that neither a comment nor SHARED explains."""
+    keys = ((kind, field.name) for kind in sections(Recipe) for field in ordered_fields(kind))
+    return [f"{kind.__name__}.{name}" for kind, name in keys if not _comments(kind).get(name)]
 
 
 def sections(root: type) -> list[type]:

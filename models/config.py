@@ -11,41 +11,41 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context."""
 
     kind: Literal["linear", "llama3", "yarn"]
-    factor: float = 1.0
-    original_max_positions: int = 0
+    factor: float = 1.0  # how many times longer the context becomes
+    original_max_positions: int = 0  # positions that the model was trained with
     low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0
+    high_freq_factor: float = 4.0  # llama3: shorter wavelengths than this share of them stay as they are
     beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    truncate: bool = True
+    beta_slow: float = 1.0  # yarn: rotations below which frequencies are interpolated
+    attention_factor: float | None = None  # yarn: scale of the attention scores; default: from `factor`
+    truncate: bool = True  # yarn: round the limits to whole dimensions
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes of a decoder. `family` chooses the Hugging Face names and nothing else."""
 
-    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"
-    layers: int = 2
-    hidden: int = 64
-    heads: int = 4
-    kv_heads: int = 4
-    head_dim: int = 16
-    ffn: int = 128
-    vocab: int = 256
-    max_positions: int = 2048
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"  # whose names and defaults of Hugging Face apply
+    layers: int = 2  # transformer blocks
+    hidden: int = 64  # width of the residual stream
+    heads: int = 4  # attention heads
+    kv_heads: int = 4  # heads of keys and values; fewer than `heads` means grouped attention
+    head_dim: int = 16  # width of a head
+    ffn: int = 128  # inner width of the feed-forward layers
+    vocab: int = 256  # tokens of the tokenizer
+    max_positions: int = 2048  # the longest sequence
+    rope_theta: float = 10000.0  # base of the rotary frequencies
+    rope_scaling: RopeScaling | None = None  # how they are stretched for longer contexts
     rotary_fraction: float = 1.0  # of head_dim
-    rotary_interleaved: bool = False
-    norm_eps: float = 1e-6
-    tied: bool = False
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    init_std: float = 0.02
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_ffn: int = 0
+    rotary_interleaved: bool = False  # neighbouring dimensions rotate together (GLM), not the two halves
+    norm_eps: float = 1e-6  # added to the mean square in RMSNorm
+    tied: bool = False  # input and output embeddings are one matrix
+    qkv_bias: bool = False  # biases on queries, keys and values
+    qk_norm: bool = False  # RMSNorm on queries and keys
+    init_std: float = 0.02  # standard deviation of fresh weights
+    experts: int = 0  # experts of a layer; 0 makes a dense model
+    experts_per_token: int = 0  # experts that each token is sent to
+    expert_ffn: int = 0  # inner width of an expert
     expert_weights_sum_to_one: bool = True  # over the experts a token is sent to
 
     def __post_init__(self) -> None:

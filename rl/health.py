@@ -17,19 +17,19 @@ class HealthConfig:
     """When each alarm sounds, and what follows. An alarm needs `patience` bad steps in a row; relative ones compare with the mean
     of the first `baseline` steps."""
 
-    baseline: int = 10
-    patience: int = 10
+    baseline: int = 10  # first steps whose means later ones are compared with
+    patience: int = 10  # bad steps in a row before an alarm sounds
     reward_std_share: float = 0.1  # below this share of the first steps' reward std
     entropy_floor: float = 0.01  # nats a token
     repetition_ceiling: float = 0.5  # share of repeated 4-grams
     truncated_ceiling: float = 0.5  # share of samples cut off at the length limit
     length_factor: float = 4.0  # above this many times the first steps' mean length
     drift_factor: float = 10.0  # sampler/trainer log-prob drift above this many times the first steps' mean
-    on_reward_std: Reaction = "warn"
-    on_entropy: Reaction = "warn"
-    on_repetition: Reaction = "warn"
-    on_length: Reaction = "warn"
-    on_drift: Reaction = "stop"
+    on_reward_std: Reaction = "warn"  # what follows when rewards hardly differ
+    on_entropy: Reaction = "warn"  # what follows when entropy falls below its floor
+    on_repetition: Reaction = "warn"  # what follows when samples repeat themselves
+    on_length: Reaction = "warn"  # what follows when samples grow long or are cut off
+    on_drift: Reaction = "stop"  # what follows when sampler and trainer disagree
 
     def __post_init__(self) -> None:
         if self.baseline < 1 or self.patience < 1:

@@ -38,8 +38,8 @@ def dealt_evenly(stage: Any) -> tuple[str, ...]:
 class Lora:
     """Low-rank adapters: everything else is frozen."""
 
-    rank: int = 64
-    alpha: float = 64.0
+    rank: int = 64  # width of the adapters
+    alpha: float = 64.0  # the adapters' output is scaled by alpha / rank
 
     def __post_init__(self) -> None:
         positive(self, "rank", "alpha")
@@ -53,7 +53,7 @@ class Supervision:
     data: str  # the stage whose shards are read
     sequences_per_step: int
     optimizer: OptimizerConfig
-    steps: int | None = None
+    steps: int | None = None  # optimizer steps; give either steps or match_tokens_of
     match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
     init: str | None = None  # the stage whose weights to start from
     checkpoint_every: int = 100
@@ -74,10 +74,10 @@ class OnPolicy:
 
     name: str
     init: str  # the stage whose weights to start from
-    algorithm: Algorithm
-    prompts_per_step: int
-    samples_per_prompt: int
-    steps: int
+    algorithm: Algorithm  # how rewards become a loss
+    prompts_per_step: int  # groups of samples in one rollout
+    samples_per_prompt: int  # size of a group
+    steps: int  # rollouts in all
     optimizer: OptimizerConfig
     updates_per_rollout: int = 1  # mini-batches of whole groups that a step's rollout is cut into, an optimizer step each
     epochs_per_rollout: int = 1  # times that a rollout is gone through
@@ -106,10 +106,10 @@ class Comparison:
     """What an evaluation of several stages' models has; the headline compares two of them."""
 
     name: str
-    models: list[str]
+    models: list[str]  # the stages whose models are evaluated
     before: str | None = None  # the headline compares this stage ...
     after: str | None = None  # ... with this one
-    control: str | None = None
+    control: str | None = None  # the stage that the report marks as the control arm
     sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
 
     @property
@@ -129,5 +129,5 @@ class Export:
 
     kind: Literal["export"]
     name: str
-    model: str
+    model: str  # the stage whose model is exported
     uses: ClassVar[tuple[str, ...]] = ("model",)

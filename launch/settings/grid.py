@@ -16,7 +16,7 @@ class SelfPlay:
     name: str
     rooms: int  # rooms to learn from
     heldout_rooms: int  # rooms never seen in training
-    actions_per_room: int
+    actions_per_room: int  # random actions recorded in each room
     first_seed: int = 10_000
     samples_per_shard: int = 4096
 
@@ -54,7 +54,7 @@ class Reinforce(OnPolicy):
     """RL with a verifiable reward on imagined rollouts."""
 
     kind: Literal["rlvr"]
-    tasks: Imagination
+    tasks: Imagination  # what is imagined, and from where
     microbatch_sequences: int = 64
     uses: ClassVar[tuple[str, ...]] = ("init", "tasks.source")
 
@@ -68,8 +68,8 @@ class Evaluate(Comparison):
     """Held-out tasks for several stages' models, beside the copy baseline and the true world; the headline is at the last temperature."""
 
     kind: Literal["evaluate"]
-    tasks: Imagination
-    n: int = 1024
+    tasks: Imagination  # what is imagined, and from where
+    n: int = 1024  # tasks in held-out rooms
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
     uses: ClassVar[tuple[str, ...]] = ("models", "tasks.source")
 

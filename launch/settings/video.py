@@ -16,12 +16,12 @@ from .base import Comparison, OnPolicy, Supervision, positive
 class VideoSettings:
     """What all stages of a video world model agree on: the tokenizer, and how a clip becomes a sequence."""
 
-    tokenizer: TokenizerConfig
+    tokenizer: TokenizerConfig  # how frames become tokens
     history: int = 1  # frames that are given
     horizon: int = 7  # frames to predict
     actions: Literal["rt1", "tabletop", "quantiles"] = "rt1"  # the ranges of the action bins; quantiles are measured on the data
-    action_dims: int = 13
-    action_bins: int = 256
+    action_dims: int = 13  # numbers of an action
+    action_bins: int = 256  # bins that each number is cut into
     context_reach: int = 15  # compressive: the context frame lies at most so many frames before the clip
 
     def __post_init__(self) -> None:
@@ -54,11 +54,11 @@ class VideoData:
     name: str
     shards: str | None = None  # a folder of video_episode shards; then nothing is recorded
     heldout_every: int = 100  # of existing shards, every so many-th episode is held out
-    episodes: int = 0
-    heldout_episodes: int = 0
-    frames: int = 24
-    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
-    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
+    episodes: int = 0  # to record for training
+    heldout_episodes: int = 0  # to record for evaluation
+    frames: int = 24  # of an episode
+    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])  # what the recorded policies are asked to do
+    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])  # who acts, dealt evenly to the episodes
     first_seed: int = 100_000
     workers: int = 0  # processes that record; 0 means the stage itself
 
@@ -75,17 +75,17 @@ class VideoTokenizerTraining:
 
     kind: Literal["video-tokenizer"]
     name: str
-    data: str
+    data: str  # the video-data stage
     steps: int
-    clips_per_step: int
+    clips_per_step: int  # clips of a batch
     optimizer: OptimizerConfig
-    frames_per_clip: int = 8
+    frames_per_clip: int = 8  # frames drawn from each
     window: int = 0  # compressive: frames are drawn from a window of this length behind the context frame; 0 means consecutive frames
-    augment: bool = True
-    loss: TokenizerLoss = field(default_factory=TokenizerLoss)
+    augment: bool = True  # crops and colours are varied at random
+    loss: TokenizerLoss = field(default_factory=TokenizerLoss)  # terms and their weights
     bf16: bool = False
     released: str | None = None  # a folder of released weights to take instead of training
-    heldout_clips: int = 64
+    heldout_clips: int = 64  # clips that reconstruction is measured on
     checkpoint_every: int = 500
     log_every: int = 10
     uses: ClassVar[tuple[str, ...]] = ("data",)
@@ -102,11 +102,11 @@ class VideoTokens:
 
     kind: Literal["video-tokens"]
     name: str
-    data: str
-    tokenizer: str
+    data: str  # the video-data stage
+    tokenizer: str  # the video-tokenizer stage
     clips_per_episode: int = 4  # 0 where nothing is trained
-    heldout_clips_per_episode: int = 1
-    batch: int = 16
+    heldout_clips_per_episode: int = 1  # likewise, of held-out episodes
+    batch: int = 16  # clips encoded together
     bf16: bool = False
     uses: ClassVar[tuple[str, ...]] = ("data", "tokenizer")
 
@@ -136,14 +136,14 @@ class VideoSupervised(Supervision):
 class VideoReward:
     """Weights of the metrics between predicted and true frames; similarities count positively, errors negatively."""
 
-    mae: float = 1.0
-    mse: float = 0.0
-    psnr: float = 0.0
-    ssim: float = 0.0
+    mae: float = 1.0  # weight of the mean absolute error
+    mse: float = 0.0  # weight of the mean squared error
+    psnr: float = 0.0  # weight of the peak signal-to-noise ratio
+    ssim: float = 0.0  # weight of the structural similarity
     lpips: float = 1.0  # VGG
-    lpips_alex: float = 0.0
-    aggregate: Literal["mean", "last", "discount"] = "mean"
-    repetition_penalty: float = 0.0
+    lpips_alex: float = 0.0  # weight of LPIPS by AlexNet
+    aggregate: Literal["mean", "last", "discount"] = "mean"  # over frames: their mean, the last alone, or later ones discounted
+    repetition_penalty: float = 0.0  # taken off when the last frame is repeated
     signed: ClassVar[tuple[str, ...]] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex", "repetition_penalty")
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class VideoReinforce(OnPolicy):
 
     kind: Literal["video-rlvr"]
     data: str  # the stage that made the token shards
-    reward: VideoReward = field(default_factory=VideoReward)
+    reward: VideoReward = field(default_factory=VideoReward)  # what predicted frames are paid for
     visual_ids_only: bool = False  # sample frame codes alone; the publication does not
     microbatch_sequences: int = 8
     bf16: bool = False  # of the decoder
@@ -178,19 +178,19 @@ class VideoEvaluate(Comparison):
     """Held-out clips for several stages' models: picture metrics, repetition, rejection of repeated clips, best of N."""
 
     kind: Literal["video-eval"]
-    data: str
+    data: str  # the video-tokens stage
     n: int = 64  # held-out clips
     runs: int = 3  # sampling runs
     temperature: float = 1.0
-    top_k: int = 100
-    metrics: list[Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]] = field(
+    top_k: int = 100  # tokens to sample from
+    metrics: list[Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]] = field(  # measured between predicted and true frames
         default_factory=lambda: ["mae", "mse", "psnr", "ssim", "lpips"]
     )
     best_of: list[int] = field(default_factory=list)  # sizes of the best-of-N curve
     reject_repeats: int = 0  # so many new tries for a clip that repeats its last frame; a row of its own for `before`
     shown: int = 4  # clips in the report
     bf16: bool = False
-    headline: Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"] = "lpips"
+    headline: Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"] = "lpips"  # the metric of the summary
     uses: ClassVar[tuple[str, ...]] = ("models", "data")
 
     def __post_init__(self) -> None:
@@ -206,13 +206,13 @@ class VideoReal2Sim:
 
     kind: Literal["video-real2sim"]
     name: str
-    models: list[str]
-    data: str
-    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
-    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
+    models: list[str]  # the stages whose world models are tried
+    data: str  # the video-tokens stage
+    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])  # of the table-top scene
+    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])  # whose success rates are compared
     episodes: int = 30  # initial frames of each task
     frames: int = 24  # of an episode
-    top_k: int = 100
+    top_k: int = 100  # tokens to sample from
     repetition_penalty: float = 1.0  # the publication has 1.2 here
     first_seed: int = 900_000
     truth: str | None = None  # JSON of true success rates, for machines without the simulator

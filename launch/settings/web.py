@@ -22,7 +22,7 @@ class Training:
 
     optimizer: OptimizerConfig
     sequences_per_step: int
-    epochs: float = 1.0
+    epochs: float = 1.0  # passes over the data
     microbatch_tokens: int = 16384
     checkpoint_every: int = 100
     log_every: int = 10
@@ -40,8 +40,8 @@ class WebStart:
     max_prompt_tokens: int  # of actor and critic; pages are cut to fit
     max_new_tokens: int  # of one action
     tag: str = "WebSites"  # of the tasks that are trained on
-    test_tag: str = "WebSitesTest"
-    tag_files: list[str] = field(default_factory=list)
+    test_tag: str = "WebSitesTest"  # of the tasks that are evaluated on
+    tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
     templates: list[int] = field(default_factory=list)  # of the local sites; empty for all
     max_verdict_tokens: int = 16384  # of the outcome reward model
     pad_prompts_to: int = 1  # in front, to a multiple of this: the CPU sampler decodes prompts of one length together
@@ -76,7 +76,7 @@ class WebSupervised:
 
     kind: Literal["web-sft"]
     name: str
-    data: str
+    data: str  # the web-demos stage
     init: str
     training: Training
     prompts: float = 0.0  # weight of the tokens that were read: a model from scratch learns to copy words from them
@@ -94,12 +94,12 @@ class WebTasks:
     kind: Literal["web-tasks"]
     name: str
     failures: list[str]  # rollout stages
-    count: int
+    count: int  # instructions to write
     critic: str | None = None  # keeps tasks whose first state it values in [low, high]; without one nothing is filtered by value
-    low: float = 0.05
-    high: float = 0.75
+    low: float = 0.05  # the least value
+    high: float = 0.75  # the greatest value
     url: str = ""  # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
-    model: str = ""
+    model: str = ""  # the name of the API's model
     uses: ClassVar[tuple[str, ...]] = ("failures", "critic")
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class WebRollout:
 
     kind: Literal["web-rollout"]
     name: str
-    model: str
+    model: str  # the stage whose model plays
     tasks: str  # a web-demos or web-tasks stage
     samples: int = 1  # of each task
     temperature: float = 1.0
@@ -153,11 +153,11 @@ class WebReplay:
 
     kind: Literal["web-replay"]
     name: str
-    actor: str
+    actor: str  # the stage whose probabilities filter
     new: str  # a rollout stage
-    earlier: list[str]
+    earlier: list[str]  # demonstrations and rollouts of earlier phases
     low: float = 0.5  # of the geometric mean probability of an action's tokens
-    high: float = 0.95
+    high: float = 0.95  # likewise, the upper bound
     ratio: float = 2.0  # of replayed to new steps, at most; 0 replays nothing
     microbatch_tokens: int = 16384
     uses: ClassVar[tuple[str, ...]] = ("actor", "new", "earlier")
@@ -183,13 +183,13 @@ class WebActor:
     kind: Literal["web-actor"]
     name: str
     init: str
-    data: str
+    data: str  # the web-replay stage
     training: Training
     critic: str | None = None  # every method but filtered_bc needs one
-    method: Method = "paper"
+    method: Method = "paper"  # the loss: the publication's, the released code's, or a baseline
     beta: float = 1.0  # paper: the strength of the pull to the reference
     length_normalize: bool = True  # paper: mean rather than sum of the token log-ratios
-    lam: float = 0.5
+    lam: float = 0.5  # paper: weight of one-step advantages, the rest is the outcome's; digirl: trust in the outcome, a step
     uses: ClassVar[tuple[str, ...]] = ("init", "data", "critic")
 
     def __post_init__(self) -> None:
@@ -204,9 +204,9 @@ class WebEvaluate:
 
     kind: Literal["web-eval"]
     name: str
-    models: list[str]
+    models: list[str]  # the stages whose models are evaluated
     n: int = 0  # tasks of the test split, 0 for all
-    samples: int = 1
+    samples: int = 1  # episodes of each task
     temperature: float = 1.0
     at_once: int = 64
     headline: str | None = None  # the model whose rates the summary tells
@@ -229,32 +229,32 @@ class WebPhases:
 
     kind: Literal["webrl"]
     name: str
-    phases: int
+    phases: int  # how many
     init: str  # the imitation stage
     demos: str  # the replay store begins with these
     first: str  # the rollout of `init` on the demonstrations' tasks: its failures are the first seeds
     tasks: int  # instructions of a phase
-    actor: Training
-    critic: Training
-    orm: str | None = None
+    actor: Training  # how the actor is trained in a phase
+    critic: Training  # how the critic is trained in a phase
+    orm: str | None = None  # the web-orm stage that judges in place of the world
     method: PhaseMethod = "paper"  # grpo is on-policy: its episodes are played as it learns, `samples` of a task at a time
-    beta: float = 1.0
-    length_normalize: bool = True
-    lam: float = 0.5
-    samples: int = 1
+    beta: float = 1.0  # as in web-actor
+    length_normalize: bool = True  # as in web-actor
+    lam: float = 0.5  # as in web-actor
+    samples: int = 1  # episodes of each instruction
     temperature: float = 1.0
     at_once: int = 64
     low: float = 0.05  # the critic's filter of instructions
-    high: float = 0.75
-    url: str = ""
-    model: str = ""
-    replay_ratio: float = 2.0
-    replay_low: float = 0.5
-    replay_high: float = 0.95
+    high: float = 0.75  # its upper bound
+    url: str = ""  # of the API that writes instructions, as in web-tasks
+    model: str = ""  # the name of the API's model
+    replay_ratio: float = 2.0  # as `ratio` of web-replay
+    replay_low: float = 0.5  # as `low` of web-replay
+    replay_high: float = 0.95  # as `high` of web-replay
     evaluated: bool = True  # false where a web-eval stage of the recipe compares several such blocks
     evaluate: int = 0  # test tasks, 0 for all
-    evaluate_samples: int = 1
-    evaluate_temperature: float = 1.0
+    evaluate_samples: int = 1  # episodes of each test task
+    evaluate_temperature: float = 1.0  # sampling temperature of the evaluation
     rollouts: Rollouts = field(default_factory=Rollouts)
 
     def __post_init__(self) -> None:

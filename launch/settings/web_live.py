@@ -16,7 +16,7 @@ class WebSitePages(WebPageData):
     """Page transitions recorded on the start's training tasks, in the shape of web-page-data: the oracle's actions, and random ones."""
 
     kind: Literal["web-site-pages"]  # type: ignore[assignment]
-    tasks: int = 400
+    tasks: int = 400  # training tasks that are played
     others: int = 3  # random actions tried in every state
 
     def __post_init__(self) -> None:
@@ -47,11 +47,11 @@ class WebPlan:
 
     kind: Literal["web-plan"]
     name: str
-    actor: str
-    arms: list[PlanArm]
+    actor: str  # the stage whose model acts
+    arms: list[PlanArm]  # the ways to act that are compared
     n: int = 0  # tasks of the test split, 0 for all
     temperature: float = 1.0
-    top_p: float = 0.95
+    top_p: float = 0.95  # share of probability to sample actions from
     at_once: int = 32  # episodes planned together
     headline: str | None = None  # the arm that is compared with every other one, over the same tasks
     rollouts: Rollouts = field(default_factory=Rollouts)

@@ -17,18 +17,18 @@ class TokenizerConfig:
     The defaults are the per-frame tokenizer of RT-1; `RT1_COMPRESSIVE` is the other.
     """
 
-    kind: Literal["frame", "compressive"] = "frame"
-    height: int = 256
-    width: int = 320
+    kind: Literal["frame", "compressive"] = "frame"  # each frame by itself, or frames beside one context frame
+    height: int = 256  # of a picture, in pixels
+    width: int = 320  # of a picture, in pixels
     channels: list[int] = field(default_factory=lambda: [128, 256, 256, 512, 768])  # one block each; all but the last halve the picture
-    encoder_resnets: int = 2
-    decoder_resnets: int = 2
-    latent: int = 64
+    encoder_resnets: int = 2  # residual layers of each encoder block
+    decoder_resnets: int = 2  # residual layers of each decoder block
+    latent: int = 64  # channels of the latent before quantisation
     groups: int = 32  # of the normalisation
     levels: list[int] = field(default_factory=lambda: LEVELS[12])  # of the quantiser
     patch: int = 4  # compressive: latents of a patch of this side become one token
     heads: int = 4  # compressive: of the attention to the context
-    dropout: float = 0.1
+    dropout: float = 0.1  # of the residual layers, in training
     still: bool = False  # for a camera that stands still: frames are drawn upon their context, it upon a learnt picture; not published
 
     def __post_init__(self) -> None:
@@ -70,13 +70,13 @@ class TokenizerConfig:
 class TokenizerLoss:
     """Weights of the terms. The published run has lpips 1, adversary 0.1 from step 10,000, penalty 10."""
 
-    l1: float = 1.0
+    l1: float = 1.0  # weight of the mean absolute error of pixels
     moved: float = 0.0  # tokenizers with `still`: weight of the mean L1 of those pixels that differ from the picture they are drawn upon
     lpips: float = 1.0  # needs its weights; 0 leaves them out
-    net: Literal["alex", "vgg"] = "vgg"
+    net: Literal["alex", "vgg"] = "vgg"  # network of the LPIPS term
     adversary: float = 0.1  # 0 trains none
-    adversary_from: int = 10_000
-    penalty: float = 10.0
+    adversary_from: int = 10_000  # the step at which the adversary begins to count
+    penalty: float = 10.0  # weight of the adversary's gradient penalty
 
     def __post_init__(self) -> None:
         for name in ("l1", "moved", "lpips", "adversary", "penalty"):

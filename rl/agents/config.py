@@ -14,10 +14,10 @@ class AgentSettings:
     """Shape of an episode: what is shown, what must be written, how long it lasts, and what is paid beside the world's reward."""
 
     fmt: Format = "think"  # answer, think, or state: with observation and prediction tags
-    max_turns: int = 5
-    actions_per_turn: int = 5
+    max_turns: int = 5  # turns of an episode at most
+    actions_per_turn: int = 5  # actions that one answer may hold
     window: int = 0  # above 0: only so many last turns are shown
-    format_penalty: float = -0.1
+    format_penalty: float = -0.1  # added to the reward of a turn whose answer is malformed
     coordinates: bool = False  # states are shown and asked for with their coordinates (state estimation)
     prompt: Literal["full", "bare"] = "full"  # bare shows states alone, for models from scratch
     observation_reward: float = 0.0  # world-modelling online: paid for a written observation that is right, in a turn of right format

@@ -22,15 +22,15 @@ class Policy:
     tokens with a mean over sequences, which is what a sequence's log-probability asks for.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float = 0.2  # the importance ratio is clipped below 1 minus this
+    clip_high: float = 0.2  # and above 1 plus this
     dual_clip: float | None = None  # bound on the loss of a negative advantage, in units of -A
-    aggregate: Literal["token", "sequence", "sum"] = "token"
-    kl_coef: float = 0.0
-    kl_in: Literal["loss", "reward"] = "loss"
+    aggregate: Literal["token", "sequence", "sum"] = "token"  # how token terms become one loss: see above
+    kl_coef: float = 0.0  # weight of the divergence from the reference model, the stage's start; 0 needs none
+    kl_in: Literal["loss", "reward"] = "loss"  # a term of the loss, or taken from each token's reward
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the loss term; in the reward it is k1
-    kl_clamp: float | None = None
-    entropy_coef: float = 0.0
+    kl_clamp: float | None = None  # bound on the divergence of one token
+    entropy_coef: float = 0.0  # weight of an entropy bonus
     tis_cap: float | None = None  # cap on trainer / sampler probability; log-probs are then recomputed by the trainer
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class GRPO(Policy):
     """Group-relative policy optimisation: the advantage of a sample is its reward against its group's."""
 
     kind: Literal["grpo"] = "grpo"
-    scale: Literal["mean_std", "mean", "leave_one_out", "uniform_std"] = "mean_std"
+    scale: Literal["mean_std", "mean", "leave_one_out", "uniform_std"] = "mean_std"  # what a reward is compared with, and divided by
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ReinforcePP(Policy):
 
     kind: Literal["reinforce++"] = "reinforce++"
     kl_in: Literal["loss", "reward"] = "reward"
-    gamma: float = 1.0
+    gamma: float = 1.0  # discount from token to token
     group_baseline: bool = False  # subtract the group's mean reward first
 
     def __post_init__(self) -> None:
@@ -125,13 +125,13 @@ class PPO(Policy):
 
     kind: Literal["ppo"] = "ppo"
     kl_in: Literal["loss", "reward"] = "reward"
-    gamma: float = 1.0
-    lam: float = 1.0
-    bi_level: bool = False
+    gamma: float = 1.0  # discount from token to token
+    lam: float = 1.0  # GAE's decay from token to token
+    bi_level: bool = False  # advantages over turns first, then over the tokens of each
     turn_gamma: float = 0.95  # of the upper level
     turn_rewards: bool = False  # each turn's reward at its last token, instead of the trajectory's at the very last
-    value_clip: float = 0.5
-    whiten: bool = True
+    value_clip: float = 0.5  # how far the critic's value may move from the old one before its loss is clipped
+    whiten: bool = True  # advantages of a batch get mean 0 and standard deviation 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +163,7 @@ class SFT:
     """Imitation of what was sampled (rejection sampling): cross-entropy on the trajectories whose reward is high enough."""
 
     kind: Literal["sft"] = "sft"
-    min_reward: float = 1.0
+    min_reward: float = 1.0  # trajectories below it are left out
     signed: ClassVar[tuple[str, ...]] = ("min_reward",)
 
 

@@ -24,7 +24,7 @@ class DataEnvironment:
     template: OwnText | None = None  # jinja text over the columns, or a file of it; default: the column `messages`, or `prompt`
     answer: str | None = None  # the column with the true answer; default: the last assistant message, or a column named answer
     system: OwnText | None = None  # what the model is told first
-    hold_out_every: int = 10
+    hold_out_every: int = 10  # without `test`, every so many-th row is held out
     deadline_s: float = 30.0  # of one call of the reward
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class DataEnvironment:
 class OwnEnvironment(KindByPath):
     """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its arguments."""
 
-    max_turns: int = 100
+    max_turns: int = 100  # answers after which an episode is cut off
     deadline_s: float = 30.0  # of one call of its methods, or one turn
 
     def __post_init__(self) -> None:

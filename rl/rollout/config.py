@@ -33,23 +33,23 @@ class Vllm:
 
     kind: Literal["vllm"] = "vllm"
     devices: list[str] = field(default_factory=lambda: [""])  # CUDA_VISIBLE_DEVICES of each server; "" leaves it as it is
-    urls: list[str] = field(default_factory=list)
-    transport: Literal["broadcast", "disk"] = "broadcast"
-    backend: Literal["gloo", "nccl"] = "gloo"
+    urls: list[str] = field(default_factory=list)  # addresses of servers that run already
+    transport: Literal["broadcast", "disk"] = "broadcast"  # how weights reach the servers: over the network, or through files
+    backend: Literal["gloo", "nccl"] = "gloo"  # library of the broadcast; nccl needs GPUs on both sides
     host: str = "127.0.0.1"  # of the trainer, as the servers see it
     logprobs: Literal["raw", "processed"] = "raw"  # see VllmSettings
-    tensor: int = 1
-    max_length: int = 2048
-    max_sequences: int = 256
-    gpu_memory: float = 0.5
-    eager: bool = False
+    tensor: int = 1  # GPUs that share one server's model
+    max_length: int = 2048  # tokens of prompt and answer together
+    max_sequences: int = 256  # requests that a server answers at once
+    gpu_memory: float = 0.5  # share of a GPU's memory that vLLM takes
+    eager: bool = False  # no CUDA graphs: starts sooner, samples slower
     adapters_only: bool = False  # of a model with lora: vLLM keeps the frozen weights, and only the adapters are sent
-    colocated: bool = False
+    colocated: bool = False  # an engine in every rank instead of servers
     sleep: Literal[0, 1, 2] = 0  # colocated: while training vLLM gives back its memory; 1 keeps its weights on the host, 2 drops them
     offload: bool = False  # colocated: while sampling the trainer's weights and optimizer lie in host memory
     start_s: float = 600.0  # deadlines
-    request_s: float = 600.0
-    sync_s: float = 300.0
+    request_s: float = 600.0  # deadline of one request
+    sync_s: float = 300.0  # deadline of one weight update
 
     def __post_init__(self) -> None:
         if not self.devices and not self.urls:
@@ -86,14 +86,14 @@ class Validation:
 class Rollouts:
     """How a training stage samples, what it keeps of it, and which alarms watch it."""
 
-    sampler: SamplerConfig = field(default_factory=Embedded)
+    sampler: SamplerConfig = field(default_factory=Embedded)  # the engine that writes answers
     ahead: int = 0  # 1: the next step is sampled while this one is trained, by weights one step old; needs kind: vllm
     keep_samples: bool = False  # keep every continuation for a replay, not only those a resume may need
     replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
     deadline_s: float = 3600.0  # for all continuations of one step
     max_invalid_share: float = 0.25  # of a step's samples that may fail, after retries, without stopping the run; they train nothing
-    health: HealthConfig = field(default_factory=HealthConfig)
-    validation: Validation = field(default_factory=Validation)
+    health: HealthConfig = field(default_factory=HealthConfig)  # alarms on the metrics of a step
+    validation: Validation = field(default_factory=Validation)  # held-out rollouts while training
 
     def __post_init__(self) -> None:
         if self.ahead not in (0, 1):

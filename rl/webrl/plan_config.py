@@ -26,7 +26,7 @@ class PlanArm:
     model: str | None = None  # model: the stage that was trained on page changes
     max_new_tokens: int = 1024  # model: of a list of changes
     value: ValueKind = "progress"  # progress knows the oracle's way; critic is a web-critic stage's; sampled asks the actor's model
-    critic: str | None = None
+    critic: str | None = None  # critic: the web-critic stage
     budget: int = 20  # sampled: answers whose scores are averaged
     control: bool = False  # the report marks it as one
 
