@@ -1,4 +1,4 @@
-# Terrella for Hopper GPUs (H100, H200): x86_64, CUDA 13.0, Python 3.12, versions of requirements/constraints-h100.txt.
+# Terrella for Hopper GPUs (H100, H200): CUDA 13.0, Python 3.12, the versions and hashes of requirements/lock-hopper.txt.
 #
 #   docker build -t terrella .
 #   docker run --rm --gpus all --ipc host -v "$PWD/runs:/runs" terrella train sokoban-tiny --run /runs/demo
@@ -13,7 +13,7 @@
 # | transformers       | 5.17         | yes                      | no             |
 # | NVIDIA apex        | from source  | no                       | no             |
 #
-# Not verified: the build of this image itself, several GPUs (NCCL), apex. On CPU the pins of requirements/constraints.txt are the tested ones.
+# Not verified: the build of this image as a whole, several GPUs (NCCL), apex. The lock resolves for x86_64 and aarch64.
 FROM nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04
 
 RUN apt-get update \
@@ -23,16 +23,13 @@ RUN apt-get update \
 ENV VIRTUAL_ENV=/opt/terrella-venv PATH=/opt/terrella-venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /opt/terrella
 COPY requirements requirements
-ENV PIP_CONSTRAINT=/opt/terrella/requirements/constraints-h100.txt
 
-# torch first and pinned, so that nothing pulls another build of it; stop here when it is not the CUDA 13 one.
+# the whole set with hashes; stop here when torch is not the CUDA 13 build
 RUN python3 -m venv "$VIRTUAL_ENV" \
- && pip install --upgrade pip setuptools wheel \
- && pip install torch \
+ && pip install --no-deps --require-hashes -r requirements/lock-hopper.txt \
  && python -c "import torch; assert (torch.version.cuda or '').startswith('13.'), f'torch is built for CUDA {torch.version.cuda}, not 13'"
-# TransformerEngine's torch binding is compiled against the torch above.
-RUN NVTE_FRAMEWORK=pytorch pip install --no-build-isolation "transformer-engine[pytorch]"
-RUN pip install vllm
+# TransformerEngine's torch binding is built against the torch above
+RUN NVTE_FRAMEWORK=pytorch pip install --no-deps --no-build-isolation transformer-engine-torch==2.11.0
 
 # NVIDIA apex is optional and only built from its sources: the package of that name in the index is another project.
 ARG APEX_COMMIT=
@@ -42,7 +39,7 @@ RUN if [ -n "$APEX_COMMIT" ]; then \
     fi
 
 COPY . .
-RUN pip install --no-build-isolation . && cd / && terrella --version
+RUN pip install --no-deps --no-build-isolation . && cd / && terrella --version
 WORKDIR /runs
 ENTRYPOINT ["terrella"]
 CMD ["--help"]

@@ -1,4 +1,4 @@
-# make demo | test | lint | test-integration | test-full | bench | system-deps
+# make demo | test | lint | docs | package | locks | test-integration | test-full | bench | system-deps
 # Everything but system-deps works without root; the first target sets up .venv on a bare machine with Python 3.11 or newer.
 
 PYTHON ?= python3
@@ -15,7 +15,7 @@ SHELL := /bin/bash
 PIP = $(BIN)/pip install --progress-bar off
 SAY = | awk '/^ *Downloading /{print "  fetching " $$2; fflush()} /^Installing collected packages/{print "  unpacking, up to a minute"; fflush()}'
 
-.PHONY: demo test lint test-integration test-full bench system-deps clean
+.PHONY: demo test lint docs package locks test-integration test-full bench system-deps clean
 
 demo: $(VENV)/.base
 	@$(BIN)/terrella train demo --run runs/demo
@@ -35,6 +35,21 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
+# the site, in runs/site: warnings and dead links are errors; its search needs no server
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --quiet --strict --site-dir runs/site
+
+# sdist, and the wheel that is built from it, in runs/package
+package: $(VENV)/.dev
+	rm -rf runs/package
+	$(BIN)/python -m build --no-isolation --outdir runs/package . > /dev/null
+	$(BIN)/twine check --strict runs/package/*
+
+# requirements/lock-*.txt anew, for both platforms
+locks: $(VENV)/.dev
+	$(BIN)/pip install -q uv
+	PATH=$(BIN):$$PATH requirements/lock.sh
+
 # what a machine without a GPU can measure; the figures go to runs/, not into the record
 bench: $(VENV)/.dev
 	mkdir -p runs
@@ -50,12 +65,13 @@ $(VENV)/bin/python:
 	@echo "Setting up $(VENV) (once; 1 to 3 minutes, most of it fetching torch)"
 	@$(PYTHON) -m venv $(VENV)
 
-# torch comes first and pinned, so that no other package pulls another build of it
+# torch comes first and pinned, so that no other package pulls another build of it; its CPU build brings no triton
 $(VENV)/.base: $(VENV)/bin/python $(REQUIREMENTS)
 	@echo "pip 1 of 3: pip itself"
 	@$(PIP) --upgrade pip setuptools wheel $(SAY)
 	@echo "pip 2 of 3: torch"
 	@$(PIP) -c requirements/constraints.txt torch numpy $(SAY)
+	@$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) 'triton==3.6.0; sys_platform == "linux"' $(SAY)
 	@echo "pip 3 of 3: terrella with megatron-core, transformers and the rest of the base"
 	@$(PIP) -c requirements/constraints.txt --no-build-isolation -e . $(SAY)
 	@touch $@

@@ -1,4 +1,4 @@
-"""The wheel holds everything the command needs, and is the same command as `python -m terrella`."""
+"""The sdist builds, and the wheel from it holds everything the command needs and is the same command as `python -m terrella`."""
 
 import os
 import subprocess
@@ -19,8 +19,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "source" / name).write_bytes((ROOT / name).read_bytes())
+    sdist = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"  # what `python -m build` calls
+    subprocess.run([sys.executable, "-c", sdist], cwd=folder / "source", check=True, capture_output=True, timeout=600)
+    archive = next(folder.glob("terrella-*.tar.gz"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "source")], check=True, timeout=600)
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(archive)], check=True, timeout=600)
     wheel = next(folder.glob("terrella-*.whl"))
     subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=600)
     return folder / "site"

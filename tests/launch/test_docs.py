@@ -66,7 +66,8 @@ def test_container_files_share_their_versions():
     docker, apptainer = (ROOT / "Dockerfile").read_text(), (ROOT / "apptainer.def").read_text()
     image = re.search(r"^FROM (\S+)", docker, re.M).group(1)
     assert f"From: {image}" in apptainer
-    assert "constraints-h100.txt" in docker and "constraints-h100.txt" in apptainer
+    for line in re.findall(r"pip install [^\n]*?(?:lock-hopper.txt|transformer-engine-torch\S+)", docker):
+        assert line.replace("-r requirements", "-r /opt/terrella/requirements") in apptainer
     for name, version in re.findall(
         r"^(torch|triton|megatron-core|vllm)==(\S+)", (ROOT / "requirements" / "constraints-h100.txt").read_text(), re.M
     ):
