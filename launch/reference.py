@@ -1,10 +1,13 @@
-"""The configuration reference, made from the dataclasses: `python -m terrella.launch.reference > docs/configuration.md`."""
+"""Pages made from the code: `python -m terrella.launch.reference > docs/configuration.md`, from the dataclasses of the settings, and
+`python -m terrella.launch.reference api > docs/api.md`, from the docstrings of what users import."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
+import sys
 import types
 import typing
 from typing import Any, Literal, Union
@@ -89,10 +92,10 @@ def _default(field: dataclasses.Field) -> str:
     return "required"
 
 
-def _comments(kind: type) -> dict[str, str]:
+def _comments(kind: type, shared: dict[str, str] = SHARED) -> dict[str, str]:
     sources = [inspect.getsource(part) for part in reversed(kind.__mro__) if dataclasses.is_dataclass(part)]
     comments = re.findall(r"^    (\w+):[^\n#]*#\s*(?!type: ignore)(.+)$", "\n".join(sources), re.M)
-    return SHARED | dict(comments)
+    return shared | dict(comments)
 
 
 def without_meaning() -> list[str]:
@@ -126,5 +129,36 @@ def render() -> str:
     return "\n".join(parts) + "\n"
 
 
+API_INTRO = """# Python interface
+
+What `import terrella` gives. Everything else is reached through recipes and the command line; modules below may change between releases.
+A whole example is in [your own task](own_task.md). This page is made from the docstrings; a test keeps it in step with them.
+"""
+
+
+def _signature(name: str, item: Any) -> str:
+    text = str(inspect.signature(item)).replace("self, ", "").replace("(self)", "()")
+    return "    " + f"{name}{text}".replace("'", "")
+
+
+def render_api() -> str:
+    """The page of the public interface."""
+    package = importlib.import_module(__package__.partition(".")[0])
+    parts = [API_INTRO]
+    for name in sorted(package.__all__, key=lambda n: n[0].isupper()):  # functions first
+        item = getattr(package, name)
+        if not callable(item):
+            continue
+        bare = inspect.isclass(item) and item.__init__ is object.__init__
+        parts.append(f"## {name}\n\n{f'    class {name}' if bare else _signature(name, item)}\n\n{inspect.getdoc(item)}\n")
+        if dataclasses.is_dataclass(item):
+            comments = _comments(item, {})
+            rows = [f"- `{f.name}`: {comments.get(f.name, f.type)}" for f in dataclasses.fields(item)]
+            parts.append("\n".join(rows) + "\n")
+        methods = {n: m for n, m in vars(item).items() if inspect.isfunction(m) and n[0] != "_"} if inspect.isclass(item) else {}
+        parts.extend(f"### {name}.{n}\n\n{_signature(n, m)}\n\n{inspect.getdoc(m)}\n" for n, m in methods.items())
+    return "\n".join(parts)
+
+
 if __name__ == "__main__":
-    print(render(), end="")
+    print(render_api() if sys.argv[1:] == ["api"] else render(), end="")
