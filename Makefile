@@ -48,7 +48,7 @@ package: $(VENV)/.dev
 # requirements/lock-*.txt anew, for both platforms
 locks: $(VENV)/.dev
 	$(BIN)/pip install -q uv
-	PATH=$(BIN):$$PATH requirements/lock.sh
+	PATH=$(CURDIR)/$(BIN):$$PATH requirements/lock.sh
 
 # what a machine without a GPU can measure; the figures go to runs/, not into the record
 bench: $(VENV)/.dev
