@@ -11,7 +11,7 @@ from terrella.launch import recipe
 from terrella.launch.cli import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Dockerfile", ROOT / "apptainer.def"])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Dockerfile", ROOT / "apptainer.def"])
 FOLDERS = "core|kernels|models|data|rl|launch|benchmarks|tests|docs|requirements"
 
 
