@@ -1,0 +1,76 @@
+"""docs/own_task.md is run as it is written, with its own tiny model in place of a large one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from terrella.launch.cli import main
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "own_task.md").read_text(encoding="utf-8")
+LARGE = "PATH/Qwen2.5-0.5B-Instruct"
+FILES = dict(re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```$', PAGE, re.M | re.S))
+SHELL = [line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S) for line in block.replace("\\\n", " ").splitlines()]
+SMALL = shlex.split(SHELL[-1])[shlex.split(SHELL[-1]).index("--steps") :]  # the page's own settings for the tiny model
+PATIENCE_S = 900.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tutorial")
+    for name, text in FILES.items():
+        (place / name).write_text(text.replace(LARGE, "tiny"))
+    assert set(FILES) == {"rows.jsonl", "my.py", "guess.py", "train.py", "tiny.py"} and len(SHELL) == 5
+    run(place, [sys.executable, "tiny.py"])
+    return place
+
+
+def run(place: Path, words: list[str]) -> None:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=place, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+
+
+def test_every_command_resolves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for line in SHELL:
+        words = shlex.split(line.replace(LARGE, "tiny").replace("runs/sft/export", "tiny"))[1:]
+        shown = CliRunner().invoke(main, [*words, "--dry-run"])
+        assert shown.exit_code == 0 and "stages:" in shown.output, f"{line}\n{shown.output}"
+
+
+def test_the_environment_plays(folder: Path) -> None:
+    scope: dict = {}
+    exec(compile(FILES["guess.py"], "guess.py", "exec"), scope)
+    episode = scope["Guess"]().play(70)
+    assert "Guess" in next(episode) and episode.send("50") == "Higher." and episode.send("80") == "Lower."
+    with pytest.raises(StopIteration) as end:
+        episode.send("70")
+    assert end.value.value == 1.0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(6 * PATIENCE_S)
+def test_every_block_runs(folder: Path) -> None:
+    for line in SHELL[:-1]:
+        words = shlex.split(line.replace(LARGE, "tiny"))[1:]
+        further = [word for word in SMALL if "sft" not in words or "stages.rl" not in word]
+        if "sft" in words:
+            further = ["--set", "stages.evaluate.max_new_tokens=4", "--set", "stages.sft.steps=2", "--set", "stages.sft.epochs=null"]
+        run(folder, [sys.executable, "-m", "terrella", *words, "--run", f"runs/{SHELL.index(line)}", *further])
+    script = (
+        (folder / "train.py")
+        .read_text()
+        .replace(
+            '{"env.template"', '{"stages.rl.steps": 1, "stages.rl.max_new_tokens": 4, "stages.evaluate.max_new_tokens": 4, "env.template"'
+        )
+    )
+    (folder / "train.py").write_text(script)
+    run(folder, [sys.executable, "train.py"])
