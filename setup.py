@@ -29,7 +29,7 @@ def version() -> str:
     return line.group(1)
 
 
-EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "fa4", "nemo", "video", "web", "miniwob", "dev"]
+EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "fa4", "nemo", "video", "web", "miniwob", "worlds", "openenv", "dev"]
 
 setup(
     name="terrella",

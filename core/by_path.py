@@ -55,6 +55,11 @@ class KindByPath(ByPath):
     kind: Literal["path"] = "path"
     args: dict[str, Any] = field(default_factory=dict)  # what the object is called with
 
+    @classmethod
+    def named(cls, kind: str) -> tuple[str, dict[str, Any]]:
+        """What a kind with a colon names: a path, and the arguments that it stands for. A section may have short names for some."""
+        return kind, {}
+
     def make(self) -> Any:
         """The object, called with its arguments."""
         try:

@@ -98,6 +98,12 @@ EXTRAS = {
     "vllm": "vllm",
     "transformer_engine": "te",
     "nemo_run": "nemo",
+    "gymnasium": "worlds",
+    "openenv": "openenv",
+    "fastapi": "openenv",
+    "uvicorn": "openenv",
+    "websockets": "worlds",
+    "reasoning_gym": "worlds",
 }
 
 

@@ -336,14 +336,20 @@ def _own_section(kind: Any, item: Located, key: str) -> Located:
     names = {f.name for f in dataclasses.fields(kind)}
     further = {name: child for name, child in item.value.items() if name not in names}
     kept = {name: child for name, child in item.value.items() if name in names}
+    target, meant = kind.named(path.value)
+    clash = next((name for name in meant if name in further), None)
+    if clash is not None:
+        raise ConfigError(f"{further[clash].where}: {key}.{clash} is what kind names; leave it out")
+    further |= {name: Located(value, path.where) for name, value in meant.items()}
     if further:
         kept["args"] = merge(kept.get("args", Located({}, item.where)), Located(further, item.where))
-    return Located({**kept, "kind": Located("path", path.where), "path": path}, item.where)
+    return Located({**kept, "kind": Located("path", path.where), "path": Located(target, path.where, path.folder)}, item.where)
 
 
 def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
     if _is_own(kind) and isinstance(item.value, str):
-        item = Located({"path": item}, item.where)
+        section = issubclass(kind, by_path.KindByPath)
+        item = _own_section(kind, Located({"kind": item}, item.where), key) if section else Located({"path": item}, item.where)
     if not isinstance(item.value, dict):
         raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {_plain(item)!r}")
     hints = typing.get_type_hints(kind)

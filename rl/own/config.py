@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
 from ..agents.config import WorldsEnvironment
@@ -34,9 +34,19 @@ class DataEnvironment:
             raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")
 
 
+ELSEWHERE = {  # environments of other projects, as `gymnasium:CartPole-v1`: what is before the colon, and the class that plays them
+    "gymnasium": "terrella.rl.exchange.from_gymnasium:GymnasiumEnvironment",
+    "openenv": "terrella.rl.exchange.from_openenv:OpenEnvEnvironment",
+    "reasoning-gym": "terrella.rl.exchange.from_reasoning_gym:ReasoningGymEnvironment",
+}
+
+
 @dataclass(frozen=True)
 class OwnEnvironment(KindByPath):
-    """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its arguments."""
+    """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its arguments.
+
+    One of another project is named as `gymnasium:ID`, `openenv:URL` or `reasoning-gym:TASK`.
+    """
 
     max_turns: int = 100  # answers after which an episode is cut off
     deadline_s: float = 30.0  # of one call of its methods, or one turn
@@ -45,6 +55,12 @@ class OwnEnvironment(KindByPath):
         super().__post_init__()
         if self.max_turns < 1 or self.deadline_s <= 0:
             raise ValueError("max_turns: at least 1, and deadline_s above 0")
+
+    @classmethod
+    def named(cls, kind: str) -> tuple[str, dict[str, Any]]:
+        """The class that plays an environment of another project, and which one it is; a path as it is."""
+        project, _, which = kind.partition(":")
+        return (ELSEWHERE[project], {"id": which}) if project in ELSEWHERE and which else (kind, {})
 
 
 EnvironmentSettings = DataEnvironment | TextGameEnvironment | WebPageEnvironment | WorldsEnvironment | OwnEnvironment

@@ -1,0 +1,67 @@
+"""`terrella worlds list|serve`: our worlds, and what a trained model makes of them, for other trainers."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from ..core.errors import ConfigError
+
+
+@click.group()
+def worlds() -> None:
+    """Worlds for other trainers: list them, or serve one over OpenEnv (HTTP and WebSocket)."""
+
+
+@worlds.command("list")
+@click.option("--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags.")
+def list_worlds(tag_files: tuple[str, ...]) -> None:
+    """Name every world, how long an episode is and what its actions are."""
+    from ..rl.exchange.offers import find_offer, names
+
+    for name in names(*tag_files):
+        offer = find_offer(name, *tag_files)
+        words = offer.make().action_words
+        actions = "free text" if words is None else ", ".join(words.values())
+        click.echo(f"{name:30} at most {offer.max_actions:3} actions: {actions}")
+
+
+@worlds.command()
+@click.argument("what", metavar="NAME|RUN")
+@click.option("--of", "world", help="RUN is a trained world model: the name of the world that it imagines.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 opens it to the network.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--clients", type=click.IntRange(1), default=256, show_default=True, help="Connections at once; further ones are refused.")
+@click.option("--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="RUN: of one imagined step.")
+@click.option("--prompt", type=click.Choice(["full", "bare"]), default="bare", show_default=True, help="RUN: of a text game's model.")
+def serve(
+    what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], max_new_tokens: int, prompt: str
+) -> None:
+    """Serve a world by NAME, or the one that the model of a RUN or folder imagines, over OpenEnv until Ctrl-C.
+
+    A model's world is played beside the true one: every step says whether the imagined state is still the true one.
+    """
+    import uvicorn
+
+    from ..rl.exchange.offers import find_offer
+    from ..rl.exchange.to_openenv import app_of
+
+    folder = Path(what)
+    if folder.is_dir():
+        if world is None:
+            raise ConfigError(f"{what}: is a folder; name the world that its model imagines with --of NAME (`terrella worlds list`)")
+        from .imagined import offer_of
+
+        offer = offer_of(folder, find_offer(world, *tag_files), max_new_tokens, prompt, click.echo)
+    elif world is not None:
+        raise ConfigError(f"--of {world}: {what} is no folder with a trained model")
+    else:
+        offer = find_offer(what, *tag_files)
+    with socket.create_server((host, port)) as listening:
+        address = f"http://{host}:{listening.getsockname()[1]}"
+        click.echo(f"serving {offer.name} at {address} (OpenEnv), at most {clients} connections; Ctrl-C ends it")
+        config = uvicorn.Config(app_of(offer, clients), log_level="warning", ws_ping_interval=None)
+        uvicorn.Server(config).run(sockets=[listening])

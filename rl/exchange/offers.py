@@ -1,0 +1,128 @@
+"""Worlds by name, and one play of a world: what every interface to other trainers is built on. Importable without torch."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.errors import ConfigError
+from ..text_games.crawl import GAMES, find_game
+from ..text_games.world import TextGame
+from ..worlds.base import Snapshot, World, WorldFault
+from ..worlds.tasks import load_tasks
+
+GAME = "text-game/"  # before the name of a text game
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A world that can be played by name: how an instance is made, what the player is told, and how many actions it has."""
+
+    name: str
+    make: Callable[[], World]
+    instruction: str = ""
+    max_actions: int = 10
+
+
+def names(*tag_files: str) -> list[str]:
+    """All worlds that can be offered: the tags, those of the given files too, and the text games."""
+    return [*load_tasks(*tag_files), *(f"{GAME}{name}" for name in GAMES)]
+
+
+def find_offer(name: str, *tag_files: str) -> Offer:
+    """The world of a name; an unknown one is refused with the nearest."""
+    if name.startswith(GAME) and name.removeprefix(GAME) in GAMES:
+        game = find_game(name.removeprefix(GAME))
+        return Offer(name, lambda: TextGame(game.name), f"{game.task}\nAn action is one line of text.", 50)
+    tasks = load_tasks(*tag_files)
+    if name not in tasks:
+        known = names(*tag_files)
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean '{near[0]}'?" if near else "`terrella worlds list` names them"
+        raise ConfigError(f"'{name}' is no world; {hint}")
+    task = tasks[name]
+    return Offer(name, task.make, task.instruction, task.max_actions)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the player sees after a reset or an action."""
+
+    text: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False  # the actions are used up
+    info: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class Play:
+    """One episode after the other in one instance of an offered world, within its number of actions.
+
+    A text that is no action leaves the world as it is and costs one of them; `info` says so.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer, self.world = offer, offer.make()
+        self.seed, self.actions, self.last = 0, 0, Turn("")
+
+    @property
+    def words(self) -> list[str] | None:
+        """The actions, in the order of their ids; None where an action is free text."""
+        return None if self.world.action_words is None else list(self.world.action_words.values())
+
+    def reset(self, seed: int, sample: int = 0) -> Turn:
+        """Begin the instance of this seed; `sample` tells plays with other chance moves apart."""
+        self.seed, self.actions = seed, 0
+        self.last = Turn(self.world.reset(seed, sample))
+        return self.last
+
+    def step(self, text: str) -> Turn:
+        """One action, as its word or text."""
+        if self.last.done or not self.last.text:
+            raise WorldFault(f"{self.offer.name}: the episode is over or was never begun; reset it first")
+        action = self.world.parse_action(text)
+        self.actions += 1
+        spent, single = self.actions >= self.offer.max_actions, self.offer.max_actions == 1
+        if action is None:
+            info = {"success": 0.0, "action_is_valid": 0.0, "action_is_effective": 0.0}
+            text, reward, done = self.last.text, 0.0, False
+        else:
+            result = self.world.step(action)
+            info = {"action_is_valid": 1.0, **{name: float(value) for name, value in result.info.items()}}
+            text, reward, done = result.text, float(result.reward), result.done
+        done = done or single  # of a question one answer is all there is: that is its end, not a limit of ours
+        self.last = Turn(text, reward, done, spent and not done, info)
+        return self.last
+
+    def random_action(self, rng: random.Random) -> str:
+        """A text that the world takes as an action; of a text game, one that it understands."""
+        if isinstance(self.world, TextGame) and self.world.state is not None:
+            return rng.choice(self.world.game.actions(self.world.state))
+        return self.world.random_action(rng)
+
+    def snapshot(self) -> Snapshot:
+        """The whole play as JSON values: `restore` goes back to it, in this or in any other play of the same offer."""
+        last = self.last
+        shown: dict[str, Any] = {"text": last.text, "reward": last.reward, "terminated": last.terminated}
+        shown |= {"truncated": last.truncated, "info": dict(last.info)}
+        return {"name": self.offer.name, "seed": self.seed, "actions": self.actions, "last": shown, "world": self.world.snapshot()}
+
+    def restore(self, snapshot: Snapshot) -> Turn:
+        """Go back to a snapshot; what was seen then."""
+        if not isinstance(snapshot, dict) or snapshot.get("name") != self.offer.name:
+            known = snapshot.get("name") if isinstance(snapshot, dict) else snapshot
+            raise WorldFault(f"{self.offer.name}: a snapshot of {known!r} cannot be restored here")
+        try:
+            last, seed, actions = Turn(**snapshot["last"]), int(snapshot["seed"]), int(snapshot["actions"])
+            self.world.restore(snapshot["world"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WorldFault(f"{self.offer.name}: the snapshot is damaged: {type(error).__name__}: {error}") from error
+        self.last, self.seed, self.actions = last, seed, actions
+        return last

@@ -1,0 +1,86 @@
+"""Our worlds as Gymnasium environments. Importing this module registers them: `gymnasium.make("terrella/SimpleSokoban-v0")`.
+
+Where a world has action words, an action is their index, else a text. An observation is the text of the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from ..worlds.base import Snapshot
+from .offers import Offer, Play, find_offer, names
+
+LONGEST = 1_000_000  # characters of a text
+PRINTABLE = "".join(map(chr, range(32, 127)))  # what random texts are made of
+
+
+class AnyText(spaces.Text):
+    """Texts of any characters: a page or a drawing may hold every letter there is, and a charset could not list them."""
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
+
+    def __repr__(self) -> str:
+        return f"AnyText({self.min_length}, {self.max_length})"
+
+
+class WorldEnv(gymnasium.Env[str, Any]):
+    """An offered world. `reset(seed=...)` begins the instance of that seed, `options={"sample": n}` one with other chance moves."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
+
+    def __init__(self, world: str | Offer, render_mode: str | None = None) -> None:
+        offer = find_offer(world) if isinstance(world, str) else world
+        self.play, self.render_mode = Play(offer), render_mode
+        words = self.play.words
+        self.words = words
+        self.observation_space = AnyText(LONGEST, min_length=0, charset=PRINTABLE)
+        self.action_space = AnyText(200, min_length=0, charset=PRINTABLE) if words is None else spaces.Discrete(len(words))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; without a seed, one that the environment's own generator draws."""
+        super().reset(seed=seed)
+        instance = int(self.np_random.integers(1 << 31)) if seed is None else seed
+        turn = self.play.reset(instance, int((options or {}).get("sample", 0)))
+        return turn.text, {"instruction": self.play.offer.instruction, "seed": instance}
+
+    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """One action: the index of a word, the word itself, or a text."""
+        text = action if isinstance(action, str) else (self.words or [])[int(np.asarray(action).item())]
+        turn = self.play.step(text)
+        return turn.text, turn.reward, turn.terminated, turn.truncated, dict(turn.info)
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The state as text, in the mode `ansi`."""
+        return self.play.last.text if self.render_mode == "ansi" else None
+
+    def snapshot(self) -> Snapshot:
+        """The whole state as JSON values."""
+        return self.play.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> str:
+        """Go back to a snapshot; the observation that belongs to it."""
+        return self.play.restore(snapshot).text
+
+    def close(self) -> None:
+        """Give back what the world holds, such as a browser."""
+        getattr(self.play.world, "close", lambda: None)()
+
+
+def id_of(world: str) -> str:
+    """The name of a world in Gymnasium's registry."""
+    return f"terrella/{world.replace('/', '-')}-v0"
+
+
+def register() -> None:
+    """Make every world known to `gymnasium.make`; those that are known already are left alone."""
+    for name in names():
+        if id_of(name) not in gymnasium.registry:
+            gymnasium.register(id_of(name), f"{__name__}:WorldEnv", kwargs={"world": name})
+
+
+register()

@@ -1,0 +1,67 @@
+"""Environments of other projects in one recipe: some steps of RL on each, and a hostile one costs Invalid samples, not the run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gymnasium", reason="the extra worlds is not installed")
+pytest.importorskip("reasoning_gym", reason="the extra worlds is not installed")
+pytest.importorskip("openenv.core.env_server", reason="the extra openenv is not installed")
+
+from terrella.core.ports import free_port
+from terrella.tests.golden.play import ALONE
+from terrella.tests.rl.exchange.test_openenv import servers
+
+__all__ = ["servers"]  # a fixture
+SIZES = "{layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 48, vocab: 260, max_positions: 2048}"
+STAGE = """
+- kind: rl
+  name: {name}
+  init: start
+  env: {env}
+  algorithm: {{kind: grpo}}
+  prompts_per_step: {prompts}
+  samples_per_prompt: 2
+  steps: {steps}
+  max_new_tokens: 4
+  optimizer: {{lr: 1e-3}}
+  rollouts: {{max_invalid_share: 0.9}}
+"""
+
+
+def environments(servers: dict[str, str]) -> dict[str, str]:
+    few = "max_actions: 3, train_tasks: 8, test_tasks: 4"
+    found = {
+        "cartpole": f"{{kind: 'gymnasium:CartPole-v1', actions: [left, right], {few}}}",
+        "frozenlake": f"{{kind: 'gymnasium:FrozenLake-v1', render: ansi, {few}}}",
+        "hostile": f"{{kind: 'gymnasium:terrella.tests.rl.exchange.hostile:Hostile-v0', deadline_s: 5, {few}}}",
+    }
+    found |= {f"openenv-{name}": f"{{kind: 'openenv:{url}', {few}}}" for name, url in servers.items()}
+    tasks = ("leg_counting", "chain_sum", "spell_backward")
+    return found | {task: f"{{kind: 'reasoning-gym:{task}', train_tasks: 16, test_tasks: 8}}" for task in tasks}
+
+
+def test_environments_of_other_projects_train(servers: dict[str, str], tmp_path: Path) -> None:
+    known = environments(servers)
+    sizes = {"hostile": {"prompts": 8, "steps": 1}}
+    stages = [STAGE.format(name=name, env=env, **sizes.get(name, {"prompts": 2, "steps": 2})) for name, env in known.items()]
+    evaluate = f"- {{kind: eval, name: evaluate, models: [start], max_new_tokens: 4, n: 2, env: {known['cartpole']}}}\n"
+    text = f"name: exchange\nmodel: {SIZES}\nstages:\n- {{kind: start, name: start}}{''.join(stages)}{evaluate}"
+    (tmp_path / "exchange.yaml").write_text(text)
+    (tmp_path / "cases.json").write_text(json.dumps([["exchange", ["exchange.yaml"]]]))
+    command = [sys.executable, "-m", "terrella.tests.launch.own_lane", "cases.json"]
+    made = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | ALONE | {"MASTER_PORT": str(free_port())}, capture_output=True, text=True, timeout=900
+    )
+    assert json.loads((tmp_path / "cases.errors.json").read_text()) == {}, made.stderr[-3000:]
+    rows = [json.loads(line) for line in (tmp_path / "runs/exchange/metrics.jsonl").read_text().splitlines()]
+    steps = {name: [row for row in rows if row.get("stage") == name] for name in known}
+    assert {name: len(found) for name, found in steps.items()} == dict.fromkeys(known, 2) | {"hostile": 1}
+    invalid = {name: sum(row["invalid"] for row in found) for name, found in steps.items()}
+    assert invalid.pop("hostile") == 6 and set(invalid.values()) == {0}, invalid
+    result = json.loads((tmp_path / "runs/exchange/results/evaluate.json").read_text())
+    assert "random" in [row["name"] for row in result["rows"]]
