@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,24 @@ from ..rl.worlds.base import World
 from .text_model import model_folder
 
 
-def offer_of(path: Path, true: Offer, max_new_tokens: int, prompt: str, report: Callable[[str], Any] | None = None) -> Offer:
+@dataclass(frozen=True)
+class Imagining:
+    """How a language model is asked for the next state of a text game."""
+
+    max_new_tokens: int = 512
+    prompt: str = "bare"
+    pad_prompts_to: int = 1
+
+
+def offer_of(path: Path, true: Offer, how: Imagining, report: Callable[[str], Any] | None = None) -> Offer:
     """The offer of `true` as the model of a run or folder imagines it, greedily, with the true world beside it."""
     from ..rl.exchange.imagined import Beside
 
     folder = model_folder(path)
-    imagine = _text_game(folder, true, max_new_tokens, prompt) if true.name.startswith(GAME) else _grid(folder, true)
-    return Offer(f"{true.name} imagined by {path.resolve().name}", lambda: Beside(imagine(), true.make(), report), *_told(true))
-
-
-def _told(true: Offer) -> tuple[str, int]:
-    return true.instruction, true.max_actions
+    imagine = _text_game(folder, true, how) if true.name.startswith(GAME) else _grid(folder, true)
+    return Offer(
+        f"{true.name} imagined by {path.resolve().name}", lambda: Beside(imagine(), true.make(), report), true.instruction, true.max_actions
+    )
 
 
 def _sampler(folder: Path) -> tuple[Any, Any]:
@@ -41,7 +49,7 @@ def _sampler(folder: Path) -> tuple[Any, Any]:
     return EmbeddedSampler(lambda: weights, config), config
 
 
-def _text_game(folder: Path, true: Offer, max_new_tokens: int, prompt: str) -> Callable[[], World]:
+def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[], World]:
     from ..data.tokenizers import load_tokenizer
     from ..rl.language import Question, answers
     from ..rl.rollout.sampler import SamplingParams
@@ -49,13 +57,13 @@ def _text_game(folder: Path, true: Offer, max_new_tokens: int, prompt: str) -> C
     from ..rl.text_games.world import ImaginedGame
 
     sampler, _ = _sampler(folder)
-    tokenizer, write, busy = load_tokenizer(folder), prompts() if prompt == "full" else bare_prompt, threading.Lock()
-    params = SamplingParams(max_new_tokens, 0.0, stop_ids=tokenizer.stop_ids)
+    tokenizer, write, busy = load_tokenizer(folder), prompts() if how.prompt == "full" else bare_prompt, threading.Lock()
+    params = SamplingParams(how.max_new_tokens, 0.0, stop_ids=tokenizer.stop_ids)
 
     def predict(rows: list[dict[str, Any]]) -> list[Any]:
         asked = [Question("text-game", write(row), "", row, False) for row in rows]
         with busy:  # connections share the model
-            return answers(sampler, asked, tokenizer, params, 0, 1)
+            return answers(sampler, asked, tokenizer, params, 0, how.pad_prompts_to)
 
     return lambda: ImaginedGame(predict, true.name.removeprefix(GAME))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,10 +37,9 @@ def list_worlds(tag_files: tuple[str, ...]) -> None:
 @click.option("--clients", type=click.IntRange(1), default=256, show_default=True, help="Connections at once; further ones are refused.")
 @click.option("--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="RUN: of one imagined step.")
+@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="RUN: as a text game's model was trained.")
 @click.option("--prompt", type=click.Choice(["full", "bare"]), default="bare", show_default=True, help="RUN: of a text game's model.")
-def serve(
-    what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], max_new_tokens: int, prompt: str
-) -> None:
+def serve(what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], **model: Any) -> None:
     """Serve a world by NAME, or the one that the model of a RUN or folder imagines, over OpenEnv until Ctrl-C.
 
     A model's world is played beside the true one: every step says whether the imagined state is still the true one.
@@ -53,9 +53,9 @@ def serve(
     if folder.is_dir():
         if world is None:
             raise ConfigError(f"{what}: is a folder; name the world that its model imagines with --of NAME (`terrella worlds list`)")
-        from .imagined import offer_of
+        from .imagined import Imagining, offer_of
 
-        offer = offer_of(folder, find_offer(world, *tag_files), max_new_tokens, prompt, click.echo)
+        offer = offer_of(folder, find_offer(world, *tag_files), Imagining(**model), click.echo)
     elif world is not None:
         raise ConfigError(f"--of {world}: {what} is no folder with a trained model")
     else:
