@@ -11,6 +11,8 @@ import importlib.util
 import platform
 import random
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,6 +85,50 @@ def steps(repeats: int) -> Iterator[Figure]:
             return len(choices)
 
         yield Figure(tag, "terrella single world", "steps", _measure(single, repeats), "1/s")
+
+
+def interfaces(repeats: int) -> Iterator[Figure]:
+    """Sokoban through the interfaces to other trainers, where they are installed; over OpenEnv, server and client together."""
+    from ..rl.exchange.offers import Play, find_offer
+
+    offer, words = find_offer("SimpleSokoban"), random.Random(0).choices(("Up", "Down", "Left", "Right"), k=300)
+
+    def played(reset: Callable[[], object], step: Callable[[str], bool]) -> Callable[[], int]:
+        def run() -> int:
+            reset()
+            for word in words:
+                if step(word):
+                    reset()
+            return len(words)
+
+        return run
+
+    play = Play(offer)
+    run = played(lambda: play.reset(123), lambda w: play.step(w).done)
+    yield Figure("SimpleSokoban", "terrella play", "steps", _measure(run, repeats), "1/s")
+    if importlib.util.find_spec("gymnasium"):
+        from ..rl.exchange.to_gymnasium import WorldEnv
+
+        env = WorldEnv(offer)
+        run = played(lambda: env.reset(seed=123), lambda w: any(env.step(w)[2:4]))
+        yield Figure("SimpleSokoban", "terrella gymnasium", "steps", _measure(run, repeats), "1/s")
+    if importlib.util.find_spec("openenv"):
+        import uvicorn
+
+        from ..rl.exchange.from_openenv import OpenEnvEnvironment
+        from ..rl.exchange.to_openenv import app_of
+
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            server = uvicorn.Server(uvicorn.Config(app_of(offer), log_level="warning"))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+            thread.start()
+            client = OpenEnvEnvironment(f"http://127.0.0.1:{listening.getsockname()[1]}")
+            wire = client._open()
+            run = played(lambda: client._ask(wire, "reset", {"seed": 123}), lambda w: client._ask(wire, "step", {"text": w})["done"])
+            yield Figure("SimpleSokoban", "terrella openenv", "steps", _measure(run, repeats), "1/s")
+            wire.close()
+            server.should_exit = True
+            thread.join(30)
 
 
 def generation(repeats: int) -> Iterator[Figure]:
@@ -171,7 +217,7 @@ def main() -> None:
     versions = f"python {platform.python_version()}, numpy {np.__version__}"
     recorder = record.Recorder("worlds", "python -m terrella.benchmarks.worlds", f"none (one core, {processor()})", versions)
     repeats = settings.repeats
-    for figure in (*steps(repeats), *generation(repeats), *rivals(repeats), *scores()):
+    for figure in (*steps(repeats), *interfaces(repeats), *generation(repeats), *rivals(repeats), *scores()):
         p20, median, p80 = (float(p) for p in np.percentile(figure.samples, [20, 50, 80]))
         recorder.add(figure.case, figure.impl, figure.metric, median, figure.unit, p20, p80)
         print(f"{figure.case:24} {figure.impl:28} {figure.metric:10} {median:14.4g} {figure.unit:4} [{p20:.4g}, {p80:.4g}]", flush=True)

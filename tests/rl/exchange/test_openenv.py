@@ -26,10 +26,11 @@ def servers() -> Iterator[dict[str, str]]:
     code = [sys.executable, "-m", "terrella.tests.rl.exchange.openenv_worlds"]
     with subprocess.Popen(code, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        end = threading.Timer(PATIENCE_S, process.kill)
-        end.start()
-        yield json.loads(process.stdout.readline())
-        end.cancel()
+        start = threading.Timer(PATIENCE_S, process.kill)  # of its start: the line would be waited for without end
+        start.start()
+        addresses = json.loads(process.stdout.readline())
+        start.cancel()
+        yield addresses
         process.kill()
 
 
