@@ -30,11 +30,12 @@ TITLES = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never see
 
 @dataclass(frozen=True)
 class Made:
-    """What an earlier stage makes for an environment: its folder, and its settings."""
+    """What an earlier stage makes for an environment: its folder, its settings, and whether it has finished."""
 
     name: str
     folder: Path
     settings: dict[str, Any]
+    finished: bool = True
 
     def part(self, name: str) -> Path | None:
         """Where the shards of a part are, named by the stage or made by it; None where there is no such part."""
@@ -113,8 +114,8 @@ class QuestionTasks(Tasks):
         return Pairs(folder, self.domain) if folder is not None else []
 
     def of(self, split: Split) -> Sequence[Question]:
-        if not self.made.folder.exists() and split not in self.made.settings:
-            return [self.example()]  # the stage has not run
+        if not self.made.finished and split not in self.made.settings:
+            return [self.example()]  # what a killed stage has written so far is not looked at
         return self.part(split)
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:

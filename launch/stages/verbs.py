@@ -77,7 +77,7 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     if isinstance(settings, DataEnvironment) and job.mesh.is_main:
         _require_same_rows(settings, job)
     made = made_for(settings, job)
-    tokenizer = learnt_tokenizer(job, made.folder) if made else tokenizer_of(job)
+    tokenizer = learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
     most = job.model.max_positions if tokenizer is not None else None  # nobody knows yet how many tokens a prompt will have
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made) as tasks:
         yield tasks
@@ -89,14 +89,15 @@ def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:
     if name is None:
         return None
     stage = next(stage for stage in job.recipe.stages if stage.name == name)
-    return Made(name, job.stage_folder(name), {f.name: getattr(stage, f.name) for f in fields(stage)})
+    settings_of_stage = {f.name: getattr(stage, f.name) for f in fields(stage)}
+    return Made(name, job.stage_folder(name), settings_of_stage, job.run.outcome(name) is not None)
 
 
-def learnt_tokenizer(job: Job, folder: Path) -> Tokenizer | None:
-    """The start's tokenizer; in a recipe without a start the one that a data stage learnt, None before that stage has run."""
+def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
+    """The start's tokenizer; in a recipe without a start the one that a data stage learnt, None before that stage has finished."""
     if any(isinstance(stage, Start) for stage in job.recipe.stages):
         return tokenizer_of(job)
-    return _load(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
+    return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
 
 
 def require_judged(tasks: Tasks) -> None:

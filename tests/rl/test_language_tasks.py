@@ -81,14 +81,14 @@ def test_rows_without_a_change_are_mixed_in(folder: Path) -> None:
     assert sorted(whole(place) for place in range(24)) == list(range(24))
 
 
-def test_before_its_stage_has_run_an_environment_shows_an_example(folder: Path) -> None:
-    made = Made("data", folder / "none", GAME)
+def test_before_its_stage_has_finished_an_environment_shows_an_example(folder: Path) -> None:
+    made = Made("data", folder / "games", GAME, finished=False)
     tasks = TextGameTasks(TextGameEnvironment(kind="text-game", data="data"), made, TOKENIZER, None)
     (question,) = tasks.of("train")
     assert question.domain == "text-game" and question.prompt and tasks.lessons([question], "here")
-    (page,) = WebPageTasks(WebPageEnvironment(kind="web-page", data="data"), Made("data", folder / "none", PAGE), TOKENIZER, None).of(
-        "test"
-    )
+    (page,) = WebPageTasks(
+        WebPageEnvironment(kind="web-page", data="data"), Made("data", folder / "pages", PAGE, finished=False), TOKENIZER, None
+    ).of("test")
     assert page.domain == "web-page"
 
 
