@@ -45,6 +45,8 @@ def normal_score(value: Any) -> tuple[float, dict[str, float]] | Invalid:
         for name, part in value.items():
             if not isinstance(name, str):
                 raise Fault(f"a dict with the key {show(name)}, which is no str")
+            if not name.isprintable():  # a metric of that name could not be written or shown
+                raise Fault(f"a dict with the key {show(name)}, which cannot be shown")
             try:
                 parts[name] = number(part)
             except Fault as error:
