@@ -71,10 +71,17 @@ def read_settings(path: Path) -> ModelConfig:
 
     Plain.add_multi_constructor("", as_data)
     try:
-        tree = yaml.load(path.read_text(), Plain)
+        tree = yaml.load(path.read_text(encoding="utf-8"), Plain)
+        return _config_of(tree.get("config", tree), path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: missing") from error
-    values = tree.get("config", tree)
+    except KeyError as error:
+        raise ConfigError(f"{path}: the setting {error} is missing") from error
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ConfigError(f"{path}: not the settings of a NeMo model: {' '.join(str(error).split())[:200]}") from error
+
+
+def _config_of(values: dict[str, Any], path: Path) -> ModelConfig:
     for key, wanted in (("normalization", "RMSNorm"), ("gated_linear_unit", True), ("add_bias_linear", False)):
         if values.get(key, wanted) != wanted:
             raise ConfigError(f"{path}: {key} is {values[key]}, only {wanted} is supported")

@@ -115,3 +115,14 @@ def test_no_code_of_the_folder_runs(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{folder}: no tokenizer can be read from its files: .*trust_remote_code"):
         load_tokenizer(folder)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["config: {}", "- 1", "", "config: [", "config: {num_attention_heads: 0, hidden_size: 8, num_layers: x}", "a: \0"]
+)
+def test_settings_of_a_nemo_folder_that_are_none(tmp_path: Path, text: str) -> None:
+    from terrella.models.nemo import read_settings
+
+    (tmp_path / "model.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"model\.yaml: "):
+        read_settings(tmp_path / "model.yaml")
