@@ -8,8 +8,8 @@ from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
-from ...core.errors import ConfigError
-from ...core.files import read_json, write_json
+from ...core.errors import ConfigError, StorageError
+from ...core.files import json_digest, read_json, write_json
 from ...data.rows import rows_digest
 from ...data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from ...models.hub import resolve
@@ -59,13 +59,16 @@ def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
     """Note what the rows are when they are first read; a run is not gone on with on others."""
     kept = job.run.path / ROWS
     known: dict[str, str] = read_json(kept) or {}
+    if known and (not isinstance(known, dict) or known.pop("digest", None) != json_digest(known)):
+        raise StorageError(f"{kept}: damaged, it does not match its own digest; restore it from a backup, or start in another --run folder")
     now = {str(path): rows_digest(path) for path in (settings.train, settings.test) if path and Path(path).exists()}
     changed = next((path for path, digest in now.items() if known.get(path, digest) != digest), None)
     if changed is not None:
         raise ConfigError(f"{changed}: has changed since this run was started; restore it, or start a run in another --run folder")
     if now.keys() - known.keys() and job.run.token:  # a check has no run to write to
         job.run.guard()
-        write_json(kept, {**known, **now})
+        known |= now
+        write_json(kept, {**known, "digest": json_digest(known)})
 
 
 @contextmanager

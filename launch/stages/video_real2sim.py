@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError
-from ...core.files import read_json, write_json
+from ...core.errors import ConfigError, StorageError
+from ...core.files import file_digest, json_digest, read_json, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.statistics import proportion
@@ -100,17 +101,27 @@ def make_truth(stage: VideoReal2Sim, folder: Any, height: int, width: int) -> No
             }
             first[task] = np.stack(starts)
     np.savez_compressed(folder / FIRST, allow_pickle=False, **first)
-    write_json(folder / TRUTH, {"episodes": stage.episodes, "rates": rates})
+    keep_truth(folder, stage.episodes, rates)
+
+
+def keep_truth(folder: Path, episodes: int, rates: dict[str, Any]) -> None:
+    """Write down what happened, with digests of it and of the frames beside it: a later start, or another run, trusts it."""
+    told = {"episodes": episodes, "rates": rates, "frames": file_digest(folder / FIRST)}
+    write_json(folder / TRUTH, {**told, "digest": json_digest(told)})
 
 
 def load_truth(path: str) -> dict[str, Any]:
     """What make_truth kept: the JSON file, and the first frames beside it."""
-    from pathlib import Path
-
     told = read_json(Path(path))
     if told is None:
         raise ConfigError(f"truth: {path} is not there; run the stage once where MuJoCo is installed and copy its {TRUTH} and {FIRST}")
-    with np.load(Path(path).with_name(FIRST), allow_pickle=False) as held:
+    beside = Path(path).with_name(FIRST)
+    if "digest" in told:  # those of earlier releases have none
+        if told.pop("digest") != json_digest(told):
+            raise StorageError(f"{path}: damaged, it does not match its own digest; restore it, or delete it and it is made again")
+        if not beside.is_file() or told.pop("frames") != file_digest(beside):
+            raise StorageError(f"{beside}: is not the one that {path} was written with; restore both, or delete both")
+    with np.load(beside, allow_pickle=False) as held:
         return told | {"first": {name: held[name] for name in held.files}}
 
 

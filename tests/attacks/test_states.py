@@ -3,20 +3,25 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from terrella.core import run as runs
+from terrella.core.by_path import OwnFile
 from terrella.core.config import OptimizerConfig
-from terrella.core.errors import StorageError
+from terrella.core.errors import ConfigError, StorageError
 from terrella.core.files import load_tensors, save_tensors
 from terrella.core.mesh import Mesh
 from terrella.launch import recipe as recipes
 from terrella.launch.job import Job
+from terrella.launch.stages.verbs import ROWS, _require_same_rows
+from terrella.launch.stages.video_real2sim import FIRST, TRUTH, keep_truth, load_truth
 from terrella.launch.stages.video_tokenizer import STATE, keep, resume
 from terrella.launch.worker import model_of
 from terrella.models.video.config import TokenizerConfig, TokenizerLoss
 from terrella.models.video.training import TokenizerTrainer
+from terrella.rl.own.config import DataEnvironment
 
 CONFIG = TokenizerConfig("frame", 16, 16, channels=(8, 8), groups=4, latent=8, levels=(4, 3), encoder_resnets=1, decoder_resnets=1)
 
@@ -103,3 +108,36 @@ def test_weights_that_cannot_be_written_or_are_not_whole_are_named(tmp_path: Pat
         load_tensors(path)
     with pytest.raises(StorageError, match=r"full\.safetensors"):
         save_tensors(Path("/proc/full.safetensors"), {"a": torch.zeros(1000)})
+
+
+def test_the_record_of_what_the_rows_were_is_checked(job: Job, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n')
+    settings = DataEnvironment("data", train=OwnFile(str(rows)))
+    _require_same_rows(settings, job)
+    _require_same_rows(settings, job)
+    record = job.run.path / ROWS
+    whole = record.read_text()
+    for damaged in (whole.replace("rows.jsonl", "rowx.jsonl"), whole.replace('"digest"', '"digesu"'), "[1]"):
+        record.write_text(damaged)
+        with pytest.raises(StorageError, match=r"rows\.json: damaged"):
+            _require_same_rows(settings, job)
+    record.write_text(whole)
+    rows.write_text('{"prompt": "b"}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: has changed since this run was started"):
+        _require_same_rows(settings, job)
+
+
+def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / FIRST, close=np.zeros((1, 2, 2, 3), np.uint8))
+    rates = {"close/random": {"wins": 1, "judged": 1, "agree": 1}}
+    keep_truth(tmp_path, 1, rates)
+    assert load_truth(str(tmp_path / TRUTH))["rates"] == rates
+    whole = (tmp_path / TRUTH).read_text()
+    (tmp_path / TRUTH).write_text(whole.replace('"wins": 1', '"wins": 0'))
+    with pytest.raises(StorageError, match=r"truth\.json: damaged"):
+        load_truth(str(tmp_path / TRUTH))
+    (tmp_path / TRUTH).write_text(whole)
+    flip(tmp_path / FIRST, 60)
+    with pytest.raises(StorageError, match=r"first\.npz: is not the one that .*truth\.json was written with"):
+        load_truth(str(tmp_path / TRUTH))
