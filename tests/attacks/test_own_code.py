@@ -32,7 +32,7 @@ stages:
     ("stage", "code", "words"),
     [
         ("quits", 10, "worker 0 ended before its stages were done, and without a word (code 0); its log is"),
-        pytest.param("leaves", 2, "my.py failed: line 5: SystemExit: 0", marks=pytest.mark.full),
+        pytest.param("leaves", 2, "my.py, line 5: SystemExit: 0", marks=pytest.mark.full),
         pytest.param("odd", 2, "gave what JSON cannot hold: Object of type object", marks=pytest.mark.full),
         pytest.param("listed", 2, "gave list; a dict of what it made, or None, is needed", marks=pytest.mark.full),
     ],
