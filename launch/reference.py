@@ -143,7 +143,7 @@ def _signature(name: str, item: Any) -> str:
 
 def render_api() -> str:
     """The page of the public interface."""
-    package = importlib.import_module(__package__.partition(".")[0])
+    package = importlib.import_module(Recipe.__module__.partition(".")[0])
     parts = [API_INTRO]
     for name in sorted(package.__all__, key=lambda n: n[0].isupper()):  # functions first
         item = getattr(package, name)
@@ -151,7 +151,7 @@ def render_api() -> str:
             continue
         bare = inspect.isclass(item) and item.__init__ is object.__init__
         parts.append(f"## {name}\n\n{f'    class {name}' if bare else _signature(name, item)}\n\n{inspect.getdoc(item)}\n")
-        if dataclasses.is_dataclass(item):
+        if inspect.isclass(item) and dataclasses.is_dataclass(item):
             comments = _comments(item, {})
             rows = [f"- `{f.name}`: {comments.get(f.name, f.type)}" for f in dataclasses.fields(item)]
             parts.append("\n".join(rows) + "\n")
