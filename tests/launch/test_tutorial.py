@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from terrella.launch.cli import main
+from terrella.launch.cli import cli
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "own_task.md").read_text(encoding="utf-8")
 LARGE = "PATH/Qwen2.5-0.5B-Instruct"
@@ -42,7 +42,7 @@ def test_every_command_resolves(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(folder)
     for line in SHELL:
         words = shlex.split(line.replace(LARGE, "tiny").replace("runs/sft/export", "tiny"))[1:]
-        shown = CliRunner().invoke(main, [*words, "--dry-run"])
+        shown = CliRunner().invoke(cli, [*words, "--dry-run"])
         assert shown.exit_code == 0 and "stages:" in shown.output, f"{line}\n{shown.output}"
 
 
@@ -61,16 +61,10 @@ def test_the_environment_plays(folder: Path) -> None:
 def test_every_block_runs(folder: Path) -> None:
     for line in SHELL[:-1]:
         words = shlex.split(line.replace(LARGE, "tiny"))[1:]
-        further = [word for word in SMALL if "sft" not in words or "stages.rl" not in word]
-        if "sft" in words:
-            further = ["--set", "stages.evaluate.max_new_tokens=4", "--set", "stages.sft.steps=2", "--set", "stages.sft.epochs=null"]
-        run(folder, [sys.executable, "-m", "terrella", *words, "--run", f"runs/{SHELL.index(line)}", *further])
-    script = (
-        (folder / "train.py")
-        .read_text()
-        .replace(
-            '{"env.template"', '{"stages.rl.steps": 1, "stages.rl.max_new_tokens": 4, "stages.evaluate.max_new_tokens": 4, "env.template"'
-        )
-    )
-    (folder / "train.py").write_text(script)
+        of_rl = [i for i, word in enumerate(SMALL) if word.startswith("stages.rl.") and "sft" in words]
+        small = [word for i, word in enumerate(SMALL) if i not in of_rl and i + 1 not in of_rl]
+        run(folder, [sys.executable, "-m", "terrella", *words, *small, *(["--run", "runs/guess"] if "--env" in words else [])])
+    settings = '{"stages.rl.steps": 1, "stages.rl.max_new_tokens": 4, "stages.evaluate.max_new_tokens": 4}'
+    script = FILES["train.py"].replace(LARGE, "tiny").replace("overrides=asked", f"overrides=asked | {settings}, run='runs/python'", 1)
+    (folder / "train.py").write_text(script.replace("overrides=asked)", 'overrides=asked | {"stages.evaluate.max_new_tokens": 4})'))
     run(folder, [sys.executable, "train.py"])
