@@ -10,8 +10,6 @@ from ...core.errors import ConfigError
 from ..environment import Environment, Prompt, Score, Split
 from .texts import require
 
-HELD_OUT = 1  # added to the seed of the held-out questions
-
 
 class ReasoningGymEnvironment(Environment):
     """One question a task. The answer is judged within `<answer>` tags where it has them, else as a whole."""
@@ -25,41 +23,33 @@ class ReasoningGymEnvironment(Environment):
         settings: dict[str, Any] | None = None,  # of the task, as reasoning_gym.create_dataset takes them
         instruction: str = "",  # said before the question
     ) -> None:
-        gym = require("reasoning_gym")
-        self.instruction, sizes = instruction, {"train": train_tasks, "test": test_tasks}
+        gym, size = require("reasoning_gym"), train_tasks + test_tasks
+        self.instruction = instruction
         try:
-            made = {
-                split: gym.create_dataset(id, size=size, seed=2 * seed + HELD_OUT * (split == "test"), **(settings or {}))
-                for split, size in sizes.items()
-            }
+            self.data = gym.create_dataset(id, size=size, seed=seed, **(settings or {}))
+            known = {self.data[i]["question"] for i in range(train_tasks)}
         except Exception as error:
             raise ConfigError(f"reasoning-gym:{id}: cannot be made: {type(error).__name__}: {error}") from error
-        self.sets: dict[str, Any] = made
-        known = {entry["question"] for entry in made["train"]}
-        self.places = {  # small tasks repeat their questions; one that is trained on is no test
-            "train": list(range(train_tasks)),
-            "test": [i for i, entry in enumerate(made["test"]) if entry["question"] not in known],
-        }
-        if not self.places["test"]:
+        # One sequence cut in two: question i is drawn by seed + i, so a neighbouring seed would give the same questions again.
+        held_out = [i for i in range(train_tasks, size) if self.data[i]["question"] not in known]  # small tasks repeat theirs
+        if not held_out:
             raise ConfigError(f"reasoning-gym:{id}: all of its {test_tasks} held-out questions are among the {train_tasks} to train on")
+        self.places: dict[Split, list[int]] = {"train": list(range(train_tasks)), "test": held_out}
 
     def tasks(self, split: Split) -> Sequence[Any]:
         """Numbers of questions; a held-out one that is also trained on is left out."""
-        return [{"split": split, "number": i} for i in self.places[split]]
-
-    def _entry(self, task: Any) -> Any:
-        return self.sets[task["split"]][task["number"]]
+        return self.places[split]
 
     def play(self, task: Any) -> Generator[Prompt, str, Score]:
         """The question, and the score of the answer from 0 to 1."""
-        entry = self._entry(task)
+        entry = self.data[task]
         answer = yield "\n\n".join(part for part in (self.instruction, entry["question"]) if part)
         inner = answer.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in answer else answer
-        return float(self.sets[task["split"]].score_answer(inner.strip(), entry))
+        return float(self.data.score_answer(inner.strip(), entry))
 
     def demonstration(self, task: Any) -> str | None:
         """The right answer, where the task has one."""
-        answer = self._entry(task)["answer"]
+        answer = self.data[task]["answer"]
         return answer if isinstance(answer, str) and answer else None
 
     def baselines(self) -> Mapping[str, Callable[[Prompt, Any], str]]:
@@ -67,6 +57,6 @@ class ReasoningGymEnvironment(Environment):
 
         def other(prompt: Prompt, task: Any) -> str:
             number = random.Random(f"{task}/{prompt}").choice(self.places["train"])
-            return str(self.sets["train"][number]["answer"] or "")
+            return str(self.data[number]["answer"] or "")
 
         return {"random": other}
