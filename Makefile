@@ -24,7 +24,7 @@ test: $(VENV)/.dev
 	$(PYTEST) --dist worksteal -m "$(UNIT)" tests
 
 test-integration: $(VENV)/.integration
-	$(PYTEST) --dist loadfile -m "integration and not full and not gpu" tests
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reap.py $(BIN)/python -m pytest -n 2 --dist loadfile -m "integration and not full and not gpu" tests
 
 test-full: $(VENV)/.integration
 	$(BIN)/python -m pytest -m "not gpu" tests
