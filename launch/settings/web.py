@@ -59,7 +59,7 @@ class WebDemos:
     kind: Literal["web-demos"]
     name: str
     count: int  # tasks of the training split; of shards, tasks of the first rollout
-    shards: str | None = None  # a folder that `terrella shards make webrl` or `make sharegpt` wrote; then nothing is played
+    shards: str | None = None  # a folder that `terrella shards make webrl` or `terrella shards make sharegpt` wrote; then nothing is played
     noise: float = 0.0  # chance of such a round
     astray: float = 0.0  # chance that a demonstration holds a mistake; it is judged by the world and never imitated
     samples: int = 1  # demonstrations of each task

@@ -257,9 +257,6 @@ REHEARSALS = [
     ["web-page-rlvr", "--layout", "cp=2"],
     ["webrl-webarena-lite"],
     ["webrl-webarena-lite-glm4"],
-    ["webrl-webarena-lite-released"],
-    ["text-game-rlvr-released"],
-    ["web-page-rlvr-released"],
     ["video-rt1"],
     ["mpc-sites"],
 ]

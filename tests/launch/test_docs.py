@@ -37,10 +37,16 @@ def test_commands_shown_are_verbs(document):
 ARTEFACTS = {"thuml/bytesized32": 4, "thuml/webarena": 3, "thuml/rt1": 6, "THUDM/webrl": 4}
 
 
-def test_every_released_artefact_has_a_state_and_a_command_that_loads():
+def test_every_released_artefact_has_a_state_and_a_command_that_loads(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| `thuml/", "| `THUDM/"))]
     assert {name: sum(row[0].startswith(f"`{name}") for row in rows) for name in ARTEFACTS} == ARTEFACTS
+    for block in re.findall(r"```yaml\n(# (\S+-released)\.yaml.*?)```", page, re.DOTALL):
+        (tmp_path / f"{block[1]}.yaml").write_text(block[0])
+    (tmp_path / "web-page-released.yaml").write_text(
+        (tmp_path / "text-game-released.yaml").read_text().replace("base: text-game-rlvr-binary", "base: web-page-rlvr")
+    )
+    monkeypatch.chdir(tmp_path)
     for _, state, command in rows:
         assert state and set(state.split(", ")) <= {"loads", "evaluates", "trains", "not verified"}, state
         for name, settings in re.findall(r"`terrella train (\S+)((?: --set \S+)*)", command):
