@@ -204,9 +204,9 @@ def one_rank_of_eight(b: Bench) -> None:
     grad, shard = torch.randn(rows, device="cuda"), Shard(0, columns, VOCAB)
 
     def step() -> None:
-        launch_stats(x, y, shard, 1.0, None, None, True, stats)
+        launch_stats(x, y, shard, 1.0, None, True, stats)
         finish_rows(stats[None], y, VOCAB, 1.0, None, saved)
-        launch_backward(x, x, y, saved, grad, grad, shard, 1.0, None)
+        launch_backward(x, x, y, saved, grad, grad, shard, 1.0)
 
     def rival(call: Callable) -> None:
         leaf = x.detach().requires_grad_()

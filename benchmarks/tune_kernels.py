@@ -60,11 +60,11 @@ def _backward_case(timer: Timer, rows: int, vocab: int) -> None:
     x, y = random_logits(rows, vocab)
     n, shard = len(x), Shard(0, vocab, vocab)
     st, saved, g = torch.empty(n, 4, device="cuda"), torch.empty(4, n, device="cuda"), torch.randn(n, device="cuda")
-    launch_stats(x, y, shard, 1.0, None, None, True, st)
+    launch_stats(x, y, shard, 1.0, None, True, st)
     finish_rows(st[None], y, vocab, 1.0, None, saved)
     kept = x.clone()
     for ge in (None, g):
-        times = {str(c): timer(partial(launch_backward, kept, x, y, saved, g, ge, shard, 1.0, None, config=c), 20).ms for c in BACKWARD}
+        times = {str(c): timer(partial(launch_backward, kept, x, y, saved, g, ge, shard, 1.0, config=c), 20).ms for c in BACKWARD}
         show(f"backward entropy={ge is not None} {rows}x{vocab}", times, x.numel() * 4)
 
 
@@ -93,7 +93,7 @@ def _score_tiles(h: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rows: int, c
         for i, c in enumerate(range(0, len(w), columns)):
             part = slice(c, min(c + columns, len(w)))
             logits = linear_triton.part_logits(h[n : n + rows], w, part, buffer)
-            launch_stats(logits, y[n : n + rows], Shard(c, part.stop - c, len(w)), 1.0, None, None, True, stats[i, n : n + rows])
+            launch_stats(logits, y[n : n + rows], Shard(c, part.stop - c, len(w)), 1.0, None, True, stats[i, n : n + rows])
     finish_rows(stats, y, len(w), 1.0, None, torch.empty(4, len(h), device="cuda"))
 
 
@@ -114,7 +114,7 @@ def _linear_case(timer: Timer, compile_only: bool, hidden: int) -> None:
     n = 256 if compile_only else 16384
     h, w, y = head(n, hidden)
     out, dh, dw = h.new_empty(n, len(w)), torch.empty_like(h), torch.empty_like(w)
-    options = (h, w, y, 1.0, None, True, None, Shard(0, VOCAB, VOCAB))
+    options = (h, w, y, 1.0, True, None, Shard(0, VOCAB, VOCAB))
     calls = {
         "matmul x1": lambda: torch.mm(h, w.T, out=out),
         "two streams, 2 x 320 MB": lambda: linear_triton.score_columns(*options, 640 << 20),

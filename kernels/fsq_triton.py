@@ -14,7 +14,16 @@ import triton.language as tl
 
 from .dispatch import cdiv, power_of_2
 from .fsq_levels import fsq_constants
-from .logprob_triton import _tanh
+from .logprob_triton import LOG2E
+
+
+@triton.jit
+def _tanh(y):
+    # a Pade form where 1 - 2 / (exp(2y) + 1) would cancel
+    y2 = y * y
+    small = y * (10395.0 + y2 * (1260.0 + 21.0 * y2)) / (10395.0 + y2 * (4725.0 + y2 * (210.0 + y2)))
+    large = 1.0 - 2.0 / (tl.exp2(2.0 * LOG2E * y) + 1.0)
+    return tl.where(tl.abs(y) < 1.0, small, large)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .dispatch import use_triton
-from .logprob import check_options, check_targets, reference_token_logprob
+from .logprob import check_targets, check_temperature, reference_token_logprob
 
 
 class SharedInput(torch.autograd.Function):
@@ -42,16 +42,13 @@ def reference_linear_logprob(
     targets_N: torch.Tensor,
     *,
     temperature: float = 1.0,
-    softcap: float | None = None,
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Plain torch, differentiable through autograd; keeps the logits."""
     logits_NV = reference_logits(hidden_NH, weight_VH, group)
-    return reference_token_logprob(
-        logits_NV, targets_N, temperature=temperature, softcap=softcap, entropy=entropy, group=group, vocab_size=vocab_size
-    )
+    return reference_token_logprob(logits_NV, targets_N, temperature=temperature, entropy=entropy, group=group, vocab_size=vocab_size)
 
 
 def linear_logprob(
@@ -60,20 +57,18 @@ def linear_logprob(
     targets_N: torch.Tensor,
     *,
     temperature: float = 1.0,
-    softcap: float | None = None,
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
-    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability (and entropy) of each target in fp32, with gradients through both to `hidden_NH` and `weight_VH`.
 
     On CUDA the logits live in row chunks and the backward recomputes them; the weight gradient is summed in fp32. Without
     gradients (scoring the old or the reference policy) it costs one matmul. With `group`, `weight_VH` is this rank's shard of
-    the vocabulary, in rank order, and `vocab_size` the real vocabulary when the last shard is padded. `batch_invariant` runs CUDA's
-    matmuls in one fixed shape, so that a row's bits do not depend on the rows that came with it.
+    the vocabulary, in rank order, and `vocab_size` the real vocabulary when the last shard is padded. Under `batch_invariant()` a row's
+    bits do not depend on the rows beside it.
     """
-    check_options(temperature, softcap)
+    check_temperature(temperature)
     world = 1 if group is None else dist.get_world_size(group)
     check_targets(targets_N, None, vocab_size or weight_VH.shape[0] * world)
     if use_triton(hidden_NH):
@@ -84,12 +79,10 @@ def linear_logprob(
             weight_VH,
             targets_N,
             temperature=temperature,
-            softcap=softcap,
             entropy=entropy,
             group=group,
             vocab_size=vocab_size,
-            batch_invariant=batch_invariant,
         )
     return reference_linear_logprob(
-        hidden_NH, weight_VH, targets_N, temperature=temperature, softcap=softcap, entropy=entropy, group=group, vocab_size=vocab_size
+        hidden_NH, weight_VH, targets_N, temperature=temperature, entropy=entropy, group=group, vocab_size=vocab_size
     )

@@ -15,6 +15,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
+from .batch_invariant import is_batch_invariant
 from .dispatch import cdiv
 from .logprob_triton import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
 from .policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
@@ -72,23 +73,23 @@ class _LinearLogprob(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, batch_invariant, gradient):
-        score = (hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard)
+    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, gradient):
+        score = (hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard)
         ctx.kept = None
-        if batch_invariant:
-            saved_4N = score_fixed_rows(*score)
+        if is_batch_invariant():
+            saved_4N = score_whole_rows(*score)
         elif gradient:
             saved_4N, ctx.kept = score_columns(*score, GRAD_BYTES, keep=True)
         else:
             saved_4N, _ = score_columns(*score, SCORE_BYTES)
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, saved_4N)
-        ctx.options = (temperature, softcap, group, shard)
+        ctx.options = (temperature, group, shard)
         return saved_4N[0], saved_4N[1] if entropy else None
 
     @staticmethod
     def backward(ctx, grad_N, grad_entropy_N):
         hidden_NH, weight_VH, targets_N, saved_4N = ctx.saved_tensors
-        temperature, softcap, group, shard = ctx.options
+        temperature, group, shard = ctx.options
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_N = grad_N.contiguous()
         grad_entropy_N = None if grad_entropy_N is None else grad_entropy_N.contiguous()
@@ -103,7 +104,7 @@ class _LinearLogprob(torch.autograd.Function):
         for i, part in enumerate(reversed(parts)):
             logits_NC = part_logits(hidden_NH, weight_VH, part, buffer, made=kept and i == 0)
             where = part_shard(shard, part)
-            launch_backward(logits_NC, logits_NC, targets_N, saved_4N, grad_N, grad_entropy_N, where, temperature, softcap)
+            launch_backward(logits_NC, logits_NC, targets_N, saved_4N, grad_N, grad_entropy_N, where, temperature)
             if dhidden_NH is not None and one:
                 torch.mm(logits_NC, weight_VH, out=dhidden_NH)
             elif dhidden_NH is not None:
@@ -114,7 +115,7 @@ class _LinearLogprob(torch.autograd.Function):
             dhidden_NH = dhidden_NH.to(hidden_NH.dtype)
             if group is not None:
                 dist.all_reduce(dhidden_NH, group=group)
-        return dhidden_NH, dweight_VH, None, None, None, None, None, None, None, None
+        return dhidden_NH, dweight_VH, None, None, None, None, None, None
 
 
 @cache
@@ -135,7 +136,7 @@ def part_logits(hidden_NH: torch.Tensor, weight_VH: torch.Tensor, part: slice, b
 
 
 def score_columns(
-    hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, limit, keep=False
+    hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, limit, keep=False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row; and, to `keep`, the last range's logits.
 
@@ -156,7 +157,7 @@ def score_columns(
         if streams:
             streams[1].wait_stream(streams[0])
         with torch.cuda.stream(streams[1]) if streams else nullcontext():
-            launch_stats(logits_NC, targets_N, part_shard(shard, part), temperature, softcap, None, entropy, stats_N4)
+            launch_stats(logits_NC, targets_N, part_shard(shard, part), temperature, None, entropy, stats_N4)
         if streams:
             read.append(streams[1].record_event())
     if streams:
@@ -167,34 +168,25 @@ def score_columns(
     return saved_4N, buffers[0]
 
 
-def score_fixed_rows(hidden_NH, weight_VH, targets_N, temperature, softcap, entropy, group, shard, rows=1024) -> torch.Tensor:
-    """`score_columns` with one fixed matmul shape, whatever N: then a row's bits do not depend on how many rows came with it."""
-    N = len(targets_N)
-    saved_4N = torch.empty((4, N), dtype=torch.float32, device=hidden_NH.device)
-    stats_N4 = torch.empty((N, 4), dtype=torch.float32, device=hidden_NH.device)
-    buffer_RV = hidden_NH.new_empty((rows, len(weight_VH)))
-    for start in range(0, N, rows):
-        part = slice(start, min(start + rows, N))
-        hidden_RH = hidden_NH[part]
-        if len(hidden_RH) < rows:
-            hidden_RH = torch.cat([hidden_RH, hidden_RH.new_zeros((rows - len(hidden_RH), hidden_RH.shape[1]))])
-        logits_RV = torch.mm(hidden_RH, weight_VH.T, out=buffer_RV)[: part.stop - start]
-        launch_stats(logits_RV, targets_N[part], shard, temperature, softcap, None, entropy, stats_N4[part])
+def score_whole_rows(hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, rows=1024) -> torch.Tensor:
+    """`score_columns` with the vocabulary in one piece: how it is cut depends on the number of rows, and so would a row's bits."""
+    saved_4N = torch.empty((4, len(targets_N)), dtype=torch.float32, device=hidden_NH.device)
+    stats_N4 = torch.empty((len(targets_N), 4), dtype=torch.float32, device=hidden_NH.device)
+    for start in range(0, len(targets_N), rows):
+        part = slice(start, start + rows)
+        logits_RV = torch.mm(hidden_NH[part], weight_VH.T)
+        launch_stats(logits_RV, targets_N[part], shard, temperature, None, entropy, stats_N4[part])
     stats_WN4 = stats_N4[None] if group is None else gather_stats(stats_N4, group)
     finish_rows(stats_WN4, targets_N, shard.vocab, temperature, None, saved_4N)
     return saved_4N
 
 
-def triton_linear_logprob(
-    hidden_NH, weight_VH, targets_N, *, temperature=1.0, softcap=None, entropy=False, group=None, vocab_size=None, batch_invariant=False
-):
+def triton_linear_logprob(hidden_NH, weight_VH, targets_N, *, temperature=1.0, entropy=False, group=None, vocab_size=None):
     """See `linear_logprob`."""
     check_dtypes(hidden_NH, weight_VH)
     shard = vocab_shard(len(weight_VH), group, vocab_size)
     gradient = torch.is_grad_enabled() and (hidden_NH.requires_grad or weight_VH.requires_grad)
-    return _LinearLogprob.apply(
-        hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, softcap, entropy, group, shard, batch_invariant, gradient
-    )
+    return _LinearLogprob.apply(hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, entropy, group, shard, gradient)
 
 
 @dataclass
@@ -287,7 +279,7 @@ class _PolicyLoss(torch.autograd.Function):
         scored = by_document is None
         if scored:
             # A document longer than a chunk: score everything first, at the price of a fourth matmul.
-            score = (settings.temperature, settings.softcap, True, job.group, job.shard, GRAD_BYTES)
+            score = (settings.temperature, True, job.group, job.shard, GRAD_BYTES)
             job.saved_4N, _ = score_columns(hidden_NH, weight_VH, job.targets_N, *score)
             grad_N, job.values, job.sums = _coefficients(*job.saved_4N[:2], job.terms, settings, job.documents)
         else:
@@ -295,7 +287,7 @@ class _PolicyLoss(torch.autograd.Function):
             job.saved_4N = torch.zeros((4, N), dtype=torch.float32, device=device)
         buffer_RV = hidden_NH.new_empty((longest(parts), columns))
         clipping = _can_clip(job.terms, sequence)
-        options = (job.shard, settings.temperature, settings.softcap)
+        options = (job.shard, settings.temperature)
         totals: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
         for part in parts:
             backward = (need_hidden or need_weight) and part.start < job.backward_rows

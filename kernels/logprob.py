@@ -18,17 +18,9 @@ from .vocab import Shard, gather_stats, vocab_shard
 LOWEST = -1.0e30  # stands for "no other logit": finite, so that differences stay numbers
 
 
-def capped_logits(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """fp32 (fp64 stays) logits with the softcap applied."""
-    x = logits if logits.dtype == torch.float64 else logits.float()
-    return x if softcap is None else softcap * torch.tanh(x / softcap)
-
-
-def check_options(temperature: float, softcap: float | None) -> None:
+def check_temperature(temperature: float) -> None:
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap must be positive or None, not {softcap}")
 
 
 def check_targets(targets_N: torch.Tensor, mask_N: torch.Tensor | None, vocab: int) -> None:
@@ -145,7 +137,6 @@ def reference_token_logprob(
     targets_N: torch.Tensor,
     *,
     temperature: float = 1.0,
-    softcap: float | None = None,
     mask_N: torch.Tensor | None = None,
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
@@ -158,7 +149,7 @@ def reference_token_logprob(
         rows = None
     if rows is not None:
         logits_NV, targets_N = logits_NV.index_select(0, rows), targets_N.index_select(0, rows)
-    x_NV = capped_logits(logits_NV, softcap)
+    x_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     if group is None:
         values = finish_stats(_row_stats(x_NV, targets_N, shard, temperature, entropy), temperature)
         logprob_N, entropy_N = values[0].to(x_NV.dtype), values[1].to(x_NV.dtype)
@@ -175,7 +166,6 @@ def token_logprob(
     targets_N: torch.Tensor,
     *,
     temperature: float = 1.0,
-    softcap: float | None = None,
     mask_N: torch.Tensor | None = None,
     entropy: bool = False,
     inplace_backward: bool = False,
@@ -187,7 +177,7 @@ def token_logprob(
     Rows where `mask_N` is false are not read; their outputs and gradients are 0. `inplace_backward` lets the gradient overwrite
     the logits on CUDA. With `group`, `logits_NV` is this rank's shard of the vocabulary.
     """
-    check_options(temperature, softcap)
+    check_temperature(temperature)
     world = 1 if group is None else dist.get_world_size(group)
     check_targets(targets_N, mask_N, vocab_size or logits_NV.shape[1] * world)
     if use_triton(logits_NV):
@@ -197,7 +187,6 @@ def token_logprob(
             logits_NV,
             targets_N,
             temperature=temperature,
-            softcap=softcap,
             mask_N=mask_N,
             entropy=entropy,
             inplace_backward=inplace_backward,
@@ -205,5 +194,5 @@ def token_logprob(
             vocab_size=vocab_size,
         )
     return reference_token_logprob(
-        logits_NV, targets_N, temperature=temperature, softcap=softcap, mask_N=mask_N, entropy=entropy, group=group, vocab_size=vocab_size
+        logits_NV, targets_N, temperature=temperature, mask_N=mask_N, entropy=entropy, group=group, vocab_size=vocab_size
     )

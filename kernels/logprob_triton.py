@@ -26,23 +26,6 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def _tanh(y):
-    # a Pade form where 1 - 2 / (exp(2y) + 1) would cancel
-    y2 = y * y
-    small = y * (10395.0 + y2 * (1260.0 + 21.0 * y2)) / (10395.0 + y2 * (4725.0 + y2 * (210.0 + y2)))
-    large = 1.0 - 2.0 / (tl.exp2(2.0 * LOG2E * y) + 1.0)
-    return tl.where(tl.abs(y) < 1.0, small, large)
-
-
-@triton.jit
-def _capped(x, softcap, CAP: tl.constexpr):
-    x = x.to(tl.float32)
-    if CAP:
-        x = softcap * _tanh(x / softcap)
-    return x
-
-
-@triton.jit
 def _fold(m, l, s, x, scale, ENT: tl.constexpr):
     """Per-thread online softmax over one tile [RB, K]; s is the sum of 2^g g over the gaps g (in bits) to the running maximum.
 
@@ -60,9 +43,9 @@ def _fold(m, l, s, x, scale, ENT: tl.constexpr):
 
 
 @triton.jit
-def _without(x, keep, softcap, CAP: tl.constexpr):
+def _without(x, keep):
     # a finite number below LOWEST: its weight is 0 and so is weight times gap
-    return tl.where(keep, _capped(x, softcap, CAP), 2.0 * LOWEST)
+    return tl.where(keep, x.to(tl.float32), 2.0 * LOWEST)
 
 
 @triton.jit
@@ -71,7 +54,7 @@ def _add_both(a1, b1, a2, b2):
 
 
 @triton.jit
-def _row_again(p, y, V, M, scale, softcap, RB: tl.constexpr, K: tl.constexpr, CAP: tl.constexpr):
+def _row_again(p, y, V, M, scale, RB: tl.constexpr, K: tl.constexpr):
     """R and S (in bits) of a rare row summed again, for its entropy: where one token that is not the target holds most of the mass, R is
     summed without it, else no digits are left; and logits of -inf add nothing."""
     offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
@@ -80,7 +63,7 @@ def _row_again(p, y, V, M, scale, softcap, RB: tl.constexpr, K: tl.constexpr, CA
     s = tl.zeros([RB], tl.float32)
     for i in range(tl.cdiv(V, RB * K)):
         o = i * (RB * K) + offs
-        x = _without(tl.load(p + o, mask=o < V, other=0.0), (o < V) & (o != y), softcap, CAP)
+        x = _without(tl.load(p + o, mask=o < V, other=0.0), (o < V) & (o != y))
         g = tl.maximum((x - M) * scale, -200.0, propagate_nan=tl.PropagateNan.ALL)
         e = tl.exp2(g)
         rest += tl.sum(tl.where(x == M, 0.0, e), axis=1)
@@ -91,9 +74,7 @@ def _row_again(p, y, V, M, scale, softcap, RB: tl.constexpr, K: tl.constexpr, CA
 
 
 @triton.jit
-def _row_stats(
-    x_ptr, begin, y, V, scale, softcap, RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, ODD: tl.constexpr
-):
+def _row_stats(x_ptr, begin, y, V, scale, RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, ODD: tl.constexpr):
     """(M, R, S, x_t) of the row at x_ptr + begin, as in the reference; y is the target's column or -1 when another rank owns it.
 
     The target is left out after loading, not by the load's mask, which would break the 16-byte loads up.
@@ -104,7 +85,7 @@ def _row_stats(
     l = tl.zeros([RB], tl.float32)
     s = tl.zeros([RB], tl.float32)
     p = x_ptr + begin
-    xt = _capped(tl.load(p + tl.maximum(y, 0)), softcap, CAP)
+    xt = tl.load(p + tl.maximum(y, 0)).to(tl.float32)
     row, column = p, y
     if ODD:  # columns are counted from the grid point
         shift = (begin % K).to(tl.int32)
@@ -116,13 +97,13 @@ def _row_stats(
         first = tl.minimum(full, 1)
         rest = whole + tl.arange(0, RB)[:, None]
         few = tl.load(p + rest, mask=rest < end, other=0.0)
-        m, l, s = _fold(m, l, s, _without(few, (rest < end) & (rest >= shift) & (rest != y), softcap, CAP), scale, ENT)
+        m, l, s = _fold(m, l, s, _without(few, (rest < end) & (rest >= shift) & (rest != y)), scale, ENT)
         if full * BLOCK < whole:
             o = full * BLOCK + offs
             x = tl.load(p + o, mask=o < whole, other=0.0)
-            m, l, s = _fold(m, l, s, _without(x, (o < whole) & (o >= shift) & (o != y), softcap, CAP), scale, ENT)
+            m, l, s = _fold(m, l, s, _without(x, (o < whole) & (o >= shift) & (o != y)), scale, ENT)
         if full > 0:
-            m, l, s = _fold(m, l, s, _without(tl.load(p + offs), (offs >= shift) & (offs != y), softcap, CAP), scale, ENT)
+            m, l, s = _fold(m, l, s, _without(tl.load(p + offs), (offs >= shift) & (offs != y)), scale, ENT)
         special = tl.where((y < 0) | (y < first * BLOCK), full, y // BLOCK)
     else:
         full = V // BLOCK
@@ -130,16 +111,16 @@ def _row_stats(
         if full * BLOCK < V:  # the ragged end first: its address waits for nothing
             o = full * BLOCK + offs
             x = tl.load(p + o, mask=o < V, other=0.0)
-            m, l, s = _fold(m, l, s, _without(x, (o < V) & (o != y), softcap, CAP), scale, ENT)
+            m, l, s = _fold(m, l, s, _without(x, (o < V) & (o != y)), scale, ENT)
         special = tl.where(y < 0, full, y // BLOCK)
     # every full tile but the target's
     for i in range(first, tl.where(special < full, full - 1, full)):
         start = (i + (i >= special).to(tl.int32)) * BLOCK
-        x = _capped(tl.load(p + start + offs), softcap, CAP)
+        x = tl.load(p + start + offs).to(tl.float32)
         m, l, s = _fold(m, l, s, x, scale, ENT)
     if special < full:
         o = special * BLOCK + offs
-        m, l, s = _fold(m, l, s, _without(tl.load(p + o), o != y, softcap, CAP), scale, ENT)
+        m, l, s = _fold(m, l, s, _without(tl.load(p + o), o != y), scale, ENT)
     M = tl.max(m, axis=0)
     drop = (m - M) * scale
     w = tl.exp2(drop)
@@ -149,7 +130,7 @@ def _row_stats(
         R -= 1.0
         # Above a tenth the entropy is large enough for R's absolute error of 1e-7; a NaN means logits of -inf, or really a NaN.
         if ((R < 0.1) & (R > -0.5) & (xt < M)) | (S != S):
-            R, S = _row_again(row, column, V, M, scale, softcap, RB, K, CAP)
+            R, S = _row_again(row, column, V, M, scale, RB, K)
         S = S * LN2
     else:
         R = tl.sum(l * w, axis=0) - 1.0
@@ -221,8 +202,8 @@ def _finish(M, R, S, xt, inv_t_hi, inv_t_lo):
 
 @triton.jit
 def _stats_kernel(
-    x_ptr, y_ptr, mask_ptr, out_ptr, stride, V, start, scale, softcap,
-    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, ODD: tl.constexpr,
+    x_ptr, y_ptr, mask_ptr, out_ptr, stride, V, start, scale,
+    RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, MASK: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
     """One row a program. Nothing else happens here: the loop needs the registers for rows in flight."""
     row = tl.program_id(0).to(tl.int64)
@@ -232,7 +213,7 @@ def _stats_kernel(
     if live:
         y = tl.load(y_ptr + row) - start
         y = tl.where((y >= 0) & (y < V), y, -1).to(tl.int32)
-        M, R, S, xt = _row_stats(x_ptr, row * stride, y, V, scale, softcap, RB, K, ENT, CAP, ODD)
+        M, R, S, xt = _row_stats(x_ptr, row * stride, y, V, scale, RB, K, ENT, ODD)
         tl.store(out_ptr + row * 4, M)
         tl.store(out_ptr + row * 4 + 1, R)
         tl.store(out_ptr + row * 4 + 2, S)
@@ -296,14 +277,9 @@ def _finish_kernel(
 
 
 @triton.jit
-def _tile_gradient(
-    x, o, y, own, reference, log2z, constant, slope, scale, softcap, ENT: tl.constexpr, CAP: tl.constexpr, TARGET: tl.constexpr
-):
+def _tile_gradient(x, o, y, own, reference, log2z, constant, slope, scale, ENT: tl.constexpr, TARGET: tl.constexpr):
     """d(g logprob + ge entropy) / d logits of one tile: -p (constant + slope log2 p), and `own` at the target."""
     x = x.to(tl.float32)
-    if CAP:
-        t = _tanh(x / softcap)
-        x = softcap * t
     z = (x - reference) * scale - log2z
     if ENT:
         z = tl.maximum(z, -200.0, propagate_nan=tl.PropagateNan.ALL)
@@ -312,16 +288,14 @@ def _tile_gradient(
         d = -tl.exp2(z) * constant
     if TARGET:
         d = tl.where(o == y, own, d)
-    if CAP:
-        d = d * (1.0 - t * t)
     return d
 
 
 @triton.jit
 def _backward_kernel(
     x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, source_ptr, tiles, plane, stride, dstride, V, columns, start,
-    scale, inv_t, softcap,
-    BLOCK: tl.constexpr, ENT: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr, MOVE: tl.constexpr, ODD: tl.constexpr,
+    scale, inv_t,
+    BLOCK: tl.constexpr, ENT: tl.constexpr, MASK: tl.constexpr, MOVE: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
     """One tile of a row a program. ODD counts columns from the grid point before the row, and leaves what does not fill a vector at either
     end of the row to the first tile's program."""
@@ -372,15 +346,15 @@ def _backward_kernel(
             own = -g * _expm1(logprob)
             if ENT:
                 own -= ge * tl.exp2(logprob * LOG2E) * (tl.maximum(logprob, LOWEST, propagate_nan=tl.PropagateNan.ALL) + entropy)
-            mine = tl.where(owned, y, -1)
-            d = _tile_gradient(x, o, mine, own * inv_t, reference, log2z, constant, slope, scale, softcap, ENT, CAP, True)
+            target = tl.where(owned, y, -1)
+            d = _tile_gradient(x, o, target, own * inv_t, reference, log2z, constant, slope, scale, ENT, True)
             if ODD:
                 x_edge = tl.load(x_ptr + begin + edge, mask=outside & first, other=0.0)
-                d_edge = _tile_gradient(x_edge, edge, mine, own * inv_t, reference, log2z, constant, slope, scale, softcap, ENT, CAP, True)
+                d_edge = _tile_gradient(x_edge, edge, target, own * inv_t, reference, log2z, constant, slope, scale, ENT, True)
                 d_edge = tl.where(edge < valid, d_edge, 0.0)
                 tl.store(dx_ptr + dbegin + edge, d_edge.to(dx_ptr.dtype.element_ty), mask=outside & first)
         else:
-            d = _tile_gradient(x, o, y, 0.0, reference, log2z, constant, slope, scale, softcap, ENT, CAP, False)
+            d = _tile_gradient(x, o, y, 0.0, reference, log2z, constant, slope, scale, ENT, False)
         tl.store(out, tl.where(o < valid, d, 0.0).to(dx_ptr.dtype.element_ty), mask=inside)
     else:
         tl.store(out, tl.zeros([BLOCK], dx_ptr.dtype.element_ty), mask=inside)
@@ -416,7 +390,6 @@ def launch_stats(
     targets_N: torch.Tensor,
     shard: Shard,
     temperature: float,
-    softcap: float | None,
     mask_N: torch.Tensor | None,
     entropy: bool,
     out_N4: torch.Tensor,
@@ -431,8 +404,8 @@ def launch_stats(
     rows, warps, registers = config or stats_config(shard.valid, entropy, odd)
     _stats_kernel[(N,)](
         logits_NV, targets_N, targets_N if mask_N is None else mask_N, out_N4, logits_NV.stride(0), shard.valid, shard.start,
-        1.4426950408889634 / temperature, softcap or 1.0,
-        RB=rows, K=8, ENT=entropy, CAP=softcap is not None, MASK=mask_N is not None,
+        1.4426950408889634 / temperature,
+        RB=rows, K=8, ENT=entropy, MASK=mask_N is not None,
         ODD=odd, num_warps=warps, maxnreg=registers,
     )  # fmt: skip
 
@@ -465,7 +438,6 @@ def score_logits(
     targets_N: torch.Tensor,
     shard: Shard,
     temperature: float,
-    softcap: float | None,
     mask_N: torch.Tensor | None,
     entropy: bool,
     group: dist.ProcessGroup | None,
@@ -473,7 +445,7 @@ def score_logits(
 ) -> None:
     """Statistics, the one gather when the vocabulary is split, and the four outputs."""
     stats_N4 = torch.empty((len(targets_N), 4), dtype=torch.float32, device=logits_NV.device)
-    launch_stats(logits_NV, targets_N, shard, temperature, softcap, mask_N, entropy, stats_N4)
+    launch_stats(logits_NV, targets_N, shard, temperature, mask_N, entropy, stats_N4)
     if group is not None and mask_N is not None:
         stats_N4.masked_fill_(~mask_N.bool()[:, None], 0.0)  # never written; what is sent should not be garbage
     stats_WN4 = stats_N4[None] if group is None else gather_stats(stats_N4, group)
@@ -489,7 +461,6 @@ def launch_backward(
     grad_entropy_N: torch.Tensor | None,
     shard: Shard,
     temperature: float,
-    softcap: float | None,
     mask_N: torch.Tensor | None = None,
     source_N: torch.Tensor | None = None,
     config: tuple[int, int] = (1024, 2),
@@ -510,28 +481,28 @@ def launch_backward(
         targets_N if mask_N is None else mask_N, targets_N if source_N is None else source_N,
         tiles, saved_4N.stride(0), logits_NV.stride(0), out_NV.stride(0),
         shard.valid, columns, shard.start,
-        1.4426950408889634 / temperature, 1.0 / temperature, softcap or 1.0,
-        BLOCK=block, ENT=grad_entropy_N is not None, CAP=softcap is not None, MASK=mask_N is not None, MOVE=source_N is not None, ODD=odd,
+        1.4426950408889634 / temperature, 1.0 / temperature,
+        BLOCK=block, ENT=grad_entropy_N is not None, MASK=mask_N is not None, MOVE=source_N is not None, ODD=odd,
         num_warps=warps,
     )  # fmt: skip
 
 
 class _TokenLogprob(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits_NV, targets_N, temperature, softcap, mask_N, entropy, inplace, group, shard):
+    def forward(ctx, logits_NV, targets_N, temperature, mask_N, entropy, inplace, group, shard):
         saved_4N = torch.empty((4, len(targets_N)), dtype=torch.float32, device=logits_NV.device)
-        score_logits(logits_NV, targets_N, shard, temperature, softcap, mask_N, entropy, group, saved_4N)
+        score_logits(logits_NV, targets_N, shard, temperature, mask_N, entropy, group, saved_4N)
         ctx.save_for_backward(logits_NV, targets_N, mask_N, saved_4N)
-        ctx.options = (shard, temperature, softcap, inplace)
+        ctx.options = (shard, temperature, inplace)
         return saved_4N[0], saved_4N[1] if entropy else None
 
     @staticmethod
     def backward(ctx, grad_N, grad_entropy_N):
         logits_NV, targets_N, mask_N, saved_4N = ctx.saved_tensors
-        shard, temperature, softcap, inplace = ctx.options
+        shard, temperature, inplace = ctx.options
         out_NV = logits_NV.detach() if inplace else torch.empty_like(logits_NV)
         grad_entropy_N = None if grad_entropy_N is None else grad_entropy_N.contiguous()
-        launch_backward(logits_NV, out_NV, targets_N, saved_4N, grad_N.contiguous(), grad_entropy_N, shard, temperature, softcap, mask_N)
+        launch_backward(logits_NV, out_NV, targets_N, saved_4N, grad_N.contiguous(), grad_entropy_N, shard, temperature, mask_N)
         return out_NV, None, None, None, None, None, None, None, None
 
 
@@ -540,7 +511,6 @@ def triton_token_logprob(
     targets_N: torch.Tensor,
     *,
     temperature: float = 1.0,
-    softcap: float | None = None,
     mask_N: torch.Tensor | None = None,
     entropy: bool = False,
     inplace_backward: bool = False,
@@ -551,4 +521,4 @@ def triton_token_logprob(
     if logits_NV.stride(1) != 1:
         logits_NV = logits_NV.contiguous()
     shard = vocab_shard(logits_NV.shape[1], group, vocab_size)
-    return _TokenLogprob.apply(logits_NV, targets_N.contiguous(), temperature, softcap, mask_N, entropy, inplace_backward, group, shard)
+    return _TokenLogprob.apply(logits_NV, targets_N.contiguous(), temperature, mask_N, entropy, inplace_backward, group, shard)

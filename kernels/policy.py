@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
-from .logprob import check_options
+from .logprob import check_temperature
 
 MAX_LOG_RATIO = 20.0  # exp stays finite in fp32; tokens past it get no policy gradient and are counted in `ratio_clamped`
 
@@ -58,7 +58,6 @@ class PolicySettings:
     """What the policy term is. `ratio="sequence"` is GSPO; the WebRL objectives are sequence regressions on A / beta."""
 
     temperature: float = 1.0
-    softcap: float | None = None
     objective: str = "clip"
     ratio: str = "token"
     clip_low: float = 0.2
@@ -71,7 +70,7 @@ class PolicySettings:
     entropy: bool = True  # report the entropy even when it carries no weight
 
     def __post_init__(self) -> None:
-        check_options(self.temperature, self.softcap)
+        check_temperature(self.temperature)
         for name, allowed in (("objective", OBJECTIVES), ("ratio", RATIOS), ("kl", KLS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"PolicySettings.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")

@@ -55,7 +55,6 @@ def reference_policy_loss(
         logits_RV,
         targets_N.index_select(0, rows),
         temperature=settings.temperature,
-        softcap=settings.softcap,
         entropy=want_entropy,
         group=group,
         vocab_size=vocab_size,

@@ -131,7 +131,7 @@ def make_case(rows=14, hidden=5, vocab=11, dtype=torch.float64, seed=0):
     [
         PolicySettings(temperature=0.8, clip_high=0.28, dual_clip=3.0, kl_clamp=10.0),
         PolicySettings(ratio="sequence", kl="k2"),
-        PolicySettings(objective="webrl_paper", beta=0.5, kl="k1", softcap=5.0),
+        PolicySettings(objective="webrl_paper", beta=0.5, kl="k1"),
     ],
     ids=["token", "gspo", "webrl"],
 )

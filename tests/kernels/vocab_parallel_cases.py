@@ -10,7 +10,7 @@ from terrella.kernels import logprob as logprob_module
 
 SETTINGS = {
     "token": PolicySettings(temperature=0.8, clip_high=0.28, kl_clamp=10.0),
-    "gspo": PolicySettings(ratio="sequence", softcap=4.0),
+    "gspo": PolicySettings(ratio="sequence"),
 }
 
 
