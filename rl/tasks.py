@@ -171,6 +171,19 @@ class Tasks(ABC):
             played[TRUTH] = self.scripted(tasks, lambda i, turn: lessons[i][turn] if turn < len(lessons[i]) else "")
         return {name: [[trajectory.reward] for trajectory in trajectories] for name, trajectories in played.items()}
 
+    def make(self, guard: Callable[[], None]) -> dict[str, int]:
+        """Make what this environment reads in the folder of the collect stage that its setting `data` names, and count it. On the main
+        rank alone; `guard` is called before writing."""
+        raise ConfigError("env.data: names the collect stage itself, but this environment makes no data of its own")
+
+    def imitated(self) -> Sequence[Any]:
+        """What supervised fine-tuning imitates: the training tasks, unless the environment has something else to learn from."""
+        return self.of("train")
+
+    def lesson_order(self, seed: int) -> Callable[[int], int]:
+        """Which of them comes at a place of an endless stream."""
+        return self.order(seed)
+
     def demonstration(self, task: Any) -> list[str] | None:
         """The answers to imitate, one a turn; None where there are none."""
         return None

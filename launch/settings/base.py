@@ -21,7 +21,7 @@ def references(stage: Any, env: Any = None) -> list[str]:
     """The earlier stages that a stage names, in the fields that its class lists in `uses`; and the one that made what its environment
     reads, be that its own or the recipe's `env`."""
     found: list[str] = []
-    if hasattr(stage, "env") and (made := getattr(stage.env or env, "data", None)) is not None:
+    if hasattr(stage, "env") and (made := getattr(stage.env or env, "data", None)) not in (None, stage.name):
         found.append(made)
     for name in getattr(stage, "uses", ()):
         value = attrgetter(name)(stage)

@@ -26,7 +26,10 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Training tasks are played, by a model or without one, and what is worth imitating becomes shards for sft stages."""
+    """Training tasks are played, by a model or without one, and what is worth imitating becomes shards for sft stages.
+
+    Where the environment names this very stage as its `data`, the environment itself makes what all stages read: rooms, and play in them.
+    """
 
     kind: Literal["collect"]
     name: str
@@ -40,12 +43,13 @@ class Collect:
     max_new_tokens: int = 400
     temperature: float = 1.0
     prompts_at_once: int = 32
+    samples_per_shard: int = 4096
     rollouts: Rollouts = field(default_factory=Rollouts)
     uses: ClassVar[tuple[str, ...]] = ("model", "again")
     even: ClassVar[tuple[str, ...]] = ("prompts",)
 
     def __post_init__(self) -> None:
-        positive(self, "prompts", "samples_per_prompt", "max_new_tokens", "prompts_at_once")
+        positive(self, "prompts", "samples_per_prompt", "max_new_tokens", "prompts_at_once", "samples_per_shard")
         if self.again is not None and self.model is not None:
             raise ValueError("again: the answers are those of another stage; leave model out")
         if not 0 <= self.validation_share < 1:

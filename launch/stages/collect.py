@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...core.files import make_folder
 from ...core.progress import Progress
 from ...core.rng import fold
@@ -28,8 +29,15 @@ from .verbs import environment, require_judged, require_tasks
 TRAIN, HELD_OUT = "train", "held_out"  # folders of shards
 
 
+def _makes_data(stage: Collect, job: Job) -> bool:
+    """Whether the environment makes here what it reads later."""
+    return getattr(stage.env or job.recipe.env, "data", None) == stage.name
+
+
 def check(stage: Collect, job: Job) -> None:
     """Before the run starts: the environment opens and has training tasks."""
+    if _makes_data(stage, job) and (stage.model, stage.again, stage.least_reward) != (None, None, None):
+        raise ConfigError(f"stages: {stage.name}: the environment makes its own data here; leave model, again and least_reward out")
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_tasks(tasks, "train", stage.name)
@@ -40,6 +48,8 @@ def check(stage: Collect, job: Job) -> None:
 def run(stage: Collect, job: Job) -> dict[str, Any]:
     """Play all tasks and write the lessons. After a kill what was sampled is not sampled again; shards are written last."""
     with environment(stage, job) as tasks:
+        if _makes_data(stage, job):
+            return job.mesh.from_main(lambda: tasks.make(job.run.guard))
         train = tasks.of("train")
         asked = [(place, train[place % len(train)]) for place in job.mesh.share(range(stage.prompts))]
         episodes = [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]
@@ -101,7 +111,8 @@ def _write(stage: Collect, job: Job, lessons: list[Lesson]) -> dict[str, int]:
     """One sample a lesson, with its very token ids and their roles. Every data rank has its own shards."""
     counts = {}
     for part in (TRAIN, HELD_OUT):
-        with ShardWriter(job.stage_folder(stage.name) / part, kind=TEXT, prefix=f"rank{job.mesh.data_rank:03d}") as writer:
+        folder, prefix = job.stage_folder(stage.name) / part, f"rank{job.mesh.data_rank:03d}"
+        with ShardWriter(folder, kind=TEXT, prefix=prefix, max_samples=stage.samples_per_shard) as writer:
             for lesson in lessons:
                 if lesson.held_out == (part == HELD_OUT):
                     ids, roles = np.asarray(lesson.sequence.ids, np.int32), np.asarray(lesson.sequence.roles, np.int8)

@@ -40,6 +40,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
         judged: Judged = {}
         probes: dict[tuple[str, str], Any] = {}
         shown: dict[tuple[str, str], str] = {}
+        kinds: dict[str, str] = {other.name: other.kind for other in job.recipe.stages}
         rounds = len(stage.compared) * len(stage.temperatures) * len(parts)
         progress = Progress(stage.name, rounds, speak=job.mesh.is_main)
         for arm in stage.compared:
@@ -48,7 +49,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
                 for temperature in stage.temperatures:
                     for part, asked in parts.items():
                         kept = met.shown_as(arm.model, temperature, part)
-                        shown |= {(arm.name, part): f"{stage.name}-{kept}"} if kept else {}
+                        shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
                         judged[arm.name, temperature, part] = _play(stage, job, met, sampler, asked, temperature, kept)
                         progress.update(len(judged))
                 for part, asked in parts.items():
@@ -64,6 +65,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
             stage.control,
             tuple(arm.name for arm in stage.compared if arm.control),
             {arm.name: cost_of(job, arm.model) for arm in stage.compared},
+            {arm.name: kinds[arm.model] for arm in stage.compared},
             probes,
             shown,
         )

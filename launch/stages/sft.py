@@ -33,8 +33,8 @@ class Demonstrations:
     """The demonstrations of training tasks as token sequences, each made once."""
 
     def __init__(self, tasks: Tasks, where: str) -> None:
-        self.tasks, self.where, self.train = tasks, where, tasks.of("train")
-        self.order, self.pad_id = tasks.order, tasks.tokenizer.pad_id
+        self.tasks, self.where, self.train = tasks, where, tasks.imitated()
+        self.order, self.pad_id = tasks.lesson_order, tasks.tokenizer.pad_id
         self._kept: dict[int, list[TokenSequence]] = {}
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ def check(stage: Tune, job: Job) -> None:
     if job.mesh.is_main and stage.data is None:
         with environment(stage, job) as tasks:
             require_tasks(tasks, "train", stage.name)
-            tasks.lessons(tasks.of("train")[:1], f"stages: {stage.name}")
+            tasks.lessons(tasks.imitated()[:1], f"stages: {stage.name}")
 
 
 def run(stage: Tune, job: Job) -> dict[str, Any]:
