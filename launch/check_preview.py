@@ -12,8 +12,6 @@ from ..core.errors import ConfigError
 from ..data.trajectory import Invalid, Trajectory
 from ..models.geometry import count
 from .recipe import Recipe
-from .settings.grid import Reinforce as GridReinforce
-from .settings.grid import SelfPlay
 from .settings.verbs import Reinforce, Score
 
 LARGEST = {"cpu": 7e8, "cuda": 2e10}  # parameters of a model that is loaded to answer
@@ -64,10 +62,10 @@ class _Random:
 
 def preview(recipe: Recipe, job: Any) -> Shown | str:
     """The first episode of the recipe's first RL stage, or why none can be shown."""
-    stage = next((s for kind in OPENERS for s in recipe.stages if type(s) is kind), None)
+    stage = next((s for kind in (Reinforce, Score) for s in recipe.stages if isinstance(s, kind)), None)
     if stage is None:
         return "no stage of this recipe samples text for a reward; --rehearse plays all that it has"
-    with OPENERS[type(stage)](stage, recipe, job) as (tokenizer, limit, play):
+    with _environment(stage, recipe, job) as (tokenizer, limit, play):
         sampler, how = _sampler(recipe, tokenizer)
         seen = _Seen(sampler)
         played = play(seen, min(limit or ANSWER_TOKENS, ANSWER_TOKENS))
@@ -131,38 +129,3 @@ def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator
 
         known = tasks.max_length is not None  # or the tokenizer is only learnt by a stage
         yield tasks.tokenizer, stage.max_new_tokens if known else None, play
-
-
-@contextmanager
-def _grid(stage: GridReinforce, recipe: Recipe, job: Any) -> Iterator[Opened]:
-    from ..rl.imagination import GridDynamics, ImaginationEpisode, make_task
-    from ..rl.rollout.episodes import rollout
-    from ..rl.rollout.sampler import SamplingParams
-
-    source = next(other for other in recipe.stages if other.name == stage.tasks.source)
-    assert isinstance(source, SelfPlay)
-    dynamics = GridDynamics.of(recipe.world)
-    tokenizer, room = dynamics.tokenizer(), dynamics.start(source.first_seed)
-    length = len(tokenizer.encode(room))
-
-    def play(sampler: Any, tokens: int) -> Trajectory:
-        task = make_task(dynamics, [room], 0, stage.tasks.steps, stage.tasks.walk, recipe.seed)
-        params = SamplingParams(length, stage.temperature)
-        return rollout(sampler, [ImaginationEpisode(task, 0, tokenizer)], params, recipe.seed)[0]
-
-    yield tokenizer, length, play
-
-
-def _tokenizer(recipe: Recipe) -> Any:
-    from ..data.tokenizers import load_tokenizer
-    from ..models.hub import resolve
-
-    named = start_folder(recipe)
-    return load_tokenizer(resolve(named)) if named else None
-
-
-OPENERS: dict[type, Any] = {
-    Reinforce: _environment,
-    GridReinforce: _grid,
-    Score: _environment,  # after those that train: the first in this order is shown
-}

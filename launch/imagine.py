@@ -34,7 +34,7 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
     """Dynamics, a sampler on the folder's weights, and the tasks."""
     from ..models.families import parameter_names
     from ..models.hf import read_config, weight_source
-    from ..rl.imagination import GridDynamics, make_task
+    from ..rl.grid.imagination import GridDynamics, make_task
     from ..rl.rollout.embedded import EmbeddedSampler
 
     if not model.is_dir():
@@ -51,7 +51,7 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
 
 def _drift(dynamics: Any, sampler: Any, tasks: list, steps: int, name: str, temperatures: tuple[float, ...], seed: int) -> dict[str, Any]:
     """The table of imagined grids that still equal the true ones after 1, 2, ... steps."""
-    from ..rl.evaluate import imagine
+    from ..rl.grid.evaluate import imagine
     from ..rl.text_games.world import drift_table
 
     hits = {"copy": [[task.state == task.truths[k] for task in tasks] for k in range(steps)]}
@@ -116,7 +116,7 @@ def evaluate(
     WORLD is a Sokoban tag, or text-game or web-page for language world models. With --url any tag plays: the served model is then
     an agent in that world, on --n seeds from 123.
     """
-    from ..rl.evaluate import copy_baseline, imagine, score_predictions, summarise
+    from ..rl.grid.evaluate import copy_baseline, imagine, score_predictions, summarise
     from .language import DOMAINS, evaluate_language, show
 
     if world in DOMAINS:
@@ -186,7 +186,7 @@ def evaluate(
 @click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
 def rollout(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float) -> None:
     """Imagine trajectories with a world model of WORLD and print them, or write them as JSON lines."""
-    from ..rl.evaluate import imagine
+    from ..rl.grid.evaluate import imagine
 
     dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
     _, episodes = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)

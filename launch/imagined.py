@@ -71,7 +71,7 @@ def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[], World]
 def _grid(folder: Path, true: Offer) -> Callable[[], World]:
     from ..data.trajectory import Invalid
     from ..rl.exchange.imagined import ImaginedGrid
-    from ..rl.imagination import GridDynamics, ImaginationEpisode, ImaginationTask, prompt_ids
+    from ..rl.grid.imagination import GridDynamics, ImaginationEpisode, ImaginationTask, prompt_ids
     from ..rl.rollout.sampler import SampleRequest, SamplingParams
     from ..rl.worlds.sokoban import Sokoban
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ..core import schema
 from ..core.config import ParallelConfig, PrecisionConfig
@@ -14,7 +15,6 @@ from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
 from .recipe_files import find, tree_of
 from .settings.base import Export, positive, references
-from .settings.grid import GridStage
 from .settings.language import LanguageStage
 from .settings.verbs import Start, Tune, VerbStage
 from .settings.video import VideoSettings, VideoStage
@@ -32,9 +32,13 @@ RENAMED = {
     "language-sft": "sft",
     "language-rlvr": "rl",
     "language-eval": "eval",
+    "self-play": "collect",
+    "supervised": "sft",
+    "rlvr": "rl",
+    "evaluate": "eval",
 }  # kinds of stages that earlier releases had, and what they are now
 TextStage = VerbStage | LanguageStage | WebStage
-Stage = GridStage | TextStage | VideoStage | Export
+Stage = TextStage | VideoStage | Export
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Recipe:
     name: str  # of the recipe, in reports and the default run folder
     model: NamedModel  # sizes of the model, or the folder that has them
     stages: list[Stage]  # what is done, in this order
-    world: str = LANGUAGE  # a tag of rl/worlds/tags.yaml, or `language` or `video` for recipes of such stages
+    world: Literal["language", "video"] = LANGUAGE  # `video` for recipes of video stages
     env: EnvironmentSettings | None = None  # what the stages collect, sft, rl and eval train and evaluate on
     seed: int = 0  # of all randomness
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
@@ -72,7 +76,7 @@ class Recipe:
             names.append(stage.name)
             if isinstance(stage, Tune) and stage.init is None and any(isinstance(other, Start) for other in self.stages):
                 raise ValueError(f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's start")
-            if not isinstance(stage, Export | {LANGUAGE: TextStage, VIDEO: VideoStage}.get(self.world, GridStage)):
+            if not isinstance(stage, Export | (VideoStage if self.world == VIDEO else TextStage)):
                 raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} does not fit the world '{self.world}'")
         if not names:
             raise ValueError("stages: a recipe needs at least one stage")

@@ -40,7 +40,6 @@ MOST = {
     "log_every": 1,
     "rollouts_every": 1,
     "prompts_at_once": 8,
-    "rooms": 48,
     "heldout_rooms": 8,
     "actions_per_room": 6,
     "seeds": 2,

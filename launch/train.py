@@ -23,6 +23,7 @@ from .extend import explain, extend, with_steps
 from .extras import require_packages
 from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
 from .own import chosen_recipe, own_options, require_own, settings_of
+from .settings.verbs import Collect
 from .supervise import STOPPED, Span, run_workers
 
 
@@ -140,7 +141,7 @@ def replaying(config: recipes.Recipe, run: Path) -> recipes.Recipe:
     stages = []
     for stage in config.stages:
         rollouts = getattr(stage, "rollouts", None)
-        if rollouts is not None:
+        if rollouts is not None and not (isinstance(stage, Collect) and stage.model is None):
             journal = run / "stages" / stage.name / "journal"
             if not any(journal.glob("samples-*.jsonl")):
                 raise ConfigError(

@@ -24,17 +24,13 @@ from ..core.progress import say
 from ..core.sinks import open_sinks
 from ..models.config import ModelConfig
 from .outlook import stage_line
-from .recipe import LANGUAGE, Recipe, with_vocab
+from .recipe import Recipe, with_vocab
 from .settings.base import dealt_evenly
 from .supervise import FINISHED, STOPPED, error_file
 
 # kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage, job)`, which
 # refuses what the stage would miss later, such as weights that are not there: it is called before the run's first stage
 STAGES = {
-    "self-play": "selfplay",
-    "supervised": "supervised",
-    "rlvr": "reinforce",
-    "evaluate": "evaluate",
     "export": "export",
     "start": "start",
     "collect": "collect",
@@ -108,14 +104,10 @@ def check_stages(stages: list[Any], job: Any) -> None:
 
 
 def model_of(recipe: Recipe) -> ModelConfig:
-    """The model, with the vocabulary of worlds whose tokens are given; others ask their start or their data."""
+    """The model, with the vocabulary of video codes where it has them."""
     if recipe.video is not None:
         return with_vocab(recipe, recipe.video.layout.vocab)
-    if recipe.world == LANGUAGE:
-        return recipe.model.sizes
-    from ..rl.imagination import GridDynamics
-
-    return with_vocab(recipe, GridDynamics.of(recipe.world).tokenizer().vocab_size)
+    return recipe.model.sizes
 
 
 def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> int:

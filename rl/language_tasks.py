@@ -30,12 +30,13 @@ TITLES = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never see
 
 @dataclass(frozen=True)
 class Made:
-    """What an earlier stage makes for an environment: its folder, its settings, and whether it has finished."""
+    """What a stage makes for an environment: its folder, its settings, whether it has finished, and the recipe's seed."""
 
     name: str
     folder: Path
     settings: dict[str, Any]
     finished: bool = True
+    seed: int = 0
 
     def part(self, name: str) -> Path | None:
         """Where the shards of a part are, named by the stage or made by it; None where there is no such part."""

@@ -9,11 +9,9 @@ from ...core.files import make_folder, read_json, settle, sync_folder, write_jso
 from ...core.run import set_aside
 from ...models.hf import export_hf
 from ..job import Job
-from ..recipe import LANGUAGE
 from ..settings.base import Export
 from ..settings.web import WebStart
 from .common import build_engine
-from .grid import tokenizer_of as grid_tokenizer
 from .language import tokenizer_of
 from .web import prompter_of
 
@@ -33,8 +31,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
             specials = {"bos_token_id": layout.bos, "eos_token_id": layout.eos, "pad_token_id": layout.eos}
         else:
             web = any(isinstance(other, WebStart) for other in job.recipe.stages)
-            grid = job.recipe.world != LANGUAGE
-            words = grid_tokenizer(job) if grid else prompter_of(job).tokenizer if web else tokenizer_of(job)
+            words = prompter_of(job).tokenizer if web else tokenizer_of(job)
             words.save(tokenizer)
             stop = words.eos_id if len(words.stop_ids) == 1 else list(words.stop_ids)
             specials = {"bos_token_id": words.bos_id, "eos_token_id": stop, "pad_token_id": words.pad_id}

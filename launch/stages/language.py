@@ -16,9 +16,8 @@ from ...rl.language import read_pair
 from ...rl.language_tasks import UNSEEN
 from ..job import Job
 from ..settings.language import TextGameData, WebPageData
-from ..settings.verbs import Start
 from .common import TOKENIZER
-from .verbs import learnt_tokenizer
+from .verbs import has_start, learnt_tokenizer
 from .verbs import tokenizer_of as verb_tokenizer
 
 TRAIN = "train"
@@ -57,7 +56,7 @@ def write_parts(
                 if name == TRAIN and done % every == 0:
                     question = read_pair(sample)
                     texts.append(question.prompt + question.answer)
-    if not any(isinstance(other, Start) for other in job.recipe.stages):
+    if not has_start(job):
         BPETokenizer.train(texts, job.model.vocab, words).save(folder / TOKENIZER)
     return gold
 

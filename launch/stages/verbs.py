@@ -16,7 +16,7 @@ from ...models.hub import resolve
 from ...rl.environment import Split
 from ...rl.language_tasks import Made
 from ...rl.own.config import DataEnvironment, EnvironmentSettings
-from ...rl.own.tasks import fresh_tokenizer, open_tasks
+from ...rl.own.tasks import fresh_tokenizer, given_tokenizer, open_tasks
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..recipe import Recipe
@@ -39,8 +39,18 @@ def start_of(job: Job) -> Start:
     return starts[0]
 
 
+def has_start(job: Job) -> bool:
+    """Whether the recipe has a start."""
+    return any(isinstance(stage, Start) for stage in job.recipe.stages)
+
+
 def tokenizer_of(job: Job) -> Tokenizer:
-    """The tokenizer that the start left, or will leave."""
+    """The tokenizer that the start left, or will leave; in a recipe without a start the one that its environment prescribes."""
+    given = None if has_start(job) else given_tokenizer(environments_of(job.recipe))
+    if given is not None:
+        if given.vocab_size > job.model.vocab:
+            raise ConfigError(f"model.vocab = {job.model.vocab} is below the {given.vocab_size} tokens of the recipe's env")
+        return given
     start = start_of(job)
     kept = job.stage_folder(start.name) / TOKENIZER
     if job.run.outcome(start.name) is not None:
@@ -93,12 +103,12 @@ def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:
         return None
     stage = next(stage for stage in job.recipe.stages if stage.name == name)
     settings_of_stage = {f.name: getattr(stage, f.name) for f in fields(stage)}
-    return Made(name, job.stage_folder(name), settings_of_stage, job.run.outcome(name) is not None)
+    return Made(name, job.stage_folder(name), settings_of_stage, job.run.outcome(name) is not None, seed=job.recipe.seed)
 
 
 def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
     """The start's tokenizer; in a recipe without a start the one that a data stage learnt, None before that stage has finished."""
-    if any(isinstance(stage, Start) for stage in job.recipe.stages):
+    if has_start(job) or given_tokenizer(environments_of(job.recipe)) is not None:
         return tokenizer_of(job)
     return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...data.trajectory import Invalid
-from ..imagination import GridDynamics
+from ..grid.imagination import GridDynamics
 from ..text_games.world import ImaginedGame, TextGame, view_of
 from ..worlds.base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
 from ..worlds.sokoban import Sokoban, decode, solved, step_reward

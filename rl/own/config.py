@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
 from ..agents.config import WorldsEnvironment
+from ..grid.config import GridEnvironment
 from ..text_games.config import TextGameEnvironment
 from ..web_pages.config import WebPageEnvironment
 
@@ -63,4 +64,4 @@ class OwnEnvironment(KindByPath):
         return (ELSEWHERE[project], {"id": which}) if project in ELSEWHERE and which else (kind, {})
 
 
-EnvironmentSettings = DataEnvironment | TextGameEnvironment | WebPageEnvironment | WorldsEnvironment | OwnEnvironment
+EnvironmentSettings = DataEnvironment | GridEnvironment | TextGameEnvironment | WebPageEnvironment | WorldsEnvironment | OwnEnvironment

@@ -18,6 +18,7 @@ from ...data.trajectory import Invalid, TokenSequence
 from ..agents.config import WorldsEnvironment
 from ..conversation import Conversation, Table, text_of
 from ..environment import End, Prompt, Split
+from ..grid.config import GridEnvironment
 from ..hosted import Host
 from ..language_config import QuestionSettings
 from ..language_tasks import Made
@@ -32,10 +33,14 @@ from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 @contextmanager
 def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: int | None, made: Made | None = None) -> Iterator[Tasks]:
     """The tasks that settings name; user code runs in a process that ends with the block. `made` is what an earlier stage made for them."""
-    if isinstance(settings, QuestionSettings):
+    if isinstance(settings, QuestionSettings | GridEnvironment):
         if made is None:
             raise ConfigError("env.data: these tasks are made by a stage of a recipe, so they cannot be opened without its run")
-        if isinstance(settings, TextGameEnvironment):
+        if isinstance(settings, GridEnvironment):
+            from ..grid.tasks import GridTasks
+
+            yield GridTasks(settings, made, tokenizer, max_length)
+        elif isinstance(settings, TextGameEnvironment):
             yield TextGameTasks(settings, made, tokenizer, max_length)
         else:
             yield WebPageTasks(settings, made, tokenizer, max_length)
@@ -60,8 +65,21 @@ def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: 
             host.close()
 
 
+def given_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer | None:
+    """The symbols of the grid among a recipe's environments, which no stage has to learn or load; None without a grid."""
+    grid = next((settings for settings in environments if isinstance(settings, GridEnvironment)), None)
+    if grid is None:
+        return None
+    from ..grid.imagination import GridDynamics
+
+    return GridDynamics.of(grid.tag, "env.tag").tokenizer()
+
+
 def fresh_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer:
-    """What models from scratch read: pieces made for the worlds among a recipe's environments, else bytes."""
+    """What models from scratch read: symbols of the grid or pieces made for the worlds among a recipe's environments, else bytes."""
+    given = given_tokenizer(environments)
+    if given is not None:
+        return given
     worlds = [settings for settings in environments if isinstance(settings, WorldsEnvironment)]
     if not worlds:
         return ByteTokenizer()

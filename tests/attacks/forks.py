@@ -125,7 +125,8 @@ def main() -> None:
     import transformers  # noqa: F401
 
     from terrella.core.mcore import setup  # noqa: F401
-    from terrella.launch.stages import export, reinforce, selfplay, supervised  # noqa: F401
+    from terrella.launch.stages import collect, export, rl, sft  # noqa: F401
+    from terrella.rl.grid import tasks  # noqa: F401
 
     print(json.dumps(play(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))), flush=True)
 

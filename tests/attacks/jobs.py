@@ -38,9 +38,7 @@ def _start(folder: Path, overrides: tuple[str, ...], back: str | None, stop_afte
     from terrella.launch import recipe as recipes
     from terrella.launch.back import back_to
     from terrella.launch.job import Job, StopRequested
-    from terrella.launch.recipe import with_vocab
     from terrella.launch.worker import STAGES
-    from terrella.rl.imagination import GridDynamics
 
     lease = None
     try:
@@ -50,8 +48,7 @@ def _start(folder: Path, overrides: tuple[str, ...], back: str | None, stop_afte
             back_to(run, [stage.name for stage in recipe.stages], back)
         for warning in run.verify([stage.name for stage in recipe.stages]):
             print(f"warning: {warning}")
-        tokenizer = GridDynamics.of(recipe.world).tokenizer()
-        job = Job(recipe, run, Mesh(), with_vocab(recipe, tokenizer.vocab_size))
+        job = Job(recipe, run, Mesh(), recipe.model.sizes)
         for stage in recipe.stages:
             if run.outcome(stage.name) is not None:
                 continue

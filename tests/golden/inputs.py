@@ -11,7 +11,8 @@ from terrella.data.schema import VIDEO
 from terrella.data.shards import ShardWriter
 from terrella.launch.released import stand_ins
 
-ARCHIVE = Path(__file__).parent / "old-run.tar.xz"  # see old_run.py
+ARCHIVE = Path(__file__).parent / "begun-run.tar.xz"  # see old_run.py
+RENAMED = ARCHIVE.with_name("old-run.tar.xz")  # the same, by code whose kinds of stages had other names
 EPISODES, FRAMES, SIDE = 8, 10, 32
 RELEASED = (  # sizes of the released checkpoints' stand-ins, as the case has them
     "video.tokenizer={kind: compressive, height: 32, width: 32, channels: [8, 16, 32], encoder_resnets: 1, decoder_resnets: 2, latent: 16, "
@@ -51,8 +52,8 @@ def make_inputs(folder: Path) -> None:
     stand_ins("video-rt1", folder, 1, 1, RELEASED)
 
 
-def unpack_old_run(run: Path) -> None:
+def unpack_old_run(run: Path, packed: Path = ARCHIVE) -> None:
     """The run as its killed process left it."""
     run.mkdir(parents=True)
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(packed) as archive:
         archive.extractall(run, filter="data")

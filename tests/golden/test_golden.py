@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from terrella.core.errors import ConfigError
+from terrella.core.run import create
 from terrella.launch import recipe
 from terrella.launch.recipe_files import shipped
 from terrella.launch.worker import STAGES
-from terrella.tests.golden.inputs import make_inputs, unpack_old_run
+from terrella.tests.golden.inputs import RENAMED, make_inputs, unpack_old_run
 from terrella.tests.golden.observe import differences, observe, this_platform, unsteady_keys
 from terrella.tests.golden.play import CASES, LANES, OLD, PATIENCE_S, load, play_all
 from terrella.tests.golden.record import found, read
@@ -99,6 +101,15 @@ def test_a_run_that_earlier_code_began_is_gone_on_with(runs: Path, tmp_path: Pat
     assert (last["stage"], last["step"]) == ("rlvr", 2) and after[: len(before)] == before  # with the old clock values
     journal = "stages/rlvr/journal/samples-00000002-0.jsonl"
     assert (runs / OLD / journal).read_text() == (tmp_path / "old" / journal).read_text()
+
+
+def test_a_run_whose_kinds_of_stages_were_renamed_is_refused_by_the_new_ones(tmp_path: Path) -> None:
+    """It was begun when self-play was a kind of stage, and stays as it is."""
+    unpack_old_run(tmp_path / "old", RENAMED)
+    before = {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"config\.yaml: this run was started with other settings .*'self-play' then, 'collect' now"):
+        create(tmp_path / "old", load(OLD))
+    assert all(path.read_bytes() == data for path, data in before.items())
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ def only_error(done: subprocess.CompletedProcess) -> str:
 
 def test_a_corrupt_shard_is_named_and_training_refuses(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = tiny_run.command(run, "stages.1.microbatch_sequences=8")
+    words = tiny_run.command(run, "stages.1.microbatch_tokens=576")
     done = subprocess.run([*words, "--until", "selfplay"], capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     shard = next((run / "stages" / "selfplay" / "shards").glob("*.tar"))
@@ -26,7 +26,7 @@ def test_a_corrupt_shard_is_named_and_training_refuses(tmp_path: Path) -> None:
     for at in range(600, len(data), 1024):
         data[at] ^= 0xFF
     shard.write_bytes(bytes(data))
-    broken = tiny_run.train(run, "stages.1.microbatch_sequences=8")
+    broken = tiny_run.train(run, "stages.1.microbatch_tokens=576")
     assert broken.returncode not in (0, 75)
     assert shard.name in only_error(broken)
 

@@ -23,7 +23,7 @@ SETTINGS = [
     "stages.1.log_every=1",
     "stages.2.prompts_per_step=2",
     "stages.2.samples_per_prompt=2",
-    "stages.2.tasks={source: selfplay, steps: 2, walk: 4}",
+    "env.steps=2",
     "stages.2.rollouts={sampler: {kind: vllm, eager: true, max_length: 128, max_sequences: 1}}",
 ]
 

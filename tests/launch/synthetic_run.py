@@ -88,11 +88,9 @@ def make_run(
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     lr = f"{10 ** -rng.uniform(3, 5):.2e}"
-    stages = (
-        f"- {{kind: supervised, name: pretrain, steps: {pretrain}}}\n- {{kind: rlvr, name: grpo, steps: {grpo}, optimizer: {{lr: {lr}}}}}\n"
-    )
-    stages += "- {kind: supervised, name: control, match_tokens_of: grpo}\n"
-    config = f"name: {folder.name}\nworld: SimpleSokoban\nseed: {seed}\nstages:\n{stages}"
+    stages = f"- {{kind: sft, name: pretrain, steps: {pretrain}}}\n- {{kind: rl, name: grpo, steps: {grpo}, optimizer: {{lr: {lr}}}}}\n"
+    stages += "- {kind: sft, name: control, match_tokens_of: grpo}\n"
+    config = f"name: {folder.name}\nenv: {{kind: grid, tag: SimpleSokoban}}\nseed: {seed}\nstages:\n{stages}"
     (folder / "config.yaml").write_text(config)
     versions = {"python": "3.11.7", "torch": "2.13.0", "megatron-core": "0.16.1"}
     write_json(

@@ -173,6 +173,23 @@ def test_the_first_episode_is_shown_as_the_model_reads_it(tmp_path: Path) -> Non
         preview(small, alone(small, tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.vocab=13", "model.vocab = 13 is below the 14 tokens of the recipe's env"),
+        ("model.max_positions=72", "model.max_positions = 72: state, action and next state of 'SimpleSokoban' take 73"),
+        ("env.tag=FrozenLake", "env.tag: 'FrozenLake' has no grid dynamics"),
+        (
+            "stages.selfplay.least_reward=1",
+            "stages: selfplay: the environment makes its own data here; leave model, again and least_reward",
+        ),
+    ],
+)
+def test_what_a_grid_cannot_do_is_found_before_its_rooms_are_made(override: str, message: str, tmp_path: Path) -> None:
+    lines = failures(recipe.load("sokoban-tiny", (override,)), tmp_path)
+    assert any(message in line for line in lines), lines
+
+
 @pytest.mark.parametrize(("name", "text"), [("sokoban-tiny", "######"), ("spa-sokoban-tiny", "player"), ("text-game-tiny", "torch")])
 def test_recipes_that_ship_show_a_prompt_before_their_stages_have_run(name: str, text: str, tmp_path: Path) -> None:
     config = recipe.load(name)

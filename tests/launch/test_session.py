@@ -5,16 +5,16 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.core.schema import build, parse_yaml
 from terrella.data.trajectory import Invalid, Trajectory
-from terrella.launch.settings.grid import Reinforce
+from terrella.launch.settings.verbs import Reinforce
 from terrella.launch.stages.on_policy import picture
 from terrella.rl.algorithms import MODULES
 from terrella.rl.rollout.config import Rollouts
 
 STAGE = """
-kind: rlvr
+kind: rl
 name: rlvr
 init: pretrain
-tasks: {source: selfplay}
+max_new_tokens: 8
 prompts_per_step: 8
 samples_per_prompt: 4
 steps: 2

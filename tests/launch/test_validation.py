@@ -4,6 +4,7 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
+from terrella.launch.settings.base import OnPolicy
 from terrella.launch.stages.common import split_cut
 from terrella.launch.train import replaying
 from terrella.rl.rollout.config import Rollouts, Validation, Vllm
@@ -44,11 +45,11 @@ def test_settings_that_cannot_work_are_refused(made, message: str) -> None:
 
 def test_replay_points_every_sampling_stage_to_its_journal(tmp_path) -> None:
     config = recipes.load("sokoban-tiny", ())
-    (stage,) = [s for s in config.stages if hasattr(s, "rollouts")]
+    (stage,) = [s for s in config.stages if isinstance(s, OnPolicy)]
     with pytest.raises(ConfigError, match="keep_samples"):
         replaying(config, tmp_path)
     journal = tmp_path / "stages" / stage.name / "journal"
     journal.mkdir(parents=True)
     (journal / "samples-00000000-0.jsonl").write_text("")
-    (found,) = [s for s in replaying(config, tmp_path).stages if hasattr(s, "rollouts")]
+    (found,) = [s for s in replaying(config, tmp_path).stages if isinstance(s, OnPolicy)]
     assert found.rollouts.replay == str(journal) and found.steps == stage.steps

@@ -38,7 +38,7 @@ def test_mistakes_are_named(override: str, message: str) -> None:
 
 
 def test_other_worlds_have_no_video_stages(tmp_path: Path) -> None:
-    text = find("video-tiny").path.read_text().replace("world: video", "world: SimpleSokoban")
+    text = find("video-tiny").path.read_text().replace("world: video", "world: language")
     path = tmp_path / "r.yaml"
     path.write_text(text[: text.index("video:\n")] + text[text.index("model:\n") :])
     with pytest.raises(ConfigError, match="does not fit the world"):

@@ -49,8 +49,8 @@ EXPERTS = {"family": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_
 
 STEPS = 2  # that are compared; later ones begin from weights that differ by rounding
 # what a model of two layers that has seen this little can sometimes do, so that groups have a signal
-EASIER: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("sokoban", "rlvr"): lambda stage: replace(stage, tasks=replace(stage.tasks, steps=1, walk=1), samples_per_prompt=12, temperature=1.0),
+EASIER: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
+    ("sokoban", "rlvr"): lambda stage, env: replace(stage, env=replace(env, steps=1, walk=1), samples_per_prompt=12, temperature=1.0),
 }
 ROWS = [  # case, stage
     ("sokoban", "pretrain"),
@@ -95,7 +95,7 @@ def load(case: str, sgd: bool = True, **model: Any) -> recipes.Recipe:
     """A golden case with two layers, so that a pipeline has something to cut."""
     recipe = recipes.load(str(CASES / f"{case}.yaml"))
     recipe = replace(recipe, model=replace(recipe.model, layers=2, **model))
-    stages = [EASIER[case, stage.name](stage) if (case, stage.name) in EASIER else stage for stage in recipe.stages]
+    stages = [EASIER[case, stage.name](stage, recipe.env) if (case, stage.name) in EASIER else stage for stage in recipe.stages]
     return replace(recipe, stages=[_sgd(stage) for stage in stages] if sgd else stages)
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.data.trajectory import Invalid, Role
-from terrella.rl.evaluate import copy_baseline, score_predictions, summarise
-from terrella.rl.imagination import GridDynamics, ImaginationEpisode, make_task
+from terrella.rl.grid.evaluate import copy_baseline, score_predictions, summarise
+from terrella.rl.grid.imagination import GridDynamics, ImaginationEpisode, make_task
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from ..core.errors import ConfigError
-from ..core.rng import fold, uniform
-from ..data.tokenizers import CharTokenizer
-from ..data.trajectory import Invalid
-from .rollout.sampler import Sample
-from .worlds import sokoban
-from .worlds.sokoban_rooms import RoomConfig, make_room
-from .worlds.tasks import load_tasks
+from ...core.errors import ConfigError
+from ...core.rng import fold, uniform
+from ...data.tokenizers import CharTokenizer
+from ...data.trajectory import Invalid
+from ..rollout.sampler import Sample
+from ..worlds import sokoban
+from ..worlds.sokoban_rooms import RoomConfig, make_room
+from ..worlds.tasks import load_tasks
 
 ACTION_LETTERS = "UDLR"  # action ids 1..4
 
@@ -28,22 +29,28 @@ class GridDynamics:
     rooms: RoomConfig
 
     @classmethod
-    def of(cls, tag: str) -> GridDynamics:
-        """The dynamics of a tag's world; only worlds that show their whole state as a grid have them."""
+    @lru_cache(maxsize=4)
+    def of(cls, tag: str, setting: str = "world") -> GridDynamics:
+        """The dynamics of a tag's world, which `setting` names; only worlds that show their whole state as a grid have them."""
         tasks = load_tasks()
         if tag not in tasks:
             near = difflib.get_close_matches(tag, tasks, 1)
             raise ConfigError(
-                f"world: '{tag}' is no tag; " + (f"did you mean '{near[0]}'?" if near else f"the tags are {', '.join(tasks)}")
+                f"{setting}: '{tag}' is no tag; " + (f"did you mean '{near[0]}'?" if near else f"the tags are {', '.join(tasks)}")
             )
         world = tasks[tag].make()
         if not isinstance(world, sokoban.Sokoban) or world.config.grid != sokoban.SYMBOLS:
-            raise ConfigError(f"world: '{tag}' has no grid dynamics to imagine; choose a Sokoban tag with the standard symbols")
+            raise ConfigError(f"{setting}: '{tag}' has no grid dynamics to imagine; choose a Sokoban tag with the standard symbols")
         return cls(RoomConfig(world.config.height, world.config.width, world.config.boxes, world.config.search_depth))
 
     @property
     def width(self) -> int:
         return self.rooms.width
+
+    @property
+    def cells(self) -> int:
+        """Of a state, and so its tokens."""
+        return self.rooms.height * self.rooms.width
 
     @property
     def symbols(self) -> str:
@@ -80,10 +87,21 @@ class ImaginationTask:
     truths: tuple[str, ...]
 
 
+def room_of(count: int, prompt_id: int, seed: int) -> int:
+    """Which of so many rooms the task of this id is in."""
+    return int(uniform(fold(seed, prompt_id), 0) * count)
+
+
 def make_task(dynamics: GridDynamics, rooms: Sequence[str], prompt_id: int, steps: int, walk: int, seed: int) -> ImaginationTask:
-    """The task of this id: a room, up to `walk` random actions to leave its start, then `steps` random actions to imagine."""
+    """The task of this id, in one of the rooms."""
+    return task_in(dynamics, rooms[room_of(len(rooms), prompt_id, seed)], prompt_id, steps, walk, seed)
+
+
+@lru_cache(maxsize=1024)  # all samples of a prompt ask for the same one
+def task_in(dynamics: GridDynamics, room: str, prompt_id: int, steps: int, walk: int, seed: int) -> ImaginationTask:
+    """The task of this id in a room: up to `walk` random actions to leave its start, then `steps` random actions to imagine."""
     key = fold(seed, prompt_id)
-    state = rooms[int(uniform(key, 0) * len(rooms))]
+    state = room
     for i in range(int(uniform(key, 1) * (walk + 1))):
         state = dynamics.next(state, 1 + int(uniform(key, 2, i) * 4))
     actions = tuple(1 + int(uniform(key, 3, i) * 4) for i in range(steps))
