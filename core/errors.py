@@ -104,6 +104,7 @@ EXTRAS = {
     "uvicorn": "openenv",
     "websockets": "worlds",
     "reasoning_gym": "worlds",
+    "verifiers": "verifiers",
 }
 
 

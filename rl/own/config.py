@@ -39,6 +39,7 @@ ELSEWHERE = {  # environments of other projects, as `gymnasium:CartPole-v1`: wha
     "gymnasium": "terrella.rl.exchange.from_gymnasium:GymnasiumEnvironment",
     "openenv": "terrella.rl.exchange.from_openenv:OpenEnvEnvironment",
     "reasoning-gym": "terrella.rl.exchange.from_reasoning_gym:ReasoningGymEnvironment",
+    "verifiers": "terrella.rl.exchange.from_verifiers:VerifiersEnvironment",
 }
 
 
@@ -46,7 +47,7 @@ ELSEWHERE = {  # environments of other projects, as `gymnasium:CartPole-v1`: wha
 class OwnEnvironment(KindByPath):
     """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its arguments.
 
-    One of another project is named as `gymnasium:ID`, `openenv:URL` or `reasoning-gym:TASK`.
+    One of another project is named as `gymnasium:ID`, `openenv:URL`, `reasoning-gym:TASK` or `verifiers:NAME`.
     """
 
     max_turns: int = 100  # answers after which an episode is cut off

@@ -1,0 +1,138 @@
+"""Our worlds as a taskset of verifiers: `vf-eval terrella-worlds --env.taskset.world SimpleSokoban`.
+
+One task is one seed. The environment plays the user: it shows the state and takes the model's answer as an action. The harness asks
+the model in this process, so that no program has to be installed for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import message_to_wire
+
+from ...data.trajectory import Invalid
+from ..worlds.base import WorldFault
+from .in_text import WorldInText
+from .offers import Play, find_offer
+
+__all__ = ["ChatHarness", "WorldTaskset", "WorldsEnv"]  # verifiers finds its plugins by this list
+ANSWER_S = 600.0  # that one answer of a model may take
+
+
+class WorldData(vf.TaskData):
+    """Which instance of which world."""
+
+    world: str
+    seed: int
+
+
+class WorldTask(vf.Task[WorldData]):
+    """One seed of a world."""
+
+    async def validate(self, runtime: Any) -> bool:
+        """Whether the seed leads to the same start twice, and a snapshot through JSON goes back to it."""
+
+        def check() -> bool:
+            offer = find_offer(self.data.world)
+            one, other = Play(offer), Play(offer)
+            try:
+                start = one.reset(self.data.seed)
+                if not start.text or other.reset(self.data.seed) != start:
+                    return False
+                kept = json.loads(json.dumps(one.snapshot()))
+                one.step(one.random_action(random.Random(self.data.seed)))
+                return one.restore(kept) == start
+            except WorldFault as error:
+                raise RuntimeError(f"{self.data.world}, seed {self.data.seed}: {error}") from error
+
+        return await asyncio.to_thread(check)
+
+
+class WorldsConfig(vf.TasksetConfig):
+    """Which world, and which seeds of it."""
+
+    world: str = "SimpleSokoban"
+    first_seed: int = 123
+    seeds: int = 128
+
+
+class WorldTaskset(vf.Taskset[WorldTask, WorldsConfig]):
+    """The seeds of a world."""
+
+    def load(self) -> Iterator[WorldTask]:
+        config = self.config
+        find_offer(config.world)  # an unknown name is refused before anything is played
+        for number in range(config.seeds):
+            seed = config.first_seed + number
+            data = WorldData(idx=number, name=f"{config.world}#{seed}", prompt=None, world=config.world, seed=seed)
+            yield WorldTask(data, config.task)
+
+
+class WorldsEnvConfig(vf.EnvConfig):
+    """Who plays."""
+
+    player: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class WorldsEnv(vf.Env[WorldsEnvConfig]):
+    """One episode: a turn is an observation and the action that answers it."""
+
+    async def run(self, task: Any, agents: Any) -> None:
+        """Play, and put the sum of the rewards and the further numbers of the score onto the trace."""
+        data, loop = task.data, asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as own:  # a world with a browser wants to be called from one thread
+            playing = WorldInText(data.world).play({"seed": data.seed})
+            said, score = await loop.run_in_executor(own, _advance, playing, None)
+            async with agents.player.interaction(task) as interaction:
+                while score is None:
+                    segment = await interaction.turn(said)
+                    if segment.terminated:  # a limit of the run: the episode has no score
+                        break
+                    said, score = await loop.run_in_executor(own, _advance, playing, segment.last_reply)
+            await loop.run_in_executor(own, playing.close)
+        if score is not None:
+            interaction.trace.record_reward("world_reward", score.pop("reward"))
+            interaction.trace.record_metrics(score)
+
+
+def _advance(playing: Any, answer: str | None) -> tuple[str, dict[str, float] | None]:
+    """What is said next, or the score."""
+    try:
+        return playing.send(answer), None
+    except StopIteration as ended:
+        if isinstance(ended.value, Invalid):
+            raise RuntimeError(ended.value.reason) from None
+        return "", dict(ended.value)
+
+
+class ChatHarness(vf.Harness[vf.HarnessConfig]):
+    """A chat without tools: one request for each turn."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str], data: Any
+    ) -> vf.ProgramResult:
+        """Ask the model once, through the interception of verifiers, which writes it down."""
+        system, prompt = self.resolve_prompt(data)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [message_to_wire(m) for m in prompt or []]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        async with httpx.AsyncClient(timeout=ANSWER_S) as client:
+            reply = await client.post(
+                f"{endpoint.rstrip('/')}/chat/completions",
+                json={"model": ctx.model, "messages": messages},
+                headers={"Authorization": f"Bearer {secret}"},
+            )
+        failed = reply.status_code >= 400
+        return vf.ProgramResult(int(failed), "", reply.text[:2000] if failed else "")
