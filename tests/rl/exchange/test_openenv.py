@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 pytest.importorskip("openenv.core.env_server", reason="the extra openenv is not installed")
+from openenv.cli._validation import validate_running_environment  # `openenv validate --url`
 from openenv.core import GenericEnvClient
 
 from terrella.core.errors import ConfigError
@@ -32,6 +33,11 @@ def servers() -> Iterator[dict[str, str]]:
         start.cancel()
         yield addresses
         process.kill()
+
+
+def test_its_validator_passes(servers: dict[str, str]) -> None:
+    report = validate_running_environment(servers["sokoban"], timeout_s=60.0)
+    assert report["passed"] and report["summary"]["failed_criteria"] == [] and report["summary"]["required_total_count"] > 0
 
 
 def test_its_client_plays_our_world_with_seeds_and_snapshots(servers: dict[str, str]) -> None:
