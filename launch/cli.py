@@ -25,7 +25,7 @@ VERBS = {
     "rollout": ("imagine:rollout", "Imagine trajectories with a world model and look at them."),
     "launch": ("launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
     "serve": ("serve:serve", "Serve a trained model at an OpenAI-compatible address."),
-    "worlds": ("worlds:worlds", "Our worlds, and those that trained models imagine, for other trainers over OpenEnv."),
+    "worlds": ("worlds:worlds", "Our worlds, and those that trained models imagine: list, serve over OpenEnv, score models."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
     "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
     "web": ("web:web", "Rollouts, replay, instructions, task files and scores in the files of WebRL and WebArena."),

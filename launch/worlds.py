@@ -1,4 +1,4 @@
-"""`terrella worlds list|serve`: our worlds, and what a trained model makes of them, for other trainers."""
+"""`terrella worlds list|serve|score`: our worlds for other trainers, and how well trained models imagine them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.errors import ConfigError
 
 @click.group()
 def worlds() -> None:
-    """Worlds for other trainers: list them, or serve one over OpenEnv (HTTP and WebSocket)."""
+    """Worlds for other trainers: list them, serve one over OpenEnv (HTTP and WebSocket), or score models of them."""
 
 
 @worlds.command("list")
@@ -65,3 +65,32 @@ def serve(what: str, world: str | None, host: str, port: int, clients: int, tag_
         click.echo(f"serving {offer.name} at {address} (OpenEnv), at most {clients} connections; Ctrl-C ends it")
         config = uvicorn.Config(app_of(offer, clients), log_level="warning", ws_ping_interval=None)
         uvicorn.Server(config).run(sockets=[listening])
+
+
+@worlds.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL|URL#NAME...")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(["text-game", "web-page"]), help="Only these; without it, both.")
+@click.option("--n", type=click.IntRange(1), default=200, show_default=True, help="Transitions of each kind that no recipe trains on.")
+@click.option("--walks", type=click.IntRange(1), default=32, show_default=True, help="Games walked for the drift, and by each policy.")
+@click.option("--steps", type=click.IntRange(1), default=8, show_default=True, help="Of a walk.")
+@click.option("--game", "games", multiple=True, help="Ask about this text game (may be repeated); without it, all of ours.")
+@click.option("--prompt", type=click.Choice(["full", "bare"]), default="full", show_default=True, help="With rules and examples?")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
+@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="As the model was trained.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file.")
+def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **asked: Any) -> None:
+    """Judge world models by rules, beside copying and the true world: the next state, drift, policy ranking, changes of pages.
+
+    A model is a folder, a run, or any OpenAI-compatible address (its key is read from TERRELLA_API_KEY).
+    """
+    from ..core.files import write_json
+    from .language import show
+    from .score import Asked, Decoding, answerer, show_ranking
+    from .score import score as score_models
+
+    how = Decoding(asked.pop("max_new_tokens"), asked.pop("pad_prompts_to"))
+    table = score_models([answerer(model, how) for model in models], Asked(kinds=kinds or ("text-game", "web-page"), **asked))
+    show(table)
+    show_ranking(table["ranking"])
+    if out:
+        write_json(out, table)

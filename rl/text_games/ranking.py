@@ -1,0 +1,71 @@
+"""Does a world model rank policies as the true games do? The same actions are played in both, and the scores of the policies compared.
+
+A policy is the expert with a share of other actions. What it does is decided in the true game, so that only the model's answers differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...data.trajectory import Invalid
+from ..rewards.loose_json import Unreadable
+from ..worlds.base import WorldFault
+from .crawl import advance, find_game
+from .world import Predictor, View, view_of
+
+OTHER_ACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)  # the policies, by the share of their actions that is not the expert's
+
+
+@dataclass
+class _Walk:
+    policy: int
+    game: str
+    actions: list[str]
+    view: View
+    true_score: float
+
+    @classmethod
+    def of(cls, policy: int, game: str, seed: int, steps: int) -> _Walk:
+        played, coin = find_game(game), random.Random(f"{policy}/{game}/{seed}")
+        state, actions = played.start(seed), []
+        start = view_of(game, state)
+        while len(actions) < steps and not played.points(state)[1]:
+            other = coin.random() < OTHER_ACTIONS[policy]
+            actions.append(coin.choice(played.actions(state)) if other else played.resolve(state, played.expert(state)))
+            state = advance(played, state, actions[-1])
+        return cls(policy, game, actions, start, float(view_of(game, state).score["score"]))
+
+
+def policy_scores(
+    games: Sequence[str], episodes: int, steps: int, predict: Predictor, *, first_seed: int = 10_000
+) -> tuple[list[float], list[float]]:
+    """Mean final scores of the policies: in the true games, and in those that `predict` imagines."""
+    numbers = range(episodes)
+    walks = [_Walk.of(p, games[i % len(games)], first_seed + i, steps) for p in range(len(OTHER_ACTIONS)) for i in numbers]
+    for step in range(steps):
+        alive = [walk for walk in walks if step < len(walk.actions) and not walk.view.score["gameOver"]]
+        if not alive:
+            break
+        rows = [walk.view.question(walk.game, find_game(walk.game).task, walk.actions[step]) for walk in alive]
+        for walk, answer in zip(alive, predict(rows), strict=True):
+            if isinstance(answer, Invalid):
+                raise WorldFault(f"the world model gave no answer: {answer.reason}")
+            try:
+                walk.view = walk.view.after(answer)
+            except Unreadable:
+                pass  # the imagined state stays as it was
+
+    def means(score: str) -> list[float]:
+        found: list[list[float]] = [[] for _ in OTHER_ACTIONS]
+        for walk in walks:
+            found[walk.policy].append(walk.true_score if score == "true" else _number(walk.view.score["score"]))
+        return [sum(part) / len(part) for part in found]
+
+    return means("true"), means("imagined")
+
+
+def _number(score: object) -> float:
+    """An imagined score; what is no number counts as none gained."""
+    return float(score) if isinstance(score, int | float) else 0.0
