@@ -31,8 +31,8 @@ from ..kernels import (
 )
 from ..kernels.advantage import reference_gae, reference_packed_gae
 from ..kernels.logprob import reference_token_logprob
-from ..kernels.logprob_triton import finish_rows, launch_backward, launch_stats
-from ..kernels.policy_triton import launch_terms
+from ..kernels.triton.logprob import finish_rows, launch_backward, launch_stats
+from ..kernels.triton.policy import launch_terms
 from ..kernels.vocab import Shard
 from . import record, rivals
 from .timing import Timer, Timing, graphed

@@ -13,10 +13,11 @@ from unittest import mock
 
 import torch
 
-from ..kernels import linear_logprob, linear_policy_loss, linear_triton
-from ..kernels.advantage_triton import triton_gae
-from ..kernels.logprob_triton import finish_rows, launch_backward, launch_stats
-from ..kernels.rmsnorm_triton import backward_config, triton_rmsnorm_backward
+from ..kernels import linear_logprob, linear_policy_loss
+from ..kernels.triton import linear as linear_triton
+from ..kernels.triton.advantage import triton_gae
+from ..kernels.triton.logprob import finish_rows, launch_backward, launch_stats
+from ..kernels.triton.rmsnorm import backward_config, triton_rmsnorm_backward
 from ..kernels.vocab import Shard
 from .kernels import GRPO_SETTINGS, VOCAB, grpo_terms, head, random_logits
 from .timing import Timer

@@ -39,7 +39,7 @@ def adam_update(
     finite leaves everything as it is. On a GPU all tensors go in one launch, whatever their number; they must be contiguous."""
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     if use_triton(divisor):
-        from .adam_triton import triton_adam_update
+        from .triton.adam import triton_adam_update
 
         triton_adam_update(parts, divisor, **options)
     else:

@@ -81,7 +81,7 @@ def group_advantage(
     rewards_S = torch.as_tensor(rewards_S)
     index_S = _group_index(group_ids, len(rewards_S))
     if use_triton(rewards_S):
-        from .advantage_triton import triton_group_advantage
+        from .triton.advantage import triton_group_advantage
 
         return triton_group_advantage(rewards_S, index_S, valid_S, method=method, eps=eps, raw=singleton == "raw", gather=gather)
     device = rewards_S.device
@@ -109,7 +109,7 @@ def group_advantage(
 def spread_rows(values_S: torch.Tensor, sample_R: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
     """Each row's tokens filled with the value of its sample; rows of these `lengths` lie end to end."""
     if use_triton(values_S):
-        from .advantage_triton import triton_spread_rows
+        from .triton.advantage import triton_spread_rows
 
         return triton_spread_rows(values_S, sample_R, lengths)
     chosen_R = values_S[torch.tensor(sample_R, dtype=torch.long, device=values_S.device)]
@@ -186,7 +186,7 @@ def reference_packed_gae(rewards_N, values_N, mask_N, lengths, *, reset_N=None, 
 
 def _gae(rewards, values, mask, lengths, *, reset=None, **options):
     if use_triton(values):
-        from .advantage_triton import triton_gae
+        from .triton.advantage import triton_gae
 
         return triton_gae(rewards, values, mask, lengths=lengths, reset=reset, **options)
     if lengths is None:

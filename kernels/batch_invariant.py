@@ -43,7 +43,7 @@ def reference_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
 def matmul(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b, each row of it the same bits whatever M is."""
     if use_triton(a_MK):
-        from .batch_invariant_triton import triton_matmul
+        from .triton.batch_invariant import triton_matmul
 
         return triton_matmul(a_MK, b_KN, out_MN)
     product_MN = reference_matmul(a_MK, b_KN)

@@ -97,7 +97,7 @@ def append_kv(
     Without `tiles`, token t is the next one of sequence t. `len_N` is not changed.
     """
     if use_triton(qkv_TGED):
-        from .decode_attention_triton import triton_append
+        from .triton.decode_attention import triton_append
 
         return triton_append(qkv_TGED, cache, rows, table_PC, tiles, norms, eps, interleaved)
     return reference_append(qkv_TGED, cache, rows, table_PC, tiles, norms, eps, interleaved)
@@ -120,7 +120,7 @@ def cached_attention(
     change the speed and are for one token a sequence.
     """
     if use_triton(q_THD):
-        from .decode_attention_triton import triton_attention
+        from .triton.decode_attention import triton_attention
 
         return triton_attention(q_THD, cache, rows, kv_heads, scale, tiles, shared, splits)
     return reference_attention(q_THD, cache, rows, kv_heads, scale, tiles)

@@ -30,7 +30,7 @@ def fsq_quantize(z_NC: torch.Tensor, levels: Sequence[int]) -> tuple[torch.Tenso
     if z_NC.shape[-1] != len(levels):
         raise ValueError(f"the latent has {z_NC.shape[-1]} dimensions but levels names {len(levels)}")
     if use_triton(z_NC):
-        from .fsq_triton import triton_fsq_quantize
+        from .triton.fsq import triton_fsq_quantize
 
         return triton_fsq_quantize(z_NC, tuple(levels))
     return reference_fsq_quantize(z_NC, levels)
@@ -46,7 +46,7 @@ def reference_fsq_dequantize(index_N: torch.Tensor, levels: Sequence[int]) -> to
 def fsq_dequantize(index_N: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
     """fp32 codes of the indices; an index outside the codebook raises on CPU and gives NaN on CUDA."""
     if index_N.is_cuda or use_triton(index_N):
-        from .fsq_triton import triton_fsq_dequantize
+        from .triton.fsq import triton_fsq_dequantize
 
         return triton_fsq_dequantize(index_N, tuple(levels))
     if index_N.numel() and (int(index_N.min()) < 0 or int(index_N.max()) >= math.prod(levels)):

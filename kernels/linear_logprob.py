@@ -72,7 +72,7 @@ def linear_logprob(
     world = 1 if group is None else dist.get_world_size(group)
     check_targets(targets_N, None, vocab_size or weight_VH.shape[0] * world)
     if use_triton(hidden_NH):
-        from .linear_triton import triton_linear_logprob
+        from .triton.linear import triton_linear_logprob
 
         return triton_linear_logprob(
             hidden_NH,

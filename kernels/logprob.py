@@ -181,7 +181,7 @@ def token_logprob(
     world = 1 if group is None else dist.get_world_size(group)
     check_targets(targets_N, mask_N, vocab_size or logits_NV.shape[1] * world)
     if use_triton(logits_NV):
-        from .logprob_triton import triton_token_logprob
+        from .triton.logprob import triton_token_logprob
 
         return triton_token_logprob(
             logits_NV,

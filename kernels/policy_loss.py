@@ -24,7 +24,7 @@ def policy_terms(
     """The summed loss and the report's sums from log-probs that are already there, differentiable through both inputs."""
     check_terms(terms, settings, len(logprob_N), documents)
     if use_triton(logprob_N) and not (settings.by_sequence and terms.pg_weight is not None):
-        from .policy_triton import triton_policy_terms
+        from .triton.policy import triton_policy_terms
 
         return triton_policy_terms(logprob_N, entropy_N, terms, settings)
     rows = torch.nonzero(terms.active(logprob_N))[:, 0]
@@ -95,7 +95,7 @@ def linear_policy_loss(
     if not targets_N.is_cuda:
         check_targets(targets_N, terms.active(targets_N), vocab_size or weight_VH.shape[0] * world)
     if use_triton(hidden_NH):
-        from .linear_triton import triton_policy_loss
+        from .triton.linear import triton_policy_loss
 
         return triton_policy_loss(
             hidden_NH,

@@ -33,7 +33,7 @@ def reference_qkv_rope(x_TC: torch.Tensor, bias_C: torch.Tensor | None, table_TR
 def qkv_rope(x_TC: torch.Tensor, bias_C: torch.Tensor | None, table_TR: torch.Tensor, heads: int, groups: int) -> Heads:
     """Queries, keys and values ready for attention. Row t of the table holds R/2 cosines, then R/2 sines, of token t."""
     if use_triton(x_TC):
-        from .qkv_triton import triton_qkv_rope
+        from .triton.qkv import triton_qkv_rope
 
         return triton_qkv_rope(x_TC, bias_C, table_TR, heads, groups)
     return reference_qkv_rope(x_TC, bias_C, table_TR, heads, groups)

@@ -23,7 +23,7 @@ def rmsnorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normalised, x + residual): the second feeds the next residual addition; without a residual it is x itself."""
     if use_triton(x_NH):
-        from .rmsnorm_triton import triton_rmsnorm
+        from .triton.rmsnorm import triton_rmsnorm
 
         return triton_rmsnorm(x_NH, weight_H, residual_NH, eps)
     return reference_rmsnorm(x_NH, weight_H, residual_NH, eps=eps)
@@ -48,7 +48,7 @@ def rmsnorm_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(normalised, x + residual, 1 / root mean square of each row (N)), for callers that go back by `rmsnorm_backward`."""
     if use_triton(x_NH):
-        from .rmsnorm_triton import triton_rmsnorm_forward
+        from .triton.rmsnorm import triton_rmsnorm_forward
 
         return triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps)
     return reference_rmsnorm_forward(x_NH, weight_H, residual_NH, eps)
@@ -70,7 +70,7 @@ def rmsnorm_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(gradient of the sum, the one it has from elsewhere added; gradient of the weight in fp32); not differentiable."""
     if use_triton(dy_NH):
-        from .rmsnorm_triton import triton_rmsnorm_backward
+        from .triton.rmsnorm import triton_rmsnorm_backward
 
         return triton_rmsnorm_backward(dy_NH, dsum_NH, sum_NH, weight_H, rstd_N)
     return reference_rmsnorm_backward(dy_NH, dsum_NH, sum_NH, weight_H, rstd_N)

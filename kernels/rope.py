@@ -31,7 +31,7 @@ def reference_rope(x_TAD: torch.Tensor, table_PR: torch.Tensor, positions_T: tor
 def rope(x_TAD: torch.Tensor, table_PR: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
     """Rotate every head by its token's own position, so that documents packed end to end each start at theirs."""
     if use_triton(x_TAD):
-        from .rope_triton import triton_rope
+        from .triton.rope import triton_rope
 
         return triton_rope(x_TAD, table_PR, positions_T)
     return reference_rope(x_TAD, table_PR, positions_T)

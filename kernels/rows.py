@@ -18,7 +18,7 @@ def reference_sum_rows(x_NH: torch.Tensor, row_TK: torch.Tensor) -> torch.Tensor
 def sum_rows(x_NH: torch.Tensor, row_TK: torch.Tensor) -> torch.Tensor:
     """out[t] = sum over k of x[row[t, k]], rounded once; not differentiable."""
     if use_triton(x_NH):
-        from .rows_triton import triton_sum_rows
+        from .triton.rows import triton_sum_rows
 
         return triton_sum_rows(x_NH, row_TK)
     return reference_sum_rows(x_NH, row_TK)

@@ -92,7 +92,7 @@ def sample_tokens(
     temperature 1. A row with NaN gets a log-prob of NaN.
     """
     if use_triton(logits_BV):
-        from .sample_triton import triton_sample
+        from .triton.sample import triton_sample
 
         return triton_sample(logits_BV, u_B, temperature_B, low_B, high_B, cuts)
     return reference_sample(logits_BV, u_B, temperature_B, low_B, high_B, cuts)

@@ -19,7 +19,7 @@ def reference_swiglu(x_N2F: torch.Tensor) -> torch.Tensor:
 def swiglu(x_N2F: torch.Tensor) -> torch.Tensor:
     """silu of the first half times the second half of the last dimension."""
     if use_triton(x_N2F):
-        from .swiglu_triton import triton_swiglu
+        from .triton.swiglu import triton_swiglu
 
         return triton_swiglu(x_N2F)
     return reference_swiglu(x_N2F)
@@ -37,7 +37,7 @@ def reference_swiglu_backward(x_N2F: torch.Tensor, dy_NF: torch.Tensor) -> tuple
 def swiglu_backward(x_N2F: torch.Tensor, dy_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(gradient of the input, the output made again), for callers that do not keep the output; not differentiable."""
     if use_triton(x_N2F):
-        from .swiglu_triton import triton_swiglu_backward
+        from .triton.swiglu import triton_swiglu_backward
 
         return triton_swiglu_backward(x_N2F, dy_NF)
     return reference_swiglu_backward(x_N2F, dy_NF)
@@ -52,7 +52,7 @@ def reference_weighted_swiglu(x_N2F: torch.Tensor, weight_N: torch.Tensor) -> to
 def weighted_swiglu(x_N2F: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
     """`swiglu` of every row times the row's weight; not differentiable, for callers that go back by `weighted_swiglu_backward`."""
     if use_triton(x_N2F):
-        from .swiglu_triton import triton_weighted_swiglu
+        from .triton.swiglu import triton_weighted_swiglu
 
         return triton_weighted_swiglu(x_N2F, weight_N)
     return reference_weighted_swiglu(x_N2F, weight_N)
@@ -75,7 +75,7 @@ def weighted_swiglu_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(gradient of the input, gradient of the weights, the output made again); not differentiable."""
     if use_triton(x_N2F):
-        from .swiglu_triton import triton_weighted_swiglu_backward
+        from .triton.swiglu import triton_weighted_swiglu_backward
 
         return triton_weighted_swiglu_backward(x_N2F, weight_N, dy_NF)
     return reference_weighted_swiglu_backward(x_N2F, weight_N, dy_NF)

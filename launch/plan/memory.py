@@ -10,7 +10,7 @@ from .machine import Gpu
 
 RUNTIME = 3.5e9  # CUDA context, NCCL and cuBLAS buffers; assumed
 FRAGMENTS = 0.06  # of the activations: what the allocator holds beyond what is asked for; assumed
-CHUNK = 1280 * 2.0**20  # logits that the fused head holds at a time (kernels/linear_triton.py)
+CHUNK = 1280 * 2.0**20  # logits that the fused head holds at a time (kernels/triton/linear.py)
 LOGIT = 10.0  # a logit of megatron-core: in bf16, in fp32, and its exponential; seen: peaks of 81.1 GiB, and of 63.3 all in bf16
 
 

@@ -19,12 +19,13 @@ from triton.compiler import ASTSource, compiler
 from triton.runtime import driver, jit
 
 from terrella import kernels
+from terrella.kernels import triton as triton_kernels
 from terrella.kernels.advantage import METHODS
 from terrella.kernels.batch_invariant import matmul
 from terrella.kernels.decode_attention import append_kv, cached_attention
 from terrella.kernels.decode_cache import PAGE, CacheLayer, Rows, Shared
-from terrella.kernels.logprob_triton import merge_shards
 from terrella.kernels.sample import sample_tokens
+from terrella.kernels.triton.logprob import merge_shards
 
 
 class Target:
@@ -65,11 +66,10 @@ def compile_only(self: Any, key: Any, signature: Any, device: int, constexprs: A
 def all_kernels() -> list[str]:
     """Names of everything that is launched: by this project's rule they end in `_kernel`."""
     found = []
-    for module in pkgutil.iter_modules(kernels.__path__):
-        if module.name.endswith("_triton"):
-            inside = vars(importlib.import_module(f"{kernels.__name__}.{module.name}"))
-            mine = [n for n, x in inside.items() if isinstance(x, jit.JITFunction) and x.fn.__module__ == inside["__name__"]]
-            found += [f"{module.name}.{name}" for name in mine if name.endswith("_kernel")]
+    for module in pkgutil.iter_modules(triton_kernels.__path__):
+        inside = vars(importlib.import_module(f"{triton_kernels.__name__}.{module.name}"))
+        own = [n for n, x in inside.items() if isinstance(x, jit.JITFunction) and x.fn.__module__ == inside["__name__"]]
+        found += [f"{module.name}.{name}" for name in own if name.endswith("_kernel")]
     return found
 
 

@@ -4,13 +4,13 @@ import json
 
 # a few numbers a row; rows of any length, which begin anywhere
 NARROW = {
-    "logprob_triton._finish_kernel",
-    "logprob_triton._merge_kernel",
-    "advantage_triton._group_kernel",
-    "advantage_triton._spread_kernel",
+    "logprob._finish_kernel",
+    "logprob._merge_kernel",
+    "advantage._group_kernel",
+    "advantage._spread_kernel",
 }
 
-ROWS = {"logprob_triton._stats_kernel", "logprob_triton._backward_kernel"}  # wide for every vocabulary, odd ones too
+ROWS = {"logprob._stats_kernel", "logprob._backward_kernel"}  # wide for every vocabulary, odd ones too
 
 
 def test_every_kernel_compiles_for_a_gpu_that_is_not_here(outcome_of) -> None:

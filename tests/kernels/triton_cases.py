@@ -43,7 +43,6 @@ from terrella.kernels.policy import Documents, reference_policy_terms
 from terrella.kernels.policy_loss import reference_policy_loss
 from terrella.kernels.qkv import reference_qkv_rope
 from terrella.kernels.rmsnorm import reference_rmsnorm, reference_rmsnorm_backward
-from terrella.kernels.rmsnorm_triton import triton_rmsnorm_backward
 from terrella.kernels.rope import reference_rope
 from terrella.kernels.rows import reference_sum_rows
 from terrella.kernels.swiglu import (
@@ -52,6 +51,7 @@ from terrella.kernels.swiglu import (
     reference_weighted_swiglu,
     reference_weighted_swiglu_backward,
 )
+from terrella.kernels.triton.rmsnorm import triton_rmsnorm_backward
 
 CUDA = torch.cuda.is_available() and not interpreting()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -236,7 +236,7 @@ def head_case(rows, hidden, vocab, dtype=torch.float32):
 
 
 def small_chunks(monkeypatch):
-    from terrella.kernels import linear_triton
+    from terrella.kernels.triton import linear as linear_triton
 
     monkeypatch.setattr(linear_triton, "GRAD_BYTES", 1)
     monkeypatch.setattr(linear_triton, "SCORE_BYTES", 1)
@@ -276,7 +276,7 @@ def test_linear_logprob_second_backward_and_scoring(small, monkeypatch):
 
 
 def test_linear_logprob_batch_invariance(monkeypatch):
-    from terrella.kernels import linear_triton
+    from terrella.kernels.triton import linear as linear_triton
 
     # few rows fit whole, many do not: the columns would be cut for these and not for those
     monkeypatch.setattr(linear_triton, "SCORE_BYTES", 60_000)
@@ -364,7 +364,7 @@ def test_policy_loss_sequence_objectives(name, documents, monkeypatch):
 
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_clipped_rows_leave_the_backward(name, monkeypatch):
-    from terrella.kernels import linear_triton
+    from terrella.kernels.triton import linear as linear_triton
 
     small_chunks(monkeypatch)
     monkeypatch.setattr(linear_triton, "GRAD_BYTES", 203 * 4 * ROWS)  # one chunk of several tiles of rows
@@ -454,7 +454,7 @@ def test_policy_terms(name):
 @pytest.mark.parametrize("gamma,lam", [(1.0, 1.0), (0.97, 0.9), (0.9, 0.2)])
 def test_gae(tokens, gamma, lam, monkeypatch):
     if not LARGE:  # the interpreter scans element by element; small blocks still meet the carry between blocks
-        from terrella.kernels import advantage_triton
+        from terrella.kernels.triton import advantage as advantage_triton
 
         monkeypatch.setattr(advantage_triton, "gae_config", lambda tokens: (16, 1))
     rows = 5 if LARGE else 2
@@ -477,7 +477,7 @@ def test_gae(tokens, gamma, lam, monkeypatch):
 @pytest.mark.parametrize("lam", [0.9, 0.2])
 def test_gae_of_rows_end_to_end(lengths, lam, monkeypatch):
     if not LARGE:
-        from terrella.kernels import advantage_triton
+        from terrella.kernels.triton import advantage as advantage_triton
 
         monkeypatch.setattr(advantage_triton, "gae_config", lambda tokens: (16, 1))
     tokens = sum(lengths)

@@ -44,7 +44,7 @@ counted: Counter[str] = Counter()
 
 def counting(run: Any) -> Any:
     def counted_run(self: Any, *args: Any, **options: Any) -> Any:
-        if self.fn.__module__.endswith("advantage_triton"):
+        if self.fn.__module__.endswith("triton.advantage"):
             counted[self.fn.__name__] += 1
         return run(self, *args, **options)
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from .batch_invariant import is_batch_invariant
-from .dispatch import cdiv
-from .vocab import Shard, gather_stats, vocab_shard
+from ..batch_invariant import is_batch_invariant
+from ..dispatch import cdiv
+from ..vocab import Shard, gather_stats, vocab_shard
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

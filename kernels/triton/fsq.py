@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .dispatch import cdiv, power_of_2
-from .fsq_levels import fsq_constants
-from .logprob_triton import LOG2E
+from ..dispatch import cdiv, power_of_2
+from ..fsq_levels import fsq_constants
+from .logprob import LOG2E
 
 
 @triton.jit

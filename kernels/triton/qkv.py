@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dispatch import cdiv, power_of_2
+from ..dispatch import cdiv, power_of_2
 
 
 @triton.jit

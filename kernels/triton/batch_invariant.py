@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dispatch import cdiv
+from ..dispatch import cdiv
 
 
 @triton.jit(do_not_specialize=["M"])  # one binary whatever the number of rows

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dispatch import cdiv, power_of_2
+from ..dispatch import cdiv, power_of_2
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dispatch import cdiv
+from ..dispatch import cdiv
 
 BLOCK, CHUNK = 2048, 65536  # elements at once, and of one program
 

@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .advantage import mean_group_std
-from .dispatch import cdiv, power_of_2
+from ..advantage import mean_group_std
+from ..dispatch import cdiv, power_of_2
 
 
 @triton.jit

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .dispatch import cdiv, power_of_2
-from .logprob_triton import multiprocessors
+from ..dispatch import cdiv, power_of_2
+from .logprob import multiprocessors
 
 
 @triton.jit

@@ -15,12 +15,12 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from .batch_invariant import is_batch_invariant
-from .dispatch import cdiv
-from .logprob_triton import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
-from .policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
-from .policy_triton import launch_terms, named_sums
-from .vocab import Shard, gather_stats, vocab_shard
+from ..batch_invariant import is_batch_invariant
+from ..dispatch import cdiv
+from ..policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
+from ..vocab import Shard, gather_stats, vocab_shard
+from .logprob import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
+from .policy import launch_terms, named_sums
 
 SCORE_BYTES = 640 << 20  # logits held at a time when scoring
 GRAD_BYTES = 1280 << 20  # logits held at a time when making gradients: fewer, larger chunks re-read the fp32 sums less often

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .decode_cache import CacheLayer, Rows, Shared, Tiles
-from .dispatch import power_of_2
+from ..decode_cache import CacheLayer, Rows, Shared, Tiles
+from ..dispatch import power_of_2
 
 LOG2E = 1.4426950408889634
 LOWEST = tl.constexpr(-1.0e30)

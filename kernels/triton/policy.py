@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .dispatch import cdiv
-from .logprob_triton import LOG2E, multiprocessors
-from .policy import MAX_LOG_RATIO, SUM_NAMES, PolicySettings, PolicyTerms
+from ..dispatch import cdiv
+from ..policy import MAX_LOG_RATIO, SUM_NAMES, PolicySettings, PolicyTerms
+from .logprob import LOG2E, multiprocessors
 
 MAX_LR = tl.constexpr(MAX_LOG_RATIO)
 SUMS = tl.constexpr(len(SUM_NAMES))
