@@ -125,13 +125,18 @@ def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor], ent
     return {"bytes": path.stat().st_size, "xxh3": file_digest(path)}
 
 
-def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]]) -> None:
-    """Write the manifest of shards that are all on disk, as `write_shard` stated them, and rename the folder to its final name."""
+def seal(folder: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]]) -> None:
+    """Write the manifest of shards that are all on disk, as `write_shard` stated them."""
     files: dict[str, Any] = {f"shard_{number:05d}.safetensors": stated for number, stated in enumerate(shards)}
     extra = folder / "extra.json"
     files["extra.json"] = {"bytes": extra.stat().st_size, "xxh3": file_digest(extra)}
     content = json.loads(json.dumps({"format": FORMAT, **manifest, "files": files}))  # as it will be read: tuples are lists
     write_json(folder / MANIFEST, {**content, "digest": manifest_digest(content)})
+
+
+def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]]) -> None:
+    """Write the manifest, and rename the folder to its final name."""
+    seal(folder, manifest, shards)
     with storage_errors(final):
         sync_folder(folder)
         replaced = final.with_name(f".replaced-{final.name}")

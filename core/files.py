@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from .errors import StorageError
+from .errors import ConfigError, StorageError
 
 _UMASK = os.umask(0o077)  # can only be read by setting it
 os.umask(_UMASK)
@@ -82,6 +83,23 @@ def settle(path: Path) -> None:
                 os.fsync(stream.fileno())
         for folder in [path, *(p for p in path.rglob("*") if p.is_dir())] if path.is_dir() else [path.parent]:
             sync_folder(folder)
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to write that is renamed to `out`, all of it on disk, when the block ends; a block that fails leaves nothing behind."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: is not empty; choose another folder")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed
+    try:
+        yield make_folder(partial)
+        settle(partial)
+        with storage_errors(out):
+            os.replace(partial, out)  # an empty folder may be there
+            sync_folder(out.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> None:

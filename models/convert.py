@@ -6,8 +6,6 @@ the source's layers as this project computes them and through the written ones a
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +15,11 @@ from typing import Any, Literal
 
 import torch
 
-from ..core.checkpoint import MANIFEST, CheckpointReader, Entry, publish, write_shard
+from ..core.checkpoint import MANIFEST, CheckpointReader, Entry, seal, write_shard
 from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.engine import Engine
 from ..core.errors import ConfigError
-from ..core.files import make_folder, settle, write_json
+from ..core.files import whole_folder, write_json
 from ..core.layout import document_layout
 from ..core.mcore.params import EMBEDDING, Shard
 from . import formats, hf
@@ -118,76 +116,53 @@ def to_hf(
     if dtype not in hf.DTYPES:
         raise ConfigError(f"dtype: '{dtype}' must be fp32 or bf16")
     source, out = open_source(path, kind=kind, base=base), Path(out)
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out}: is not empty; choose another folder")
-    if adapters == "peft":
-        return _to_peft(source, out, base)
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    tensors = hf.hf_tensors(source.config, _stream(source), dtype)
-    stated = hf.write_folder(partial, source.config, tensors, dtype, source.carry_from, shard_bytes)
-    proof = hf.prove(partial, source.config, stated, own_logits(source, hf.DTYPES[dtype]), "fp32")
-    if out.exists():
-        out.rmdir()
-    settle(partial)
-    partial.rename(out)
-    return proof
+    with whole_folder(out) as partial:
+        if adapters == "peft":
+            return _to_peft(source, partial, base)
+        tensors = hf.hf_tensors(source.config, _stream(source), dtype)
+        stated = hf.write_folder(partial, source.config, tensors, dtype, source.carry_from, shard_bytes)
+        return hf.prove(partial, source.config, stated, own_logits(source, hf.DTYPES[dtype]), "fp32")
 
 
-def _to_peft(source: Source, out: Path, base: str | Path | None) -> dict[str, Any]:
+def _to_peft(source: Source, partial: Path, base: str | Path | None) -> dict[str, Any]:
     if source.lora is None:
         raise ConfigError(f"{source.path}: has no adapters to write as a PEFT folder")
     if base is None:
         raise ConfigError("--base: a PEFT folder needs the Hugging Face folder of its base model, also to prove it")
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     names = [pair for name in parameter_names(source.config) for pair in adapters(source, name) or ()]
     write_peft(partial, source.config, source.lora, ((name, source.tensor(name)) for name in names), str(base))
     # The proof merges what was written into the base and compares with the checkpoint's own merged model.
-    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=partial.parent) as scratch:
         again = open_source(partial, kind="peft", base=base)
         stream = hf.hf_tensors(source.config, _stream(again), "fp32")
         stated = hf.write_folder(Path(scratch) / "merged", source.config, stream, "fp32", None, 5 << 30)
         proof = hf.prove(Path(scratch) / "merged", source.config, stated, own_logits(source, torch.float32), "fp32")
     found = {key: value for key, value in proof.items() if key not in ("tensors", "files")}  # those of the merged model
-    proof = write_proof(partial, found, {})
-    if out.exists():
-        out.rmdir()
-    settle(partial)
-    partial.rename(out)
-    return proof
+    return write_proof(partial, found, {})
 
 
 def from_any(
     path: str | Path, out: str | Path, *, kind: Kind = "auto", base: str | Path | None = None, shard_bytes: int = 2 << 30
 ) -> dict[str, Any]:
     """Write a model as a checkpoint that an engine of any layout loads, and prove it against transformers."""
-    source, out = open_source(path, kind=kind, base=base), Path(out)
-    if out.exists():
-        raise ConfigError(f"{out}: exists; choose another folder")
-    partial = make_folder(out.with_name(f".saving-{out.name}-{os.getpid()}"))
-    write_json(partial / "extra.json", {"converted_from": str(source.path), "kind": source.kind})
-    shards, tensors, entries, size = [], {}, [], 0
-    for name, tensor in chain(_stream(source), source.value_heads.items()):
-        amount = tensor.numel() * tensor.element_size()
-        if size and size + amount > shard_bytes:
-            shards.append(write_shard(partial, len(shards), tensors, entries))
-            tensors, entries, size = {}, [], 0
-        tensors[str(len(entries))] = tensor.detach().reshape(-1).contiguous().clone()
-        entries.append(Entry(name, "param", tuple(tensor.shape), Shard(None, 0, 1), 0))
-        size += amount
-    shards.append(write_shard(partial, len(shards), tensors, entries))
-    described = {"model": source.config.to_dict(), "value_head": "twin" if source.value_heads else "none", "lora": None}
-    manifest = {"step": 0, "updates": 0, "optimizer": False, "precision": "fp32", "parallel": {}, "world": 0, "model": described}
-    hidden = out.with_name(f".proving-{out.name}")
-    publish(partial, hidden, manifest, shards)
-    try:
-        proof = _prove_checkpoint(source, _open_checkpoint(hidden, None))
-        write_json(hidden / "import_proof.json", proof)
-        hidden.rename(out)
-    except BaseException:
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise
+    source = open_source(path, kind=kind, base=base)
+    with whole_folder(Path(out)) as partial:
+        write_json(partial / "extra.json", {"converted_from": str(source.path), "kind": source.kind})
+        shards, tensors, entries, size = [], {}, [], 0
+        for name, tensor in chain(_stream(source), source.value_heads.items()):
+            amount = tensor.numel() * tensor.element_size()
+            if size and size + amount > shard_bytes:
+                shards.append(write_shard(partial, len(shards), tensors, entries))
+                tensors, entries, size = {}, [], 0
+            tensors[str(len(entries))] = tensor.detach().reshape(-1).contiguous().clone()
+            entries.append(Entry(name, "param", tuple(tensor.shape), Shard(None, 0, 1), 0))
+            size += amount
+        shards.append(write_shard(partial, len(shards), tensors, entries))
+        described = {"model": source.config.to_dict(), "value_head": "twin" if source.value_heads else "none", "lora": None}
+        manifest = {"step": 0, "updates": 0, "optimizer": False, "precision": "fp32", "parallel": {}, "world": 0, "model": described}
+        seal(partial, manifest, shards)
+        proof = _prove_checkpoint(source, _open_checkpoint(partial, None))
+        write_json(partial / "import_proof.json", proof)
     return proof
 
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from ..core.errors import ConfigError
-from ..core.files import make_folder, write_atomic
+from ..core.files import make_folder, whole_folder, write_atomic
 from .config import ModelConfig
 from .dcp import DistributedTensors
 from .families import parameter_names
@@ -133,16 +133,16 @@ def write_nemo(source: Source, out: Path) -> None:
 
     if source.config.experts:
         raise ConfigError(f"{source.path}: models with experts are not supported for NeMo folders")
-    weights = make_folder(out / "weights")
     stacks: dict[str, list[torch.Tensor]] = {}
     for name in parameter_names(source.config):
         stacks.setdefault(_stacked_key(name)[0], []).append(weight(source, name))
-    with one_rank():
+    with whole_folder(out) as partial, one_rank():
         from megatron.core import dist_checkpointing
 
         state = {}
         for key, parts in stacks.items():
             full = torch.stack(parts) if ".layers." in key else parts[0]
             state[key] = dist_checkpointing.ShardedTensor.from_rank_offsets(key, full.contiguous())
-        dist_checkpointing.save(state, str(weights))
-    write_atomic(make_folder(out / "context") / "model.yaml", yaml.safe_dump({"config": model_settings(source.config)}, sort_keys=False))
+        dist_checkpointing.save(state, str(make_folder(partial / "weights")))
+        settings = yaml.safe_dump({"config": model_settings(source.config)}, sort_keys=False)
+        write_atomic(make_folder(partial / "context") / "model.yaml", settings)

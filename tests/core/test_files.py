@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from terrella.core.files import json_lines, settle, write_atomic
+from terrella.core.errors import ConfigError
+from terrella.core.files import json_lines, settle, whole_folder, write_atomic
 from terrella.rl.web_pages.data import load_transitions
 from terrella.rl.webrl.release import read_lines, write_lines
 
@@ -34,6 +35,33 @@ def test_a_replaced_file_and_its_folder_entry_reach_the_disk(tmp_path: Path, mon
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")) or real(handle))
     write_atomic(tmp_path / "a.json", "{}")
     assert len(synced) == 2 and synced[0].startswith(str(tmp_path / ".a.json.")) and synced[1] == str(tmp_path)
+
+
+def test_a_folder_is_on_disk_before_it_has_its_name_and_so_is_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    sync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: steps.append(os.readlink(f"/proc/self/fd/{handle}")) or sync(handle))
+    monkeypatch.setattr(os, "replace", lambda old, new: steps.append(f"{old} -> {new}") or replace(old, new))
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    out.mkdir()
+    with whole_folder(out) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "weights").write_bytes(b"x")
+    synced = {str(partial / "inner" / "weights"), str(partial / "inner"), str(partial)}
+    assert set(steps[:3]) == synced and steps[3:] == [f"{partial} -> {out}", str(tmp_path)]
+    with pytest.raises(ConfigError, match="out: is not empty"), whole_folder(out):
+        pass
+    assert (out / "inner" / "weights").read_bytes() == b"x"
+
+
+def test_a_folder_that_cannot_be_finished_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "of a killed start").write_bytes(b"")
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "out") as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "half").write_bytes(b"x")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_hosts_with_equal_process_ids_do_not_share_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from terrella.core.checkpoint import CheckpointReader
 from terrella.core.errors import ConfigError, StorageError
+from terrella.launch.convert import convert
 from terrella.models import formats, hf, nemo
 from terrella.models.convert import open_source
 from terrella.models.families import parameter_names
@@ -230,11 +231,22 @@ def test_a_nemo_folder_that_runs_code_is_refused(tmp_path: Path) -> None:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    (weights / ".metadata").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(StorageError, match=r"\.metadata: refused: it names \w+\.mkdir"):
-        open_source(tmp_path / "nemo")
-    assert not (tmp_path / "executed").exists()
+    described = pickle.loads(held)  # noqa: S301
+    described.planner_data = {"hidden": [Bomb()]}
+    for bomb in (pickle.dumps(Bomb()), pickle.dumps(Bomb(), protocol=0), pickle.dumps(described)):
+        (weights / ".metadata").write_bytes(bomb)
+        for verb in ("from-nemo", "to-hf"):
+            with pytest.raises(StorageError, match=r"\.metadata: refused: it names \w+\.mkdir"):
+                convert.main([verb, str(tmp_path / "nemo"), str(tmp_path / "out")], standalone_mode=False)
     (weights / ".metadata").write_bytes(held)
+    data = next(weights.glob("*.distcp"))
+    content = data.read_bytes()
+    data.write_bytes(content[: len(content) // 2])
+    for verb in ("from-nemo", "to-hf"):
+        with pytest.raises(StorageError, match="is not readable"):
+            convert.main([verb, str(tmp_path / "nemo"), str(tmp_path / "out")], standalone_mode=False)
+    data.write_bytes(content)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nemo"]  # nothing ran, and no half of a conversion is left
     (weights / "common.pt").write_bytes(pickle.dumps(Bomb()))  # ours has no use for it
     source = open_source(tmp_path / "nemo")
     tensors = hf.weight_source(tiny("qwen2")[0], config)[0]
