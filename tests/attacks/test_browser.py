@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,8 @@ from terrella.rl.worlds.web.backend import ActionFailed, Limits, Start
 from terrella.rl.worlds.web.observe import simplified_html
 
 pytestmark = pytest.mark.integration
-DEADLINE_S = 4.0
-FAULT = "did not end within the deadline of 4 s|failed within the deadline of 4 s"
+DEADLINES_S = (4.0, 16.0, 64.0)  # the next where a busy machine was too slow for the one before
+FAULT = r"(did not end|failed) within the deadline of \d+ s"
 PORT = "is not among the allowed hosts"
 REACHES = """for (const f of [
   () => fetch(OTHER + '/fetch'), () => navigator.sendBeacon(OTHER + '/beacon', 'x'), () => new EventSource(OTHER + '/events'),
@@ -159,7 +159,7 @@ class Place:
         self.udp.settimeout(0)
         self.pages = serve(self.answer)
         self.address = f"127.0.0.1:{self.pages.server_port}"
-        self.backend = ChromiumBackend(Limits(hosts=frozenset({self.address}), deadline_s=DEADLINE_S))
+        self.backend = ChromiumBackend(Limits(hosts=frozenset({self.address}), deadline_s=DEADLINES_S[0]))
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         other = f"http://127.0.0.1:{self.other.server_port}"
@@ -236,20 +236,40 @@ def place():
 
 def attack(place: Place, name: str) -> str:
     """Play an attack; what came of it: harmless, refused (an action), or fault (an episode)."""
+    for deadline_s in DEADLINES_S:
+        place.backend.limits = replace(place.backend.limits, deadline_s=deadline_s)
+        outcome, late = attempt(place, name)
+        if not late:
+            return outcome
+        print(late)
+    pytest.fail(late)
+
+
+def attempt(place: Place, name: str) -> tuple[str, str]:
+    """(what came of it, what was not there at the deadline: how fast a page is says more of the machine than of the page)."""
     aim, browser, place.slowest = ATTACKS[name], place.backend.process.pid, 0.0
     text, error = place.play(name)
-    assert place.slowest < 20.0, f"{name}: a call took {place.slowest:.1f} s"  # 9 s to the browser's end, and a busy machine
+    most = 2 * place.backend.limits.deadline_s + 12.0  # the browser is killed at twice the deadline; and a busy machine
+    assert place.slowest < most, f"{name}: a call took {place.slowest:.1f} s"
     assert place.other.seen == [], f"{name}: the page reached another port: {place.other.seen}"
     with pytest.raises(BlockingIOError):
         place.udp.recv(2048)
     shown = re.sub(r"<[^>]*>", "", text)
     named, read = error and aim.named and re.search(aim.named, error), not error and aim.read and re.search(aim.read, shown)
-    assert named or read, f"{name}: {error!r} {shown[:300]!r}"
+    if not (named or read):
+        assert re.search(FAULT, error), f"{name}: {error!r} {shown[:300]!r}"
+        return "", f"{name}: {error}"
     assert "/worker.js" not in place.pages.seen
-    place.begin("/fine")
-    assert "fine" in simplified_html(place.look())
-    assert place.backend.process.pid == browser, f"{name}: the browser did not survive"
-    return "harmless" if not error else "fault" if error.startswith("web:") else "refused"
+    try:
+        place.begin("/fine")
+        assert "fine" in simplified_html(place.look())
+    except WorldFault as fault:
+        assert re.search(FAULT, str(fault)), f"{name}: the next page: {fault}"
+        return "", f"{name}: the next page: {fault}"
+    if place.backend.process.pid != browser:
+        assert re.search(FAULT, error), f"{name}: the browser did not survive"
+        return "", f"{name}: the browser did not survive"
+    return "harmless" if not error else "fault" if error.startswith("web:") else "refused", ""
 
 
 SAMPLE = ("hang on click", "redirect to another port", "thirteen other ways to another port", "alert, confirm, prompt", "window.open",
