@@ -1,8 +1,10 @@
 """A live owner keeps its run directory, from wherever it is looked at and whatever the clock does."""
 
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,3 +52,26 @@ def test_a_lease_that_names_nobody_is_refused_by_name(tmp_path: Path, content: o
     with pytest.raises(StorageError, match=r"lease\.json: damaged"):
         leases.Lease.acquire(tmp_path)
     assert read_json(tmp_path / "lease.json") == content
+
+
+@pytest.mark.parametrize("step_s", [1, 3600, -3600])
+def test_a_step_of_either_clock_neither_steals_a_lease_nor_keeps_a_dead_one(tmp_path: Path, step_s: int) -> None:
+    """An owner that cannot be asked is judged by whether the file's time changes, never by what time it says."""
+    write_json(tmp_path / "lease.json", {"token": "t", "incarnation": 4, "host": "elsewhere", "pid": 7})
+    alive = threading.Event()
+
+    def renew() -> None:
+        while not alive.wait(0.3):
+            stepped = time.time_ns() + step_s * 10**9
+            os.utime(tmp_path / "lease.json", ns=(stepped, stepped))
+
+    owner = threading.Thread(target=renew)
+    owner.start()
+    with pytest.raises(LeaseError, match="in use by process 7 on elsewhere"):
+        leases.Lease.acquire(tmp_path, timeout_s=3.0)
+    alive.set()
+    owner.join()
+    begun = time.monotonic()
+    lease = leases.Lease.acquire(tmp_path, timeout_s=1.5)
+    assert lease.incarnation == 5 and 1.5 <= time.monotonic() - begun < 60
+    lease.release()
