@@ -1,11 +1,15 @@
-"""Processes that belong to another one, and the cores that they may use."""
+"""Processes that belong to another one, the cores that they may use, and work that must end in time."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
 
 PARENT_VARIABLE = "TERRELLA_PARENT"  # process id of the supervisor, for its workers
 
@@ -24,3 +28,22 @@ def die_with_parent(parent: int) -> None:
 def usable_cores() -> int:
     """How many cores this process may run on: a batch job has fewer than its machine."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def alarm(limit_s: float) -> Iterator[None]:
+    """Raise TimeoutError in Python code that has not ended after so long. Signals reach the main thread alone: others are not limited."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"did not end within {limit_s:g} s")
+
+    begun, before = time.monotonic(), signal.signal(signal.SIGALRM, late)
+    other, _ = signal.setitimer(signal.ITIMER_REAL, limit_s)  # somebody else's timer goes on afterwards
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, max(other - (time.monotonic() - begun), 1e-3) if other else 0.0)
+        signal.signal(signal.SIGALRM, before)

@@ -17,10 +17,13 @@ from typing import Any, overload
 
 from ..core.errors import ConfigError
 from ..core.files import file_digest, json_digest, read_json
+from ..core.process import alarm
 from .row_files import Kinds, Part, ShardRows, note_kinds, open_part
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".json.gz", ".parquet", ".arrow")
 ANSWERS = ("answer", "completion", "response", "target")  # columns that hold a demonstration, the first that is there
+RENDER_S = 10.0  # for one row's prompt: a template is a program, and may never end
+LARGEST = 1_000_000  # characters or bits that a product or power in a template may have
 ROLES = ("system", "user", "assistant", "tool")
 _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # files about rows, not of rows
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?=[-_.\d])", re.IGNORECASE)
@@ -185,9 +188,25 @@ def _compiled(template: str) -> Any:
     from jinja2 import StrictUndefined, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    class Bounded(ImmutableSandboxedEnvironment):
+        """Products and powers that would fill the memory are refused; loops end by the clock."""
+
+        intercepted_binops = frozenset(("*", "**"))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            held, times = (left, right) if isinstance(left, Sequence) else (right, left)
+            size = 0
+            if operator == "**" and isinstance(left, int) and isinstance(right, int):
+                size = left.bit_length() * right
+            elif isinstance(held, Sequence) and isinstance(times, int):
+                size = len(held) * times
+            if size > LARGEST:
+                raise OverflowError(f"the result of {operator} would be too large")
+            return super().call_binop(context, operator, left, right)
+
     text = template_text(template)
     try:
-        return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(text)
+        return Bounded(undefined=StrictUndefined).from_string(text)
     except TemplateSyntaxError as error:
         line = text.splitlines()[error.lineno - 1]
         raise ConfigError(f"template: line {error.lineno}: {error.message}, in {line!r}") from error
@@ -198,7 +217,8 @@ def _render(template: str, row: dict[str, Any], where: str) -> str:
 
     compiled = _compiled(template)
     try:
-        text = compiled.render(row)
+        with alarm(RENDER_S):
+            text = compiled.render(row)
     except UndefinedError as error:
         raise ConfigError(f"{where}: template: {error.message} (columns: {_columns(row)})") from error
     except Exception as error:  # a template is a program: it may divide by zero, or reach for what the sandbox keeps

@@ -215,3 +215,18 @@ def test_an_answer_to_imitate_is_text_or_a_number():
     several = {"prompt": "a", "answer": ["4", "four"]}  # what a reward accepts
     assert demonstration(several, None) is None and info_of(several) == {"answer": ["4", "four"]}
     assert demonstration({"answer": ""}, None) is None and demonstration({"target": 0}, None) == "0"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ n }}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "TimeoutError: did not end within 0.5 s"),
+        ("{{ n * 'x' * 10**10 }}", "OverflowError: the result of \\* would be too large"),
+        ("{{ n ** (9 ** 9) }}", "OverflowError: the result of \\*\\* would be too large"),
+    ],
+)
+def test_a_template_that_never_ends_or_fills_the_memory_is_refused(template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("terrella.data.rows.RENDER_S", 0.5)
+    with pytest.raises(ConfigError, match=rf"rows:1: template: {words}"):
+        render_prompt({"n": 3}, template, "rows:1")
+    assert render_prompt({"n": 3}, "{{ n * 2 ** 4 }} {{ 'ab' * n }}", "rows:1") == "48 ababab"
