@@ -122,7 +122,7 @@ def changed_rows(path: Path, stage: str, found: int, written: int) -> str:
 
 def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:
     """Open a run directory for writing: a new one is laid out, an old one must hold the same settings (see schema.differences)."""
-    _require_ours(path)
+    require_ours(path)
     make_folder(path)
     with storage_errors(path):
         probe = path / f".writable.{os.getpid()}"
@@ -145,7 +145,7 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
     return Run(path, lease.token), lease
 
 
-def _require_ours(path: Path) -> None:
+def require_ours(path: Path) -> None:
     """Refuse a folder that holds somebody else's files: a run would write among them."""
     config = path / "config.yaml"
     if (path / "lease.json").exists():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, zip_longest
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..data.tokenizers import ByteTokenizer
 from ..data.trajectory import Invalid
 from ..rl.conversation import text_of
 from ..rl.environment import End, Prompt
-from ..rl.hosted import Sealed
+from ..rl.hosted import CHECKING_S, Sealed
 from ..rl.own.config import EnvironmentSettings
 from ..rl.own.tasks import open_tasks
 from ..rl.tasks import EMPTY as EMPTY_BASELINE
@@ -60,7 +61,8 @@ def check_environment(settings: Any) -> Iterator[str]:
 
     Everything is played in two processes, for a resumed run plays again what another process played.
     """
-    with open_tasks(settings, ByteTokenizer(), None) as tasks, open_tasks(settings, ByteTokenizer(), None) as again:
+    opened = partial(open_tasks, settings, ByteTokenizer(), None, loading_s=CHECKING_S)
+    with opened() as tasks, opened() as again:
         yield check_tasks(tasks, again)
         contract = Contract(tasks, again, getattr(settings, "max_turns", 1))
         scores = {EMPTY: contract.play(EMPTY, lambda prompt, number, turn: "")}
@@ -134,8 +136,13 @@ class Contract:
         """All tasks; refused where the processes differ, and where an episode does not end or ends without a score."""
         played = []
         for number, task in enumerate(self.chosen):
-            one, other = (self._episode(opened, number, policy) for opened in (self.tasks, self.again))
-            where = f"play: task {short(task)} with {name}"
+            where, one = f"play: task {short(task)} with {name}", self._episode(self.tasks, number, policy)
+            if one.end is not None and isinstance(one.end.reward, Invalid):  # first: the other process would only lose as much time
+                raise ConfigError(
+                    f"{where} has no score: {one.end.reward.reason}; whatever the model answers is worth a number, "
+                    "and Invalid is for faults of the machinery"
+                )
+            other = self._episode(self.again, number, policy)
             for turn, said in enumerate(zip_longest(one.prompts, other.prompts, fillvalue="nothing")):
                 if said[0] != said[1]:
                     raise ConfigError(
@@ -145,11 +152,6 @@ class Contract:
             if one.end is None:
                 raise ConfigError(
                     f"{where} was not over after max_turns = {self.max_turns} answers; end it with `return score`, or raise max_turns"
-                )
-            if isinstance(one.end.reward, Invalid):
-                raise ConfigError(
-                    f"{where} has no score: {one.end.reward.reason}; whatever the model answers is worth a number, "
-                    "and Invalid is for faults of the machinery"
                 )
             if repr(one.end) != repr(other.end):
                 raise ConfigError(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, TerrellaError
 from ..data.trajectory import Invalid, Trajectory
 from ..models.geometry import count
 from .recipe import Recipe
@@ -69,6 +69,8 @@ def preview(recipe: Recipe, job: Any) -> Shown | str:
         sampler, how = _sampler(recipe, tokenizer)
         seen = _Seen(sampler)
         played = play(seen, min(limit or ANSWER_TOKENS, ANSWER_TOKENS))
+    if seen.first is None and isinstance(played.reward, Invalid):
+        raise TerrellaError(f"the first episode has no reward: {played.reward.reason}")
     if seen.first is None:
         return "the first episode ended before the model was asked anything"
     request, answer = seen.first

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..core.by_path import ByPath
 from ..core.config import ParallelConfig, check_layout
 from ..core.errors import ConfigError, TerrellaError, describe_error, missing_extra
 from ..core.health import Check
+from ..core.run import require_ours
 from ..models.geometry import count
+from ..rl.hosted import CHECKING_S
 from .extras import needed
 from .plan.layout import Layout, Work
 from .plan.memory import memory
@@ -30,6 +39,9 @@ def look(recipe: Recipe, folder: Path) -> Iterator[Check]:
     yield from _layout(recipe)
     yield from _memory(recipe)
     yield _disk(recipe, folder)
+    if (ours := guarded("--run", lambda: require_ours(folder) or "")).level == "fail":
+        yield ours
+    yield from _own_code(recipe)
     yield from _stages(recipe, alone(recipe, folder))
 
 
@@ -172,17 +184,75 @@ def _disk(recipe: Recipe, folder: Path) -> Check:
     return Check("ok", "disk", text)
 
 
+_IMPORT = """
+import os, sys
+from pathlib import Path
+from terrella.core.by_path import load_object
+from terrella.core.errors import ConfigError
+said = "imported"
+try:
+    load_object(sys.argv[1], Path(), sys.argv[2])
+except ConfigError as error:
+    said = str(error)
+os.write(int(sys.argv[3]), said[:4000].encode())
+os._exit(0)
+"""
+
+
+def _own_code(recipe: Recipe) -> Iterator[Check]:
+    """Stages and algorithms of the user's run in the ranks: each is imported, in a process of its own, as it may hang or end it."""
+    algorithms = {f"stages.{stage.name}.algorithm": getattr(stage, "algorithm", None) for stage in recipe.stages}
+    named = {f"stages.{stage.name}": stage for stage in recipe.stages} | algorithms
+    for what, own in named.items():
+        if isinstance(own, ByPath):
+            yield guarded(what, partial(_imported, own))
+
+
+def _imported(own: ByPath) -> str:
+    ours, theirs = os.pipe()
+    with open(ours, "rb") as said:
+        command = [sys.executable, "-c", _IMPORT, own.path, own.digest, str(theirs)]
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs,),
+            start_new_session=True,
+        )
+        os.close(theirs)
+        try:
+            code = child.wait(CHECKING_S)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(f"{own.path}: importing it did not finish within {CHECKING_S:g} s; do such work when it is called") from error
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # and what it started
+            child.wait()
+        text = said.read().decode(errors="replace")
+    if text != "imported":
+        raise ConfigError(text or f"{own.path}: importing it ended the process (code {code})")
+    return f"{own.path} can be imported"
+
+
 def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
-    """What each stage checks of its own inputs before a run."""
+    """What each stage checks of its own inputs before a run; an environment that one of them found at fault is not tried again."""
+    faulty: list[Any] = []
     for stage in recipe.stages:
-        if (check := stage_check(stage.kind)) is None:
-            continue
+        env = getattr(stage, "env", None) or recipe.env
+        if isinstance(stage, ByPath) or (check := stage_check(stage.kind)) is None:
+            continue  # a stage of the user's own was imported above
 
         def looked(check: Any = check, stage: Any = stage) -> str:
             check(stage, job)
             return f"what {stage.kind} needs from outside is there"
 
-        yield guarded(f"stages.{stage.name}", looked)
+        if hasattr(stage, "env") and env in faulty:
+            continue
+        finding = guarded(f"stages.{stage.name}", looked)
+        if hasattr(stage, "env") and finding.level == "fail":
+            faulty.append(env)
+        yield finding
 
 
 def alone(recipe: Recipe, folder: Path) -> Any:

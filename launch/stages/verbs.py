@@ -14,6 +14,7 @@ from ...data.rows import rows_digest
 from ...data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from ...models.hub import resolve
 from ...rl.environment import Split
+from ...rl.hosted import CHECKING_S, LOADING_S
 from ...rl.language_tasks import Made
 from ...rl.own.config import DataEnvironment, EnvironmentSettings
 from ...rl.own.tasks import fresh_tokenizer, given_tokenizer, open_tasks
@@ -92,7 +93,8 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     made = made_for(settings, job)
     tokenizer = learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
     most = job.model.max_positions if tokenizer is not None else None  # nobody knows yet how many tokens a prompt will have
-    with open_tasks(settings, tokenizer or ByteTokenizer(), most, made) as tasks:
+    loading_s = LOADING_S if job.run.token else CHECKING_S
+    with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
         yield tasks
 
 

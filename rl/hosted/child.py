@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .wire import LARGEST_MESSAGE, ChildWire, digest, name_call, pack_in_child, 
 
 AT_ONCE = 64  # rows of an async reward that run at a time
 PAGE = 8_000_000  # bytes of tasks in one message
+MOST_TASKS = 10_000_000  # of a split: a generator without end would fill the machine's memory
 Reply = tuple[Any, ...]  # ("score", reward, parts), ("prompt", said), ("value", any) ... or ("invalid", reason)
 
 
@@ -164,12 +166,14 @@ class Child:
     def do_tasks(self, split: str, first: int) -> Reply:
         """How many tasks there are, and a page of them from `first` on, each packed alone."""
         if split not in self.listed:
-            self.listed[split] = list(self.object.tasks(split))
+            self.listed[split] = list(islice(self.object.tasks(split), MOST_TASKS + 1))
+            if len(self.listed[split]) > MOST_TASKS:
+                raise Fault(f"gave more than {MOST_TASKS:,} tasks for '{split}'; give a list of fewer, or stop the generator")
         page: list[bytes] = []
         size = 0
-        for place, task in enumerate(self.listed[split][first:], first):
+        for place in range(first, len(self.listed[split])):
             try:
-                blob = pack_in_child(task)
+                blob = pack_in_child(self.listed[split][place])
             except Exception as error:
                 raise Fault(f"gave task {place}, which cannot be pickled: {error}") from error
             if len(blob) > LARGEST_MESSAGE:

@@ -12,11 +12,12 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...data.trajectory import Invalid
 from ..environment import End, Prompt
-from .process import ChildProcess, Lost
+from .process import ChildProcess, Late, Lost
 from .wire import LARGEST_MESSAGE, digest, name_call, pack_in_host, unpack_in_host
 
 GROUP = 8_000_000  # bytes of calls in one message: the child reads it whole before it answers
 LOADING_S = 300.0  # for importing the user's code, making its object, and listing tasks
+CHECKING_S = 40.0  # for the same in a check, whose answer comes within a minute
 
 
 @dataclass
@@ -51,8 +52,9 @@ class Host:
         args: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
         sha256: str = "",
+        loading_s: float = LOADING_S,
     ) -> None:
-        self.target, self.base, self.deadline_s = target, Path(base).resolve(), deadline_s
+        self.target, self.base, self.deadline_s, self.loading_s = target, Path(base).resolve(), deadline_s, loading_s
         self.args, self.sha256 = dict(args or {}), sha256  # a class is made with args; a file must have the digest
         # by default sets of texts have the same order in every child, so that a replay meets it again
         self.environ = {"PYTHONHASHSEED": "0", **(os.environ if environ is None else environ)}
@@ -158,7 +160,7 @@ class Host:
 
     def _value(self, kind: str, *args: Any) -> Any:
         """A value without which nothing can go on."""
-        value = self._ask(kind, args, LOADING_S)
+        value = self._ask(kind, args, self.loading_s)
         if isinstance(value, Invalid):
             raise ConfigError(value.reason)
         return value
@@ -196,7 +198,8 @@ class Host:
                     alone = True
                     continue
                 number, call, _ = next(iter(unanswered.values()))
-                self._settle(call, number, ("invalid", f"{name_call(self.target, call.kind)} {lost}"), replies)
+                why = self._in_words(lost, call.limit_s)
+                self._settle(call, number, ("invalid", f"{name_call(self.target, call.kind)} {why}"), replies)
             except BaseException:  # Ctrl-C: replies still to come would be taken for those of the next calls
                 self._kill()
                 raise
@@ -263,11 +266,11 @@ class Host:
         self.child = child = ChildProcess(self.environ)
         try:
             hello = (self.target, str(self.base), self.deadline_s, self.args, self.sha256)
-            child.send(pack_in_host(hello), LOADING_S)
-            word, value = child.receive(LOADING_S)
+            child.send(pack_in_host(hello), self.loading_s)
+            word, value = child.receive(self.loading_s)
         except Lost as lost:
             self._kill(say_where=True)
-            raise ConfigError(f"{self.target}: loading it {lost}") from lost
+            raise ConfigError(f"{self.target}: loading it {self._in_words(lost, self.loading_s)}") from lost
         except BaseException:
             self._kill()
             raise
@@ -276,6 +279,13 @@ class Host:
             raise ConfigError(value)
         self.about, self.sha256 = value, value["sha256"]  # a later child must find the same file
         return child
+
+    def _in_words(self, lost: Lost, limit_s: float) -> str:
+        """Why a call was lost; where it was late, the setting that allows it longer, or what a start of the run allows."""
+        if not isinstance(lost, Late):
+            return str(lost)
+        longer = " (deadline_s)" if limit_s != self.loading_s else f" (a start waits {LOADING_S:g} s)" if limit_s < LOADING_S else ""
+        return f"did not finish within {limit_s:g} s{longer}; its process was killed"
 
     def _kill(self, say_where: bool = False) -> None:
         child, self.child = self.child, None

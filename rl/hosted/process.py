@@ -28,6 +28,10 @@ class Lost(Exception):
     """The child did not answer: it is late, or dead. The words continue a sentence that names the call."""
 
 
+class Late(Lost):
+    """The child still runs at the end of the time that it has."""
+
+
 @functools.cache
 def _starter(process: int) -> ThreadPoolExecutor:
     """Children die with the thread that started them, so it must live as long as this process (not as a fork of it)."""
@@ -92,7 +96,7 @@ class ChildProcess:
         while len(got) < size:
             left = end - time.monotonic()
             if left <= 0:
-                raise Lost(f"did not finish within {limit_s:g} s (deadline_s); its process was killed")
+                raise Late(f"did not finish within {limit_s:g} s; its process was killed")
             self.wire.settimeout(min(left, 0.5))  # a fork of the child may keep the wire open after the child's death
             try:
                 part = self.wire.recv(min(1 << 20, size - len(got)))

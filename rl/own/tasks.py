@@ -19,7 +19,7 @@ from ..agents.config import WorldsEnvironment
 from ..conversation import Conversation, Table, text_of
 from ..environment import End, Prompt, Split
 from ..grid.config import GridEnvironment
-from ..hosted import Host
+from ..hosted import LOADING_S, Host
 from ..language_config import QuestionSettings
 from ..language_tasks import Made
 from ..rewards.answers import REWARDS
@@ -31,7 +31,13 @@ from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 
 
 @contextmanager
-def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: int | None, made: Made | None = None) -> Iterator[Tasks]:
+def open_tasks(
+    settings: EnvironmentSettings,
+    tokenizer: Tokenizer,
+    max_length: int | None,
+    made: Made | None = None,
+    loading_s: float = LOADING_S,
+) -> Iterator[Tasks]:
     """The tasks that settings name; user code runs in a process that ends with the block. `made` is what an earlier stage made for them."""
     if isinstance(settings, QuestionSettings | GridEnvironment):
         if made is None:
@@ -53,10 +59,10 @@ def open_tasks(settings: EnvironmentSettings, tokenizer: Tokenizer, max_length: 
     if isinstance(settings, DataEnvironment):
         reward = settings.reward
         target, digest = (reward.path, reward.digest) if isinstance(reward, ByPath) else (REWARDS.get(reward or ""), "")
-        host = Host(target, Path(), settings.deadline_s, sha256=digest) if target else None
+        host = Host(target, Path(), settings.deadline_s, sha256=digest, loading_s=loading_s) if target else None
         tasks: Tasks = DataTasks(settings, host, tokenizer, max_length)
     else:
-        host = Host(settings.path, Path(), settings.deadline_s, settings.args, sha256=settings.digest)
+        host = Host(settings.path, Path(), settings.deadline_s, settings.args, sha256=settings.digest, loading_s=loading_s)
         tasks = OwnTasks(settings, host, tokenizer, max_length)
     try:
         yield tasks

@@ -9,7 +9,7 @@ import pytest
 
 from terrella.core import schema
 from terrella.core.config import ParallelConfig
-from terrella.core.errors import ConfigError
+from terrella.core.errors import ConfigError, TerrellaError
 from terrella.core.files import write_json
 from terrella.launch import recipe, rehearse
 from terrella.launch.check_env import check_environment, settings_of
@@ -293,3 +293,81 @@ def test_a_rehearsal_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     done = command(str(CASES / "own-env.yaml"), "--rehearse", "--set", f"env={{kind: '{tmp_path}/own.py:Nan'}}", cwd=tmp_path)
     assert done.returncode != 0 and "the rehearsal of own-env failed" in done.stderr and "own.py:Nan" in done.stderr
+
+
+FAULTY = """
+import os, time
+from itertools import count
+from terrella.rl.environment import Environment
+
+class Base(Environment):
+    def tasks(self, split):
+        return ["a"] if split == "train" else ["b"]
+    def play(self, task):
+        yield "Say it."
+        return 1.0
+
+class Endless(Base):
+    def tasks(self, split):
+        return count()
+
+class Waits(Base):
+    def tasks(self, split):
+        time.sleep(100)
+
+class Raises(Base):
+    def play(self, task):
+        raise OSError("the simulator is away")
+        yield
+
+class Exits(Base):
+    def play(self, task):
+        os._exit(0)
+        yield
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Endless", "Endless.tasks gave more than 1,000 tasks for 'train'"),
+        ("Waits", "Waits.tasks did not finish within 3 s (a start waits 300 s); its process was killed"),
+        ("Raises", "the first episode has no reward: {}:Raises.play raised OSError: the simulator is away at faulty.py:23"),
+        ("Exits", "the first episode has no reward: {}:Exits.play ended its process with exit code 0"),
+    ],
+)
+def test_an_environment_at_fault_fails_the_check_once(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it fails before the model is asked anything; and no second stage waits for it again."""
+    own = tmp_path / "faulty.py"
+    own.write_text(FAULTY.replace("return count()", "import terrella.rl.hosted.child as child; child.MOST_TASKS = 1000; return count()"))
+    monkeypatch.setattr("terrella.launch.stages.verbs.CHECKING_S", 3.0 if name == "Waits" else 40.0)
+    config = recipe.load(str(CASES / "own-data.yaml"), (f"env={{kind: '{own}:{name}'}}",))
+    if name in ("Raises", "Exits"):  # nothing plays before the first episode is shown
+        with pytest.raises(TerrellaError, match=re.escape(message.format(own))):
+            preview(config, alone(config, tmp_path / "run"))
+    else:
+        lines = failures(config, tmp_path / "run")
+        assert [message in line for line in lines] == [True], lines
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os; os._exit(0)", "importing it ended the process (code 0)"),
+        ("import time; time.sleep(100)", "importing it did not finish within 3 s"),
+        ("raise OSError('no')", "cannot be imported: line 1: OSError: no"),
+        ("print('x' * 10_000_000)\ndef made(*_): return []", ""),
+    ],
+)
+def test_code_of_ones_own_that_runs_in_the_ranks_is_imported_apart(code: str, words: str, tmp_path: Path, monkeypatch, capfd) -> None:
+    (tmp_path / "my.py").write_text(code)
+    monkeypatch.setattr("terrella.launch.check_recipe.CHECKING_S", 3.0 if "sleep" in code else 40.0)
+    config = recipe.load(str(CASES / "own-data.yaml"), (f"stages.rl.algorithm={{kind: '{tmp_path}/my.py:made'}}",))
+    lines = failures(config, tmp_path / "run")
+    assert [words in line and "stages.rl.algorithm" in line for line in lines] == ([True] if words else []), lines
+    assert len(capfd.readouterr().out) < 1000
+
+
+def test_a_folder_with_other_files_is_found(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    assert any("thesis.tex" in line for line in failures(recipe.load(str(CASES / "own-data.yaml")), tmp_path))
