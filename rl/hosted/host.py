@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +74,12 @@ class Host:
     def tasks(self, split: str) -> list[Any]:
         """All tasks of a split. Values that are not plain come as `Sealed`, to be passed back unopened."""
         tasks: list[Any] = []
+        end = time.monotonic() + self.loading_s
         while True:
+            if time.monotonic() > end:
+                late = self._in_words(Late(), self.loading_s)
+                self.close()
+                raise ConfigError(f"{name_call(self.target, 'tasks')} {late}; {len(tasks):,} tasks had come")
             total, page = self._value("tasks", split, len(tasks))
             tasks += [unpack_in_host(blob) for blob in page]
             if len(tasks) >= total:
