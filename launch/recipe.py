@@ -16,7 +16,7 @@ from .model_folder import fill_in
 from .recipe_files import find, tree_of
 from .settings.base import Export, positive, references
 from .settings.language import LanguageStage
-from .settings.verbs import Start, Tune, VerbStage
+from .settings.verbs import Reinforce, Score, Start, Tune, VerbStage
 from .settings.video import VideoSettings, VideoStage
 from .settings.web import WebStage, expand
 
@@ -76,6 +76,9 @@ class Recipe:
             names.append(stage.name)
             if isinstance(stage, Tune) and stage.init is None and any(isinstance(other, Start) for other in self.stages):
                 raise ValueError(f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's start")
+            if isinstance(stage, Reinforce | Score) and stage.max_new_tokens is None:
+                if not getattr(stage.env or self.env, "fixed_length", False):
+                    raise ValueError(f"stages: '{stage.name}' needs max_new_tokens, the most tokens of one answer")
             if not isinstance(stage, Export | (VideoStage if self.world == VIDEO else TextStage)):
                 raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} does not fit the world '{self.world}'")
         if not names:

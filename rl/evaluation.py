@@ -61,6 +61,7 @@ class Results:
     tables: dict[str, dict[str, Any]]
     outcome: dict[str, Any]
     summary: dict[str, Any] | None = None
+    pages: dict[str, Any] = field(default_factory=dict)  # by folder of the run: what the report shows beside the tables
 
 
 def spread(items: Sequence[Any], n: int) -> list[Any]:

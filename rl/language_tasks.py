@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,13 +30,14 @@ TITLES = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never see
 
 @dataclass(frozen=True)
 class Made:
-    """What a stage makes for an environment: its folder, its settings, whether it has finished, and the recipe's seed."""
+    """What a stage makes for an environment: its folder, its settings, whether it has finished, and what it was made of."""
 
     name: str
     folder: Path
     settings: dict[str, Any]
     finished: bool = True
-    seed: int = 0
+    uses: dict[str, Made] = field(default_factory=dict)  # by its settings that name a stage: what that one made
+    seed: int = 0  # of the run
 
     def part(self, name: str) -> Path | None:
         """Where the shards of a part are, named by the stage or made by it; None where there is no such part."""

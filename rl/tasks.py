@@ -47,6 +47,7 @@ class Tasks(ABC):
     """Tasks of both splits, how they are played, imitated and shown, and the trivial policies that stand beside a model."""
 
     free_text: ClassVar[bool] = True  # length and repetition of answers are watched
+    shows_turns: ClassVar[bool] = True  # the report shows episodes of RL turn by turn
     evaluation_key: ClassVar[int] = 3  # of the random numbers that an evaluation draws
     counts_actions: ClassVar[bool] = False  # RL records its actions without a budget of them, for comparisons of what models cost
 
@@ -70,6 +71,15 @@ class Tasks(ABC):
         """Whether something judges the episodes; environments judge their own."""
         return True
 
+    def require_judge(self, split: Split) -> None:
+        """Refuse, before the run starts, what judging tasks of this split will miss, such as the weights of a metric."""
+        return None
+
+    @property
+    def pad_id(self) -> int:
+        """The id of padding in prompts, which is never learnt."""
+        return self.tokenizer.pad_id
+
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
         """Which training task comes at a place of an endless stream; those of `without` never come."""
         used = [i for i in range(len(self.of("train"))) if i not in set(without)]
@@ -83,8 +93,10 @@ class Tasks(ABC):
         """At most n held-out tasks, spread over all of them."""
         return spread(self.of("test"), n)
 
-    def params(self, max_new_tokens: int, temperature: float) -> SamplingParams:
+    def params(self, max_new_tokens: int | None, temperature: float) -> SamplingParams:
         """How answers are sampled."""
+        if max_new_tokens is None:
+            raise ConfigError("max_new_tokens: answers of this environment may have any length; give the stage this limit")
         return SamplingParams(max_new_tokens, temperature, stop_ids=self.tokenizer.stop_ids)
 
     def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
@@ -118,6 +130,10 @@ class Tasks(ABC):
     def shown(self, episode: Any) -> list[dict[str, Any]]:
         """The turns of a played episode, as the report shows them."""
         return shown(episode, self.tokenizer)
+
+    def step_tables(self, name: str, rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Tables, by name, of the record that the steps of the RL stage `name` left."""
+        return {}
 
     def player(self, episodes: Sequence[Any]) -> Sampler:
         """Who plays where no model does: the demonstrations."""

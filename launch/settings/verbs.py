@@ -106,7 +106,7 @@ class Reinforce(OnPolicy):
     """RL on the environment's training tasks: episodes of one or many turns, rewarded at their end."""
 
     kind: Literal["rl"]
-    max_new_tokens: int  # of one turn
+    max_new_tokens: int | None = None  # of one turn; environments whose answers have a length of their own need none
     env: EnvironmentSettings | None = None  # default: the recipe's
     actions: int | None = None  # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
     counting: list[str] = field(default_factory=list)  # collect stages whose actions count as this stage's
@@ -117,9 +117,7 @@ class Reinforce(OnPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "max_new_tokens", "microbatch_tokens")
-        if self.actions is not None:
-            positive(self, "actions")
+        positive(self, "microbatch_tokens", *(name for name in ("max_new_tokens", "actions") if getattr(self, name) is not None))
         if self.validation is not None and self.rollouts.validation.every:
             raise ValueError("validation: on held-out tasks, or by rollouts.validation on a cut of the training tasks; leave one out")
 
@@ -144,7 +142,7 @@ class Score(Comparison):
     kind: Literal["eval"]
     models: list[str] = field(default_factory=list)
     arms: list[Arm] = field(default_factory=list)
-    max_new_tokens: int
+    max_new_tokens: int | None = None  # of one turn; environments whose answers have a length of their own need none
     n: int = 256  # tasks at most
     samples: int = 1  # of each task, at temperatures above 0
     temperatures: list[float] = field(default_factory=lambda: [0.0])
@@ -153,7 +151,7 @@ class Score(Comparison):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "n", "samples", "max_new_tokens")
+        positive(self, "n", "samples", *(["max_new_tokens"] if self.max_new_tokens is not None else []))
         if bool(self.models) == bool(self.arms):
             raise ValueError("models: give either models or arms")
         if not self.temperatures:

@@ -42,7 +42,7 @@ def check(stage: Collect, job: Job) -> None:
         with environment(stage, job) as tasks:
             require_tasks(tasks, "train", stage.name)
             if stage.least_reward is not None:
-                require_judged(tasks)
+                require_judged(tasks, "train")
 
 
 def run(stage: Collect, job: Job) -> dict[str, Any]:

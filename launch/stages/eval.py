@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.batch import PackedBatch
 from ...core.engine import Engine
-from ...core.files import write_json
+from ...core.files import make_folder, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluation import TEST, Evaluation, Judged, Results
@@ -28,7 +28,7 @@ def check(stage: Score, job: Job) -> None:
     """Before the run starts: the environment opens and has tasks to evaluate on."""
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
-            require_judged(tasks)
+            require_judged(tasks, TEST)
             require_tasks(tasks, TEST, stage.name)
 
 
@@ -75,6 +75,8 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
             job.run.write_result(f"{stage.name}-{name}" if name else stage.name, table)
         if results.summary is not None:
             write_json(job.run.path / "summary.json", results.summary)
+        for folder, page in results.pages.items():
+            write_json(make_folder(job.run.path / folder) / f"{stage.name}.json", page)
     job.mesh.barrier()
     return results.outcome
 

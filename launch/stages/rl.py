@@ -22,14 +22,19 @@ def check(stage: Reinforce, job: Job) -> None:
     job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
-            require_judged(tasks)
+            require_judged(tasks, "train")
             require_tasks(tasks, "train", stage.name)
 
 
 def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
     with environment(stage, job) as tasks:
-        return TaskTrainer(stage, job, tasks).train()
+        outcome = TaskTrainer(stage, job, tasks).train()
+        if job.mesh.is_main:
+            rows = [row for row in job.run.metrics.rows() if row["stage"] == stage.name]
+            for name, table in tasks.step_tables(stage.name, rows).items():
+                job.run.write_result(f"{stage.name}-{name}", table)
+    return outcome
 
 
 def actions_of(job: Job, stage: Reinforce, name: str) -> int:
@@ -46,7 +51,8 @@ class TaskTrainer(StageTrainer):
     stage: Reinforce
 
     def __init__(self, stage: Reinforce, job: Job, tasks: Tasks) -> None:
-        self.tasks, self.train_tasks, self.free_text = tasks, tasks.of("train"), tasks.free_text
+        self.tasks, self.train_tasks = tasks, tasks.of("train")
+        self.free_text, self.shows_turns = tasks.free_text, tasks.shows_turns
         self.cut = split_cut(tasks.numbers(job.recipe.seed), stage.rollouts.validation, stage.name)[1]
         self.order = tasks.order(job.recipe.seed, without=self.cut)
         self.can_refill = stage.actions is None  # a budget counts the actions of a step's own episodes

@@ -34,7 +34,7 @@ class Demonstrations:
 
     def __init__(self, tasks: Tasks, where: str) -> None:
         self.tasks, self.where, self.train = tasks, where, tasks.imitated()
-        self.order, self.pad_id = tasks.lesson_order, tasks.tokenizer.pad_id
+        self.order, self.pad_id = tasks.lesson_order, tasks.pad_id
         self._kept: dict[int, list[TokenSequence]] = {}
 
     def __len__(self) -> int:

@@ -91,7 +91,10 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     if isinstance(settings, DataEnvironment) and job.mesh.is_main:
         _require_same_rows(settings, job)
     made = made_for(settings, job)
-    tokenizer = learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
+    if getattr(settings, "layout", None) is not None:
+        tokenizer = None  # its tokens are codes, and have no text
+    else:
+        tokenizer = learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
     most = job.model.max_positions if tokenizer is not None else None  # nobody knows yet how many tokens a prompt will have
     loading_s = LOADING_S if job.run.token else CHECKING_S
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
@@ -101,11 +104,15 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
 def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:
     """The stage that makes what an environment reads, None where it makes or reads its tasks itself."""
     name = getattr(settings, "data", None)
-    if name is None:
-        return None
+    return None if name is None else made_by(name, job)
+
+
+def made_by(name: str, job: Job) -> Made:
+    """What a stage makes, with what the stages that it names made before it."""
     stage = next(stage for stage in job.recipe.stages if stage.name == name)
-    settings_of_stage = {f.name: getattr(stage, f.name) for f in fields(stage)}
-    return Made(name, job.stage_folder(name), settings_of_stage, job.run.outcome(name) is not None, seed=job.recipe.seed)
+    own = {f.name: getattr(stage, f.name) for f in fields(stage)}
+    uses = {key: made_by(own[key], job) for key in getattr(stage, "uses", ()) if isinstance(own.get(key), str)}
+    return Made(name, job.stage_folder(name), own, job.run.outcome(name) is not None, uses, job.recipe.seed)
 
 
 def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
@@ -115,10 +122,11 @@ def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
     return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
 
 
-def require_judged(tasks: Tasks) -> None:
-    """Refuse an environment whose episodes nothing judges."""
+def require_judged(tasks: Tasks, split: Split) -> None:
+    """Refuse an environment whose episodes nothing judges, or whose judge misses something."""
     if not tasks.judged():
         raise ConfigError("env.reward: nothing judges the answers; name one: file.py:function, exact, contains or number")
+    tasks.require_judge(split)
 
 
 def require_tasks(tasks: Tasks, split: Split, stage: str) -> None:
