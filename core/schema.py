@@ -354,9 +354,12 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
         raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {_plain(item)!r}")
     hints = typing.get_type_hints(kind)
     names = {f.name: f for f in dataclasses.fields(kind) if f.init}
+    gone: dict[str, Any] = getattr(kind, "gone", {})
     values: dict[str, Any] = {}
     for name, child in item.value.items():
         dotted = f"{key}.{name}" if key else name
+        if name in gone and _plain(child) == gone[name]:
+            continue
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else f"valid keys: {', '.join(names)}"
@@ -461,8 +464,11 @@ ABSENT = Words("absent")  # in a difference: the key does not stand there
 
 def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any, Any]]:
     """Where a config differs from one that was kept as plain values: key, stored value, value now. A key that the stored one lacks is
-    no difference while it has its default: a release that adds a setting changes nothing for a run that was begun without it."""
+    no difference while it has its default: a release that adds a setting changes nothing for a run that was begun without it. Nor is
+    one that is gone, at the value that its class names."""
     if dataclasses.is_dataclass(config) and isinstance(stored, dict):
+        gone: dict[str, Any] = getattr(config, "gone", {})
+        stored = {name: value for name, value in stored.items() if name not in gone or value != gone[name]}
         kept = [f for f in ordered_fields(config) if f.init and (f.name in stored or not _at_default(config, f))]
         now: dict[Any, Any] = {f.name: getattr(config, f.name) for f in kept}
     elif isinstance(config, dict) and isinstance(stored, dict):

@@ -63,7 +63,7 @@ class _Random:
 def preview(recipe: Recipe, job: Any) -> Shown | str:
     """The first episode of the recipe's first RL stage, or why none can be shown."""
     stage = next((s for kind in (Reinforce, Score) for s in recipe.stages if isinstance(s, kind)), None)
-    if stage is None:
+    if stage is None or getattr(recipe.env, "layout", None) is not None:  # codes have no text
         return "no stage of this recipe samples text for a reward; --rehearse plays all that it has"
     with _environment(stage, recipe, job) as (tokenizer, limit, play):
         sampler, how = _sampler(recipe, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, ClassVar
 
 from ..core import schema
 from ..core.config import ParallelConfig, PrecisionConfig
@@ -17,11 +17,9 @@ from .recipe_files import find, tree_of
 from .settings.base import Export, positive, references
 from .settings.language import LanguageStage
 from .settings.verbs import Reinforce, Score, Start, Tune, VerbStage
-from .settings.video import VideoSettings, VideoStage
+from .settings.video import VideoStage
 from .settings.web import WebStage, expand
 
-LANGUAGE = "language"  # the world of recipes that train on text alone
-VIDEO = "video"  # the world of recipes of video stages
 RENAMED = {
     "language-start": "start",
     "agent-start": "start",
@@ -36,9 +34,11 @@ RENAMED = {
     "supervised": "sft",
     "rlvr": "rl",
     "evaluate": "eval",
+    "video-pretrain": "sft",
+    "video-rlvr": "rl",
+    "video-eval": "eval",
 }  # kinds of stages that earlier releases had, and what they are now
-TextStage = VerbStage | LanguageStage | WebStage
-Stage = TextStage | VideoStage | Export
+Stage = VerbStage | LanguageStage | WebStage | VideoStage | Export
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,21 @@ class Recipe:
     name: str  # of the recipe, in reports and the default run folder
     model: NamedModel  # sizes of the model, or the folder that has them
     stages: list[Stage]  # what is done, in this order
-    world: Literal["language", "video"] = LANGUAGE  # `video` for recipes of video stages
     env: EnvironmentSettings | None = None  # what the stages collect, sft, rl and eval train and evaluate on
     seed: int = 0  # of all randomness
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
     parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how the model is spread over ranks
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)  # number types and whose layers compute
     sinks: list[SinkName] = field(default_factory=list)  # copies of the metrics for TensorBoard or Weights & Biases
-    video: VideoSettings | None = None  # of the world `video`
+
+    gone: ClassVar[dict[str, Any]] = {"world": "language", "video": None}  # that earlier releases had; with these values they say nothing
 
     def __post_init__(self) -> None:
         positive(self, "ranks")
         object.__setattr__(self, "stages", expand(self.stages))  # a block of phases becomes its stages, once
-        if (self.world == VIDEO) != (self.video is not None):
-            raise ValueError("video: the world 'video' has this section, and no other world does")
-        if self.video is not None and self.video.layout.total > self.model.max_positions:
-            raise ValueError(f"video: a clip has {self.video.layout.total} tokens, model.max_positions is {self.model.max_positions}")
+        layout = getattr(self.env, "layout", None)
+        if layout is not None and layout.total > self.model.max_positions:
+            raise ValueError(f"env: a clip has {layout.total} tokens, model.max_positions is {self.model.max_positions}")
         _require_file_name("name", self.name)
         names: list[str] = []
         for stage in self.stages:
@@ -76,11 +75,11 @@ class Recipe:
             names.append(stage.name)
             if isinstance(stage, Tune) and stage.init is None and any(isinstance(other, Start) for other in self.stages):
                 raise ValueError(f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's start")
+            if isinstance(stage, VideoStage) and layout is None:
+                raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} needs an env of kind video")
             if isinstance(stage, Reinforce | Score) and stage.max_new_tokens is None:
                 if not getattr(stage.env or self.env, "fixed_length", False):
                     raise ValueError(f"stages: '{stage.name}' needs max_new_tokens, the most tokens of one answer")
-            if not isinstance(stage, Export | (VideoStage if self.world == VIDEO else TextStage)):
-                raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} does not fit the world '{self.world}'")
         if not names:
             raise ValueError("stages: a recipe needs at least one stage")
 
@@ -134,6 +133,10 @@ def refuse_old_kinds(tree: schema.Located) -> None:
         kind = stage.value.get("kind")
         if kind is not None and isinstance(kind.value, str) and kind.value in RENAMED:
             raise ConfigError(f"{kind.where}: the kind of stage '{kind.value}' is called '{RENAMED[kind.value]}' now; write that")
+    video = tree.value.get("video") if isinstance(tree.value, dict) else None
+    if video is not None and video.value is not None:
+        text = "the section 'video' is part of env now; write env: {kind: video, data: TOKENS_STAGE, ...}, and leave world out"
+        raise ConfigError(f"{video.where}: {text}")
 
 
 def has_environment(name: str) -> bool:

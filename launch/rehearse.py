@@ -150,13 +150,17 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     for stage in stages:
         _lower(stage, copies)
         notes += [f"stages.{stage['name']}: {note}" for note in _stand_ins(stage)]
+    codes = (plain["env"] or {}).get("kind") == "video"
     for stage in stages:
-        if stage.get("folder") and stage["kind"].endswith("start"):
+        if stage.get("folder") and stage["kind"].endswith("start") and codes:
+            notes.append(f"stages.{stage['name']}.folder: fresh weights in place of those of {stage['folder']}")
+            stage["folder"] = None
+        elif stage.get("folder") and stage["kind"].endswith("start"):
             model, note = _start_folder(stage, model, folder, folders)
             notes.append(f"stages.{stage['name']}.folder: {note}")
-    if plain["video"] is not None:
-        _lower_video(plain, stages)
-        notes += _without_learnt_metrics(stages)
+    if codes:
+        sections = [section for stage in stages for section in (stage, *stage.get("arms", ()))]
+        notes += _lower_video([plain["env"], *(section["env"] for section in sections if section.get("env"))], stages)
     kept = next(iter(folders), None) if recipe.model.folder else None
     changed = {"stages": stages, "model": {**asdict(model), "folder": kept}, "ranks": ranks, "parallel": asdict(parallel), "sinks": []}
     changed["precision"] = {"params": "fp32", "layers": "ours", "fp8": False}
@@ -229,7 +233,7 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
         stage |= SCENE
     if stage.get("released"):
         yield f"trained here in place of the weights of {stage['released']}"
-        stage |= {"released": None, **({"steps": MOST["steps"]} if stage.get("match_tokens_of") is None else {})}
+        stage["released"] = None
 
 
 def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]) -> tuple[ModelConfig, str]:
@@ -269,9 +273,8 @@ def _first_phases(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [renamed(stage) for stage in stages if stage["name"] not in later]
 
 
-def _lower_video(plain: dict[str, Any], stages: list[dict[str, Any]]) -> None:
-    """Small frames, short clips, and the actions of the scene that is recorded here."""
-    video = plain["video"]
+def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]]) -> list[str]:
+    """Small frames, short clips, the actions of the scene where it is recorded here, and no LPIPS where its weights are not: in words."""
     small = {
         "height": 32,
         "width": 32,
@@ -282,17 +285,20 @@ def _lower_video(plain: dict[str, Any], stages: list[dict[str, Any]]) -> None:
         "levels": [8, 6, 5],
         "patch": 2,
     }
-    small["decoder_resnets"] = 2 if video["tokenizer"]["kind"] == "compressive" and not video["tokenizer"]["still"] else 1
-    video["tokenizer"] |= small
-    video |= {"horizon": min(video["horizon"], 2), "context_reach": min(video["context_reach"], 4)}
-    if any(stage["kind"] == "video-data" and stage["shards"] is None for stage in stages):
-        video |= {"actions": "tabletop", "action_dims": 3}
+    recorded = any(stage["kind"] == "video-data" and stage["shards"] is None for stage in stages)
+    for env in environments:
+        _lower(env, 1)
+        tokenizer = env["tokenizer"]
+        tokenizer |= {**small, "decoder_resnets": 2 if tokenizer["kind"] == "compressive" and not tokenizer["still"] else 1}
+        env |= {"horizon": min(env["horizon"], 2), "context_reach": min(env["context_reach"], 4)}
+        env |= {"actions": "tabletop", "action_dims": 3} if recorded else {}
     for stage in stages:
         if "frames_per_clip" in stage:
             stage |= {"frames_per_clip": 2, "window": 6 if stage["window"] else 0}
+    return _without_learnt_metrics([*environments, *stages])
 
 
-def _without_learnt_metrics(stages: list[dict[str, Any]]) -> list[str]:
+def _without_learnt_metrics(sections: list[dict[str, Any]]) -> list[str]:
     """Pictures are compared without LPIPS where its weights are not on this machine."""
     from ..rl.rewards.video import LEARNT, require_weights
 
@@ -301,16 +307,16 @@ def _without_learnt_metrics(stages: list[dict[str, Any]]) -> list[str]:
         return []
     except ConfigError:
         pass
-    for stage in stages:
-        for section in (stage.get("loss"), stage.get("reward")):
-            if isinstance(section, dict):
-                section |= {name: 0.0 for name in LEARNT if name in section}
-                if "mae" in section:
-                    section["mae"] = 1.0
-        if "metrics" in stage:
-            stage["metrics"] = [name for name in stage["metrics"] if name not in LEARNT] or ["mae"]
-            stage["headline"] = stage["metrics"][0]
-    return ["video: LPIPS is left out, for its weights are not on this machine"]
+    for section in sections:
+        for weights in (section.get("loss"), section.get("reward")):
+            if isinstance(weights, dict):
+                weights |= {name: 0.0 for name in LEARNT if name in weights}
+                if "mae" in weights:
+                    weights["mae"] = 1.0
+        if "metrics" in section:
+            section["metrics"] = [name for name in section["metrics"] if name not in LEARNT] or ["mae"]
+            section["headline"] = section["metrics"][0]
+    return ["env: LPIPS is left out, for its weights are not on this machine"]
 
 
 def describe_changes(recipe: Recipe, rehearsal: Rehearsal) -> list[str]:

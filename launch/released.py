@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import ConfigError
+from ..rl.video.config import VideoEnvironment
 from . import recipe as recipes
 
 RECIPES = {"video-rt1": ("rt1-compressive-tokenizer", "multi"), "video-rt1-single": ("rt1-frame-tokenizer", "single")}
@@ -25,8 +26,8 @@ def stand_ins(name: str, folder: Path, divide: int, layers: int, overrides: tupl
 
     kept, step = RECIPES[name]
     whole = recipes.load(name, overrides)
-    assert whole.video is not None
-    t, model = whole.video.tokenizer, whole.model.sizes
+    assert isinstance(whole.env, VideoEnvironment)
+    t, model = whole.env.tokenizer, whole.model.sizes
     for what, width in [("groups", t.groups), ("latent", t.latent), ("head_dim", model.head_dim), *(("channels", c) for c in t.channels)]:
         if width % divide:
             raise ConfigError(f"--divide {divide} does not divide {what} ({width})")
@@ -34,11 +35,11 @@ def stand_ins(name: str, folder: Path, divide: int, layers: int, overrides: tupl
     small = replace(model, layers=layers, hidden=model.hidden // divide, head_dim=model.head_dim // divide, ffn=model.ffn // divide)
     torch.manual_seed(0)
     write_tokenizer(build_tokenizer(narrow), folder / kept)
-    layout = whole.video.layout
+    layout = whole.env.layout
     for seed, arm in enumerate(("base", "rlvr")):
         where = folder / f"rt1-world-model-{step}-step-{arm}"
         write_transformer(replace(small, vocab=layout.vocab), layout.bos, layout.eos, where, seed)
-    settings = {f"video.tokenizer.{key}": getattr(narrow, key) for key in ("channels", "groups", "latent")}
+    settings = {f"env.tokenizer.{key}": getattr(narrow, key) for key in ("channels", "groups", "latent")}
     settings |= {f"model.{key}": getattr(small, key) for key in ("layers", "hidden", "head_dim", "ffn")}
     return [f"{key}={value}" for key, value in settings.items()]
 
@@ -55,8 +56,9 @@ def main(words: list[str] | None = None) -> None:
         for name in RECIPES:
             kept, step = RECIPES[name]
             settings = stand_ins(name, given.folder, given.divide, given.layers)
-            places = {"tokenizer": kept, "pretrain": f"rt1-world-model-{step}-step-base", "rlvr": f"rt1-world-model-{step}-step-rlvr"}
-            settings += [f"stages.{stage}.released={given.folder / place}" for stage, place in places.items()]
+            settings.append(f"stages.tokenizer.released={given.folder / kept}")
+            arms = {"pretrain": "base", "rlvr": "rlvr"}
+            settings += [f"stages.{s}.folder={given.folder / f'rt1-world-model-{step}-step-{arm}'}" for s, arm in arms.items()]
             print(f"terrella train {name}-released " + " ".join(f"--set '{s}'" for s in settings))
     except ConfigError as error:
         sys.exit(str(error))

@@ -44,9 +44,6 @@ STAGES = {
     "video-data": "video_data",
     "video-tokenizer": "video_tokenizer",
     "video-tokens": "video_tokens",
-    "video-pretrain": "video_pretrain",
-    "video-rlvr": "video_rlvr",
-    "video-eval": "video_eval",
     "video-real2sim": "video_real2sim",
     "web-start": "web_start",
     "web-demos": "web_demos",
@@ -105,8 +102,8 @@ def check_stages(stages: list[Any], job: Any) -> None:
 
 def model_of(recipe: Recipe) -> ModelConfig:
     """The model, with the vocabulary of video codes where it has them."""
-    if recipe.video is not None:
-        return with_vocab(recipe, recipe.video.layout.vocab)
+    if (layout := getattr(recipe.env, "layout", None)) is not None:
+        return with_vocab(recipe, layout.vocab)
     return recipe.model.sizes
 
 

@@ -31,7 +31,7 @@ def references(stage: Any, env: Any = None) -> list[str]:
 
 def dealt_evenly(stage: Any) -> tuple[str, ...]:
     """The settings, listed by a stage's class in `even`, that must be a multiple of the data-parallel ranks: each takes an equal part."""
-    return () if getattr(stage, "released", None) else getattr(stage, "even", ())
+    return getattr(stage, "even", ())
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer]
     return {"checkpoint": first_checkpoint(job, stage, folder), "vocabulary": load_tokenizer(tokenizer).vocab_size}
 
 
-def check_start(job: Job, stage: str, named: str | None) -> None:
-    """Refuse a start folder that is not there, is not the recipe's model, lacks weights, or has more tokens than the model."""
+def check_start(job: Job, stage: str, named: str | None, text: bool = True) -> None:
+    """Refuse a start folder that is not there, is not the recipe's model, lacks weights, or, of text, has more tokens than the model."""
     if not named or not job.mesh.is_main:
         return
     try:
@@ -63,7 +63,7 @@ def check_start(job: Job, stage: str, named: str | None) -> None:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"stages: {stage}.folder = {named} holds no config.json; name a Hugging Face folder")
     weight_source(folder, require_same(folder, job.model))
-    if (size := load_tokenizer(folder).vocab_size) > job.model.vocab:
+    if text and (size := load_tokenizer(folder).vocab_size) > job.model.vocab:
         raise ConfigError(f"model.vocab = {job.model.vocab} is below the {size} of the tokenizer in {folder}")
 
 

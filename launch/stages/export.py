@@ -26,8 +26,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
         job.run.guard()
         shutil.rmtree(partial, ignore_errors=True)
         make_folder(tokenizer)
-        if job.recipe.video is not None:  # codes have no text
-            layout = job.recipe.video.layout
+        if (layout := getattr(job.recipe.env, "layout", None)) is not None:  # codes have no text
             specials = {"bos_token_id": layout.bos, "eos_token_id": layout.eos, "pad_token_id": layout.eos}
         else:
             web = any(isinstance(other, WebStart) for other in job.recipe.stages)

@@ -24,7 +24,7 @@ from .common import build_engine
 from .fitting import Portion, fit
 from .verbs import environment, require_tasks, tokenizer_of
 
-KEPT = 65_536  # lessons kept in memory for the epochs to come
+KEPT = 1 << 24  # tokens of lessons kept in memory for the epochs to come
 LEARNT = (Role.ACTION, Role.STATE)
 HELD_OUT_MOST = 512  # held-out lessons that are scored at the end
 
@@ -36,17 +36,20 @@ class Demonstrations:
         self.tasks, self.where, self.train = tasks, where, tasks.imitated()
         self.order, self.pad_id = tasks.lesson_order, tasks.pad_id
         self._kept: dict[int, list[TokenSequence]] = {}
+        self._tokens = 0  # of those kept
 
     def __len__(self) -> int:
         return len(self.train)
 
     def at(self, places: Sequence[int]) -> list[TokenSequence]:
         """The sequences of these tasks."""
-        missing = [i for i in dict.fromkeys(places) if i not in self._kept]
-        if len(self._kept) + len(missing) > KEPT:
+        if self._tokens > KEPT:
             self._kept.clear()
-            missing = list(dict.fromkeys(places))
-        self._kept |= dict(zip(missing, self.tasks.lessons([self.train[i] for i in missing], self.where), strict=True))
+            self._tokens = 0
+        missing = [i for i in dict.fromkeys(places) if i not in self._kept]
+        made = self.tasks.lessons([self.train[i] for i in missing], self.where)
+        self._kept |= dict(zip(missing, made, strict=True))
+        self._tokens += sum(len(sequence.ids) for sequences in made for sequence in sequences)
         return [sequence for i in places for sequence in self._kept[i]]
 
 

@@ -7,9 +7,15 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...core.progress import Progress
 from ...rl.video.clips import Episodes
+from ...rl.video.config import VideoEnvironment
 from ..job import Job
 from ..settings.video import VideoData
-from .video import settings
+
+
+def video_settings(job: Job) -> VideoEnvironment:
+    """The recipe's environment, which the stages of video agree on."""
+    assert isinstance(job.recipe.env, VideoEnvironment), "a recipe of video stages has an env of kind video"
+    return job.recipe.env
 
 
 def check(stage: VideoData, job: Job) -> None:
@@ -33,7 +39,7 @@ def run(stage: VideoData, job: Job) -> dict[str, Any]:
     if job.mesh.is_main:
         from ...rl.video.record import plans, record
 
-        t = settings(job).tokenizer
+        t = video_settings(job).tokenizer
         made = (stage.tasks, stage.policies, stage.frames, t.height, t.width)
         for split, count, seed in (
             ("train", stage.episodes, stage.first_seed),

@@ -16,13 +16,15 @@ from ...core.rng import fold
 from ...rl.statistics import proportion
 from ...rl.video.detector import succeeded
 from ...rl.video.imagine import ClipDecoder
+from ...rl.video.made import action_bins, frozen_tokenizer
 from ...rl.video.policies import make_policy
 from ...rl.video.real2sim import ENDINGS, WorldModelSimulator, agreement, policy_seed, run_policy
 from ...rl.worlds.tabletop import TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
 from .common import build_engine, sampler_of, sampling
-from .video import TokenClips, action_bins, settings, tokenizer
+from .verbs import made_by
+from .video_data import video_settings
 
 TRUTH = "truth.json"
 FIRST = "first.npz"
@@ -30,10 +32,10 @@ FIRST = "first.npz"
 
 def check(stage: VideoReal2Sim, job: Job) -> None:
     """A robot whose policies and judge are here, and the truth where the simulator is not."""
-    robot = settings(job).actions
+    robot = video_settings(job).actions
     if robot != "tabletop":
         raise ConfigError(
-            f"stages: {stage.name} runs on the table-top scene and not with video.actions = {robot}: RT-1's policies are TensorFlow files, "
+            f"stages: {stage.name} runs on the table-top scene and not with env.actions = {robot}: RT-1's policies are TensorFlow files, "
             "and their success was judged by a person who watched the last frame; take the stage out"
         )
     if stage.truth is not None:
@@ -44,9 +46,9 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     """Rank 0 asks the simulator; every rank imagines its share of the episodes."""
     job.mesh.require_even(stage.episodes, f"stages: {stage.name}.episodes")
     truth = in_simulator(stage, job)
-    clips = TokenClips(job, stage.data, "heldout")
-    decoder = ClipDecoder(tokenizer(job, clips.stage.tokenizer), clips.layout, stage.bf16)
-    bins = action_bins(job, clips.stage.data, stage.data)
+    made, chosen = made_by(stage.data, job), video_settings(job)
+    decoder = ClipDecoder(frozen_tokenizer(chosen, made.uses["tokenizer"]), chosen.layout, stage.bf16)
+    bins = action_bins(chosen, made)
     found: dict[str, dict[str, int]] = {}
     progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)
     done = 0
@@ -72,7 +74,7 @@ def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     if stage.truth is not None:
         return load_truth(stage.truth)
     if job.mesh.is_main and not (folder / TRUTH).exists():
-        make_truth(stage, folder, settings(job).tokenizer.height, settings(job).tokenizer.width)
+        make_truth(stage, folder, video_settings(job).tokenizer.height, video_settings(job).tokenizer.width)
     job.mesh.barrier()
     return load_truth(str(folder / TRUTH))
 
@@ -142,7 +144,8 @@ def imagined(
         player.reset(policy_seed(stage.first_seed, e))
     seed = fold(job.recipe.seed, 51, stage.policies.index(policy), sorted(TASKS).index(task), which[0])
     simulator = WorldModelSimulator(sampler, decoder, bins, top_k=stage.top_k, repetition_penalty=stage.repetition_penalty, seed=seed)
-    frames = run_policy(simulator, players, first[list(which)], [TASKS[task]] * len(which), stage.frames, ENDINGS[settings(job).actions])
+    ending = ENDINGS[video_settings(job).actions]
+    frames = run_policy(simulator, players, first[list(which)], [TASKS[task]] * len(which), stage.frames, ending)
     return sum(succeeded(task, clip[-1], first[e]) for clip, e in zip(frames, which, strict=True))
 
 

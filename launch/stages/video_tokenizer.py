@@ -24,9 +24,11 @@ from ...models.video.training import TokenizerTrainer, save_tokenizer
 from ...rl.rewards.video import frame_metrics
 from ...rl.video.clips import Episodes, training_clip
 from ...rl.video.imagine import to_pictures
+from ...rl.video.made import WEIGHTS, device, episodes_of
 from ..job import Job, StopRequested
 from ..settings.video import VideoTokenizerTraining
-from .video import WEIGHTS, device, episodes, settings
+from .verbs import made_by
+from .video_data import video_settings
 
 STATE = re.compile(r"state-(\d{7})(?:-([0-9a-f]{32}))?\.pt")  # step, xxh3-128 of its bytes; states of earlier releases have none
 
@@ -34,7 +36,7 @@ STATE = re.compile(r"state-(\d{7})(?:-([0-9a-f]{32}))?\.pt")  # step, xxh3-128 o
 def check(stage: VideoTokenizerTraining, job: Job) -> None:
     """Released weights are the recipe's tokenizer; or the weights of the perceptual loss are there."""
     if stage.released is not None:
-        check_released(resolve(stage.released), settings(job).tokenizer)
+        check_released(resolve(stage.released), video_settings(job).tokenizer)
     elif stage.loss.lpips:
         find_weights(stage.loss.net)
 
@@ -42,7 +44,7 @@ def check(stage: VideoTokenizerTraining, job: Job) -> None:
 def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
     """Train to the last step, or take released weights; then measure."""
     folder = make_folder(job.stage_folder(stage.name))
-    config = settings(job).tokenizer
+    config = video_settings(job).tokenizer
     if stage.released is not None:
         model = load_released(resolve(stage.released), config.height, config.width).to(device())
     else:
@@ -59,8 +61,8 @@ def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
 
 def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokenizer:
     """The tokenizer after its last step; a killed stage goes on from its last state."""
-    source = episodes(job, stage.data, "train")
-    config = settings(job).tokenizer
+    source = episodes_of(made_by(stage.data, job), "train")
+    config = video_settings(job).tokenizer
     still = usual_picture(source).to(device()) if config.still else None
     trainer = TokenizerTrainer(config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, still=still)
     start = resume(job, stage.name, folder, trainer)
@@ -98,7 +100,7 @@ def batch(
     stage: VideoTokenizerTraining, job: Job, source: Episodes, first: int, count: int, augment: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Clips number `first` and on: pixels depend on the seed and the number alone."""
-    compressive = settings(job).tokenizer.kind == "compressive"
+    compressive = video_settings(job).tokenizer.kind == "compressive"
     taken = [
         training_clip(source, fold(job.recipe.seed, 11), first + i, stage.frames_per_clip, compressive, stage.window) for i in range(count)
     ]
@@ -111,7 +113,7 @@ def batch(
 
 def table(stage: VideoTokenizerTraining, job: Job, told: dict[str, float]) -> dict[str, Any]:
     """Held-out reconstruction as a table of the report."""
-    config, columns = settings(job).tokenizer, ["mae", "psnr", "ssim", "codes used", "perplexity"]
+    config, columns = video_settings(job).tokenizer, ["mae", "psnr", "ssim", "codes used", "perplexity"]
     trivial = "the context frame for ever" if config.kind == "compressive" else "the mean colour"
     found = [told[f"heldout/{name}"] for name in ("mae", "psnr", "ssim", "codes_used", "perplexity")]
     rows = [
@@ -179,7 +181,7 @@ def keep(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> None:
 @torch.no_grad()
 def heldout(stage: VideoTokenizerTraining, job: Job, model: VideoTokenizer) -> dict[str, float]:
     """Reconstruction of frames that were not trained on, beside the copy of the context or of the mean picture, and code use."""
-    source = episodes(job, stage.data, "heldout")
+    source = episodes_of(made_by(stage.data, job), "test")
     names: tuple[Any, ...] = ("mae", "psnr", "ssim")
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in (*names, "baseline_psnr")}
     codes = []

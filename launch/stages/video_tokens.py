@@ -15,38 +15,43 @@ from ...core.rng import fold
 from ...data.schema import VIDEO_TOKENS
 from ...data.shards import ShardWriter
 from ...models.video.tokenizer import VideoTokenizer
+from ...rl.environment import Split
 from ...rl.video.clips import ClipPlace, Episodes, place_in
 from ...rl.video.imagine import to_pictures
+from ...rl.video.made import ACTIONS, FOLDERS, action_bins, device, episodes_of, frozen_tokenizer
 from ..job import Job
 from ..settings.video import VideoTokens
-from .video import ACTIONS, Split, action_bins, device, episodes, settings, tokenizer
+from .verbs import made_by
+from .video_data import video_settings
 
 
 def run(stage: VideoTokens, job: Job) -> dict[str, Any]:
     """Tokenise both splits; a killed stage goes on after its last whole shard. Ranks share the work by shard prefix."""
     told: dict[str, Any] = {}
     folder = make_folder(job.stage_folder(stage.name))
-    model = tokenizer(job, stage.tokenizer)
+    made, chosen = made_by(stage.name, job), video_settings(job)
+    model = frozen_tokenizer(chosen, made.uses["tokenizer"])
     if job.mesh.is_main:
-        write_json(folder / ACTIONS, action_bins(job, stage.data).ranges)
+        write_json(folder / ACTIONS, action_bins(chosen, made).ranges)
     job.mesh.barrier()
-    for split, each in (("train", stage.clips_per_episode), ("heldout", stage.heldout_clips_per_episode)):
-        written = job.mesh.from_leader(lambda s=split, e=each: write_split(stage, job, model, s, e))  # type: ignore[arg-type]
+    splits: list[tuple[Split, int]] = [("train", stage.clips_per_episode), ("test", stage.heldout_clips_per_episode)]
+    for split, each in splits:
+        written = job.mesh.from_leader(lambda s=split, e=each: write_split(stage, job, model, s, e))
         told["clips" if split == "train" else "heldout_clips"] = sum(job.mesh.gather(written))
     return told
 
 
 def write_split(stage: VideoTokens, job: Job, model: VideoTokenizer, split: Split, each: int) -> int:
     """This data rank's part of a split."""
-    source = episodes(job, stage.data, split)
-    chosen = settings(job)
-    layout, bins = chosen.layout, action_bins(job, stage.data, stage.name)
+    made, chosen = made_by(stage.name, job), video_settings(job)
+    source = episodes_of(made.uses["data"], split)
+    layout, bins = chosen.layout, action_bins(chosen, made)
     reach = chosen.context_reach if layout.context_tokens else None
     seed = fold(job.recipe.seed, 21 if split == "train" else 22)
     numbers = job.mesh.share(range(len(source)))
     places = [place_in(source, e, (fold(seed, e, k),), layout.frames, reach) for e in numbers for k in range(each)]
-    folder = job.stage_folder(stage.name) / split
-    progress = Progress(f"{stage.name}, {split}", len(places), speak=job.mesh.is_main)
+    folder = job.stage_folder(stage.name) / FOLDERS[split]
+    progress = Progress(f"{stage.name}, {FOLDERS[split]}", len(places), speak=job.mesh.is_main)
     prefix = f"tokens{job.mesh.data_rank:03d}"
     with ShardWriter(folder, kind=VIDEO_TOKENS, prefix=prefix, max_samples=20_000, resume=True) as writer:
         left = iter(places[writer.samples :])

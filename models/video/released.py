@@ -87,7 +87,7 @@ def released_config(config: TokenizerConfig) -> dict[str, Any]:
     compressive = config.kind == "compressive"
     if config.still or config.decoder_resnets != config.encoder_resnets + compressive:
         raise ConfigError(
-            f"video.tokenizer: the released layout has no `still`, and {'one more resnet' if compressive else 'as many resnets'} "
+            f"env.tokenizer: the released layout has no `still`, and {'one more resnet' if compressive else 'as many resnets'} "
             "in a decoder's block as in an encoder's"
         )
     blocks = len(config.channels)
@@ -126,7 +126,7 @@ def check_released(folder: Path, wanted: TokenizerConfig) -> None:
     for field in fields(TokenizerConfig):
         ours, theirs = getattr(wanted, field.name), getattr(config, field.name)
         if field.name != "dropout" and ours != theirs and not (config.kind == "frame" and field.name in ("patch", "heads")):
-            raise ConfigError(f"{folder / 'config.json'}: {field.name} is {theirs}, the recipe's video.tokenizer has {ours}")
+            raise ConfigError(f"{folder / 'config.json'}: {field.name} is {theirs}, the recipe's env.tokenizer has {ours}")
     found: dict[str, list[int]] = {}
     for file in _files(folder):
         with open_safetensors(file) as held:

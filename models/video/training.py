@@ -38,7 +38,7 @@ class TokenizerTrainer:
         still: torch.Tensor | None = None,
     ) -> None:
         if loss.moved and not config.still:
-            raise ConfigError("moved: a weight needs video.tokenizer.still, so that there is a picture to differ from")
+            raise ConfigError("moved: a weight needs env.tokenizer.still, so that there is a picture to differ from")
         torch.manual_seed(seed)  # equal weights on every rank
         self.loss, self.schedule, self.device, self.bf16 = loss, optimizer, torch.device(device), bf16
         self.model: VideoTokenizer = build_tokenizer(config).to(self.device).train()

@@ -9,6 +9,7 @@ from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
 from ..agents.config import WorldsEnvironment
 from ..grid.config import GridEnvironment
 from ..text_games.config import TextGameEnvironment
+from ..video.config import VideoEnvironment
 from ..web_pages.config import WebPageEnvironment
 
 Rule = Literal["exact", "contains", "number"]  # of rl/rewards/answers.py
@@ -65,4 +66,6 @@ class OwnEnvironment(KindByPath):
         return (ELSEWHERE[project], {"id": which}) if project in ELSEWHERE and which else (kind, {})
 
 
-EnvironmentSettings = DataEnvironment | GridEnvironment | TextGameEnvironment | WebPageEnvironment | WorldsEnvironment | OwnEnvironment
+EnvironmentSettings = (
+    DataEnvironment | GridEnvironment | TextGameEnvironment | WebPageEnvironment | WorldsEnvironment | VideoEnvironment | OwnEnvironment
+)

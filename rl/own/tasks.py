@@ -26,6 +26,7 @@ from ..rewards.answers import REWARDS
 from ..tasks import Tasks
 from ..text_games.config import TextGameEnvironment
 from ..text_games.tasks import TextGameTasks
+from ..video.config import VideoEnvironment
 from ..web_pages.tasks import WebPageTasks
 from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 
@@ -50,6 +51,13 @@ def open_tasks(
             yield TextGameTasks(settings, made, tokenizer, max_length)
         else:
             yield WebPageTasks(settings, made, tokenizer, max_length)
+        return
+    if isinstance(settings, VideoEnvironment):
+        from ..video.tasks import VideoTasks
+
+        if made is None:
+            raise ConfigError("env.data: clips are made by a stage of a recipe, so they cannot be opened without its run")
+        yield VideoTasks(settings, made)
         return
     if isinstance(settings, WorldsEnvironment):
         from ..agents.tasks import WorldTasks

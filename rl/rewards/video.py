@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 
 from ...models.video.lpips import Backbone, find_weights, load_lpips
+from ..video.config import Metric
 
-Metric = Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]
 METRICS: tuple[Metric, ...] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex")
 LEARNT: dict[str, Backbone] = {"lpips": "vgg", "lpips_alex": "alex"}  # metrics that need a network's weights
 BETTER_HIGH = frozenset({"psnr", "ssim"})

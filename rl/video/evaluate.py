@@ -33,6 +33,17 @@ class ClipScores:
     repeats_C: np.ndarray  # whether the last frame's codes equal those of the one before
     rows: np.ndarray  # [C, L] tokens with the predictions in them
 
+    def each(self) -> list[ClipScores]:
+        """The clips one by one."""
+        one = [slice(i, i + 1) for i in range(len(self.rows))]
+        return [ClipScores({name: value[i] for name, value in self.metrics.items()}, self.repeats_C[i], self.rows[i]) for i in one]
+
+    @staticmethod
+    def joined(parts: Sequence[ClipScores]) -> ClipScores:
+        """Clips side by side."""
+        metrics = {name: np.concatenate([p.metrics[name] for p in parts]) for name in parts[0].metrics}
+        return ClipScores(metrics, np.concatenate([p.repeats_C for p in parts]), np.concatenate([p.rows for p in parts]))
+
     def merge(self, other: ClipScores, where: np.ndarray) -> ClipScores:
         """The other's clips at these places."""
         metrics = {name: value.copy() for name, value in self.metrics.items()}

@@ -15,9 +15,9 @@ ARCHIVE = Path(__file__).parent / "begun-run.tar.xz"  # see old_run.py
 RENAMED = ARCHIVE.with_name("old-run.tar.xz")  # the same, by code whose kinds of stages had other names
 EPISODES, FRAMES, SIDE = 8, 10, 32
 RELEASED = (  # sizes of the released checkpoints' stand-ins, as the case has them
-    "video.tokenizer={kind: compressive, height: 32, width: 32, channels: [8, 16, 32], encoder_resnets: 1, decoder_resnets: 2, latent: 16, "
+    "env.tokenizer={kind: compressive, height: 32, width: 32, channels: [8, 16, 32], encoder_resnets: 1, decoder_resnets: 2, latent: 16, "
     "groups: 4, levels: [8, 6, 5], patch: 2}",
-    "video.horizon=2",
+    "env.horizon=2",
     "model={family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, max_positions: 8192}",
 )
 

@@ -22,18 +22,18 @@ from terrella.launch import released
 from terrella.models.hf import read_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
-SMALL = ["ranks=1", "precision.params=fp32", "video.context_reach=3", "stages.data.heldout_every=3"]
-SMALL += [f"stages.{name}.bf16=false" for name in ("tokenizer", "tokens", "evaluate")]
-SMALL += [f"stages.evaluate.{setting}" for setting in ("n=2", "runs=1", "reject_repeats=0", "metrics=[mae, psnr]", "headline=mae")]
-SMALL += ["stages.tokenizer.frames_per_clip=2", "stages.tokenizer.heldout_clips=2", "stages.evaluate.best_of=[]"]
+SMALL = ["ranks=1", "precision.params=fp32", "stages.data.heldout_every=3"]
+SMALL += [f"env.{setting}" for setting in ("context_reach=3", "bf16=false", "metrics=[mae, psnr]", "headline=mae", "runs=1", "best_of=[]")]
+SMALL += [f"stages.{name}.bf16=false" for name in ("tokenizer", "tokens")]
+SMALL += ["stages.tokenizer.frames_per_clip=2", "stages.tokenizer.heldout_clips=2", "stages.evaluate.n=2", "stages.evaluate.samples=1"]
 SIZES = {"video-rt1": (32, 64), "video-rt1-single": (32, 48)}
-SHORT = {"video-rt1": "video.horizon=2", "video-rt1-single": "video.history=2"}
+SHORT = {"video-rt1": "env.horizon=2", "video-rt1-single": "env.history=2"}
 
 
 def prepare(name: str, folder: Path) -> list[str]:
     """Episodes and stand-ins in a folder; gives the settings of the recipe that fit them."""
     height, width = SIZES[name]
-    size = [f"video.tokenizer.height={height}", f"video.tokenizer.width={width}", SHORT[name]]
+    size = [f"env.tokenizer.height={height}", f"env.tokenizer.width={width}", SHORT[name]]
     rng = np.random.default_rng(0)
     low, high = np.array(RT1_RANGES).T
     with ShardWriter(folder / "shards", kind=VIDEO) as writer:
@@ -43,7 +43,12 @@ def prepare(name: str, folder: Path) -> list[str]:
     kept = released.RECIPES[name][0]
     narrow = released.stand_ins(name, folder, 16, 1, tuple(size))
     sources = [f"stages.data.shards={folder / 'shards'}", f"stages.tokenizer.released={folder / kept}"]
-    return [*size, *narrow, *SMALL, *sources, f"stages.pretrain.released={world(name, folder, 'base')}"]
+    return [*size, *narrow, *SMALL, *sources, start("pretrain", world(name, folder, "base"))]
+
+
+def start(stage: str, folder: Path) -> str:
+    """The setting by which a stage takes released weights."""
+    return f"stages.{stage}={{kind: start, name: {stage}, folder: {folder}}}"
 
 
 def world(name: str, folder: Path, arm: str) -> Path:
@@ -63,12 +68,12 @@ def outcomes(run: Path) -> dict[str, dict]:
 def test_rlvr_from_released_folders(tmp_path: Path) -> None:
     """And first: what a later stage would miss, here the weights of the rewarded metric, stops the run before its first stage."""
     settings = prepare("video-rt1", tmp_path)
-    settings += ["stages.tokens.clips_per_episode=1", "stages.rlvr.steps=1", "stages.rlvr.prompts_per_step=4", "stages.rlvr.bf16=false"]
+    settings += ["stages.tokens.clips_per_episode=1", "stages.rlvr.steps=1", "stages.rlvr.prompts_per_step=4"]
     settings += ["stages.rlvr.samples_per_prompt=2", "stages.control.sequences_per_step=2"]
     done = train("video-rt1", tmp_path / "refused", settings)
     assert done.returncode == 2 and "LPIPS needs" in done.stderr, done.stderr[-2000:] + done.stdout[-2000:]
     assert not outcomes(tmp_path / "refused"), "no stage had begun"
-    done = train("video-rt1", tmp_path / "run", [*settings, "stages.rlvr.reward={mae: 1, lpips: 0}"])
+    done = train("video-rt1", tmp_path / "run", [*settings, "env.reward={mae: 1, lpips: 0}"])
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     found = outcomes(tmp_path / "run")
     assert found["tokenizer"]["steps"] == found["pretrain"]["steps"] == 0
@@ -85,7 +90,7 @@ def test_rlvr_from_released_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["video-rt1", "video-rt1-single"])
 def test_the_table_from_released_folders(name: str, tmp_path: Path) -> None:
     settings = prepare(name, tmp_path)
-    done = train(f"{name}-released", tmp_path / "run", [*settings, f"stages.rlvr.released={world(name, tmp_path, 'rlvr')}"])
+    done = train(f"{name}-released", tmp_path / "run", [*settings, start("rlvr", world(name, tmp_path, "rlvr"))])
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     found = outcomes(tmp_path / "run")
     assert found["tokenizer"]["steps"] == found["pretrain"]["steps"] == found["rlvr"]["steps"] == 0 and found["tokens"]["clips"] == 0

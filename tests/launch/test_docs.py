@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,8 @@ def test_every_released_artefact_has_a_state_and_a_command_that_loads(tmp_path, 
     monkeypatch.chdir(tmp_path)
     for _, state, command in rows:
         assert state and set(state.split(", ")) <= {"loads", "evaluates", "trains", "not verified"}, state
-        for name, settings in re.findall(r"`terrella train (\S+)((?: --set \S+)*)", command):
-            recipe.load(name, re.findall(r"--set (\S+)", settings))
+        for words in map(shlex.split, re.findall(r"`terrella train ([^`]+)`", command)):
+            recipe.load(words[0], tuple(setting for option, setting in pairwise(words) if option == "--set"))
     for name in ("migrate.md", "papers.md"):
         assert "planned" not in (ROOT / "docs" / name).read_text(encoding="utf-8").lower()
 

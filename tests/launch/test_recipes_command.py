@@ -6,9 +6,9 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.launch import cli, recipe
-from terrella.launch.recipe import with_vocab
 from terrella.launch.recipe_files import chosen, comes_in_several, find, methods, recipes_of, shipped
 from terrella.launch.recipes_command import catalogue
+from terrella.launch.worker import model_of
 from terrella.models.geometry import count
 from terrella.tests.sampling import few
 
@@ -90,7 +90,7 @@ def test_sizes_and_environments_on_the_command_line(capsys: pytest.CaptureFixtur
 )
 def test_size_and_hardware_are_those_of_the_recipe(name: str, method: str, size: str) -> None:
     loaded, told = recipe.load(name), catalogue()[method]["sizes"][size]
-    model = with_vocab(loaded, loaded.video.layout.vocab) if loaded.video else loaded.model
+    model = loaded.model if loaded.env is None or loaded.env.kind != "video" else model_of(loaded)
     unit = {"M": 1e6, "B": 1e9}[told["size"][-1]]
     assert count(model).total / unit == pytest.approx(float(told["size"][:-1]), abs=0.06 if told["size"] < "1" else 0.5)
     assert told["hardware"].split()[0] == str(loaded.ranks)

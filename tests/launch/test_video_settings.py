@@ -2,19 +2,20 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.core.mesh import Mesh
 from terrella.launch import recipe, released
-from terrella.launch.recipe_files import find
-from terrella.launch.settings.video import VideoReal2Sim, VideoReward
+from terrella.launch.settings.video import VideoReal2Sim
+from terrella.rl.video.config import VideoEnvironment, VideoReward
 
 
 def test_shipped_recipes_have_the_published_layouts() -> None:
-    multi, single = (recipe.load(name).video for name in ("video-rt1", "video-rt1-single"))
-    assert multi is not None and single is not None
+    multi, single = (recipe.load(name).env for name in ("video-rt1", "video-rt1-single"))
+    assert isinstance(multi, VideoEnvironment) and isinstance(single, VideoEnvironment)
     assert (multi.layout.total, multi.layout.prompt, multi.layout.response, multi.layout.vocab) == (2024, 1373, 651, 9008)
     assert (single.layout.total, single.layout.prompt, single.layout.response, single.layout.vocab) == (1654, 1333, 321, 4633)
 
@@ -22,13 +23,13 @@ def test_shipped_recipes_have_the_published_layouts() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("world=language", "video"),
-        ("video.action_dims=5", "action_dims"),
-        ("video.tokenizer.height=60", "height"),
-        ("video.horizon=40", "max_positions"),
-        ("stages.4.reward={mae: 0, lpips: 0}", "at least one metric"),
-        ("stages.6.headline=lpips", "headline"),
-        ("stages.3.data=nowhere", "nowhere"),
+        ("env.action_dims=5", "action_dims"),
+        ("env.tokenizer.height=60", "height"),
+        ("env.horizon=40", "max_positions"),
+        ("env.reward={mae: 0, lpips: 0}", "at least one metric"),
+        ("env.headline=lpips", "headline"),
+        ("env.data=nowhere", "nowhere"),
+        ("video={horizon: 2}", "the section 'video' is part of env now"),
         ("stages.1.window=1", "window"),
     ],
 )
@@ -37,11 +38,10 @@ def test_mistakes_are_named(override: str, message: str) -> None:
         recipe.load("video-tiny", (override,))
 
 
-def test_other_worlds_have_no_video_stages(tmp_path: Path) -> None:
-    text = find("video-tiny").path.read_text().replace("world: video", "world: language")
+def test_stages_of_video_need_its_environment(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text(text[: text.index("video:\n")] + text[text.index("model:\n") :])
-    with pytest.raises(ConfigError, match="does not fit the world"):
+    path.write_text("name: r\nmodel: {vocab: 300}\nstages:\n- {kind: video-data, name: data, shards: nowhere}\n")
+    with pytest.raises(ConfigError, match="'data' of kind video-data needs an env of kind video"):
         recipe.load(str(path))
 
 
@@ -56,44 +56,45 @@ def test_published_updates_control_and_export() -> None:
         assert (rlvr.prompts_per_step, rlvr.samples_per_prompt, rlvr.updates_per_rollout, rlvr.steps) == (128, 16, 4, 200)
         assert control.match_tokens_of == "rlvr" and stages["evaluate"].control == "control" and stages["export"].model == "rlvr"
         table = {stage.name: stage for stage in recipe.load(f"{name}-released").stages}
-        assert all(table[arm].released for arm in ("tokenizer", "pretrain", "rlvr")) and table["evaluate"].models == ["pretrain", "rlvr"]
+        assert table["tokenizer"].released and table["pretrain"].folder and table["rlvr"].folder
+        assert table["evaluate"].names == ["pretrain", "rlvr"]
 
 
 def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from terrella.launch.recipe import with_vocab
+    from terrella.launch.check_recipe import alone
+    from terrella.launch.settings.verbs import Start
     from terrella.launch.worker import STAGES, check_stages
 
     monkeypatch.setenv("TERRELLA_LPIPS", str(tmp_path))
-    size = ("video.tokenizer.height=32", "video.tokenizer.width=64")
+    size = ("env.tokenizer.height=32", "env.tokenizer.width=64")
     narrow = tuple(released.stand_ins("video-rt1", tmp_path, 16, 1, size))
     loaded = recipe.load("video-rt1", (*size, *narrow))
-    assert loaded.video is not None
-    job = SimpleNamespace(recipe=loaded, model=with_vocab(loaded, loaded.video.layout.vocab), mesh=Mesh())
+    job: Any = alone(loaded, tmp_path / "run")
     stages = {stage.name: stage for stage in loaded.stages}
     world, kept = (str(tmp_path / name) for name in ("rt1-world-model-multi-step-base", "rt1-compressive-tokenizer"))
-    check_stages([replace(stages["tokenizer"], released=kept), replace(stages["pretrain"], released=world)], job)  # type: ignore[arg-type]
+    check_stages([replace(stages["tokenizer"], released=kept), Start("start", "pretrain", world), stages["pretrain"]], job)
+    alexnet = replace(loaded.env, metrics=["mae", "lpips_alex"], headline="mae")
     for stage, told in (
         (stages["tokenizer"], r"LPIPS needs .*vgg\.safetensors"),
         (stages["rlvr"], r"LPIPS needs .*vgg\.safetensors"),
-        (replace(stages["evaluate"], metrics=["mae", "lpips_alex"], headline="mae"), r"LPIPS needs .*alex\.safetensors"),
-        (replace(stages["pretrain"], released=str(tmp_path / "nowhere")), "nowhere: neither a folder nor a pinned hub id"),
+        (replace(stages["evaluate"], env=alexnet), r"LPIPS needs .*alex\.safetensors"),
+        (Start("start", "pretrain", str(tmp_path / "nowhere")), "nowhere: neither a folder nor a pinned hub id"),
         (replace(stages["tokenizer"], released=world), r"block_out_channels|channels is|config\.json"),
         (VideoReal2Sim("video-real2sim", "sim", ["pretrain"], "tokens"), "RT-1's policies are TensorFlow files"),
     ):
         assert stage.kind in STAGES
         with pytest.raises(ConfigError, match=told):
-            check_stages([stage], job)  # type: ignore[arg-type]
+            check_stages([stage], job)
     job.model = replace(job.model, ffn=64)
     with pytest.raises(ConfigError, match="ffn is 192, the engine's model has 64"):
-        check_stages([replace(stages["pretrain"], released=world)], job)  # type: ignore[arg-type]
+        check_stages([Start("start", "pretrain", world)], job)
 
 
-@pytest.mark.parametrize(("stage", "setting"), [("pretrain", "sequences_per_step = 32"), ("rlvr", "prompts_per_step = 128")])
-def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage(stage: str, setting: str) -> None:
+def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage() -> None:
     from terrella.launch.worker import check_stages
 
-    chosen = next(s for s in recipe.load("video-rt1").stages if s.name == stage)
-    with pytest.raises(ConfigError, match=f"stages: {stage}.{setting} must be a multiple of the 3 data ranks"):
+    chosen = next(s for s in recipe.load("video-rt1").stages if s.name == "rlvr")
+    with pytest.raises(ConfigError, match=r"stages: rlvr\.prompts_per_step = 128 must be a multiple of the 3 data ranks"):
         check_stages([chosen], SimpleNamespace(mesh=Mesh(0, 3)))
