@@ -331,6 +331,8 @@ def describe_changes(recipe: Recipe, rehearsal: Rehearsal) -> list[str]:
         if section and old["kind"] != new["kind"]:
             continue  # said in words
         for key, before, after in schema.differences(old, new):
+            if section and f"{key.rpartition('env.')[2]} {before} -> {after}" in changes.get("env", ()):
+                continue  # a stage's env is the recipe's with some settings changed
             top, _, rest = key.partition(".")
             place, name = (section, key) if section else (top, rest or top)
             if not isinstance(before, str) or not isinstance(after, str) or place:

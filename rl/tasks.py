@@ -49,10 +49,12 @@ class Tasks(ABC):
     free_text: ClassVar[bool] = True  # length and repetition of answers are watched
     shows_turns: ClassVar[bool] = True  # the report shows episodes of RL turn by turn
     evaluation_key: ClassVar[int] = 3  # of the random numbers that an evaluation draws
+    lesson_tokens: int | None = None  # that each demonstration teaches, where it is the same number for all
     counts_actions: ClassVar[bool] = False  # RL records its actions without a budget of them, for comparisons of what models cost
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None, max_turns: int = 100) -> None:
         self.tokenizer, self.max_length, self.max_turns = tokenizer, max_length, max_turns
+        self.pad_id: int = tokenizer.pad_id  # of prompts; it is never learnt
 
     def table(self) -> Table:
         """Where conversations are held; an environment with episodes of its own kind has none, and plays them itself."""
@@ -71,14 +73,9 @@ class Tasks(ABC):
         """Whether something judges the episodes; environments judge their own."""
         return True
 
-    def require_judge(self, split: Split) -> None:
-        """Refuse, before the run starts, what judging tasks of this split will miss, such as the weights of a metric."""
+    def require_judge(self, split: Split, samples: int) -> None:
+        """Refuse, before the run starts, what judging so many samples of each task of a split will miss, such as a metric's weights."""
         return None
-
-    @property
-    def pad_id(self) -> int:
-        """The id of padding in prompts, which is never learnt."""
-        return self.tokenizer.pad_id
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
         """Which training task comes at a place of an endless stream; those of `without` never come."""

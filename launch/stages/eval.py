@@ -28,7 +28,7 @@ def check(stage: Score, job: Job) -> None:
     """Before the run starts: the environment opens and has tasks to evaluate on."""
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
-            require_judged(tasks, TEST)
+            require_judged(tasks, TEST, stage.samples if stage.temperatures[-1] else 1)
             require_tasks(tasks, TEST, stage.name)
 
 

@@ -52,6 +52,11 @@ class Demonstrations:
         self._tokens += sum(len(sequence.ids) for sequences in made for sequence in sequences)
         return [sequence for i in places for sequence in self._kept[i]]
 
+    def tokens(self, places: Sequence[int]) -> int:
+        """How many tokens of these are learnt from."""
+        each = self.tasks.lesson_tokens
+        return answer_tokens(self.at(places)) if each is None else each * len(places)
+
 
 class Collected:
     """The lessons of a collect stage, read once: they are small beside a model."""
@@ -70,6 +75,9 @@ class Collected:
 
     def at(self, places: Sequence[int]) -> list[TokenSequence]:
         return [self.read[i] for i in places]
+
+    def tokens(self, places: Sequence[int]) -> int:
+        return answer_tokens(self.at(places))
 
 
 Lessons = Demonstrations | Collected
@@ -150,7 +158,7 @@ def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wante
     for step in count():
         if seen >= wanted:
             return max(step, 1)
-        seen += answer_tokens(lessons.at(places_of(step)))
+        seen += lessons.tokens(places_of(step))
     raise AssertionError("unreachable")
 
 

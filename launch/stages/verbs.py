@@ -122,11 +122,11 @@ def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
     return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
 
 
-def require_judged(tasks: Tasks, split: Split) -> None:
+def require_judged(tasks: Tasks, split: Split, samples: int = 1) -> None:
     """Refuse an environment whose episodes nothing judges, or whose judge misses something."""
     if not tasks.judged():
         raise ConfigError("env.reward: nothing judges the answers; name one: file.py:function, exact, contains or number")
-    tasks.require_judge(split)
+    tasks.require_judge(split, samples)
 
 
 def require_tasks(tasks: Tasks, split: Split, stage: str) -> None:

@@ -71,7 +71,8 @@ class Clips(Sequence["Clip"]):
 
     def __init__(self, settings: VideoEnvironment, made: Made, split: Split) -> None:
         _require_kind(made, "video-tokens")
-        self.layout, self.made, self.split = settings.layout, made, split
+        self.layout, self.made = settings.layout, made
+        self.split: Split = split
 
     @cached_property
     def shards(self) -> ShardSet:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ConfigError
 from ...data.png import encode_apng, encode_png
 from ..evaluation import TEST, Evaluation, Results
 from ..rewards.video import BETTER_HIGH
@@ -48,12 +47,7 @@ class VideoResults:
         still, truth = _joined([j.still for j in beside]), _joined([j.truth for j in beside])
         assert still is not None and truth is not None, "the first sample of every clip has both"
         self.still, self.truth = still, truth
-        self.runs = settings.runs or len(self.scores[evaluation.models[0]])
-        if max([self.runs, *settings.best_of]) > len(self.scores[evaluation.models[0]]):
-            raise ConfigError(
-                f"env.best_of, env.runs: {max([self.runs, *settings.best_of])} samples of a clip are asked for, "
-                f"and there are {len(self.scores[evaluation.models[0]])}; raise samples of the eval stage"
-            )
+        self.runs = settings.runs or max(map(len, self.scores.values()))
 
     def averaged(self, model: str, metric: str) -> np.ndarray:
         """[C]: a metric of every clip, over frames and runs."""

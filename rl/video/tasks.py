@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...core.rng import permutation
 from ...data.shards import ShuffledOrder
 from ...data.tokenizers import ByteTokenizer
@@ -19,7 +20,7 @@ from ..language_tasks import Made
 from ..rewards.video import Metric, require_weights
 from ..rollout.episodes import rollout
 from ..rollout.sampler import Sampler, SamplingParams
-from ..tasks import Gather, Tasks
+from ..tasks import Gather, Lesson, Tasks
 from .config import VideoEnvironment
 from .evaluate import ClipScores, copy_baseline, imagine, score_rows, without_repeats
 from .imagine import ClipDecoder, ClipTask, ImaginedClip, Judge
@@ -47,13 +48,14 @@ class VideoTasks(Tasks):
     """The clips of a tokens stage."""
 
     free_text = shows_turns = False
-    pad_id = -1  # clips are never padded
 
     def __init__(self, settings: VideoEnvironment, made: Made) -> None:
         self.settings, self.made, self.layout = settings, made, settings.layout
         self._clips: dict[Split, Clips] = {"train": Clips(settings, made, "train"), "test": Clips(settings, made, "test")}
         self._beside: dict[tuple[int, ...], tuple[list[ClipScores], list[ClipScores]]] = {}
+        self.lesson_tokens = int(self.layout.loss_mask_L.sum())
         super().__init__(ByteTokenizer(), None, max_turns=1)  # codes have no text
+        self.pad_id = -1  # and clips no padding
 
     @cached_property
     def decoder(self) -> ClipDecoder:
@@ -74,7 +76,10 @@ class VideoTasks(Tasks):
     def of(self, split: Split) -> Clips:
         return self._clips[split]
 
-    def require_judge(self, split: Split) -> None:
+    def require_judge(self, split: Split, samples: int) -> None:
+        asked = max([self.settings.runs, *self.settings.best_of])
+        if split == "test" and asked > samples:
+            raise ConfigError(f"env.best_of, env.runs: {asked} samples of a clip are asked for, the eval stage has samples = {samples}")
         rewarded = [name for name, weight in self.settings.reward.weights.items() if weight]
         require_weights(rewarded if split == "train" else self.metrics)
 
@@ -97,6 +102,9 @@ class VideoTasks(Tasks):
 
     def lessons(self, tasks: Sequence[Clip], where: str) -> list[list[TokenSequence]]:
         return [[self.layout.sequence(clip.row_L)] for clip in tasks]
+
+    def taught(self, episode: Any, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
+        raise ConfigError("collect: has nothing to do for clips of video, which an sft stage reads as the stage env.data left them")
 
     def episode(self, task: Clip, prompt_id: int, sample_index: int) -> Any:
         if not task.rewarded:
