@@ -4,7 +4,8 @@ A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Liter
 dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user brings (core/by_path.py) is a `ByPath`,
 written as text, or a section of such a union whose kind holds a colon; its file is hashed here, where an error knows its line. No number
 may be NaN or infinite, and none negative but those that a dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live
-in its `__post_init__`, which raises ValueError("key: what is wrong").
+in its `__post_init__`, which raises ValueError("key: what is wrong"). Settings that earlier releases had are in `gone: ClassVar[dict]` with
+the value that says nothing: at that value they are passed over.
 """
 
 from __future__ import annotations

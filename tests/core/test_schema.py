@@ -182,3 +182,16 @@ def test_numbers_are_not_negative_unless_their_class_says_so() -> None:
         signed: ClassVar[tuple[str, ...]] = ("penalty",)
 
     assert schema.build(Payment, schema.parse_yaml("penalty: -2.5", "f.yaml")) == Payment(-2.5)
+
+
+def test_a_setting_that_is_gone_is_passed_over_at_the_value_that_says_nothing() -> None:
+    @dataclass(frozen=True)
+    class Later:
+        size: int = 1
+        gone: ClassVar[dict] = {"world": "language", "video": None}
+
+    later = schema.build(Later, schema.parse_yaml("size: 2\nworld: language\nvideo: null\n", "old.yaml"))
+    assert later == Later(2) and schema.differences({"size": 2, "world": "language", "video": None}, later) == []
+    assert [key for key, _, _ in schema.differences({"size": 2, "world": "grid"}, later)] == ["world"]
+    with pytest.raises(ConfigError, match=r"old\.yaml:2: unknown key 'world'"):
+        schema.build(Later, schema.parse_yaml("size: 2\nworld: grid\n", "old.yaml"))
