@@ -46,7 +46,6 @@ class Collect:
     samples_per_shard: int = 4096
     rollouts: Rollouts = field(default_factory=Rollouts)
     uses: ClassVar[tuple[str, ...]] = ("model", "again")
-    even: ClassVar[tuple[str, ...]] = ("prompts",)
 
     def __post_init__(self) -> None:
         positive(self, "prompts", "samples_per_prompt", "max_new_tokens", "prompts_at_once", "samples_per_shard")
