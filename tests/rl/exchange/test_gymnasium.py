@@ -5,7 +5,10 @@ import json
 
 import pytest
 
-pytest.importorskip("gymnasium", reason="the extra worlds is not installed")
+from terrella.tests.rl.exchange.extras import REQUIRED
+
+if not REQUIRED:
+    pytest.importorskip("gymnasium", reason="the extra worlds is not installed")
 import gymnasium
 from gymnasium.utils.env_checker import check_env
 
@@ -15,6 +18,7 @@ from terrella.rl.exchange.from_gymnasium import GymnasiumEnvironment
 from terrella.rl.exchange.offers import names
 from terrella.rl.exchange.to_gymnasium import id_of
 
+pytestmark = pytest.mark.integration  # of the environment with the extra worlds
 QUICK = ["SimpleSokoban", "FrozenLake", "Countdown", "MetamathQA", "Bandit", "text-game/brew-tea"]
 
 

@@ -2,10 +2,13 @@
 
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="the extra worlds is not installed")
-
 from terrella.core.errors import ConfigError
 from terrella.rl.exchange.from_reasoning_gym import ReasoningGymEnvironment
+from terrella.tests.rl.exchange.extras import REQUIRED
+
+if not REQUIRED:
+    pytest.importorskip("reasoning_gym", reason="the extra worlds is not installed")
+pytestmark = pytest.mark.integration  # of the environment with the extra worlds
 
 
 def scored(env: ReasoningGymEnvironment, task: int, answer: str) -> float:
