@@ -22,21 +22,19 @@ VERBS = {
     "check": ("check:check", "Find what would stop a recipe, rehearse it on a CPU, or test an environment of your own."),
     "generate": ("generate:generate", "Let a trained model continue prompts, or chat with it."),
     "eval": ("imagine:evaluate", "Score a world model beside its baseline and the true world."),
-    "rollout": ("imagine:rollout", "Imagine trajectories with a world model and look at them."),
     "launch": ("launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
     "serve": ("serve:serve", "Serve a trained model at an OpenAI-compatible address."),
-    "worlds": ("worlds:worlds", "Our worlds, and those that trained models imagine: list, serve over OpenEnv, score models."),
+    "worlds": ("worlds:worlds", "Our worlds, and those that trained models imagine: list, serve over OpenEnv, score, look at."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
-    "shards": ("shards:shards", "Make, inspect and verify WebDataset shards."),
-    "web": ("web:web", "Rollouts, replay, instructions, task files and scores in the files of WebRL and WebArena."),
+    "shards": ("shards:shards", "Make, inspect and verify WebDataset shards; work on the files of WebRL and WebArena."),
     "convert": ("convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),
-    "report": ("report.command:report", "Write report.html for one run, or one that compares several."),
+    "report": ("report.command:report", "Write report.html for one run, or one that compares several; follow a run in the terminal."),
     "doctor": ("doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),
-    "watch": ("watch:watch", "Follow a run in the terminal."),
     "bench": ("bench:bench", "Benchmarks beside their rivals, recorded in one CSV, held against baselines."),
     "sampler-host": ("sampler_host:sampler_host", "Lend this machine to a run's samplers; cluster jobs start it."),
 }
 HIDDEN = {"sampler-host"}  # nobody types these
+MOVED = {"rollout": "worlds imagine", "watch": "report --live", "web": "shards web"}  # verbs of old, and what they are now
 
 
 class _Verbs(click.Group):
@@ -55,6 +53,8 @@ class _Verbs(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS:
+            if args[0] in MOVED:
+                raise click.UsageError(f"'{args[0]}' is now `terrella {MOVED[args[0]]}`; its options are the same", ctx)
             near = difflib.get_close_matches(args[0], VERBS, 1)
             hint = f"did you mean '{near[0]}'? " if near else ""
             raise click.UsageError(f"unknown verb '{args[0]}'; {hint}the verbs are: {', '.join(self.list_commands(ctx))}", ctx)

@@ -1,4 +1,4 @@
-"""`terrella eval` and `terrella rollout` for grid world models: any exported folder, on fresh rooms, without an engine."""
+"""`terrella eval` and `terrella worlds imagine` for grid world models: any exported folder, on fresh rooms, without an engine."""
 
 from __future__ import annotations
 
@@ -184,12 +184,12 @@ def evaluate(
 @click.argument("world")
 @_options
 @click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
-def rollout(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float) -> None:
+def imagine(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float) -> None:
     """Imagine trajectories with a world model of WORLD and print them, or write them as JSON lines."""
-    from ..rl.grid.evaluate import imagine
+    from ..rl.grid import evaluate as grid
 
     dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
-    _, episodes = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
+    _, episodes = grid.imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
     rows = [{"prompt_id": e.prompt_id, "reward": e.score()[1], "turns": e.picture(dynamics)} for e in episodes]
     if out:
         write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -78,7 +78,7 @@ def launch(
         tasks = f", {job.tasks} tasks" if job.tasks > 1 else ""
         click.echo(f"job {job.job}: {', '.join(script.stages)}{tasks}; script {job.script}, log {job.log}")
     if not follow:
-        click.echo(f"terrella watch {run}   # to see it train")
+        click.echo(f"terrella report {run} --live   # to see it train")
         return
     for job in submitted:
         code = jobs.follow(job, click.echo)

@@ -1,4 +1,4 @@
-"""`terrella shards`: make, teacher, inspect, verify, stats, head."""
+"""`terrella shards`: make, teacher, inspect, verify, stats, head, and web, which has a file of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.errors import ConfigError, StorageError
+from .web import web
 
 if TYPE_CHECKING:
     from ..data.shards import ShardSet
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 @click.group()
 def shards() -> None:
     """Make, inspect and verify WebDataset shards."""
+
+
+shards.add_command(web)
 
 
 def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`terrella watch RUN`: a running run in the terminal: stage, step, reward, speed, time left, health. It only reads."""
+"""`terrella report RUN --live`: a running run in the terminal: stage, step, reward, speed, time left, health. It only reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import click
 
 from ..core.errors import ConfigError, DeadlineError
 from ..core.files import read_json
@@ -215,15 +213,8 @@ def render(view: View) -> Any:
     )
 
 
-@click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Print the state once and stop; so does output that is no terminal.")
-@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds between two looks.")
-@click.option(
-    "--give-up", default=1800.0, show_default=True, type=click.FloatRange(1), help="Stop watching after so many seconds without a record."
-)
 def watch(run: Path, once: bool, every: float, give_up: float) -> None:
-    """Follow RUN in the terminal until it finishes or you press Ctrl-C. Watching never disturbs the run."""
+    """Follow a run in the terminal until it finishes or Ctrl-C is pressed. Watching never disturbs the run."""
     from rich.console import Console
     from rich.live import Live
 

@@ -1,4 +1,4 @@
-"""`terrella web`: the scripts around WebRL's release, on its files: process-data, gen-task, generate-test-data, score."""
+"""`terrella shards web`: the scripts around WebRL's release, on its files: process-data, gen-task, generate-test-data, score."""
 
 from __future__ import annotations
 

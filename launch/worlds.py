@@ -1,4 +1,4 @@
-"""`terrella worlds list|serve|score`: our worlds for other trainers, and how well trained models imagine them."""
+"""`terrella worlds list|serve|score|imagine`: our worlds for other trainers, and how well trained models imagine them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 import click
 
 from ..core.errors import ConfigError
+from .imagine import imagine
 
 
 @click.group()
 def worlds() -> None:
-    """Worlds for other trainers: list them, serve one over OpenEnv (HTTP and WebSocket), or score models of them."""
+    """Worlds for other trainers: list them, serve one over OpenEnv (HTTP and WebSocket), score models of them, see what one imagines."""
+
+
+worlds.add_command(imagine)
 
 
 @worlds.command("list")

@@ -115,7 +115,7 @@ def test_the_export_loads_in_transformers_and_can_be_evaluated(whole: tuple[dict
     scored = subprocess.run([*command, "eval", *shared, "--out", str(tmp_path / "e.json")], **captured)
     assert scored.returncode == 0 and "copy the state" in scored.stdout, scored.stderr
     assert json.loads((tmp_path / "e.json").read_text())["rows"][-1]["cells"][0]["value"] == 1.0
-    rolled = subprocess.run([*command, "rollout", *shared, "--out", str(tmp_path / "r.jsonl")], **captured)
+    rolled = subprocess.run([*command, "worlds", "imagine", *shared, "--out", str(tmp_path / "r.jsonl")], **captured)
     assert rolled.returncode == 0 and len((tmp_path / "r.jsonl").read_text().splitlines()) == 4
     other = subprocess.run([*command, "eval", "FrozenLake", *shared[1:]], **captured)
     assert other.returncode == 2 and "no grid dynamics" in other.stderr

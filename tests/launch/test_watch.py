@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError
 from terrella.launch.report.command import report
-from terrella.launch.watch import look, render, sparkline, status, watch
+from terrella.launch.watch import look, render, sparkline, status
 from terrella.tests.launch.synthetic_run import make_run
 
 
@@ -63,7 +63,7 @@ def test_finished_and_stopped_runs_say_so(running):
 
 
 def test_once_prints_the_state(running):
-    done = CliRunner().invoke(watch, [str(running), "--once"])
+    done = CliRunner().invoke(report, [str(running), "--live", "--once"])
     assert done.exit_code == 0, done.output
     for part in ("grpo", "30 / 50", "reward/mean", "tokens/s", "healthy", "1m00s"):
         assert part in done.output
@@ -72,7 +72,7 @@ def test_once_prints_the_state(running):
 def test_on_a_terminal_it_follows_until_the_run_finishes(running):
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "terrella", "watch", str(running), "--every", "0.2"], stdin=theirs, stdout=theirs, stderr=theirs
+        [sys.executable, "-m", "terrella", "report", str(running), "--live", "--every", "0.2"], stdin=theirs, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
     seen, deadline = b"", time.monotonic() + 300
@@ -95,7 +95,7 @@ def test_on_a_terminal_it_follows_until_the_run_finishes(running):
 def test_alarms_are_shown(running):
     with (running / "metrics.jsonl").open("a") as file:
         file.write('{"stage": "grpo", "step": 31, "loss": "nan"}\n')
-    assert "loss is not a finite number at step 31" in CliRunner().invoke(watch, [str(running), "--once"]).output
+    assert "loss is not a finite number at step 31" in CliRunner().invoke(report, [str(running), "--live", "--once"]).output
 
 
 def test_names_are_not_taken_for_markup(tmp_path):
@@ -108,7 +108,7 @@ def test_names_are_not_taken_for_markup(tmp_path):
 
 
 def test_missing_run_is_a_config_error(tmp_path):
-    result = CliRunner().invoke(watch, [str(tmp_path / "absent")])
+    result = CliRunner().invoke(report, [str(tmp_path / "absent"), "--live"])
     assert isinstance(result.exception, ConfigError) and "no such run directory" in str(result.exception)
 
 
