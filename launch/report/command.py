@@ -25,9 +25,10 @@ def report(runs: tuple[Path, ...], out: Path | None, live: bool, once: bool, eve
     if live:
         from ..watch import watch
 
-        if len(runs) > 1:
+        run, *others = runs
+        if others:
             raise ConfigError("--live follows one run; name one")
-        watch(runs[0], once, every, give_up)
+        watch(run, once, every, give_up)
         return
     from . import build_report
 
