@@ -130,4 +130,4 @@ def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator
             return tasks.play(sampler, [episode], tasks.params(tokens, temperature), recipe.seed)[0]
 
         known = tasks.max_length is not None  # or the tokenizer is only learnt by a stage
-        yield tasks.tokenizer, stage.max_new_tokens if known else None, play
+        yield tasks.tokenizer, tasks.params(stage.max_new_tokens, temperature).max_new_tokens if known else None, play

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridEnvironment:
     """A world model of a grid: a state and an action in, the next state out. It imagines states for actions that are given, each from its
-    own last one; every state has one token a cell, whatever `max_new_tokens` a stage has."""
+    own last one."""
 
     kind: Literal["grid"]
     tag: str  # a Sokoban world of rl/worlds/tags.yaml
@@ -19,6 +19,7 @@ class GridEnvironment:
     first_seed: int = 10_000  # of the rooms
     steps: int = 4  # states to imagine
     walk: int = 8  # random actions before the start state, at most
+    fixed_length: ClassVar[bool] = True  # a state has one token a cell
 
     def __post_init__(self) -> None:
         if min(self.heldout_rooms, self.actions_per_room, self.steps) < 1 or self.walk < 0:

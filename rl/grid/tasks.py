@@ -79,7 +79,7 @@ class GridTasks(Tasks):
         """What is imagined in a room, by the number of the prompt."""
         return task_in(self.dynamics, room.state, prompt_id, self.settings.steps, self.settings.walk, room.seed)
 
-    def params(self, max_new_tokens: int, temperature: float) -> SamplingParams:
+    def params(self, max_new_tokens: int | None, temperature: float) -> SamplingParams:
         return SamplingParams(self.dynamics.cells, temperature)
 
     def episode(self, task: Room, prompt_id: int, sample_index: int) -> ImaginationEpisode:
@@ -137,9 +137,11 @@ class GridTasks(Tasks):
         rooms = self.of("test")
         return {TEST: [rooms[room_of(len(rooms), i, rooms[0].seed)] for i in range(n)]}
 
-    def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[TaskScore | Invalid]:
-        if any(episode.sample_index for episode in episodes):
+    def require_judge(self, split: Split, samples: int = 1) -> None:
+        if samples > 1:
             raise ConfigError("samples: every task is imagined once; leave samples out")
+
+    def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[TaskScore | Invalid]:
         pairs = zip(episodes, played, strict=True)
         return [t.reward if isinstance(t.reward, Invalid) else score_predictions(e.task, e.texts()) for e, t in pairs]
 

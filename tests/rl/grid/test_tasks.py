@@ -100,7 +100,7 @@ def test_before_the_rooms_are_made_there_is_one_to_look_at(tmp_path: Path) -> No
     early = GridTasks(ENV, made(tmp_path, False), TOKENIZER, 128)
     assert [room.state for room in early.of("train")] == [DYNAMICS.start(ENV.first_seed)]
     assert early.lesson_order(0)(3) == 0 and len(early.lessons(early.imitated()[:1], "here")[0][0].ids) == 73
-    assert early.params(5, 0.5).max_new_tokens == 36
+    assert early.params(None, 0.5).max_new_tokens == 36
 
 
 def test_what_a_model_imagined_can_be_imitated(tasks: GridTasks, tmp_path: Path) -> None:
@@ -147,6 +147,6 @@ def test_what_cannot_work_is_refused_by_name(tasks: GridTasks, tmp_path: Path) -
         with pytest.raises(ConfigError, match=message):
             GridTasks(settings, source, tokenizer, most)
     with pytest.raises(ConfigError, match="samples: every task is imagined once"):
-        tasks.judgements([tasks.episode(tasks.of("test")[0], 0, 1)], [])
+        tasks.require_judge("test", 2)
     with pytest.raises(ValueError, match="heldout_rooms: at least 1"):
         replace(ENV, steps=0)
