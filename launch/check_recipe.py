@@ -108,7 +108,7 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
 def _memory(recipe: Recipe) -> Iterator[Check]:
     """The fullest rank while it trains, by the estimates of `terrella plan`, with reference and critic."""
     m, p = model_of(recipe), recipe.parallel
-    tokens = max((_microbatch(stage, m.max_positions) for stage in recipe.stages), default=0)
+    tokens = max((_microbatch(stage) for stage in recipe.stages), default=0)
     if not tokens or recipe.ranks % p.model_size:
         return
     layout = Layout(
@@ -140,11 +140,10 @@ def _memory(recipe: Recipe) -> Iterator[Check]:
     yield Check("ok", "memory", text)
 
 
-def _microbatch(stage: Any, longest: int) -> int:
+def _microbatch(stage: Any) -> int:
     """Tokens of a microbatch."""
     inner = [stage, getattr(stage, "training", None)]
-    tokens = max((getattr(s, "microbatch_tokens", 0) or 0 for s in inner if s is not None), default=0)
-    return tokens or getattr(stage, "microbatch_sequences", 0) * longest
+    return max((getattr(s, "microbatch_tokens", 0) or 0 for s in inner if s is not None), default=0)
 
 
 def _device_memory() -> float | None:

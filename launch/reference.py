@@ -36,7 +36,6 @@ SHARED = {  # keys that mean the same in every section; a comment beside the fie
     "steps": "optimizer steps",
     "sequences_per_step": "sequences of a batch, over all ranks",
     "microbatch_tokens": "tokens of one forward and backward pass at most; a longer sequence goes alone",
-    "microbatch_sequences": "sequences of one forward and backward pass at most",
     "checkpoint_every": "steps between checkpoints",
     "log_every": "steps between lines of metrics",
     "temperature": "of sampling; 0 takes the likeliest token",

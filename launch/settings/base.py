@@ -46,29 +46,6 @@ class Lora:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervision:
-    """What every stage of cross-entropy on shards has: pre-training, fine-tuning, or the control arm of an RL stage."""
-
-    name: str
-    data: str  # the stage whose shards are read
-    sequences_per_step: int
-    optimizer: OptimizerConfig
-    steps: int | None = None  # optimizer steps; give either steps or match_tokens_of
-    match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
-    init: str | None = None  # the stage whose weights to start from
-    checkpoint_every: int = 100
-    log_every: int = 10
-    uses: ClassVar[tuple[str, ...]] = ("data", "init", "match_tokens_of")
-
-    def __post_init__(self) -> None:
-        positive(self, "sequences_per_step", "checkpoint_every", "log_every")
-        if (self.steps is None) == (self.match_tokens_of is None):
-            raise ValueError("steps: give either steps or match_tokens_of")
-        if self.steps is not None:
-            positive(self, "steps")
-
-
-@dataclass(frozen=True, kw_only=True)
 class OnPolicy:
     """What every RL stage has, whatever its tasks are."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -9,19 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from ...core.batch import PackedBatch
+from ...core.engine import Engine
 from ...core.errors import ConfigError
+from ...core.progress import Progress
 from ...core.rng import shuffled
 from ...data.balance import spread
 from ...data.packing import TrainSequence, pack, role_weight
 from ...data.shards import ShardSet
 from ...data.trajectory import Role, TokenSequence
-from ...rl.objective import logprob_score
+from ...kernels.policy import PolicySettings
+from ...rl.objective import logprob_score, make_loss
 from ...rl.tasks import Tasks
+from ...rl.values import require_finite
 from ..job import Job
 from ..settings.verbs import Tune
 from .collect import HELD_OUT, TRAIN
-from .common import build_engine
-from .fitting import Portion, fit
+from .common import Checkpoints, build_engine
 from .verbs import environment, require_tasks, tokenizer_of
 
 KEPT = 1 << 24  # tokens of lessons kept in memory for the epochs to come
@@ -81,6 +86,7 @@ class Collected:
 
 
 Lessons = Demonstrations | Collected
+Portion = tuple[list[PackedBatch], int]  # what one step learns from
 
 
 def _sequence(sample: dict[str, Any]) -> TokenSequence:
@@ -135,10 +141,11 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
             return [order(place) for place in range(first, first + stage.sequences_per_step)]
 
         def portion(step: int) -> Portion:
+            """This rank's microbatches of a step, and the answer tokens of all ranks."""
             chosen = job.mesh.from_leader(lambda: lessons.at(job.mesh.share(places_of(step))))
             total = sum(job.mesh.gather(answer_tokens(chosen)))
             rows = [weighted(lesson, max(total, 1), stage.prompt_weight, lessons.pad_id) for lesson in chosen]
-            return Portion(spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total)
+            return spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total
 
         steps = stage.steps or 0
         if stage.epochs is not None:
@@ -146,10 +153,38 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
         elif stage.match_tokens_of is not None:
             wanted = job.outcome(stage.match_tokens_of)["tokens"]
             steps = job.mesh.from_leader(lambda: matched_steps(lessons, places_of, wanted))
-        outcome = fit(stage, job, engine, steps, lambda kept: portion)
+        outcome = fit(stage, job, engine, steps, portion)
         if stage.data is None:
             return outcome
         return {**outcome, "turns": len(lessons), "held_out_loss": held_out_loss(stage, job, engine)}
+
+
+def fit(stage: Tune, job: Job, engine: Engine, steps: int, portion_of: Callable[[int], Portion]) -> dict[str, Any]:
+    """Train to the last step, going on from the stage's newest checkpoint: take a step's portion, learn, watch, log, save."""
+    checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
+    start, kept = checkpoints.resume(engine)
+    tokens = kept.get("tokens", 0)
+    loss = make_loss(PolicySettings())
+    progress = Progress(stage.name, steps, start=start, speak=job.mesh.is_main)
+    for step in range(start, steps):
+        begun = time.monotonic()
+        batches, learnt = portion_of(step)
+        result = engine.step(batches, loss)
+        tokens += learnt
+        values = {
+            "loss": result.metrics["loss"],
+            "entropy": result.metrics["entropy"] / max(1.0, result.metrics["tokens"]),
+            "grad_norm": result.grad_norm,
+            "lr": result.lr,
+            "tokens": tokens,
+        }
+        require_finite(values, step)
+        took = time.monotonic() - begun
+        if job.mesh.is_main and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
+            job.run.metrics.append(stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": learnt / took})
+        progress.update(step + 1, f"loss {values['loss']:.4f}")
+        checkpoints.save(engine, step + 1, {"tokens": tokens})
+    return {"steps": steps, "tokens": tokens, "checkpoint": checkpoints.final()}
 
 
 def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wanted: int) -> int:
