@@ -8,6 +8,7 @@ from ...core.files import write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...data.trajectory import Invalid
+from ...rl.evaluation import percent
 from ...rl.rollout.open import open_sampler
 from ...rl.statistics import Estimate, paired_difference, proportion
 from ...rl.webrl.episode import WebEpisode, act_randomly, demonstrate
@@ -15,7 +16,6 @@ from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
 from ..settings.web import WebEvaluate, WebStart
 from .common import build_engine
-from .evaluate import percent
 from .web import SHOWN, Players, begin_phase, lives_elsewhere, pool_of, seeded, start_of, strip
 
 ALL = "all"

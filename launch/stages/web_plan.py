@@ -10,6 +10,7 @@ from ...core.files import write_json
 from ...core.progress import Progress as Bar
 from ...core.rng import fold
 from ...data.packing import pack, unpack
+from ...rl.evaluation import percent
 from ...rl.rollout.open import OpenSampler, open_sampler
 from ...rl.rollout.sampler import SamplingParams
 from ...rl.statistics import paired_difference, proportion
@@ -24,7 +25,6 @@ from ..job import Job
 from ..settings.verbs import Reinforce, Tune
 from ..settings.web_live import WebPlan
 from .common import build_engine
-from .evaluate import percent
 from .verbs import environment
 from .web import Players, make_world, pool_of, prompter_of, seeded, start_of
 from .web_critic import build_twin
