@@ -36,8 +36,8 @@ async def client(url: str, seeds: list[int], actions: int) -> dict[int, list[str
     return seen
 
 
-def native(seed: int, actions: int) -> list[str]:
-    play, rng = Play(find_offer("SimpleSokoban")), random.Random(seed)
+def native(play: Play, seed: int, actions: int) -> list[str]:
+    rng = random.Random(seed)
     texts = [play.reset(seed % 50).text]
     for _ in range(actions):
         if not play.last.done:
@@ -53,7 +53,8 @@ def soak(url: str, episodes: int, actions: int) -> int:
 
     seen = {seed: texts for part in asyncio.run(everyone()) for seed, texts in part.items()}
     assert sorted(seen) == list(range(episodes))
-    assert [seed for seed in range(episodes) if seen[seed] != native(seed, actions)] == []
+    play = Play(find_offer("SimpleSokoban"))
+    assert [seed for seed in range(episodes) if seen[seed] != native(play, seed, actions)] == []
     return sum(len(texts) - 1 for texts in seen.values())
 
 
