@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,11 +68,11 @@ def _chat(loaded: Any, system: str | None, settings: dict[str, Any], seed: int) 
 
 
 def _recorded(run: Path) -> str:
-    """A prompt that the run's model was given, from the newest rollouts that kept one."""
-    for path in sorted((run / "rollouts").glob("*.jsonl"), key=lambda p: p.stat().st_mtime, reverse=True):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            for turn in json.loads(line).get("turns", []):
-                if turn.get("context"):
-                    click.echo(f"no prompt given; this one is from {path}", err=True)
-                    return turn["context"]
-    raise ConfigError(f"{run}: give a prompt; this model has no chat template, and no prompt was recorded here")
+    """A prompt that the run's model was given."""
+    from .report.rollouts import recorded_prompt
+
+    prompt = recorded_prompt(run)
+    if prompt is None:
+        raise ConfigError(f"{run}: give a prompt; this model has no chat template, and no prompt was recorded here")
+    click.echo(f"no prompt given; this one is from {prompt[0]}", err=True)
+    return prompt[1]

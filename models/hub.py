@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigError
-from ..core.files import read_json, write_atomic
+from ..core.files import read_json, storage_errors, write_atomic
 from .config import ModelConfig
 from .families import read_config
 
+README = "README.md"
+_OURS, _PROOF = "Trained with Terrella.", "## Proof of export"  # what a card says of the run, and the user's notes, lie between these
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _ID = re.compile(rf"(?P<repo>{_NAME.pattern})@(?P<revision>[0-9a-f]{{40}})")
 ANSWER_S = 20.0  # for the hub to answer
@@ -81,18 +83,20 @@ def sizes_of(model: str) -> ModelConfig:
 
 
 def model_card(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:
-    """README.md of an exported folder: what it is, and what was proven of it."""
+    """README.md of an exported folder: what it is, and what was proven of it. `base` is a folder, or a hub id with or without a commit."""
     from .folder import PROOF
 
     config, proof = read_json(folder / "config.json"), read_json(folder / PROOF)
-    head = ["---", "library_name: transformers", "pipeline_tag: text-generation", *([f"base_model: {base}"] if base else []), "---"]
+    hub = (base or "").partition("@")[0]  # the hub links to the model of this name; of a local folder it knows nothing
+    linked = [f"base_model: {hub}"] if base and _NAME.fullmatch(hub) and not Path(base).exists() else []
+    head = ["---", "library_name: transformers", "pipeline_tag: text-generation", *linked, "---"]
     body = [
         f"# {repo.split('/')[-1]}",
         "",
-        "Trained with Terrella.",
+        _OURS,
         *(["", notes] if notes else []),
         "",
-        "## Proof of export",
+        _PROOF,
         "",
         f"- {len(proof['tensors'])} tensors; the xxh3-128 of each is in `export_proof.json`.",
         f"- On fixed prompts the largest difference between the trainer's logits and transformers' is {proof['max_logit_difference']:.2e}"
@@ -101,6 +105,23 @@ def model_card(folder: Path, repo: str, base: str | None = None, notes: str = ""
         f" vocabulary {config['vocab_size']}.",
     ]
     return "\n".join([*head, "", *body]) + "\n"
+
+
+def card_to_push(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:
+    """The card of a folder that goes to the hub: what its own card says of the run stays. A README.md of another shape is the user's,
+    and goes up as it is."""
+    if not (folder / README).exists():
+        return model_card(folder, repo, base, notes)
+    with storage_errors(folder / README):
+        text = (folder / README).read_text(encoding="utf-8")
+    ours = re.search(rf"^{re.escape(_OURS)}\n(.*)^{re.escape(_PROOF)}\n", text, re.M | re.S)
+    if ours is None:
+        if base or notes:
+            raise ConfigError(f"{folder / README}: is not a card that terrella wrote; write base and notes into it, or remove it")
+        return text
+    linked = re.search(r"^base_model: (\S+)$", text, re.M)
+    about = ours[1].strip("\n")
+    return model_card(folder, repo, base or (linked and linked[1]), about if notes in about else f"{notes}\n\n{about}".strip())
 
 
 def push(folder: str | Path, repo: str, *, base: str | None = None, notes: str = "", private: bool = True) -> str:
@@ -113,7 +134,7 @@ def push(folder: str | Path, repo: str, *, base: str | None = None, notes: str =
     verify_export(folder)
     if not (folder / "config.json").exists():
         raise ConfigError(f"{folder}: holds adapters only; upload the merged model (terrella convert to-hf --adapters merge)")
-    write_atomic(folder / "README.md", model_card(folder, repo, base, notes))
+    write_atomic(folder / README, card_to_push(folder, repo, base, notes))
     api = HfApi()
     api.create_repo(repo, private=private, exist_ok=True)
     return str(api.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Upload with proof of export").commit_url)

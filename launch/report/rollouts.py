@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
+from ...core.files import json_lines
 from .load import RolloutFile, RunData, read_rollouts
 
 STEPS_A_STAGE = 10
@@ -14,6 +17,20 @@ INVALID_A_STEP = 4
 TEXT_LIMIT = 6_000
 BYTES_IN_ALL = 2_500_000
 TURN_TEXTS = ("context", "prompt", "action", "answer", "prediction", "truth", "after")
+
+
+def recorded_prompt(run: Path, stages: Collection[str] = ()) -> tuple[Path, str] | None:
+    """A prompt as a model of the run read it, and its file: from the newest rollouts, those of `stages` before all others."""
+
+    def place(path: Path) -> tuple[bool, float]:
+        return path.stem.rpartition("-")[0] in stages, path.stat().st_mtime
+
+    for path in sorted((run / "rollouts").glob("*.jsonl"), key=place, reverse=True):
+        for _, line in json_lines(path.read_text(encoding="utf-8")):
+            for turn in json.loads(line).get("turns", []):
+                if turn.get("context"):
+                    return path, turn["context"]
+    return None
 
 
 def spread(items: list[Any], count: int) -> list[Any]:

@@ -1,16 +1,18 @@
-"""The trained model as a Hugging Face folder, proven equal to the engine's on fixed prompts."""
+"""The trained model as a Hugging Face folder with its model card, proven equal to the engine's on fixed prompts."""
 
 from __future__ import annotations
 
 import shutil
 from typing import Any
 
-from ...core.files import make_folder, read_json, settle, sync_folder, write_json
+from ...core.files import make_folder, read_json, settle, sync_folder, write_atomic, write_json
 from ...core.run import set_aside
 from ...models.hf import export_hf
+from ...models.hub import README, model_card
 from ..job import Job
 from ..settings.base import Export
 from ..settings.web import WebStart
+from .card import about_run, base_of
 from .common import build_engine
 from .language import tokenizer_of
 from .web import prompter_of
@@ -25,6 +27,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     if job.mesh.is_main:
         job.run.guard()
         shutil.rmtree(partial, ignore_errors=True)
+        chats = False
         make_folder(tokenizer)
         if (layout := getattr(job.recipe.env, "layout", None)) is not None:  # codes have no text
             specials = {"bos_token_id": layout.bos, "eos_token_id": layout.eos, "pad_token_id": layout.eos}
@@ -32,6 +35,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
             web = any(isinstance(other, WebStart) for other in job.recipe.stages)
             words = prompter_of(job).tokenizer if web else tokenizer_of(job)
             words.save(tokenizer)
+            chats = bool(getattr(getattr(words, "hf", None), "chat_template", None))
             stop = words.eos_id if len(words.stop_ids) == 1 else list(words.stop_ids)
             specials = {"bos_token_id": words.bos_id, "eos_token_id": stop, "pad_token_id": words.pad_id}
         kept = read_json(tokenizer / "generation_config.json") or {}
@@ -40,6 +44,8 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     proof = export_hf(engine, partial, carry_from=tokenizer)
     if job.mesh.is_main:
         shutil.rmtree(tokenizer)
+        card = model_card(partial, job.recipe.name, base_of(job.recipe, stage.model), about_run(job, stage.model, chats))
+        write_atomic(partial / README, card)
         settle(partial)
         aside = set_aside(job.run.path, [final])
         partial.rename(final)

@@ -113,8 +113,24 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "export"), AutoTokenizer.from_pretrained(run / "export")
-    assert model.config.hidden_size == 32 and tokenizer.decode(tokenizer.encode("1+1=")) == "1+1="
+    assert model.config.hidden_size == 32 and tokenizer.decode(tokenizer.encode("1+1=\n\n2")) == "1+1=\n\n2"
     assert model.generation_config.eos_token_id == [2, 13]
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in (run / "export").iterdir()} == {0o666 & ~umask}
+    card = (run / "export" / "README.md").read_text()
+    for piece in ("seed 0", f"Base model: {place / 'tiny'}", "`rl`: rl, grpo, 2 steps", "rows.jsonl`: xxh3-128"):
+        assert piece in card, card
+    for piece in (
+        "| most common answer | baseline |",
+        "| rl | model |",
+        "0.0 % (n = 1)",
+        "| demonstrations | ceiling |",
+        "exactly as the model read it",
+        "\n    5+5=\n",
+    ):
+        assert piece in card, card
+    assert "samples_per_prompt: " in card and "largest difference between the trainer's logits" in card
 
     again = grpo(place, "--steps", "2")
     assert again.returncode == 0 and "nothing to do" in again.stdout

@@ -9,7 +9,7 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.core.files import write_json
 from terrella.models.folder import write_proof
-from terrella.models.hub import model_card, push, resolve
+from terrella.models.hub import card_to_push, model_card, push, resolve
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +37,21 @@ def test_only_proven_folders_are_uploaded(tmp_path: Path) -> None:
     card = model_card(tmp_path, "owner/name", base="owner/base", notes="A world model.")
     for piece in ("base_model: owner/base", "# name", "A world model.", "2 tensors", "2.00e-07 (allowed 1.00e-05)", "LlamaForCausalLM"):
         assert piece in card
+    assert "base_model: owner/base\n" in model_card(tmp_path, "owner/name", base=f"owner/base@{'0' * 40}")
+    assert "base_model" not in model_card(tmp_path, "owner/name", base=str(tmp_path))
+
+
+def test_what_a_card_says_of_the_run_is_not_lost_on_the_way_to_the_hub(tmp_path: Path) -> None:
+    write_json(
+        tmp_path / "config.json", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 61}
+    )
+    write_proof(tmp_path, {"max_logit_difference": 2e-7, "tolerance": 1e-5}, {"a": {}})
+    card = tmp_path / "README.md"
+    card.write_text(model_card(tmp_path, "grpo", "owner/base", "## Scores\n\nrl 0.9"))
+    for _ in range(2):  # a second push changes nothing
+        card.write_text(card_to_push(tmp_path, "owner/name", notes="A note."))
+        assert card.read_text() == model_card(tmp_path, "owner/name", "owner/base", "A note.\n\n## Scores\n\nrl 0.9")
+    card.write_text("My own page.\n")
+    assert card_to_push(tmp_path, "owner/name") == "My own page.\n"
+    with pytest.raises(ConfigError, match="is not a card that terrella wrote"):
+        card_to_push(tmp_path, "owner/name", notes="A note.")
