@@ -65,9 +65,9 @@ def _packages(recipe: Recipe) -> Iterator[Check]:
     except TerrellaError as error:
         yield Check("fail", "packages", str(error))
         return
-    for stage, package in wanted:
+    for where, package in wanted:
         if importlib.util.find_spec(package) is None:
-            yield Check("fail", f"stages.{stage}", str(missing_extra(ImportError(name=package))))
+            yield Check("fail", where, str(missing_extra(ImportError(name=package))))
     have = sorted({package for _, package in wanted if importlib.util.find_spec(package) is not None})
     if have:
         yield Check("ok", "packages", f"{', '.join(have)} installed")

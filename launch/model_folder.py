@@ -8,8 +8,6 @@ from ..core import schema
 from ..core.errors import ConfigError
 from ..core.schema import Located
 
-STARTS = ("start", "web-start")  # kinds of stages that weights and tokenizer come from
-
 
 def fill_in(tree: Located) -> None:
     """Fill in what `model.folder` says: the commit of a hub id, the sizes that the recipe leaves out, and the folder of its start."""
@@ -40,7 +38,7 @@ def _place(folder: Located) -> str:
 
 def _start_from(stage: Located, folder: Located) -> None:
     """A stage that begins from a folder begins from this one; another is refused: sizes of one model, weights of another."""
-    if not isinstance(stage.value, dict) or "kind" not in stage.value or stage.value["kind"].value not in STARTS:
+    if not isinstance(stage.value, dict) or "kind" not in stage.value or stage.value["kind"].value != "start":
         return
     own = stage.value.setdefault("folder", Located(folder.value, folder.where))
     if isinstance(own.value, str) and _place(own) == folder.value:

@@ -37,6 +37,12 @@ RENAMED = {
     "video-pretrain": "sft",
     "video-rlvr": "rl",
     "video-eval": "eval",
+    "web-start": "start",
+    "web-demos": "collect",
+    "web-rollout": "collect",
+    "web-sft": "sft",
+    "web-eval": "eval",
+    "web-rl": "rl",
 }  # kinds of stages that earlier releases had, and what they are now
 Stage = VerbStage | LanguageStage | WebStage | VideoStage | Export
 
@@ -59,7 +65,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         positive(self, "ranks")
-        object.__setattr__(self, "stages", expand(self.stages))  # a block of phases becomes its stages, once
+        object.__setattr__(self, "stages", expand(self.stages, self.env))  # a block of phases becomes its stages, once
         layout = getattr(self.env, "layout", None)
         if layout is not None and layout.total > self.model.max_positions:
             raise ValueError(f"env: a clip has {layout.total} tokens, model.max_positions is {self.model.max_positions}")
@@ -73,7 +79,7 @@ class Recipe:
                 if used not in names:
                     raise ValueError(f"stages: '{stage.name}' refers to '{used}', which is no earlier stage ({', '.join(names) or 'none'})")
             names.append(stage.name)
-            if isinstance(stage, Tune) and stage.init is None and any(isinstance(other, Start) for other in self.stages):
+            if isinstance(stage, Tune) and stage.init is None and _has_start(self, stage):
                 raise ValueError(f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's start")
             if isinstance(stage, VideoStage) and layout is None:
                 raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} needs an env of kind video")
@@ -82,6 +88,13 @@ class Recipe:
                     raise ValueError(f"stages: '{stage.name}' needs max_new_tokens, the most tokens of one answer")
         if not names:
             raise ValueError("stages: a recipe needs at least one stage")
+
+
+def _has_start(recipe: Recipe, stage: Tune) -> bool:
+    """Whether the recipe has a start that the stage's model can begin from: one with the tokenizer of its lessons."""
+    made = getattr(stage.env or recipe.env, "data", None)
+    own = any(getattr(other, "own_tokenizer", False) for other in recipe.stages if other.name == made)
+    return not own and any(isinstance(other, Start) for other in recipe.stages)
 
 
 def _require_file_name(key: str, name: str) -> None:

@@ -68,7 +68,7 @@ MOST = {
 }
 EVENLY = ("prompts_per_step", "sequences_per_step", "prompts", "episodes")  # multiples of the data ranks
 ALL_IF_ZERO = ("n", "evaluate")  # in these 0 means all
-PHASE = re.compile(r"(.+)-(\d+)-(tasks|rollout|replay|critic|actor)")  # stages of WebRL's phases
+PHASE = re.compile(r"(.+)-(\d+)-(tasks|played|rollout|replay|critic|actor)")  # stages of WebRL's phases
 SITES = {
     "tag": "WebSites",
     "test_tag": "WebSitesTest",
@@ -146,6 +146,14 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         if env and env.get("only_tagged"):
             env["only_tagged"] = False
             notes.append(f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other")
+        if env and env["kind"] == "web-site":
+            _lower(env, copies)
+            if any(not Path(p).exists() for p in env["tag_files"]):
+                notes.append(f"{place}: {env['tag_files'][0]} is not there; the sites that ship take the place of '{env['tag']}'")
+                env |= SITES
+            if env["demonstrations"] and not Path(env["demonstrations"]).exists():
+                notes.append(f"{place}: {env['demonstrations']} is not there; oracles demonstrate on the sites that ship")
+                env["demonstrations"] = None
     _lower(plain["env"] or {}, copies)
     for stage in stages:
         _lower(stage, copies)
@@ -217,12 +225,6 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
         stage.clear()
         stage.update(kept if pages else {**kept, "seeds": 2, "heldout_per_verb": 2})
         yield f"{gone[0]} is not there; rows of the {'pages' if pages else 'games'} that ship take its place"
-    if stage["kind"] == "web-start" and any(not Path(p).exists() for p in stage["tag_files"]):
-        yield f"{stage['tag_files'][0]} is not there; the sites that ship take the place of '{stage['tag']}'"
-        stage |= SITES
-    if stage["kind"] == "web-demos" and stage["shards"] and not Path(stage["shards"]).exists():
-        yield f"{stage['shards']} is not there; oracles demonstrate on the sites that ship"
-        stage["shards"] = None
     if stage.get("url"):
         yield f"instances of failed tasks in place of what {stage['url']} would write"
         stage |= {"url": "", "model": ""}

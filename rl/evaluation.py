@@ -11,13 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from ..data.trajectory import Invalid
+from ..data.trajectory import Invalid, Trajectory
 from .statistics import Estimate, mean
 
 Rewards = list[float | None]  # of each task, the mean over its samples; None where all of them were Invalid
 ByModel = dict[tuple[str, float], Rewards]  # and temperature
 TEST = "test"  # the part of held-out tasks that every environment has
 TRUTH = "demonstrations"
+SHOWN = 12  # episodes kept for the report
+PARTS = {
+    "right_answer": "right answer",
+    "success": "solved",
+    "penalty": "format penalty",
+    "bonus": "bonus for states",
+}  # shown beside the reward
 Judged = dict[tuple[str, float, str], list[list[Any]]]  # by model, temperature and part: of each task, each sample's
 
 
@@ -62,6 +69,24 @@ class Results:
     outcome: dict[str, Any]
     summary: dict[str, Any] | None = None
     pages: dict[str, Any] = field(default_factory=dict)  # by folder of the run: what the report shows beside the tables
+
+
+def picture(
+    step: int, episodes: Sequence[Any], trajectories: Sequence[Trajectory], turns: Callable[[Any], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """A few trajectories as the report shows them."""
+    return [
+        {
+            "step": step,
+            "prompt_id": t.prompt_id,
+            "sample": t.sample_index,
+            "reward": None if isinstance(t.reward, Invalid) else t.reward,
+            "invalid": t.reward.reason if isinstance(t.reward, Invalid) else None,
+            **{label: t.info[key] for key, label in PARTS.items() if key in t.info},
+            "turns": turns(e),
+        }
+        for e, t in list(zip(episodes, trajectories, strict=True))[:SHOWN]
+    ]
 
 
 def spread(items: Sequence[Any], n: int) -> list[Any]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.batch import PackedBatch
@@ -20,7 +21,7 @@ from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from .conversation import Conversation, Scripted, Table, Talk, shown, text_of
 from .environment import Prompt, Split
-from .evaluation import TEST, TRUTH, Evaluation, Results, reward_results, spread
+from .evaluation import TEST, TRUTH, Evaluation, Results, picture, reward_results, spread
 from .rollout.sampler import Sampler, SamplingParams
 
 Scorer = Callable[[list[PackedBatch]], list[Any]]  # log-probs of packed rows
@@ -36,6 +37,7 @@ class Lesson:
     sequence: TokenSequence
     fields: dict[str, Any]  # of its sample of the kind TEXT, beside ids and roles
     held_out: bool
+    learn: bool = True  # false: kept for stages that learn from failures too, and not to be imitated
 
 
 def held_out(name: str, share: float) -> bool:
@@ -50,7 +52,11 @@ class Tasks(ABC):
     shows_turns: ClassVar[bool] = True  # the report shows episodes of RL turn by turn
     evaluation_key: ClassVar[int] = 3  # of the random numbers that an evaluation draws
     lesson_tokens: int | None = None  # that each demonstration teaches, where it is the same number for all
-    counts_actions: ClassVar[bool] = False  # RL records its actions without a budget of them, for comparisons of what models cost
+    collection_key: ClassVar[int] = 4  # and a stage that collects
+    counted: ClassVar[tuple[str, ...]] = ()  # what RL records of its tally in every step, for comparisons of what models cost
+    stage: str = ""  # the name of the stage it was opened for
+    seed: int = 0  # of the recipe
+    ranks: int = 1  # that play at once, each its share of the episodes
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None, max_turns: int = 100) -> None:
         self.tokenizer, self.max_length, self.max_turns = tokenizer, max_length, max_turns
@@ -68,6 +74,27 @@ class Tasks(ABC):
     @abstractmethod
     def of(self, split: Split) -> Sequence[Any]:
         """The tasks of a split."""
+
+    def chosen(self, n: int) -> list[Any]:
+        """The training tasks of a stage that collects n of them: from the first on."""
+        train = self.of("train")
+        return [train[place % len(train)] for place in range(n)]
+
+    def keep(self, folder: Path, chosen: Sequence[Any]) -> None:
+        """Write down what the stages after a collection of these tasks need to know of them; one rank does it."""
+        return
+
+    def recorded(self) -> tuple[list[Any], list[Trajectory]] | None:
+        """Episodes and trajectories that lie somewhere already and take the place of demonstrations; None where tasks are played."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """What the outcome of an RL stage says of its tasks."""
+        return {}
+
+    def reset(self, split: Split) -> None:
+        """Bring what the tasks act on back to where it begins, before a stage plays; one rank does it."""
+        return
 
     def judged(self) -> bool:
         """Whether something judges the episodes; environments judge their own."""
@@ -96,6 +123,10 @@ class Tasks(ABC):
             raise ConfigError("max_new_tokens: answers of this environment may have any length; give the stage this limit")
         return SamplingParams(max_new_tokens, temperature, stop_ids=self.tokenizer.stop_ids)
 
+    def require_room(self, max_new_tokens: int | None) -> None:
+        """Refuse answers so long that the model has no room for them; where nobody knows how long prompts are nothing is refused."""
+        return
+
     def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
         """One sample of a task, ready to be played."""
         return Conversation(task, prompt_id, sample_index)
@@ -120,6 +151,10 @@ class Tasks(ABC):
         """Actions taken in valid episodes; an answer is one."""
         return sum(len(t.turn_rewards) for t in trajectories if not isinstance(t.reward, Invalid))
 
+    def tally(self, trajectories: Sequence[Trajectory]) -> dict[str, int]:
+        """What an RL stage counts of a step's episodes."""
+        return {"actions": self.actions(trajectories)}
+
     def progress(self, values: dict[str, Any]) -> str:
         """A step's record in a few words."""
         return f"reward {values['reward/mean']:.3f}"
@@ -131,6 +166,10 @@ class Tasks(ABC):
     def step_tables(self, name: str, rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Tables, by name, of the record that the steps of the RL stage `name` left."""
         return {}
+
+    def pictures(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[dict[str, Any]]:
+        """A few played episodes as the report shows them."""
+        return picture(0, episodes, played, self.shown)
 
     def player(self, episodes: Sequence[Any]) -> Sampler:
         """Who plays where no model does: the demonstrations."""

@@ -21,6 +21,7 @@ class TextGameData:
     prompt: Literal["bare", "full"] = "bare"  # full adds rules and two worked examples, for models that read
     pad_prompts_to: int = 32  # prompts are padded in front to a multiple of this, so that many are decoded together
     samples_per_shard: int = 4096
+    own_tokenizer: bool = False  # learn one even where the recipe has a start: its model of games then begins from fresh weights
 
     def __post_init__(self) -> None:
         positive(self, "seeds", "heldout_per_verb", "pad_prompts_to", "samples_per_shard")
@@ -41,6 +42,7 @@ class WebPageData:
     heldout_every: int = 5  # every so many-th episode is held out
     prompt: Literal["bare", "full"] = "bare"  # full adds the instructions
     pad_prompts_to: int = 32
+    own_tokenizer: bool = False  # learn one even where the recipe has a start: its model of pages then begins from fresh weights
 
     def __post_init__(self) -> None:
         positive(self, "pad_prompts_to")

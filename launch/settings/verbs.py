@@ -71,6 +71,7 @@ class Tune:
     env: EnvironmentSettings | None = None  # default: the recipe's
     lora: Lora | None = None
     prompt_weight: float = 0.0  # of the prompts' own tokens, beside 1 of the answers': models from scratch learn to copy from them
+    prompt_loss: float = 0.0  # weight of the mean loss over the prompts' tokens, beside 1 of that over the answers', however long they are
     microbatch_tokens: int = 8192
     checkpoint_every: int = 100
     log_every: int = 10
@@ -78,8 +79,10 @@ class Tune:
 
     def __post_init__(self) -> None:
         positive(self, "sequences_per_step", "microbatch_tokens", "checkpoint_every", "log_every")
-        if self.prompt_weight < 0:
-            raise ValueError(f"prompt_weight: {self.prompt_weight} must not be negative")
+        if min(self.prompt_weight, self.prompt_loss) < 0 or (self.prompt_weight and self.prompt_loss):
+            raise ValueError(
+                f"prompt_weight: {self.prompt_weight} and prompt_loss: {self.prompt_loss} must not be negative; give one of them at most"
+            )
         lengths = {"steps": self.steps, "epochs": self.epochs, "match_tokens_of": self.match_tokens_of}
         if self.data is not None and self.env is not None:
             raise ValueError("env: the lessons are those of the stage `data`; leave env out")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from ...core.config import OptimizerConfig
 from ...rl.algorithms.config import GRPO
+from ...rl.own.config import EnvironmentSettings
 from ...rl.rollout.config import Rollouts
+from ...rl.webrl.config import WebSiteEnvironment
 from .base import positive
-from .web_live import WebPlan, WebReinforce, WebSitePages
+from .verbs import Collect, Reinforce, Score
+from .web_live import WebPlan, WebSitePages
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
 PhaseMethod = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce", "grpo"]
@@ -32,68 +35,12 @@ class Training:
 
 
 @dataclass(frozen=True)
-class WebStart:
-    """Where web agents begin: tasks, the shape of prompts, and a Hugging Face folder or a model from scratch with a small tokenizer."""
-
-    kind: Literal["web-start"]
-    name: str
-    max_prompt_tokens: int  # of actor and critic; pages are cut to fit
-    max_new_tokens: int  # of one action
-    tag: str = "WebSites"  # of the tasks that are trained on
-    test_tag: str = "WebSitesTest"  # of the tasks that are evaluated on
-    tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
-    templates: list[int] = field(default_factory=list)  # of the local sites; empty for all
-    max_verdict_tokens: int = 16384  # of the outcome reward model
-    pad_prompts_to: int = 1  # in front, to a multiple of this: the CPU sampler decodes prompts of one length together
-    folder: str | None = None  # a Hugging Face folder; its sizes must be those of `model`
-
-    def __post_init__(self) -> None:
-        positive(self, "max_prompt_tokens", "max_new_tokens", "max_verdict_tokens", "pad_prompts_to")
-
-
-@dataclass(frozen=True)
-class WebDemos:
-    """Demonstrations by the scripted oracles, with rounds of actions without effect between; or shards of converted ones. With `astray`
-    some hold one mistake, so that an outcome reward model sees near misses: other items, wrong answers, steps left out."""
-
-    kind: Literal["web-demos"]
-    name: str
-    count: int  # tasks of the training split; of shards, tasks of the first rollout
-    shards: str | None = None  # a folder that `terrella shards make webrl` or `terrella shards make sharegpt` wrote; then nothing is played
-    noise: float = 0.0  # chance of such a round
-    astray: float = 0.0  # chance that a demonstration holds a mistake; it is judged by the world and never imitated
-    samples: int = 1  # demonstrations of each task
-
-    def __post_init__(self) -> None:
-        positive(self, "count", "samples")
-        if not 0 <= self.noise < 1 or not 0 <= self.astray <= 1:
-            raise ValueError(f"noise: {self.noise} must be in [0, 1), astray: {self.astray} in [0, 1]")
-
-
-@dataclass(frozen=True)
-class WebSupervised:
-    """Imitation of demonstrations: cross-entropy over the actions."""
-
-    kind: Literal["web-sft"]
-    name: str
-    data: str  # the web-demos stage
-    init: str
-    training: Training
-    prompts: float = 0.0  # weight of the tokens that were read: a model from scratch learns to copy words from them
-    uses: ClassVar[tuple[str, ...]] = ("data", "init")
-
-    def __post_init__(self) -> None:
-        if self.prompts < 0:
-            raise ValueError(f"prompts: {self.prompts} must be 0 (actions only) or above")
-
-
-@dataclass(frozen=True)
 class WebTasks:
     """New instructions from failures: instances of failed templates, or written by a language model where `url` is set; then filters."""
 
     kind: Literal["web-tasks"]
     name: str
-    failures: list[str]  # rollout stages
+    failures: list[str]  # collect or web-judge stages
     count: int  # instructions to write
     critic: str | None = None  # keeps tasks whose first state it values in [low, high]; without one nothing is filtered by value
     low: float = 0.05  # the least value
@@ -109,22 +56,14 @@ class WebTasks:
 
 
 @dataclass(frozen=True)
-class WebRollout:
-    """A model plays tasks; the world or the outcome reward model says what succeeded."""
+class WebJudge:
+    """The outcome reward model says what succeeded, in place of the world: verdicts on the episodes of a collect stage."""
 
-    kind: Literal["web-rollout"]
+    kind: Literal["web-judge"]
     name: str
-    model: str  # the stage whose model plays
-    tasks: str  # a web-demos or web-tasks stage
-    samples: int = 1  # of each task
-    temperature: float = 1.0
-    orm: str | None = None  # judges in place of the world
-    at_once: int = 64
-    rollouts: Rollouts = field(default_factory=Rollouts)
-    uses: ClassVar[tuple[str, ...]] = ("model", "tasks", "orm")
-
-    def __post_init__(self) -> None:
-        positive(self, "samples", "temperature", "at_once")
+    data: str  # the collect stage
+    orm: str  # the web-orm stage
+    uses: ClassVar[tuple[str, ...]] = ("data", "orm")
 
 
 @dataclass(frozen=True)
@@ -134,7 +73,7 @@ class WebOrm:
     kind: Literal["web-orm"]
     name: str
     init: str
-    data: list[str]  # demonstrations and rollouts
+    data: list[str]  # collect stages: demonstrations and a model's episodes
     training: Training
     prompts: float = 0.0  # weight of the tokens that are read
     heldout_every: int = 5  # every so many-th task is held out
@@ -154,7 +93,7 @@ class WebReplay:
     kind: Literal["web-replay"]
     name: str
     actor: str  # the stage whose probabilities filter
-    new: str  # a rollout stage
+    new: str  # the phase's episodes: a collect or web-judge stage
     earlier: list[str]  # demonstrations and rollouts of earlier phases
     low: float = 0.5  # of the geometric mean probability of an action's tokens
     high: float = 0.95  # likewise, the upper bound
@@ -199,30 +138,6 @@ class WebActor:
 
 
 @dataclass(frozen=True)
-class WebEvaluate:
-    """Agents on held-out tasks, by site, beside the random policy and the oracle."""
-
-    kind: Literal["web-eval"]
-    name: str
-    models: list[str]  # the stages whose models are evaluated
-    n: int = 0  # tasks of the test split, 0 for all
-    samples: int = 1  # episodes of each task
-    temperature: float = 1.0
-    at_once: int = 64
-    headline: str | None = None  # the model whose rates the summary tells
-    rollouts: Rollouts = field(default_factory=Rollouts)
-    random_elsewhere: bool = False  # play the random policy on the sites of a task file too: it clicks anywhere, and they keep it
-    uses: ClassVar[tuple[str, ...]] = ("models",)
-
-    def __post_init__(self) -> None:
-        positive(self, "samples", "at_once")
-        if self.temperature < 0 or self.n < 0:
-            raise ValueError("temperature: must be 0 (greedy) or above, n 0 (all) or above")
-        if self.headline is not None and self.headline not in self.models:
-            raise ValueError(f"headline: '{self.headline}' is not in models")
-
-
-@dataclass(frozen=True)
 class WebPhases:
     """WebRL's phases. The block is replaced by the stages NAME-1-tasks, -rollout, -replay, -critic, -actor, NAME-2-tasks and so on, and at
     the end NAME-eval with a row for every phase; each is resumed like any other stage."""
@@ -232,8 +147,9 @@ class WebPhases:
     phases: int  # how many
     init: str  # the imitation stage
     demos: str  # the replay store begins with these
-    first: str  # the rollout of `init` on the demonstrations' tasks: its failures are the first seeds
+    first: str  # a collect stage, `init` on the demonstrations' tasks: its failures are the first seeds
     tasks: int  # instructions of a phase
+    max_new_tokens: int  # of one action
     actor: Training  # how the actor is trained in a phase
     critic: Training  # how the critic is trained in a phase
     orm: str | None = None  # the web-orm stage that judges in place of the world
@@ -243,7 +159,6 @@ class WebPhases:
     lam: float = 0.5  # as in web-actor
     samples: int = 1  # episodes of each instruction
     temperature: float = 1.0
-    at_once: int = 64
     low: float = 0.05  # the critic's filter of instructions
     high: float = 0.75  # its upper bound
     url: str = ""  # of the API that writes instructions, as in web-tasks
@@ -251,27 +166,46 @@ class WebPhases:
     replay_ratio: float = 2.0  # as `ratio` of web-replay
     replay_low: float = 0.5  # as `low` of web-replay
     replay_high: float = 0.95  # as `high` of web-replay
-    evaluated: bool = True  # false where a web-eval stage of the recipe compares several such blocks
-    evaluate: int = 0  # test tasks, 0 for all
+    evaluated: bool = True  # false where an eval stage of the recipe compares several such blocks
+    evaluate: int = 100_000  # test tasks at most
     evaluate_samples: int = 1  # episodes of each test task
     evaluate_temperature: float = 1.0  # sampling temperature of the evaluation
     rollouts: Rollouts = field(default_factory=Rollouts)
 
     def __post_init__(self) -> None:
-        positive(self, "phases", "tasks")
+        positive(self, "phases", "tasks", "max_new_tokens", "evaluate")
         if self.url and self.orm is None:
             raise ValueError("orm: written instructions have no ground truth; name the stage of an outcome reward model")
         if self.method == "grpo" and (self.samples < 2 or self.url):
             raise ValueError("samples: method grpo compares samples of one task, at least 2, by the world's score; it takes no url")
 
-    def _on_policy(self, actor: str, played: list[str], tasks: str, policy: str, rollout: str) -> list[WebStage]:
-        """A phase of GRPO: its tasks, the actor on them, and a rollout of the new actor whose failures are the next seeds."""
+    def _rollout(self, env: WebSiteEnvironment, name: str, actor: str, tasks: str, samples: int) -> list[Collect | WebJudge]:
+        """The actor on a phase's tasks, judged by the world; or by the reward model, then what was played is a stage of its own."""
+        played = name if self.orm is None else f"{name.removesuffix('rollout')}played"
+        playing = Collect(
+            kind="collect",
+            name=played,
+            env=replace(env, data=tasks),
+            model=actor,
+            prompts=self.tasks,
+            prompts_at_once=self.tasks,
+            samples_per_prompt=samples,
+            validation_share=0.0,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            rollouts=self.rollouts,
+        )
+        return [playing] if self.orm is None else [playing, WebJudge("web-judge", name, played, self.orm)]
+
+    def _on_policy(self, env: WebSiteEnvironment, actor: str, tasks: str, policy: str) -> Reinforce:
+        """The actor of a phase of GRPO, on the phase's tasks."""
         groups = max(1, self.actor.sequences_per_step // self.samples)
-        training = WebReinforce(
-            kind="web-rl",
+        return Reinforce(
+            kind="rl",
             name=policy,
             init=actor,
-            tasks=tasks,
+            env=replace(env, data=tasks),
+            max_new_tokens=self.max_new_tokens,
             algorithm=GRPO(),
             prompts_per_step=groups,
             samples_per_prompt=self.samples,
@@ -282,28 +216,25 @@ class WebPhases:
             rollouts_every=self.actor.log_every,
             rollouts=self.rollouts,
             microbatch_tokens=self.actor.microbatch_tokens,
-            at_once=self.at_once,
         )
-        return [
-            WebTasks("web-tasks", tasks, played, self.tasks),
-            training,
-            WebRollout("web-rollout", rollout, policy, tasks, 1, self.temperature, self.orm, self.at_once, self.rollouts),
-        ]
 
-    def stages(self) -> list[WebStage]:
-        """The stages of all phases in order."""
-        found: list[WebStage] = []
+    def stages(self, env: EnvironmentSettings | None) -> list[WebStage | Collect | Reinforce | Score]:
+        """The stages of all phases in order, on the sites of the recipe's `env`."""
+        if not isinstance(env, WebSiteEnvironment):
+            raise ValueError(f"env: the stage '{self.name}' of kind webrl needs web sites; give the recipe env: {{kind: web-site, ...}}")
+        found: list[WebStage | Collect | Reinforce | Score] = []
         actor, critic, played = self.init, None, [self.first]
         for number in range(1, self.phases + 1):
             prefix = f"{self.name}-{number}"
             tasks, rollout, replay, judge, policy = (f"{prefix}-{part}" for part in ("tasks", "rollout", "replay", "critic", "actor"))
             if self.method == "grpo":
-                found += self._on_policy(actor, list(played), tasks, policy, rollout)
+                found += [WebTasks("web-tasks", tasks, list(played), self.tasks), self._on_policy(env, actor, tasks, policy)]
+                found += self._rollout(env, rollout, policy, tasks, 1)  # its failures are the next seeds
                 actor, played = policy, [*played, rollout]
                 continue
             found += [
                 WebTasks("web-tasks", tasks, list(played), self.tasks, critic, self.low, self.high, self.url, self.model),
-                WebRollout("web-rollout", rollout, actor, tasks, self.samples, self.temperature, self.orm, self.at_once, self.rollouts),
+                *self._rollout(env, rollout, actor, tasks, self.samples),
                 WebReplay(
                     "web-replay",
                     replay,
@@ -327,39 +258,25 @@ class WebPhases:
             return found
         models = [self.init, *(f"{self.name}-{n}-actor" for n in range(1, self.phases + 1))]
         found.append(
-            WebEvaluate(
-                "web-eval",
-                f"{self.name}-eval",
-                models,
-                self.evaluate,
-                self.evaluate_samples,
-                self.evaluate_temperature,
-                self.at_once,
-                models[-1],
-                self.rollouts,
+            Score(
+                kind="eval",
+                name=f"{self.name}-eval",
+                models=models,
+                max_new_tokens=self.max_new_tokens,
+                n=self.evaluate,
+                samples=self.evaluate_samples,
+                temperatures=[self.evaluate_temperature],
+                before=models[0],
+                after=models[-1],
+                sampler=self.rollouts.sampler,
             )
         )
         return found
 
 
-WebStage = (
-    WebStart
-    | WebDemos
-    | WebSupervised
-    | WebTasks
-    | WebRollout
-    | WebOrm
-    | WebReplay
-    | WebCritic
-    | WebActor
-    | WebReinforce
-    | WebEvaluate
-    | WebPlan
-    | WebSitePages
-    | WebPhases
-)
+WebStage = WebTasks | WebJudge | WebOrm | WebReplay | WebCritic | WebActor | WebPlan | WebSitePages | WebPhases
 
 
-def expand(stages: Sequence[object]) -> list:
+def expand(stages: Sequence[object], env: EnvironmentSettings | None) -> list:
     """The stages with every block of phases replaced by its own."""
-    return [inner for stage in stages for inner in (stage.stages() if isinstance(stage, WebPhases) else [stage])]
+    return [inner for stage in stages for inner in (stage.stages(env) if isinstance(stage, WebPhases) else [stage])]

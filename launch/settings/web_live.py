@@ -1,4 +1,4 @@
-"""Settings of the web stages that act in the world: on-policy RL, and planning with a world model. Importable without torch."""
+"""Settings of the web stages of world models: pages to learn them from, and planning with them. Importable without torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 
 from ...rl.rollout.config import Rollouts
 from ...rl.webrl.plan_config import PlanArm
-from .base import OnPolicy, positive
+from .base import positive
 from .language import WebPageData
 
 
 @dataclass(frozen=True)
 class WebSitePages(WebPageData):
-    """Page transitions recorded on the start's training tasks, in the shape of web-page-data: the oracle's actions, and random ones."""
+    """Page transitions of training tasks on the recipe's sites, in the shape of web-page-data: the oracle's actions, and random ones."""
 
     kind: Literal["web-site-pages"]  # type: ignore[assignment]
     tasks: int = 400  # training tasks that are played
@@ -26,21 +26,6 @@ class WebSitePages(WebPageData):
             raise ValueError("transitions: they are recorded here; leave it out, and let others be 0 or above")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WebReinforce(OnPolicy):
-    """On-policy multi-turn RL of a web agent: a prompt is a task, its samples are episodes, the world's score is the reward."""
-
-    kind: Literal["web-rl"]
-    tasks: str | None = None  # a web-demos or web-tasks stage; without one all training tasks of the start
-    microbatch_tokens: int = 16384
-    at_once: int = 64  # worlds that are open together
-    uses: ClassVar[tuple[str, ...]] = ("init", "tasks")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "microbatch_tokens", "at_once")
-
-
 @dataclass(frozen=True)
 class WebPlan:
     """An actor on held-out tasks with and without a world model to plan with, by arms, beside the random policy and the oracle."""
@@ -49,16 +34,16 @@ class WebPlan:
     name: str
     actor: str  # the stage whose model acts
     arms: list[PlanArm]  # the ways to act that are compared
+    max_new_tokens: int  # of one action
     n: int = 0  # tasks of the test split, 0 for all
     temperature: float = 1.0
     top_p: float = 0.95  # share of probability to sample actions from
-    at_once: int = 32  # episodes planned together
     headline: str | None = None  # the arm that is compared with every other one, over the same tasks
     rollouts: Rollouts = field(default_factory=Rollouts)
     uses: ClassVar[tuple[str, ...]] = ("actor", "models")
 
     def __post_init__(self) -> None:
-        positive(self, "at_once", "temperature")
+        positive(self, "max_new_tokens", "temperature")
         names = [arm.name for arm in self.arms]
         if not names or len(set(names)) != len(names):
             raise ValueError("arms: at least one is needed, and every name only once")

@@ -22,11 +22,10 @@ from ...rl.tasks import Lesson, Tasks
 from ..job import Job
 from ..settings.verbs import Collect
 from .common import build_engine
-from .on_policy import picture
 from .session import open_session
 from .verbs import environment, require_judged, require_tasks
 
-TRAIN, HELD_OUT = "train", "held_out"  # folders of shards
+TRAIN, HELD_OUT, OTHERS = "train", "held_out", "others"  # folders of shards; others are not imitated
 
 
 def _makes_data(stage: Collect, job: Job) -> bool:
@@ -43,6 +42,8 @@ def check(stage: Collect, job: Job) -> None:
             require_tasks(tasks, "train", stage.name)
             if stage.least_reward is not None:
                 require_judged(tasks, "train")
+            if stage.model is not None:
+                tasks.require_room(stage.max_new_tokens)
 
 
 def run(stage: Collect, job: Job) -> dict[str, Any]:
@@ -50,10 +51,13 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
     with environment(stage, job) as tasks:
         if _makes_data(stage, job):
             return job.mesh.from_main(lambda: tasks.make(job.run.guard))
-        train = tasks.of("train")
-        asked = [(place, train[place % len(train)]) for place in job.mesh.share(range(stage.prompts))]
+        chosen = tasks.chosen(stage.prompts)
+        asked = job.mesh.share(list(enumerate(chosen)))
         episodes = [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]
         _empty(stage, job)
+        job.mesh.from_main(lambda: tasks.keep(job.stage_folder(stage.name), chosen))
+        if stage.model is not None:
+            job.mesh.from_main(lambda: tasks.reset("train"))
         with _sampler(stage, job, tasks, episodes) as sampler:
             counts = job.mesh.from_leader(lambda: _learn(stage, job, tasks, sampler, episodes))
         parts = job.mesh.gather(counts)
@@ -79,18 +83,27 @@ def _sampler(stage: Collect, job: Job, tasks: Tasks, episodes: list[Any]) -> Ite
 
 def _learn(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any]) -> dict[str, int]:
     """Play this data rank's episodes, write what they teach, and count."""
-    params = tasks.params(stage.max_new_tokens, stage.temperature)
-    each, played = stage.prompts_at_once * stage.samples_per_prompt, []
-    progress = Progress(stage.name, len(episodes), speak=job.mesh.is_main)
-    for at in range(0, len(episodes), each):
-        played += tasks.play(sampler, episodes[at : at + each], params, fold(job.recipe.seed, 4))
-        progress.update(len(played))
-    if job.mesh.is_main:
-        job.run.write_rollouts(stage.name, 0, picture(0, episodes, played, tasks.shown))
+    recorded = tasks.recorded() if stage.model is None and stage.again is None else None
+    if recorded is not None:
+        episodes, played = (list(job.mesh.share(part)) for part in recorded)
+    else:
+        played = _play(stage, job, tasks, sampler, episodes)
+    if job.mesh.is_main and (shown := tasks.pictures(episodes, played)):
+        job.run.write_rollouts(stage.name, 0, shown)
     valid = [(e, t) for e, t in zip(episodes, played, strict=True) if not isinstance(t.reward, Invalid)]
     lessons = [lesson for e, t in valid if _teaches(stage, t) for lesson in tasks.taught(e, t, stage.validation_share)]
     counts = {"trajectories": len(valid), "invalid": len(played) - len(valid), **tasks.counts(episodes, played)}
     return counts | _write(stage, job, lessons)
+
+
+def _play(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any]) -> list[Trajectory]:
+    params = tasks.params(stage.max_new_tokens, stage.temperature)
+    each, played = stage.prompts_at_once * stage.samples_per_prompt, list[Trajectory]()
+    progress = Progress(stage.name, len(episodes), speak=job.mesh.is_main)
+    for at in range(0, len(episodes), each):
+        played += tasks.play(sampler, episodes[at : at + each], params, fold(job.recipe.seed, tasks.collection_key))
+        progress.update(len(played))
+    return played
 
 
 def _teaches(stage: Collect, trajectory: Trajectory) -> bool:
@@ -101,7 +114,7 @@ def _empty(stage: Collect, job: Job) -> None:
     """Folders for the lessons; what a killed stage had begun to write goes."""
     if job.mesh.is_main:
         job.run.guard()
-        for part in (TRAIN, HELD_OUT):
+        for part in (TRAIN, HELD_OUT, OTHERS):
             shutil.rmtree(job.stage_folder(stage.name) / part, ignore_errors=True)
             make_folder(job.stage_folder(stage.name) / part)
     job.mesh.barrier()
@@ -109,13 +122,13 @@ def _empty(stage: Collect, job: Job) -> None:
 
 def _write(stage: Collect, job: Job, lessons: list[Lesson]) -> dict[str, int]:
     """One sample a lesson, with its very token ids and their roles. Every data rank has its own shards."""
-    counts = {}
-    for part in (TRAIN, HELD_OUT):
+    parts: dict[str, list[Lesson]] = {TRAIN: [], HELD_OUT: [], OTHERS: []}
+    for lesson in lessons:
+        parts[OTHERS if not lesson.learn else HELD_OUT if lesson.held_out else TRAIN].append(lesson)
+    for part, members in parts.items():
         folder, prefix = job.stage_folder(stage.name) / part, f"rank{job.mesh.data_rank:03d}"
         with ShardWriter(folder, kind=TEXT, prefix=prefix, max_samples=stage.samples_per_shard) as writer:
-            for lesson in lessons:
-                if lesson.held_out == (part == HELD_OUT):
-                    ids, roles = np.asarray(lesson.sequence.ids, np.int32), np.asarray(lesson.sequence.roles, np.int8)
-                    writer.write({**lesson.fields, "tokens.npy": ids, "roles.npy": roles})
-        counts[f"{part}_lessons"] = writer.samples
-    return counts
+            for lesson in members:
+                ids, roles = np.asarray(lesson.sequence.ids, np.int32), np.asarray(lesson.sequence.roles, np.int8)
+                writer.write({**lesson.fields, "tokens.npy": ids, "roles.npy": roles})
+    return {f"{part}_lessons": len(parts[part]) for part in (TRAIN, HELD_OUT)}

@@ -20,7 +20,6 @@ from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Arm, Score, Tune
 from .common import build_engine, sampler_of, sampling
-from .on_policy import picture
 from .verbs import environment, require_judged, require_tasks
 
 
@@ -30,6 +29,7 @@ def check(stage: Score, job: Job) -> None:
         with environment(stage, job) as tasks:
             require_judged(tasks, TEST, stage.samples if stage.temperatures[-1] else 1)
             require_tasks(tasks, TEST, stage.name)
+            tasks.require_room(stage.max_new_tokens)
 
 
 def run(stage: Score, job: Job) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
         for arm in stage.compared:
             engine = build_engine(job, None, arm.model)
             with _met_by(arm, stage, job, tasks) as met, sampling(job, stage.name, engine, sampler_of(stage, job)) as sampler:
+                job.mesh.from_main(lambda met=met: met.reset(TEST))
                 for temperature in stage.temperatures:
                     for part, asked in parts.items():
                         kept = met.shown_as(arm.model, temperature, part)
@@ -127,7 +128,7 @@ def _play(
         params = tasks.params(stage.max_new_tokens, temperature)
         played = tasks.play(sampler, episodes, params, fold(job.recipe.seed, tasks.evaluation_key))
         if job.mesh.is_main and name:
-            job.run.write_rollouts(f"{stage.name}-{name}", 0, picture(0, episodes, played, tasks.shown))
+            job.run.write_rollouts(f"{stage.name}-{name}", 0, tasks.pictures(episodes, played))
         judged = tasks.judgements(episodes, played)
         return [judged[i : i + samples] for i in range(0, len(judged), samples)]
 

@@ -11,11 +11,9 @@ from ...models.hf import export_hf
 from ...models.hub import README, model_card
 from ..job import Job
 from ..settings.base import Export
-from ..settings.web import WebStart
 from .card import about_run, base_of
 from .common import build_engine
 from .language import tokenizer_of
-from .web import prompter_of
 
 FOLDER = "export"
 
@@ -32,8 +30,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
         if (layout := getattr(job.recipe.env, "layout", None)) is not None:  # codes have no text
             specials = {"bos_token_id": layout.bos, "eos_token_id": layout.eos, "pad_token_id": layout.eos}
         else:
-            web = any(isinstance(other, WebStart) for other in job.recipe.stages)
-            words = prompter_of(job).tokenizer if web else tokenizer_of(job)
+            words = tokenizer_of(job)
             words.save(tokenizer)
             chats = bool(getattr(getattr(words, "hf", None), "chat_template", None))
             stop = words.eos_id if len(words.stop_ids) == 1 else list(words.stop_ids)

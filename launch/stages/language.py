@@ -17,7 +17,7 @@ from ...rl.language_tasks import UNSEEN
 from ..job import Job
 from ..settings.language import TextGameData, WebPageData
 from .common import TOKENIZER
-from .verbs import has_start, learnt_tokenizer
+from .verbs import learns_tokenizer, learnt_tokenizer
 from .verbs import tokenizer_of as verb_tokenizer
 
 TRAIN = "train"
@@ -33,7 +33,7 @@ def write_parts(
     words: str,
     every: int = 1,
 ) -> dict[str, int]:
-    """Write the questions of the three parts as shards; unless the recipe has a start, learn a tokenizer from every
+    """Write the questions of the three parts as shards; where they bring the tokenizer, learn it from every
     so many-th one to train on, with what `words` matches as one piece each. On the main rank alone.
 
     By part, the questions that are marked as gold are counted."""
@@ -56,12 +56,12 @@ def write_parts(
                 if name == TRAIN and done % every == 0:
                     question = read_pair(sample)
                     texts.append(question.prompt + question.answer)
-    if not has_start(job):
+    if learns_tokenizer(job.recipe, stage.name):
         BPETokenizer.train(texts, job.model.vocab, words).save(folder / TOKENIZER)
     return gold
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
     """The tokenizer of a recipe of text: that of its start, or the one that its data stage learnt."""
-    stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData)), None)
+    stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData) and not s.own_tokenizer), None)
     return (stage and learnt_tokenizer(job, stage.name)) or verb_tokenizer(job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ import torch
 from ...core.batch import PackedBatch
 from ...core.progress import Progress
 from ...core.rng import fold
-from ...data.trajectory import Invalid, Trajectory
+from ...data.trajectory import Trajectory
 from ...rl.algorithms import needs
+from ...rl.evaluation import picture
 from ...rl.loop import Trainer
 from ...rl.loop_settings import LoopSettings
 from ...rl.objective import logprob_score
@@ -22,13 +23,6 @@ from .common import Checkpoints, build_engine
 from .session import Session
 
 VALIDATION = 0x76616C  # validation draws other random numbers than training
-SHOWN = 12  # trajectories of a step kept for the report
-PARTS = {
-    "right_answer": "right answer",
-    "success": "solved",
-    "penalty": "format penalty",
-    "bonus": "bonus for states",
-}  # shown beside the reward
 
 
 class _Spent(Exception):
@@ -160,21 +154,3 @@ class StageTrainer(Trainer):
         self.done.update(tokens=state["tokens"], steps=step)
         if step == self.checkpoints.last < self.stage.steps:
             raise _Spent
-
-
-def picture(
-    step: int, episodes: Sequence[Any], trajectories: Sequence[Trajectory], turns: Callable[[Any], list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """A few trajectories as the report shows them."""
-    return [
-        {
-            "step": step,
-            "prompt_id": t.prompt_id,
-            "sample": t.sample_index,
-            "reward": None if isinstance(t.reward, Invalid) else t.reward,
-            "invalid": t.reward.reason if isinstance(t.reward, Invalid) else None,
-            **{label: t.info[key] for key, label in PARTS.items() if key in t.info},
-            "turns": turns(e),
-        }
-        for e, t in list(zip(episodes, trajectories, strict=True))[:SHOWN]
-    ]

@@ -24,12 +24,14 @@ def check(stage: Reinforce, job: Job) -> None:
         with environment(stage, job) as tasks:
             require_judged(tasks, "train")
             require_tasks(tasks, "train", stage.name)
+            tasks.require_room(stage.max_new_tokens)
 
 
 def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
     with environment(stage, job) as tasks:
-        outcome = TaskTrainer(stage, job, tasks).train()
+        job.mesh.from_main(lambda: tasks.reset("train"))
+        outcome = {**tasks.facts(), **TaskTrainer(stage, job, tasks).train()}
         if job.mesh.is_main:
             rows = [row for row in job.run.metrics.rows() if row["stage"] == stage.name]
             for name, table in tasks.step_tables(stage.name, rows).items():
@@ -79,7 +81,9 @@ class TaskTrainer(StageTrainer):
 
     def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         if self.counts:
-            self.counts["actions"] += sum(self.mesh.gather(self.tasks.actions(trajectories)))
+            parts = self.mesh.gather(self.tasks.tally(trajectories))
+            for name in self.counts:
+                self.counts[name] += sum(part[name] for part in parts)
         return {**self.tasks.measures(trajectories, self.mesh.gather), **self.counts, **self.on_held_out_tasks(step + 1)}
 
     def on_held_out_tasks(self, step: int) -> dict[str, float]:
@@ -94,7 +98,7 @@ class TaskTrainer(StageTrainer):
         return {f"validation/{name}": value for name, value in self.tasks.scores(everywhere, asked.samples).items()}
 
     def counted(self) -> tuple[str, ...]:
-        return ("actions",) if self.tasks.counts_actions or self.stage.actions is not None else ()
+        return self.tasks.counted or (("actions",) if self.stage.actions is not None else ())
 
     def spent(self) -> bool:
         return self.stage.actions is not None and self.counts["actions"] + self.before >= self.stage.actions

@@ -14,7 +14,7 @@ from ...core.batch import PackedBatch
 from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...core.progress import Progress
-from ...core.rng import shuffled
+from ...core.rng import fold, shuffled
 from ...data.balance import spread
 from ...data.packing import TrainSequence, pack, role_weight
 from ...data.shards import ShardSet
@@ -67,6 +67,8 @@ class Collected:
     """The lessons of a collect stage, read once: they are small beside a model."""
 
     def __init__(self, job: Job, data: str, part: str) -> None:
+        collected = next(stage for stage in job.recipe.stages if stage.name == data)
+        self.key: int | None = getattr(getattr(collected, "env", None) or job.recipe.env, "lesson_key", None)
         folder = job.stage_folder(data) / part
         shards = ShardSet(folder, fields=["tokens.npy", "roles.npy"]) if any(folder.glob("*.tar")) else ()
         self.read = [_sequence(shards[i]) for i in range(len(shards))]
@@ -76,7 +78,8 @@ class Collected:
         return len(self.read)
 
     def order(self, seed: int) -> Callable[[int], int]:
-        return lambda place: shuffled(len(self.read), seed, place)
+        key = seed if self.key is None else fold(seed, self.key)
+        return lambda place: shuffled(len(self.read), key, place)
 
     def at(self, places: Sequence[int]) -> list[TokenSequence]:
         return [self.read[i] for i in places]
@@ -90,7 +93,10 @@ Portion = tuple[list[PackedBatch], int]  # what one step learns from
 
 
 def _sequence(sample: dict[str, Any]) -> TokenSequence:
-    return TokenSequence(tuple(sample["tokens.npy"].tolist()), tuple(map(Role, sample["roles.npy"].tolist())))
+    """A lesson up to its last token that is learnt: what follows, such as the page after an action, changes nothing."""
+    roles = sample["roles.npy"]
+    end = int(max(np.flatnonzero(np.isin(roles, LEARNT)), default=len(roles) - 1)) + 1
+    return TokenSequence(tuple(sample["tokens.npy"][:end].tolist()), tuple(map(Role, roles[:end].tolist())))
 
 
 @contextmanager
@@ -114,11 +120,21 @@ def answer_tokens(lessons: Sequence[TokenSequence]) -> int:
     return sum(lesson.roles.count(role) for lesson in lessons for role in LEARNT)
 
 
-def weighted(lesson: TokenSequence, total: int, prompt_weight: float, pad_id: int) -> TrainSequence:
-    """A lesson whose answer tokens weigh 1 / total of the step, and its prompt's `prompt_weight` times that. Padding is not learnt."""
+def prompt_tokens(lesson: TokenSequence, pad_id: int) -> np.ndarray:
+    """Which tokens of the prompt follow another one of it, so neither the padding in front nor the first."""
+    ids, read = np.asarray(lesson.ids), np.asarray(lesson.roles) == Role.PROMPT
+    read[: int(np.argmax(ids != pad_id)) + 1] = False
+    return read
+
+
+def weighted(lesson: TokenSequence, total: int, prompt_weight: float, pad_id: int, prompt_loss: float = 0.0) -> TrainSequence:
+    """A lesson whose answer tokens weigh 1 / total of the step, and its prompt's `prompt_weight` times that, or each `prompt_loss`. Padding
+    is not learnt."""
     weight = sum((role_weight(lesson, role, 1.0 / total) for role in LEARNT[1:]), role_weight(lesson, LEARNT[0], 1.0 / total))
     if prompt_weight:
         weight = weight + role_weight(lesson, Role.PROMPT, prompt_weight / total) * (np.asarray(lesson.ids) != pad_id)
+    if prompt_loss:
+        weight = weight + prompt_tokens(lesson, pad_id) * np.float32(prompt_loss)
     return TrainSequence.of(lesson, ce=weight.astype(np.float32))
 
 
@@ -144,7 +160,10 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
             """This rank's microbatches of a step, and the answer tokens of all ranks."""
             chosen = job.mesh.from_leader(lambda: lessons.at(job.mesh.share(places_of(step))))
             total = sum(job.mesh.gather(answer_tokens(chosen)))
-            rows = [weighted(lesson, max(total, 1), stage.prompt_weight, lessons.pad_id) for lesson in chosen]
+            read = stage.prompt_loss
+            if read:  # of every prompt token
+                read /= max(sum(job.mesh.gather(int(sum(prompt_tokens(lesson, lessons.pad_id).sum() for lesson in chosen)))), 1)
+            rows = [weighted(lesson, max(total, 1), stage.prompt_weight, lessons.pad_id, read) for lesson in chosen]
             return spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total
 
         steps = stage.steps or 0

@@ -22,7 +22,7 @@ def run(stage: Start, job: Job) -> dict[str, Any]:
     if not _has_text(job):
         folder = resolve(stage.folder) if stage.folder else None
         return {"steps": 0, "tokens": 0, "checkpoint": first_checkpoint(job, stage.name, folder)}
-    return begin(job, stage.name, stage.folder, lambda: fresh_tokenizer(environments_of(job.recipe)))
+    return begin(job, stage.name, stage.folder, lambda: fresh_tokenizer(environments_of(job.recipe), job.model.vocab))
 
 
 def _has_text(job: Job) -> bool:

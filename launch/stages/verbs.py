@@ -98,6 +98,7 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     most = job.model.max_positions if tokenizer is not None else None  # nobody knows yet how many tokens a prompt will have
     loading_s = LOADING_S if job.run.token else CHECKING_S
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
+        tasks.stage, tasks.seed, tasks.ranks = stage.name, job.recipe.seed, job.mesh.data_size
         yield tasks
 
 
@@ -116,10 +117,17 @@ def made_by(name: str, job: Job) -> Made:
 
 
 def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
-    """The start's tokenizer; in a recipe without a start the one that a data stage learnt, None before that stage has finished."""
-    if has_start(job) or given_tokenizer(environments_of(job.recipe)) is not None:
+    """The start's tokenizer, or the one that a data stage learns in its place, None before that stage has finished."""
+    if not learns_tokenizer(job.recipe, stage):
         return tokenizer_of(job)
     return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
+
+
+def learns_tokenizer(recipe: Recipe, stage: str) -> bool:
+    """Whether a stage that makes questions learns a tokenizer from them: its own, or the recipe's where nothing else brings one."""
+    own = any(getattr(other, "own_tokenizer", False) for other in recipe.stages if other.name == stage)
+    given = any(isinstance(other, Start) for other in recipe.stages) or given_tokenizer(environments_of(recipe)) is not None
+    return own or not given
 
 
 def require_judged(tasks: Tasks, split: Split, samples: int = 1) -> None:

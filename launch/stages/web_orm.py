@@ -15,11 +15,12 @@ from ...rl.objective import make_loss
 from ...rl.statistics import Estimate
 from ...rl.webrl.orm import NO, YES, accuracy, by_kind, verdict_row, weighed, yes_score
 from ...rl.webrl.prompts import single_token
+from ...rl.webrl.sites import pool_of
 from ...rl.webrl.steps import WebTrajectory
 from ..job import Job
 from ..settings.web import WebOrm
 from .common import build_engine
-from .web import fit, pool_of, prompter_of, read_steps, score_all, start_of
+from .web import fit, prompter_of, read_steps, score_all, sites_of
 
 BUDGET = 16384
 SHARES = ("accuracy", "balanced", "successes", "failures", "majority")
@@ -39,15 +40,6 @@ def probabilities(job: Job, engine: Engine, trajectories: Sequence[WebTrajectory
     rows = [verdict_row(prompter, t) for t in trajectories]
     found = score_all(job, engine, rows, yes_score(*words), BUDGET)["yes"]
     return [float(found[i][-1]) for i in range(len(rows))]
-
-
-def judge(job: Job, stage: str, trajectories: Sequence[WebTrajectory]) -> list[float]:
-    """P(YES) by a finished stage's model, where every data rank brings trajectories of its own."""
-    engine = build_engine(job, None, stage)
-    parts = job.mesh.gather(list(trajectories))
-    scores = probabilities(job, engine, [t for part in parts for t in part])
-    before = sum(len(part) for part in parts[: job.mesh.data_rank])
-    return scores[before : before + len(trajectories)]
 
 
 def run(stage: WebOrm, job: Job) -> dict[str, Any]:
@@ -84,7 +76,7 @@ def _measured(
 ) -> dict[str, Any]:
     """Write the table of all held-out trajectories with their stages and P(YES); what the stage tells. `lessons` teach the baseline."""
     chosen = [(t, p) for _, t, p in judged]
-    kinds = {t.task.task_id: (t.task.template_id, t.task.template) for t in pool_of(start_of(job))}
+    kinds = {t.task.task_id: (t.task.template_id, t.task.template) for t in pool_of(sites_of(job))}
     known = [(kinds.get(t.task_id, t.site), t.success) for t in lessons]
     guesses = by_kind(known, [kinds.get(t.task_id, t.site) for t, _ in chosen])
     told, guessed = _accuracy(chosen), _accuracy([(t, p) for (t, _), p in zip(chosen, guesses, strict=True)])

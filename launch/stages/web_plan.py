@@ -19,6 +19,7 @@ from ...rl.webrl.critic import state_row, twin_score
 from ...rl.webrl.episode import act_randomly
 from ...rl.webrl.plan_config import PlanArm
 from ...rl.webrl.planning import Planner, PredictedPage, Tally, Value, WorldModel
+from ...rl.webrl.sites import Players, make_world, pool_of
 from ...rl.webrl.world_models import CorruptedWorld, CriticValue, LanguageWorld, Progress, SampledValue, TrueWorld, oracle_pages
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
@@ -26,7 +27,7 @@ from ..settings.verbs import Reinforce, Tune
 from ..settings.web_live import WebPlan
 from .common import build_engine
 from .verbs import environment
-from .web import Players, make_world, pool_of, prompter_of, seeded, start_of
+from .web import prompter_of, seeded, sites_of
 from .web_critic import build_twin
 
 ALL, BUDGET, SEED = "all", 16384, 51
@@ -35,11 +36,11 @@ Results = dict[int, tuple[str, bool]]  # task -> (site, solved)
 
 def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     """Play every arm on the same tasks and write one table."""
-    pool = pool_of(start_of(job), test=True)
+    pool = pool_of(sites_of(job), "test")
     tasks = pool[: stage.n] if stage.n else pool
     if not all(t.steps for t in tasks):
         raise ConfigError(f"stages: {stage.name}: planning is measured on tasks with an oracle; choose a tag of the local sites")
-    known = make_world(start_of(job), test=True)
+    known = make_world(sites_of(job), "test")
     ways = {t.task.task_id: oracle_pages(known, t) for t in tasks}
     found: dict[str, Results] = {}
     told: dict[str, Any] = {}
@@ -68,8 +69,9 @@ def _play(
     stage: WebPlan, job: Job, arm: PlanArm, actor: OpenSampler, tasks: list[SiteTask], ways: dict[str, list[PredictedPage]]
 ) -> tuple[Results, Tally, dict[str, int], int]:
     """One arm on this rank's tasks; results, tally and counts of all ranks."""
-    players, prompter, seed = Players(job, test=True), prompter_of(job), fold(job.recipe.seed, SEED)
-    params = SamplingParams(start_of(job).max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=prompter.stop_ids)
+    prompter, seed, at_once = prompter_of(job), fold(job.recipe.seed, SEED), sites_of(job).at_once
+    players = Players(sites_of(job), prompter, "test")
+    params = SamplingParams(stage.max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=prompter.stop_ids)
     with ExitStack() as stack:
         world = _world(stage, job, arm, tasks, ways, stack)
         value = _value(job, arm, ways, actor)
@@ -78,8 +80,8 @@ def _play(
 
         def play() -> tuple[Results, Tally, int, int]:
             results: Results = {}
-            for at in range(0, len(mine), stage.at_once):
-                part = mine[at : at + stage.at_once]
+            for at in range(0, len(mine), at_once):
+                part = mine[at : at + at_once]
                 episodes = [players.episode(place, task, number, 0) for place, (number, task) in enumerate(part)]
                 planner.play(episodes)
                 for (number, task), episode in zip(part, episodes, strict=True):
@@ -123,7 +125,7 @@ def _world(
         opened = _open(stage, job, arm.model, f"{arm.name} world", stack)
         params = pages.params(arm.max_new_tokens, 0.0)
         return LanguageWorld(opened.sampler, pages.tokenizer, pages.style, params, seed, pages.multiple)
-    true = TrueWorld(lambda: make_world(start_of(job), test=True))
+    true = TrueWorld(lambda: make_world(sites_of(job), "test"))
     if arm.world == "true":
         return true
     elsewhere: dict[str, list[PredictedPage]] = {}
@@ -156,7 +158,7 @@ def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: 
 
 
 def _random(job: Job, stage: WebPlan, tasks: list[SiteTask]) -> Results:
-    players, results = Players(job, test=True), Results()
+    players, results = Players(sites_of(job), prompter_of(job), "test"), Results()
     for number, task in enumerate(tasks):
         episode = players.episode(0, task, number, 0)
         act_randomly(episode, seeded(job, f"{stage.name} random {number}"))

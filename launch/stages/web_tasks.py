@@ -13,10 +13,11 @@ from ...core.rng import fold
 from ...rl.webrl.chat import ChatApi
 from ...rl.webrl.critic import state_row, twin_score
 from ...rl.webrl.instructions import Made, failures, mutate, select, written
+from ...rl.webrl.sites import TASKS, Players, pool_of, write_tasks
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job, log
 from ..settings.web import WebTasks
-from .web import TASKS, Players, pool_of, prompter_of, read_steps, score_all, start_of, write_tasks
+from .web import prompter_of, read_steps, score_all, sites_of
 from .web_critic import build_twin
 
 BUDGET = 16384
@@ -27,7 +28,7 @@ ROUNDS = 10  # of asking a language model for more
 def run(stage: WebTasks, job: Job) -> dict[str, Any]:
     """Write the tasks of the next rollout. Every rank makes the same list; one writes it."""
     seen = [t for name in stage.failures for t in read_steps(job, name)]
-    failed, pool = failures(seen), pool_of(start_of(job))
+    failed, pool = failures(seen), pool_of(sites_of(job))
     api = ChatApi(stage.url, stage.model) if stage.url else None
     critic = build_twin(job, None, stage.critic, resume=stage.critic) if stage.critic else None
     folder = make_folder(job.stage_folder(stage.name))
@@ -90,7 +91,8 @@ def _make(
 
 def _values(stage: WebTasks, job: Job, engine: Engine, tasks: Sequence[SiteTask]) -> list[tuple[float, float]]:
     """Both heads' value of every task's first state."""
-    players, prompter = Players(job), prompter_of(job)
+    prompter = prompter_of(job)
+    players = Players(sites_of(job), prompter)
     rows = []
     for number, task in enumerate(tasks):
         prompt = players.episode(0, task, number, 0).context()

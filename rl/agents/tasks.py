@@ -43,7 +43,7 @@ class Instances(Sequence[Instance]):
 class WorldTasks(Tasks):
     """The worlds of some tags, met as the settings say."""
 
-    evaluation_key, counts_actions = 6, True
+    evaluation_key, counted = 6, ("actions",)
 
     def __init__(self, settings: WorldsEnvironment, tokenizer: Tokenizer, max_length: int | None) -> None:
         super().__init__(tokenizer, max_length, settings.max_turns)

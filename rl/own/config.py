@@ -11,6 +11,7 @@ from ..grid.config import GridEnvironment
 from ..text_games.config import TextGameEnvironment
 from ..video.config import VideoEnvironment
 from ..web_pages.config import WebPageEnvironment
+from ..webrl.config import WebSiteEnvironment
 
 Rule = Literal["exact", "contains", "number"]  # of rl/rewards/answers.py
 
@@ -67,5 +68,12 @@ class OwnEnvironment(KindByPath):
 
 
 EnvironmentSettings = (
-    DataEnvironment | GridEnvironment | TextGameEnvironment | WebPageEnvironment | WorldsEnvironment | VideoEnvironment | OwnEnvironment
+    DataEnvironment
+    | GridEnvironment
+    | TextGameEnvironment
+    | WebPageEnvironment
+    | WebSiteEnvironment
+    | WorldsEnvironment
+    | VideoEnvironment
+    | OwnEnvironment
 )

@@ -28,6 +28,7 @@ from ..text_games.config import TextGameEnvironment
 from ..text_games.tasks import TextGameTasks
 from ..video.config import VideoEnvironment
 from ..web_pages.tasks import WebPageTasks
+from ..webrl.config import WebSiteEnvironment
 from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 
 
@@ -59,6 +60,11 @@ def open_tasks(
             raise ConfigError("env.data: clips are made by a stage of a recipe, so they cannot be opened without its run")
         yield VideoTasks(settings, made)
         return
+    if isinstance(settings, WebSiteEnvironment):
+        from ..webrl.tasks import SiteTasks
+
+        yield SiteTasks(settings, tokenizer, max_length, made)
+        return
     if isinstance(settings, WorldsEnvironment):
         from ..agents.tasks import WorldTasks
 
@@ -89,11 +95,19 @@ def given_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer | 
     return GridDynamics.of(grid.tag, "env.tag").tokenizer()
 
 
-def fresh_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer:
-    """What models from scratch read: symbols of the grid or pieces made for the worlds among a recipe's environments, else bytes."""
+def fresh_tokenizer(environments: Sequence[EnvironmentSettings], vocab: int | None = None) -> Tokenizer:
+    """What models from scratch read: symbols of a recipe's grid, pieces made for its worlds or web sites, else bytes.
+
+    Pieces of web sites fill a vocabulary. They are gathered by playing, so that checks, which name none, get bytes in their place.
+    """
     given = given_tokenizer(environments)
     if given is not None:
         return given
+    sites = next((settings for settings in environments if isinstance(settings, WebSiteEnvironment)), None)
+    if sites is not None and vocab is not None:
+        from ..webrl.pieces import pieces_of as pieces_of_sites
+
+        return pieces_of_sites(sites, vocab)
     worlds = [settings for settings in environments if isinstance(settings, WorldsEnvironment)]
     if not worlds:
         return ByteTokenizer()

@@ -44,10 +44,11 @@ def stray(episode: WebEpisode, other: Sequence[Step], rng: random.Random) -> Non
     script = mistaken(episode.task.steps, other, rng)
     for step in script:
         if episode.context() is None:
-            return
+            break
         _act(episode, step, rng)
     if not episode.world.done and episode.fault is None:
         raise ValueError(f"task {episode.task.task.task_id}: its script does not end with exit")
+    episode.score()
 
 
 def _act(episode: WebEpisode, step: Step, rng: random.Random) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import numpy as np
 from ...core.errors import ConfigError
 from ...data.convert.webrl import ASSISTANT, GAMMA, SUCCESS, USER, round_prompt
 from ...data.schema import TEXT
-from ...data.shards import ShardSet, ShardWriter
-from ...data.trajectory import Role
+from ...data.shards import ShardSet
+from ...data.trajectory import Role, TokenSequence
+from ..tasks import Lesson
 from .prompts import Prompter
 
 MADE = "made-"  # begins the id of a task that a language model wrote
@@ -58,15 +59,14 @@ class WebTrajectory:
     reward: float
     score: float | None = None
     key: str = ""  # unique in its stage
-    probability: float | None = None  # of YES, where the outcome reward model judged
 
     @property
     def success(self) -> bool:
         return self.reward >= SUCCESS
 
     def labelled(self, probability: float) -> WebTrajectory:
-        """The same episode as the outcome reward model sees it."""
-        return replace(self, reward=float(probability >= SUCCESS), probability=probability)
+        """The same episode as the outcome reward model sees it, by its probability of YES."""
+        return replace(self, reward=float(probability >= SUCCESS))
 
 
 def mc_returns(steps: int, reward: float, gamma: float = GAMMA) -> list[float]:
@@ -78,11 +78,16 @@ def mc_returns(steps: int, reward: float, gamma: float = GAMMA) -> list[float]:
     return found[::-1]
 
 
-def samples(trajectory: WebTrajectory) -> list[tuple[str, dict[str, Any]]]:
-    """(key, sample) of every step, with the release's field names. Roles tell prompt, action and next prompt apart."""
+def key_of(number: int, sample: int) -> str:
+    """The key of a sample of a stage's so many-th task."""
+    return f"{number:06d}-{sample}"
+
+
+def lessons_of(trajectory: WebTrajectory, held_out: bool) -> list[Lesson]:
+    """Every step with the release's field names; roles tell prompt, action and next prompt apart. Those of successes are to be imitated."""
     responses = [s.response for s in trajectory.steps]
     returns = mc_returns(len(responses), trajectory.reward)
-    found = []
+    lessons = []
     for i, step in enumerate(trajectory.steps):
         roles = [Role.PROMPT] * len(step.prompt) + [Role.ACTION] * len(step.action) + [Role.OBSERVATION] * len(step.following)
         prompt = round_prompt(trajectory.intent, responses[:i], step.html)[0]
@@ -95,59 +100,40 @@ def samples(trajectory: WebTrajectory) -> list[tuple[str, dict[str, Any]]]:
             "step": i,
             "reward": trajectory.reward,
             "score": trajectory.score,
-            "probability": trajectory.probability,
             "trajectory_reward": int(trajectory.success),
             "done": i == len(responses) - 1,
             "mc_return": returns[i],
             "learn": step.learn,
         }
-        sample = {
+        fields = {
             "messages.json": [{"role": "user", "content": prompt}, {"role": "assistant", "content": step.response}],
             "states.json": [step.html],
             "meta.json": meta,
-            "tokens.npy": np.asarray([*step.prompt, *step.action, *step.following], np.int32),
-            "roles.npy": np.asarray(roles, np.int8),
         }
-        found.append((f"{trajectory.key}-{i:04d}", sample))
-    return found
+        sequence = TokenSequence((*step.prompt, *step.action, *step.following), tuple(roles))
+        lessons.append(Lesson(sequence, fields, held_out, trajectory.success and step.learn))
+    return lessons
 
 
-def write_trajectories(folder: Path, trajectories: Iterable[WebTrajectory], prefix: str = "shard") -> int:
-    """Steps as shards; how many there are."""
-    with ShardWriter(folder, kind=TEXT, prefix=prefix) as writer:
-        for trajectory in trajectories:
-            for key, sample in samples(trajectory):
-                writer.write(sample, key=key)
-    return writer.samples
-
-
-def read_trajectories(folder: Path) -> list[WebTrajectory]:
-    """The trajectories of a folder, ordered by their keys, so that the order does not depend on who wrote what."""
+def read_trajectories(folders: Iterable[Path]) -> list[WebTrajectory]:
+    """The trajectories of some folders of shards, ordered by their keys, so that the order does not depend on who wrote what."""
     steps: dict[str, list[tuple[int, WebStep, dict[str, Any]]]] = {}
-    shards: Sequence[Any] = ShardSet(folder) if any(folder.glob("*.tar")) else ()  # type: ignore[assignment]
-    for index in range(len(shards)):
-        sample = shards[index]
+    for sample in (sample for folder in folders if any(folder.glob("*.tar")) for sample in _samples(folder)):
         meta, ids, roles = sample["meta.json"], np.asarray(sample["tokens.npy"]), np.asarray(sample["roles.npy"])
         parts = [tuple(ids[roles == int(role)].tolist()) for role in (Role.PROMPT, Role.ACTION, Role.OBSERVATION)]
         step = WebStep(parts[0], parts[1], parts[2], sample["states.json"][0], sample["messages.json"][-1]["content"], meta["learn"])
         steps.setdefault(meta["trajectory"], []).append((meta["step"], step, meta))
-    found = []
+    kept = []
     for key in sorted(steps):
         rows = sorted(steps[key], key=lambda row: row[0])
-        first = rows[0][2]
-        found.append(
-            WebTrajectory(
-                first["task_id"],
-                first["task"],
-                first["site"],
-                tuple(step for _, step, _ in rows),
-                first["reward"],
-                first["score"],
-                key,
-                first["probability"],
-            )
-        )
-    return found
+        first, taken = rows[0][2], tuple(step for _, step, _ in rows)
+        kept.append(WebTrajectory(first["task_id"], first["task"], first["site"], taken, first["reward"], first["score"], key))
+    return kept
+
+
+def _samples(folder: Path) -> Iterator[dict[str, Any]]:
+    shards = ShardSet(folder)
+    return (shards[index] for index in range(len(shards)))
 
 
 def converted(folder: Path, prompter: Prompter) -> list[WebTrajectory]:

@@ -27,12 +27,13 @@ from terrella.tests.golden.record import found, read
 pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 PLAYED = [case for lane in LANES for case in lane]
 SHOWN = 20
-LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|rollout|replay|critic|actor)")  # of WebRL: the same stages again
+LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")  # of WebRL: the same stages again
 
 
 def graph(config: recipe.Recipe) -> tuple[str, ...]:
-    """The kinds of a recipe's stages in order, with the first phase of WebRL alone."""
-    return tuple(stage.kind for stage in config.stages if not LATER_PHASE.fullmatch(stage.name))
+    """The kinds of a recipe's stages in order, with the first phase of WebRL alone, whoever judges its episodes: the case webrl plays the
+    same stages with a reward model's verdicts between them."""
+    return tuple(stage.kind for stage in config.stages if not LATER_PHASE.fullmatch(stage.name) and stage.kind != "web-judge")
 
 
 def require_equal(case: str, now: dict) -> None:

@@ -23,10 +23,10 @@ SMALL = [
     "model.kv_heads=2",
     "model.head_dim=16",
     "model.ffn=48",
-    "stages.1.count=8",
-    "stages.2.training.epochs=4",
-    "stages.2.training.checkpoint_every=2",
-    "stages.3.samples=1",
+    "stages.1.prompts=8",
+    "stages.2.epochs=4",
+    "stages.2.checkpoint_every=2",
+    "stages.3.prompts=8",
     "stages.4.heldout_every=3",
     "stages.4.training.checkpoint_every=1",
     "stages.4.training.epochs=8",
@@ -107,7 +107,7 @@ def test_killed_in_every_kind_of_stage_it_ends_the_same(whole: Path, tmp_path: P
     assert got.keys() == expected.keys()
     for name in expected:
         assert got[name] == expected[name], name
-    for path in sorted((whole / "stages").rglob("steps/*.tar")):
+    for path in sorted((whole / "stages").rglob("*.tar")):
         assert (killed / path.relative_to(whole)).read_bytes() == path.read_bytes(), path.name
 
 

@@ -12,19 +12,21 @@ RECIPE = """
 name: web-small
 world: language
 model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 420, max_positions: 4096, tied: true}
+env: {kind: web-site, tag: WebClicks, test_tag: WebClicksTest, templates: [407], max_prompt_tokens: 96, max_verdict_tokens: 96,
+  pad_prompts_to: 96, at_once: 3}
 stages:
-- {kind: web-start, name: start, tag: WebClicks, test_tag: WebClicksTest, templates: [407], max_prompt_tokens: 96, max_new_tokens: 8,
-   max_verdict_tokens: 96, pad_prompts_to: 96}
-- {kind: web-demos, name: demos, count: 4}
-- {kind: web-sft, name: sft, data: demos, init: start, training: {optimizer: {lr: 1e-2}, sequences_per_step: 4, epochs: 40}}
-- {kind: web-rl, name: grpo, init: sft, tasks: demos, algorithm: {kind: grpo}, prompts_per_step: 2, samples_per_prompt: 2, steps: 2,
-   optimizer: {lr: 1e-3}, at_once: 3}
-- {kind: web-site-pages, name: pages, tasks: 2, others: 1}
+- {kind: start, name: start}
+- {kind: collect, name: demos, prompts: 4, validation_share: 0.0}
+- {kind: sft, name: sft, data: demos, init: start, optimizer: {lr: 1e-2}, sequences_per_step: 4, epochs: 40}
+- {kind: rl, name: grpo, init: sft, env: {data: demos}, algorithm: {kind: grpo}, prompts_per_step: 2, samples_per_prompt: 2, steps: 2,
+   max_new_tokens: 8, optimizer: {lr: 1e-3}}
+- {kind: web-site-pages, name: pages, tasks: 2, others: 1, own_tokenizer: true}
 - {kind: sft, name: world, env: {kind: web-page, data: pages, non_gold_ratio: null}, steps: 1, sequences_per_step: 2, optimizer: {lr: 1e-3}}
 - kind: web-plan
   name: plan
   actor: grpo
   n: 2
+  max_new_tokens: 8
   headline: perfect
   arms:
   - {name: one, samples: 1, branching: 1}

@@ -98,6 +98,19 @@ def test_questions_are_learnt_with_their_own_weight_and_padding_never() -> None:
     assert both.ce.tolist() == pytest.approx([0, 0] + [0.5 / 6] * 3 + [1 / 6] * 3)
 
 
+def test_the_loss_of_prompts_leaves_out_padding_and_the_token_after_it() -> None:
+    from terrella.data.trajectory import Role, TokenSequence
+    from terrella.launch.stages.sft import prompt_tokens, weighted
+
+    lesson = TokenSequence((0, 0, 5, 6, 7, 8, 9), (Role.PROMPT,) * 5 + (Role.ACTION,) * 2)
+    assert prompt_tokens(lesson, pad_id=0).tolist() == [False, False, False, True, True, False, False]
+    assert weighted(lesson, 4, 0.0, 0, 0.5).ce.tolist() == [0, 0, 0, 0.5, 0.5, 0.25, 0.25]
+    whole = TokenSequence((5, 6, 8), (Role.PROMPT, Role.PROMPT, Role.ACTION))
+    assert prompt_tokens(whole, pad_id=0).tolist() == [False, True, False]
+    with pytest.raises(ConfigError, match="give one of them at most"):
+        recipes.load("webrl-tiny", ("stages.sft.prompt_weight=0.5",))
+
+
 def test_an_environment_of_a_stage_changes_the_recipes() -> None:
     made = recipes.load("text-game-tiny", ("env.mode=faithful", "stages.greedy.env.mode=strict"))
     rlvr, greedy = ({s.name: s for s in made.stages}[name].env for name in ("rlvr", "greedy"))
@@ -109,6 +122,7 @@ def test_an_environment_of_a_stage_changes_the_recipes() -> None:
     ("change", "named"),
     [
         ("stages.rlvr.kind=language-rlvr", "is called 'rl' now"),
+        ("stages.rlvr.kind=web-rollout", "is called 'collect' now"),
         ("env.data=nowhere", "refers to 'nowhere', which is no earlier stage"),
         ("env.reward=f1", "env.reward"),
         ("env.drift_steps=-1", "drift_steps"),

@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 from terrella.core import schema
+from terrella.core.config import OptimizerConfig
 from terrella.core.errors import ConfigError
+from terrella.data.tokenizers import ByteTokenizer
 from terrella.launch import recipe
-from terrella.launch.settings.web import WebEvaluate, WebStart
-from terrella.launch.stages.web import pool_of
-from terrella.launch.stages.web_eval import rows_of, scripts_of
+from terrella.launch.settings.web import Training, WebPhases, expand
 from terrella.launch.stages.web_orm import held_out
+from terrella.rl.webrl.config import WebSiteEnvironment
 from terrella.rl.webrl.instructions import mutate
+from terrella.rl.webrl.results import rows_of
+from terrella.rl.webrl.sites import pool_of
 from terrella.rl.webrl.steps import WebTrajectory
+from terrella.rl.webrl.tasks import SiteTasks
 
 
 def stages(name: str, *overrides: str) -> dict:
@@ -28,15 +32,50 @@ def test_nobody_clicks_at_random_on_sites_elsewhere_and_no_oracle_is_made_up(tmp
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     config = f"{{source: file, backend: chromium, tasks_file: {tmp_path / 'tasks.json'}, addresses: {{__MAP__: 'http://h'}}}}"
     (tmp_path / "tags.yaml").write_text(f"Elsewhere: {{world: web, config: {config}}}")
-    there = WebStart("web-start", "start", 100, 10, "Elsewhere", "Elsewhere", [str(tmp_path / "tags.yaml")])
-    stage = WebEvaluate("web-eval", "eval", ["actor"])
-    known = pool_of(there, test=True)
-    assert scripts_of(stage, there, known) == [] and scripts_of(replace(stage, random_elsewhere=True), there, known) == ["random policy"]
+    home = WebSiteEnvironment(kind="web-site", max_prompt_tokens=100)
+    there = replace(home, tag="Elsewhere", test_tag="Elsewhere", tag_files=[str(tmp_path / "tags.yaml")])
+    assert scripts(there, 2) == [] and scripts(replace(there, random_elsewhere=True), 2) == ["random policy"]
     rows = rows_of({"actor": {(0, 0): ("map", True), (1, 0): ("reddit", False)}}, {}, ["map", "reddit"])
     assert [row["name"] for row in rows] == ["actor"] and "nan" not in json.dumps(rows).lower()
     assert [cell["value"] for cell in rows[0]["cells"]] == [0.5, 1.0, 0.0]  # all, map, reddit
-    home = WebStart("web-start", "start", 100, 10)
-    assert scripts_of(stage, home, pool_of(home, test=True)[:2]) == ["random policy", "oracle"]
+    assert scripts(home, 2) == ["random policy", "oracle"]
+
+
+def scripts(settings: WebSiteEnvironment, n: int) -> list[str]:
+    tasks = SiteTasks(settings, ByteTokenizer(), None)
+    return tasks.scripts(tasks.some(n))
+
+
+def test_prompts_and_answers_that_the_model_has_no_room_for_are_refused() -> None:
+    sites = WebSiteEnvironment(kind="web-site", max_prompt_tokens=100, max_verdict_tokens=119)
+    SiteTasks(sites, ByteTokenizer(), 120).require_room(20)
+    with pytest.raises(ConfigError, match="max_prompt_tokens: prompts and answers take 121 positions"):
+        SiteTasks(sites, ByteTokenizer(), 120).require_room(21)
+    with pytest.raises(ConfigError, match="max_verdict_tokens: prompts and answers take 120 positions"):
+        SiteTasks(sites, ByteTokenizer(), 119)
+    with pytest.raises(ConfigError, match="'WebNowhere' is no tag of a web world"):
+        SiteTasks(replace(sites, tag="WebNowhere"), ByteTokenizer(), None).of("train")
+
+
+def test_phases_need_web_sites() -> None:
+    training = Training(OptimizerConfig(lr=1e-3), sequences_per_step=8)
+    phases = WebPhases("webrl", "phase", 1, "sft", "demos", "first", 8, 16, training, training)
+    with pytest.raises(ValueError, match=r"env: the stage 'phase' of kind webrl needs web sites"):
+        expand([phases], None)
+
+
+def test_what_a_reward_model_judges_is_played_by_a_stage_of_its_own() -> None:
+    found = stages("webrl-tiny", "stages.5.orm=orm")
+    played, verdicts = found["phase-2-played"], found["phase-2-rollout"]
+    assert (played.kind, played.env.data, played.model) == ("collect", "phase-2-tasks", "phase-1-actor")
+    assert (verdicts.kind, verdicts.data, verdicts.orm) == ("web-judge", "phase-2-played", "orm")
+    assert found["phase-2-replay"].new == "phase-2-rollout" and "phase-1-played" not in found["phase-2-replay"].earlier
+
+
+def test_a_model_of_pages_with_a_tokenizer_of_its_own_begins_from_fresh_weights() -> None:
+    assert stages("mpc-sites")["world-sft"].init is None
+    with pytest.raises(ConfigError, match="'world-sft' needs init"):
+        recipe.load("mpc-sites", ("stages.pages.own_tokenizer=false",))
 
 
 def test_phases_become_stages() -> None:
@@ -61,7 +100,7 @@ def test_grpo_is_a_method_of_the_same_block() -> None:
     found = stages("webrl-tiny", "stages.5.method=grpo", "stages.5.samples=4", "stages.5.tasks=16", "stages.5.phases=3")
     assert [n for n in found if n.startswith("phase-2")] == ["phase-2-tasks", "phase-2-actor", "phase-2-rollout"]
     first, second = found["phase-1-actor"], found["phase-2-actor"]
-    assert first.kind == "web-rl" and first.algorithm.kind == "grpo" and first.samples_per_prompt == 4
+    assert first.kind == "rl" and first.env.data == "phase-1-tasks" and first.algorithm.kind == "grpo" and first.samples_per_prompt == 4
     assert first.init == "sft" and second.init == "phase-1-actor" and found["phase-2-tasks"].failures == ["first", "phase-1-rollout"]
     with pytest.raises(ConfigError, match="samples"):
         stages("webrl-tiny", "stages.5.method=grpo", "stages.5.samples=1")
@@ -69,7 +108,7 @@ def test_grpo_is_a_method_of_the_same_block() -> None:
 
 def test_arms_of_one_run_are_compared_in_one_table() -> None:
     found = stages("webrl-sites-1gpu")
-    assert [n for n, stage in found.items() if stage.kind == "web-eval"] == ["eval", "ablations"]
+    assert [n for n, stage in found.items() if stage.kind == "eval"] == ["eval", "ablations"]
     assert found["eval"].models == ["sft", *(f"phase-{n}-actor" for n in (1, 2, 3, 4))]  # known before the other arms begin
     others = [f"{arm}-{n}-actor" for arm in ("no-replay", "no-kl", "paper") for n in (1, 2, 3, 4)]
     assert found["ablations"].models == ["sft", "phase-4-actor", *others] and found["ablations"].n == found["eval"].n == 500
@@ -81,12 +120,12 @@ def test_arms_of_one_run_are_compared_in_one_table() -> None:
 
 def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
     found = stages("webrl-sites-1gpu")
-    orm, start = found["orm"], found["start"]
+    orm = found["orm"]
     base = found["orm-base"]
     assert base.data == ["strayed"] and orm.init == "orm-base" and base.heldout_every == orm.heldout_every  # the same tasks are held out
-    assert orm.data == ["judged"] and found["judged"].tasks == "judged-tasks" and found["judged"].samples == 1
-    pool = pool_of(start)
-    demos = set(random.Random("0 demos").sample([t.task.intent for t in pool], found["demos"].count))  # as the stage draws them
+    assert orm.data == ["judged"] and found["judged"].env.data == "judged-tasks" and found["judged"].samples_per_prompt == 1
+    pool = pool_of(recipe.load("webrl-sites-1gpu").env)
+    demos = set(random.Random("0 demos").sample([t.task.intent for t in pool], found["demos"].prompts))  # as the stage draws them
     failed = [trajectory(t.task.task_id, t.task.intent) for t in pool if t.task.intent in demos][::3]
     tasks = mutate(failed, pool, demos, found["judged-tasks"].count, 0)
     tested = {t.task.intent for t in tasks if held_out(t.task.intent, orm.heldout_every)}

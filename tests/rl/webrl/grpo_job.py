@@ -7,8 +7,8 @@ from typing import Any
 from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine
 from terrella.core.mesh import Mesh
+from terrella.core.rng import shuffled
 from terrella.data.tokenizers import PieceTokenizer
-from terrella.launch.stages.web_rl import deal
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.rl.algorithms.config import GRPO
@@ -21,6 +21,7 @@ from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import SamplingParams
 from terrella.rl.webrl.episode import WebEpisode
 from terrella.rl.webrl.prompts import Prompter
+from terrella.rl.webrl.sites import Seat
 from terrella.rl.worlds.web.generate import SiteTask
 from terrella.rl.worlds.web.tasks import parse_task
 from terrella.rl.worlds.web.world import WebWorld
@@ -55,7 +56,8 @@ def learn(steps: int) -> list[dict[str, Any]]:
 
     class Learner(Trainer):
         def episodes(self, step: int) -> list[Any]:
-            return deal(known, GROUPS, SAMPLES, step, 0)
+            places = range(step * GROUPS, (step + 1) * GROUPS)
+            return [Seat(known[shuffled(len(known), 0, place)], place, sample) for place in places for sample in range(SAMPLES)]
 
         def play(self, sampler: Any, episodes: list[Any], seed: int) -> list[Any]:
             makers = [

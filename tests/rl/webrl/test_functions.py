@@ -28,7 +28,7 @@ from terrella.models.stand_in import write_byte_tokenizer
 from terrella.rl.webrl import actor, advantage, critic, instructions, orm, replay
 from terrella.rl.webrl.chat import ChatApi
 from terrella.rl.webrl.prompts import JUDGE, SYSTEM, Prompter, single_token
-from terrella.rl.webrl.steps import WebStep, WebTrajectory, converted, mc_returns, read_trajectories, write_trajectories
+from terrella.rl.webrl.steps import WebStep, WebTrajectory, converted, lessons_of, mc_returns, read_trajectories
 from terrella.rl.worlds.web.evaluators import evaluate
 from terrella.rl.worlds.web.miniwob_tasks import miniwob_tasks
 from terrella.rl.worlds.web.world import WebWorld
@@ -226,8 +226,13 @@ def test_critic_reads_the_last_token_whatever_is_packed_beside_it() -> None:
 
 def test_trajectories_come_back_from_shards(tmp_path) -> None:
     whole = [trajectory("a", 1.0, 3, "a"), trajectory("b", 0.0, 1, "b").labelled(0.7)]
-    assert write_trajectories(tmp_path, whole) == 4
-    assert read_trajectories(tmp_path) == whole and whole[1].success and whole[1].score == 0.0
+    for place, one in enumerate(whole):  # in two folders, as what is imitated and what is not
+        with ShardWriter(tmp_path / str(place), kind=TEXT) as writer:
+            for lesson in lessons_of(one, held_out=False):
+                ids, roles = np.asarray(lesson.sequence.ids, np.int32), np.asarray(lesson.sequence.roles, np.int8)
+                writer.write({**lesson.fields, "tokens.npy": ids, "roles.npy": roles})
+    assert read_trajectories([tmp_path / "1", tmp_path / "0", tmp_path / "none"]) == whole
+    assert whole[1].success and whole[1].score == 0.0
 
 
 def test_converted_demonstrations_are_encoded_and_cut_in_the_page(tmp_path) -> None:

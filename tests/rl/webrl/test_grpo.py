@@ -1,13 +1,19 @@
 """On-policy multi-turn GRPO in web worlds, on the real engine."""
 
-from terrella.launch.stages.web_rl import deal
+from terrella.data.tokenizers import ByteTokenizer
+from terrella.rl.webrl.config import WebSiteEnvironment
+from terrella.rl.webrl.tasks import SiteTasks
 from terrella.tests.parallel.pool import run_ranks
 
 
 def test_every_task_comes_once_before_any_comes_again() -> None:
-    seats = [s for step in range(3) for s in deal(list("abcdef"), 2, 2, step, 7)]  # type: ignore[arg-type]
-    assert len(seats) == 12 and sorted(s.task for s in seats) == sorted("abcdef" * 2)
-    assert [s.prompt_id for s in seats] == [i // 2 for i in range(12)] and [s.sample_index for s in seats] == [0, 1] * 6
+    sites = WebSiteEnvironment(kind="web-site", max_prompt_tokens=100, tag="WebClicks", templates=[407])
+    tasks = SiteTasks(sites, ByteTokenizer(), None)
+    count, order = len(tasks.of("train")), tasks.order(7)
+    passes = [[order(place) for place in range(number * count, (number + 1) * count)] for number in (0, 1)]
+    assert [sorted(one) for one in passes] == [list(range(count))] * 2 and passes[0] != passes[1]
+    rest = tasks.order(7, without=[0, 1])
+    assert {rest(place) for place in range(count)} == set(range(2, count))
 
 
 def test_an_agent_learns_to_end_on_the_right_page() -> None:

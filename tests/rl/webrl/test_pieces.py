@@ -3,18 +3,18 @@
 import pytest
 
 from terrella.launch import recipe
-from terrella.launch.stages.web import make_world, pool_of
-from terrella.launch.stages.web_start import pieces_of
+from terrella.rl.webrl.pieces import pieces_of
 from terrella.rl.webrl.prompts import Prompter
+from terrella.rl.webrl.sites import make_world, pool_of
 
 
 @pytest.fixture(scope="module")
-def start():
-    return recipe.load("webrl-tiny").stages[0]
+def sites():
+    return recipe.load("webrl-tiny").env
 
 
-def test_a_name_is_the_same_pieces_in_instruction_page_and_action(start) -> None:
-    tokenizer = pieces_of(start, 512)
+def test_a_name_is_the_same_pieces_in_instruction_page_and_action(sites) -> None:
+    tokenizer = pieces_of(sites, 512)
     name = "Dune grey teapot"
     wanted = [tokenizer.decode([i]) for i in tokenizer.encode(name)]
     assert wanted == ["Dune ", "grey ", "teapot"]
@@ -22,18 +22,18 @@ def test_a_name_is_the_same_pieces_in_instruction_page_and_action(start) -> None
     for text in places:
         pieces = [tokenizer.decode([i]) for i in tokenizer.encode(text)]
         assert any(pieces[i : i + 3] == wanted for i in range(len(pieces))), pieces
-    roomy = pieces_of(start, 4096)  # a model with more ids than pieces may write one that has no text
+    roomy = pieces_of(sites, 4096)  # a model with more ids than pieces may write one that has no text
     assert roomy.vocab_size < 4096 and len(roomy.encode("x\ufffd")) == 2
     assert [tokenizer.decode([i]) for i in tokenizer.encode('<a id="7" data-text="')] == ['<a id="', "7", '" data-text="']
 
 
-def test_the_tiny_recipe_shows_the_whole_page_of_results(start) -> None:
-    tokenizer = pieces_of(start, recipe.load("webrl-tiny").model.vocab)
-    world, task = make_world(start), next(t for t in pool_of(start) if t.task.template_id == 103)
-    prompter = Prompter(tokenizer, start.max_prompt_tokens, start.pad_prompts_to)
+def test_the_tiny_recipe_shows_the_whole_page_of_results(sites) -> None:
+    tokenizer = pieces_of(sites, recipe.load("webrl-tiny").model.vocab)
+    world, task = make_world(sites), next(t for t in pool_of(sites) if t.task.template_id == 103)
+    prompter = Prompter(tokenizer, sites.max_prompt_tokens, sites.pad_prompts_to)
     world.open_task(task.task, task.steps)
     action = world.demonstrate().split("\n")[-1]
     first, cut = prompter.round(task.task.intent, [], world.html)
     world.step(action)
     second, cut_again = prompter.round(task.task.intent, [tokenizer.encode(action)], world.html)
-    assert cut == cut_again == 0 and len(first) == len(second) <= start.max_prompt_tokens
+    assert cut == cut_again == 0 and len(first) == len(second) <= sites.max_prompt_tokens
