@@ -18,7 +18,7 @@ from .environment import describe
 from .errors import ConfigError, StorageError
 from .files import file_digest, json_digest, make_folder, read_json, storage_errors, write_atomic, write_json
 from .metrics import MetricsFile
-from .sinks import Sink
+from .sinks import Sink, result_table, rollout_table
 
 FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
 BEFORE_CONFIG = {*FOLDERS, "samplers", "profile"}  # a launcher, or a start that was killed early, leaves these without a config.yaml
@@ -97,13 +97,18 @@ class Run:
     def write_rollouts(self, stage: str, step: int, rows: Iterable[dict[str, Any]]) -> None:
         """Keep a step's sample of trajectories for the report and for replay."""
         self.guard()
+        rows = list(rows)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(self.path / "rollouts" / f"{stage}-{step:06d}.jsonl", text)
+        for sink in self.sinks:
+            sink.show(f"rollouts/{stage}", step, rollout_table(rows))
 
     def write_result(self, name: str, table: dict[str, Any]) -> None:
         """Keep an evaluation table."""
         self.guard()
         write_json(self.path / "results" / f"{name}.json", table)
+        for sink in self.sinks:
+            sink.show(f"results/{name}", 0, result_table(table))
 
 
 def _files_of(run: Path, stage: str) -> dict[str, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,10 +20,60 @@ SinkName = Literal["tensorboard", "wandb", "prometheus"]
 PROMETHEUS_VARIABLE = "TERRELLA_PROMETHEUS"  # host:port to listen at; the default is this machine alone, port 9464
 
 
+PROMPT, ANSWER = ("context", "prompt"), ("answer", "prediction", "action")  # what a turn of a rollout may call them
+CLOSING_S = 60.0  # for a sink to send what it still holds
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns: rollouts of a step, or the results of an evaluation."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+
+    def markdown(self) -> str:
+        """As text; prompts keep their line breaks."""
+
+        def line(cells: Iterable[Any]) -> str:
+            texts = ("" if cell is None else html.escape(str(cell), quote=False) for cell in cells)
+            return f"| {' | '.join(text.replace('|', '&#124;').replace(chr(10), '<br>') for text in texts)} |"
+
+        return "\n".join([line(self.columns), line(["---"] * len(self.columns)), *map(line, self.rows)])
+
+
+def rollout_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """The kept trajectories of a step, a line for each turn: prompt, answer, and the reward of the whole."""
+
+    def text(turn: Mapping[str, Any], names: tuple[str, ...]) -> str:
+        return next((str(turn[name]) for name in names if turn.get(name)), "")
+
+    columns = ["prompt_id", "sample", "turn", "prompt", "answer", "reward", "invalid"]
+    lines = [
+        [row.get("prompt_id"), row.get("sample"), number, text(turn, PROMPT), text(turn, ANSWER), row.get("reward"), row.get("invalid")]
+        for row in rows
+        for number, turn in enumerate(row.get("turns", ()), 1)
+    ]
+    return Table(columns, lines)
+
+
+def result_table(result: Mapping[str, Any]) -> Table:
+    """An evaluation's models, baselines and ceilings, a line for each row and column: value, interval and sample size."""
+    lines = []
+    for row in result.get("rows", ()):
+        for column, cell in zip(result["columns"], row["cells"], strict=True):
+            parts = cell if isinstance(cell, dict) else {"value": cell}
+            lines.append([row["name"], row.get("kind"), column, *(parts.get(key) for key in ("value", "low", "high", "n"))])
+    return Table(["name", "kind", "column", "value", "low", "high", "n"], lines)
+
+
 class Sink(Protocol):
-    """Takes a copy of every row."""
+    """Takes a copy of every row of the record, and of every table."""
 
     def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def show(self, name: str, step: int, table: Table) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -38,6 +90,13 @@ class TensorBoard:
                 self.writer.add_scalar(f"{stage}/{name}", value, step)
         self.writer.flush()
 
+    def show(self, name: str, step: int, table: Table) -> None:
+        self.writer.add_text(name, table.markdown(), step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
 
 class WandB:
     """A run that Weights & Biases resumes under the same id when ours is resumed."""
@@ -45,10 +104,21 @@ class WandB:
     def __init__(self, folder: Path, name: str) -> None:
         import wandb
 
+        self.table = wandb.Table
         self.run = wandb.init(project="terrella", name=name, id=folder.resolve().name, dir=str(folder / "logs"), resume="allow")
 
     def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         self.run.log({f"{stage}/{name}": value for name, value in values.items()} | {f"{stage}/step": step})
+
+    def show(self, name: str, step: int, table: Table) -> None:
+        rows = [[cell if isinstance(cell, int | float | None) else str(cell) for cell in row] for row in table.rows]
+        self.run.log({name: self.table(columns=table.columns, data=rows, allow_mixed_types=True), f"{name}/step": step})
+
+    def close(self) -> None:
+        """Send what is left, but do not wait for a network that is away: what is not sent lies in the run's logs (wandb sync)."""
+        ending = threading.Thread(target=self.run.finish, name="wandb", daemon=True)
+        ending.start()
+        ending.join(CLOSING_S)
 
 
 class Prometheus:
@@ -83,6 +153,13 @@ class Prometheus:
     def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
         self.rows = {**self.rows, stage: {"step": float(step), "record_time_seconds": time.time(), **numbers}}
+
+    def show(self, name: str, step: int, table: Table) -> None:
+        """Gauges are numbers alone."""
+
+    def close(self) -> None:
+        self.web.shutdown()
+        self.web.server_close()
 
     def text(self) -> str:
         """All gauges in Prometheus' text format."""

@@ -59,7 +59,7 @@ class Recipe:
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
     parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how the model is spread over ranks
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)  # number types and whose layers compute
-    sinks: list[SinkName] = field(default_factory=list)  # copies of the metrics for TensorBoard or Weights & Biases
+    sinks: list[SinkName] = field(default_factory=list)  # copies of metrics; the first two show rollouts and results too
 
     gone: ClassVar[dict[str, Any]] = {"world": "language", "video": None}  # that earlier releases had; with these values they say nothing
 

@@ -140,6 +140,9 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     except StopRequested:
         log.info("saved and stopped on request")
         return STOPPED
+    finally:
+        for sink in run.sinks:  # the process ends without the handlers that would do it
+            sink.close()
     return 0
 
 
