@@ -82,7 +82,7 @@ def evaluate(
 def _run(recipe: str, settings: tuple[str, ...], run: Path | None) -> RunResult:
     """`terrella train` in this process: the ranks are processes of their own."""
     from . import recipe as recipes
-    from .train import train as command
+    from .commands.train import train as command
 
     if "terrella.rl.hosted.child" in sys.modules:
         raise ConfigError("terrella.train: was called while your file was imported for its reward; put it below if __name__ == '__main__':")

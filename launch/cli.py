@@ -17,21 +17,21 @@ from ..core.errors import ProgramError, Stopped, StorageError, TerrellaError, de
 TRACEBACK_VARIABLE = "TERRELLA_TRACEBACK"
 # verb -> (module and attribute, one line of help); a verb stands here once it works
 VERBS = {
-    "recipes": ("recipes_command:list_recipes", "List the recipes that ship: size, hardware, time, what they show."),
-    "train": ("train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
-    "check": ("check:check", "Find what would stop a recipe, rehearse it on a CPU, or test an environment of your own."),
-    "generate": ("generate:generate", "Let a trained model continue prompts, or chat with it."),
-    "eval": ("imagine:evaluate", "Score a world model beside its baseline and the true world."),
-    "launch": ("launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
-    "serve": ("serve:serve", "Serve a trained model at an OpenAI-compatible address."),
-    "worlds": ("worlds:worlds", "Our worlds, and those that trained models imagine: list, serve over OpenEnv, score, look at."),
+    "recipes": ("commands.recipes:list_recipes", "List the recipes that ship: size, hardware, time, what they show."),
+    "train": ("commands.train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
+    "check": ("commands.check:check", "Find what would stop a recipe, rehearse it on a CPU, or test an environment of your own."),
+    "generate": ("commands.generate:generate", "Let a trained model continue prompts, or chat with it."),
+    "eval": ("commands.imagine:evaluate", "Score a world model beside its baseline and the true world."),
+    "launch": ("commands.launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
+    "serve": ("commands.serve:serve", "Serve a trained model at an OpenAI-compatible address."),
+    "worlds": ("commands.worlds:worlds", "Our worlds, and those that trained models imagine: list, serve over OpenEnv, score, look at."),
     "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
-    "shards": ("shards:shards", "Make, inspect and verify WebDataset shards; work on the files of WebRL and WebArena."),
-    "convert": ("convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),
+    "shards": ("commands.shards:shards", "Make, inspect and verify WebDataset shards; work on the files of WebRL and WebArena."),
+    "convert": ("commands.convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),
     "report": ("report.command:report", "Write report.html for one run, or one that compares several; follow a run in the terminal."),
-    "doctor": ("doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),
-    "bench": ("bench:bench", "Benchmarks beside their rivals, recorded in one CSV, held against baselines."),
-    "sampler-host": ("sampler_host:sampler_host", "Lend this machine to a run's samplers; cluster jobs start it."),
+    "doctor": ("commands.doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),
+    "bench": ("commands.bench:bench", "Benchmarks beside their rivals, recorded in one CSV, held against baselines."),
+    "sampler-host": ("commands.sampler_host:sampler_host", "Lend this machine to a run's samplers; cluster jobs start it."),
 }
 HIDDEN = {"sampler-host"}  # nobody types these
 MOVED = {"rollout": "worlds imagine", "watch": "report --live", "web": "shards web"}  # verbs of old, and what they are now

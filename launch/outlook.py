@@ -12,9 +12,9 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from . import recipe as recipes
+from .commands.recipes import catalogue
 from .own import GENERIC
 from .recipe_files import shipped
-from .recipes_command import catalogue
 
 WIDTH = 80
 

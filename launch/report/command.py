@@ -23,7 +23,7 @@ from ...core.errors import ConfigError
 def report(runs: tuple[Path, ...], out: Path | None, live: bool, once: bool, every: float, give_up: float) -> None:
     """Write one offline HTML file about RUNS: result, curves, rollouts, warnings, settings. Works on a running run too."""
     if live:
-        from ..watch import watch
+        from ..commands.watch import watch
 
         run, *others = runs
         if others:

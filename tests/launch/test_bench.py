@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from terrella.benchmarks import record
 from terrella.core.errors import ConfigError, TerrellaError
-from terrella.launch.bench import CHARTS, CURVES, as_baseline, available, bench, draw, judge, run
+from terrella.launch.commands.bench import CHARTS, CURVES, as_baseline, available, bench, draw, judge, run
 
 
 def row(metric: str, value: float, unit: str, impl: str = "terrella") -> record.Row:
@@ -46,7 +46,7 @@ def test_a_benchmark_that_fails_half_way_keeps_what_it_measured(tmp_path: Path, 
         record.append([row("tokens_per_s", 5.0, "tokens/s")], out)
         return 3
 
-    monkeypatch.setattr("terrella.launch.bench.run", half)
+    monkeypatch.setattr("terrella.launch.commands.bench.run", half)
     done = CliRunner().invoke(bench, ["train", "--out", str(out), "--baseline", "--compare"])
     assert isinstance(done.exception, TerrellaError) and done.exception.exit_code == 3 and "1 rows kept as baseline" in done.output
     assert [r.run_id for r in record.read(out)] == ["r1", "baseline:r1"]

@@ -12,9 +12,9 @@ from terrella.core.config import ParallelConfig
 from terrella.core.errors import ConfigError, TerrellaError
 from terrella.core.files import write_json
 from terrella.launch import recipe, rehearse
-from terrella.launch.check_env import check_environment, settings_of
-from terrella.launch.check_preview import Shown, preview
-from terrella.launch.check_recipe import alone, disk_foreseen, look
+from terrella.launch.commands.check_env import check_environment, settings_of
+from terrella.launch.commands.check_preview import Shown, preview
+from terrella.launch.commands.check_recipe import alone, disk_foreseen, look
 from terrella.launch.recipe_files import shipped
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
@@ -361,7 +361,7 @@ def test_an_environment_at_fault_fails_the_check_once(name: str, message: str, t
 )
 def test_code_of_ones_own_that_runs_in_the_ranks_is_imported_apart(code: str, words: str, tmp_path: Path, monkeypatch, capfd) -> None:
     (tmp_path / "my.py").write_text(code)
-    monkeypatch.setattr("terrella.launch.check_recipe.CHECKING_S", 3.0 if "sleep" in code else 40.0)
+    monkeypatch.setattr("terrella.launch.commands.check_recipe.CHECKING_S", 3.0 if "sleep" in code else 40.0)
     config = recipe.load(str(CASES / "own-data.yaml"), (f"stages.rl.algorithm={{kind: '{tmp_path}/my.py:made'}}",))
     lines = failures(config, tmp_path / "run")
     assert [words in line and "stages.rl.algorithm" in line for line in lines] == ([True] if words else []), lines

@@ -12,7 +12,7 @@ from terrella.core.errors import TerrellaError
 from terrella.core.health import BEAT_S
 from terrella.data.schema import TRANSITION
 from terrella.data.shards import ShardWriter
-from terrella.launch.doctor import doctor
+from terrella.launch.commands.doctor import doctor
 
 STEP_S = 0.5
 

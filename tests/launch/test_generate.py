@@ -17,7 +17,7 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import MARK, ByteTokenizer
 from terrella.launch import cli
-from terrella.launch.serve import open_service
+from terrella.launch.commands.serve import open_service
 from terrella.launch.text_model import TextModel, model_folder
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"

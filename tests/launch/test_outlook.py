@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from terrella.launch import recipe
+from terrella.launch.commands.recipes import catalogue
 from terrella.launch.outlook import ending, expected_seconds, in_words, program_name, seconds_left, stage_line
-from terrella.launch.recipes_command import catalogue
 from terrella.tests.launch.synthetic_run import make_run
 
 

@@ -11,10 +11,10 @@ from terrella.core.metrics import MetricsFile
 from terrella.core.run import Run
 from terrella.core.sinks import open_sinks
 from terrella.launch import pace
+from terrella.launch.commands.watch import queue_depths, slow_ranks, utilisation
 from terrella.launch.pace import PROBE_EVERY, WINDOW, Lap, Pace
 from terrella.launch.report.load import RunData
 from terrella.launch.supervise import heartbeat_file, run_workers, standing
-from terrella.launch.watch import queue_depths, slow_ranks, utilisation
 from terrella.rl.journal import Journal
 
 

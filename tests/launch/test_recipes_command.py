@@ -6,8 +6,8 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.launch import cli, recipe
+from terrella.launch.commands.recipes import catalogue
 from terrella.launch.recipe_files import chosen, comes_in_several, find, methods, recipes_of, shipped
-from terrella.launch.recipes_command import catalogue
 from terrella.launch.worker import model_of
 from terrella.models.geometry import count
 from terrella.tests.sampling import few

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError, StorageError
 from terrella.data.png import decode_png
-from terrella.launch.shards import shards
+from terrella.launch.commands.shards import shards
 
 
 def run(*arguments, code=0):

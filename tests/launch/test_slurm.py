@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError, DeadlineError, TerrellaError
-from terrella.launch.launch import launch
+from terrella.launch.commands.launch import launch
 from terrella.launch.slurm import cluster, submit
 from terrella.launch.slurm.render import JOB_SHELL, Plan, cut, load, render, sweep_settings
 from terrella.launch.slurm.settings import SIGNAL_S, JobSettings, seconds

@@ -4,9 +4,9 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
+from terrella.launch.commands.train import replaying
 from terrella.launch.settings.base import OnPolicy
 from terrella.launch.stages.common import split_cut
-from terrella.launch.train import replaying
 from terrella.rl.rollout.config import Rollouts, Validation, Vllm
 from terrella.rl.text_games.splits import RatioSampler
 

@@ -63,7 +63,7 @@ def test_published_updates_control_and_export() -> None:
 def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from terrella.launch.check_recipe import alone
+    from terrella.launch.commands.check_recipe import alone
     from terrella.launch.settings.verbs import Start
     from terrella.launch.worker import STAGES, check_stages
 

@@ -13,8 +13,8 @@ import yaml
 from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError
+from terrella.launch.commands.watch import look, render, sparkline, status
 from terrella.launch.report.command import report
-from terrella.launch.watch import look, render, sparkline, status
 from terrella.tests.launch.synthetic_run import make_run
 
 

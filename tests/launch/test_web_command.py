@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from terrella.core.errors import ConfigError
 from terrella.data.convert.webrl import trajectory_steps
 from terrella.data.tokenizers import PieceTokenizer
-from terrella.launch.web import web
+from terrella.launch.commands.web import web
 from terrella.rl.webrl import release
 from terrella.rl.webrl.scorer import FolderScorer
 from terrella.rl.worlds.web.traces import Trace, TraceStep, write_trace

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from terrella.core.checkpoint import CheckpointReader
 from terrella.core.errors import ConfigError, StorageError
-from terrella.launch.convert import convert
+from terrella.launch.commands.convert import convert
 from terrella.models import formats, hf, nemo
 from terrella.models.convert import open_source
 from terrella.models.families import parameter_names

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from terrella.core.errors import NumericsError, TerrellaError
-from terrella.launch.doctor import look
+from terrella.launch.commands.doctor import look
 from terrella.models import hf
 from terrella.models.convert import open_source
 from terrella.models.families import parameter_names

@@ -19,8 +19,9 @@ from triton.runtime import interpreter, jit
 
 from terrella import kernels
 from terrella.core.metrics import MetricsFile
-from terrella.launch import supervise, train, worker
+from terrella.launch import supervise, worker
 from terrella.launch.cli import main
+from terrella.launch.commands import train
 from terrella.rl.algorithms import common
 
 RECIPE = """\

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from terrella.data.trajectory import Invalid
-from terrella.launch.imagine import evaluate
+from terrella.launch.commands.imagine import evaluate
 from terrella.rl.agents.api import ApiPlayer
 from terrella.rl.agents.config import AgentSettings
 from terrella.rl.agents.evaluate import difference, summarise

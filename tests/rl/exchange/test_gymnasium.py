@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env
 
 from terrella.core.errors import ConfigError
-from terrella.launch.check_env import settings_of
+from terrella.launch.commands.check_env import settings_of
 from terrella.rl.exchange.from_gymnasium import GymnasiumEnvironment
 from terrella.rl.exchange.offers import names
 from terrella.rl.exchange.to_gymnasium import id_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..core.errors import ConfigError
+from ...core.errors import ConfigError
 from .imagine import imagine
 
 
@@ -24,7 +24,7 @@ worlds.add_command(imagine)
 @click.option("--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags.")
 def list_worlds(tag_files: tuple[str, ...]) -> None:
     """Name every world, how long an episode is and what its actions are."""
-    from ..rl.exchange.offers import find_offer, names
+    from ...rl.exchange.offers import find_offer, names
 
     for name in names(*tag_files):
         offer = find_offer(name, *tag_files)
@@ -50,14 +50,14 @@ def serve(what: str, world: str | None, host: str, port: int, clients: int, tag_
     """
     import uvicorn
 
-    from ..rl.exchange.offers import find_offer
-    from ..rl.exchange.to_openenv import app_of
+    from ...rl.exchange.offers import find_offer
+    from ...rl.exchange.to_openenv import app_of
 
     folder = Path(what)
     if folder.is_dir():
         if world is None:
             raise ConfigError(f"{what}: is a folder; name the world that its model imagines with --of NAME (`terrella worlds list`)")
-        from .imagined import Imagining, offer_of
+        from ..imagined import Imagining, offer_of
 
         offer = offer_of(folder, find_offer(world, *tag_files), Imagining(**model), click.echo)
     elif world is not None:
@@ -87,10 +87,10 @@ def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **a
 
     A model is a folder, a run, or any OpenAI-compatible address (its key is read from TERRELLA_API_KEY).
     """
-    from ..core.files import write_json
-    from .language import show
-    from .score import Asked, Decoding, answerer, show_ranking
-    from .score import score as score_models
+    from ...core.files import write_json
+    from ..language import show
+    from ..score import Asked, Decoding, answerer, show_ranking
+    from ..score import score as score_models
 
     how = Decoding(asked.pop("max_new_tokens"), asked.pop("pad_prompts_to"))
     table = score_models([answerer(model, how) for model in models], Asked(kinds=kinds or ("text-game", "web-page"), **asked))

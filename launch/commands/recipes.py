@@ -8,11 +8,11 @@ from typing import Any
 import click
 import yaml
 
-from ..core.errors import ConfigError
-from ..core.files import write_atomic
-from ..core.schema import plain
-from . import recipe as recipes
-from .recipe_files import chosen, find, recipes_of
+from ...core.errors import ConfigError
+from ...core.files import write_atomic
+from ...core.schema import plain
+from .. import recipe as recipes
+from ..recipe_files import chosen, find, recipes_of
 
 CATALOGUE = Path(__file__).parent / "catalogue.yaml"
 

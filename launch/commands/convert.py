@@ -35,7 +35,7 @@ def _say(proof: dict[str, Any], out: Path) -> None:
 @click.option("--shard-gb", type=float, default=5.0, show_default=True, help="Largest safetensors file.")
 def to_hf(source: Path, out: Path, kind: Any, base: Path | None, dtype: str, adapters: Any, shard_gb: float) -> None:
     """Write SOURCE as the Hugging Face folder OUT."""
-    from ..models.convert import to_hf as run
+    from ...models.convert import to_hf as run
 
     _say(run(source, out, kind=kind, base=base, dtype=dtype, adapters=adapters, shard_bytes=int(shard_gb * 2**30)), out)
 
@@ -44,7 +44,7 @@ def to_hf(source: Path, out: Path, kind: Any, base: Path | None, dtype: str, ada
 @_source
 def from_hf(source: Path, out: Path, kind: Any, base: Path | None) -> None:
     """Write SOURCE (a Hugging Face folder or another public format) as the checkpoint OUT."""
-    from ..models.convert import from_any
+    from ...models.convert import from_any
 
     _say(from_any(source, out, kind=kind, base=base), out)
 
@@ -57,7 +57,7 @@ def from_hf(source: Path, out: Path, kind: Any, base: Path | None) -> None:
 @click.option("--public", is_flag=True, help="Make the repository public; private otherwise.")
 def push(folder: Path, repo: str, base: str | None, notes: str, public: bool) -> None:
     """Upload the proven export FOLDER to the hub repository REPO, with a model card and the proof."""
-    from ..models.hub import push as run
+    from ...models.hub import push as run
 
     click.echo(run(folder, repo, base=base, notes=notes, private=not public))
 
@@ -66,8 +66,8 @@ def push(folder: Path, repo: str, base: str | None, notes: str, public: bool) ->
 @_source
 def to_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:
     """Write SOURCE as the NeMo 2 folder OUT. Not verified: no folder written by NeMo has been read."""
-    from ..models.convert import open_source
-    from ..models.nemo import write_nemo
+    from ...models.convert import open_source
+    from ...models.nemo import write_nemo
 
     write_nemo(open_source(source, kind=kind, base=base), out)
     click.echo(f"{out}: written; not verified against NeMo")
@@ -77,6 +77,6 @@ def to_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:
 @_source
 def from_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:
     """Write the NeMo 2 folder SOURCE as the checkpoint OUT. Not verified: no folder written by NeMo has been read."""
-    from ..models.convert import from_any
+    from ...models.convert import from_any
 
     _say(from_any(source, out, kind="nemo", base=base), out)

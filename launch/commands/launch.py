@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from ..core.errors import TerrellaError
-from . import recipe as recipes
-from .recipe_files import chosen
-from .slurm import cluster
-from .slurm import submit as jobs
-from .slurm.render import JOB_SHELL, Plan, render
-from .slurm.settings import RESTARTS, JobSettings
+from ...core.errors import TerrellaError
+from .. import recipe as recipes
+from ..recipe_files import chosen
+from ..slurm import cluster
+from ..slurm import submit as jobs
+from ..slurm.render import JOB_SHELL, Plan, render
+from ..slurm.settings import RESTARTS, JobSettings
 
 
 def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bool) -> None:

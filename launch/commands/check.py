@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from ..core.errors import ConfigError, TerrellaError
-from ..data.trajectory import Invalid
-from . import recipe as recipes
-from .own import chosen_recipe, own_options, require_own
-from .own import settings_of as own_settings
+from ...core.errors import ConfigError, TerrellaError
+from ...data.trajectory import Invalid
+from .. import recipe as recipes
+from ..own import chosen_recipe, own_options, require_own
+from ..own import settings_of as own_settings
 
 
 @click.command()
@@ -104,7 +104,7 @@ def _show(config: recipes.Recipe, job: object) -> None:
 
 
 def _rehearse(config: recipes.Recipe, layout: str | None, keep: Path | None) -> None:
-    from . import rehearse as stage_door
+    from .. import rehearse as stage_door
 
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:

@@ -11,17 +11,17 @@ from functools import partial
 from itertools import count, zip_longest
 from typing import Any
 
-from ..core import schema
-from ..core.errors import ConfigError
-from ..data.tokenizers import ByteTokenizer
-from ..data.trajectory import Invalid
-from ..rl.conversation import text_of
-from ..rl.environment import End, Prompt
-from ..rl.hosted import CHECKING_S, Sealed
-from ..rl.own.config import EnvironmentSettings
-from ..rl.own.tasks import open_tasks
-from ..rl.tasks import EMPTY as EMPTY_BASELINE
-from ..rl.tasks import Tasks
+from ...core import schema
+from ...core.errors import ConfigError
+from ...data.tokenizers import ByteTokenizer
+from ...data.trajectory import Invalid
+from ...rl.conversation import text_of
+from ...rl.environment import End, Prompt
+from ...rl.hosted import CHECKING_S, Sealed
+from ...rl.own.config import EnvironmentSettings
+from ...rl.own.tasks import open_tasks
+from ...rl.tasks import EMPTY as EMPTY_BASELINE
+from ...rl.tasks import Tasks
 
 PLAYED = 8  # tasks of each split that are played
 ODD = 'Ich weiß nicht.\n```{"answer": [1, 2]}```\n\x07'  # what a model may well write

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from ..core import health
-from ..core.environment import versions
-from ..core.errors import TerrellaError
-from ..core.files import read_json
-from ..core.health import Check
-from ..core.lease import RENEW_S, TIMEOUT_S
-from ..core.run import Run
+from ...core import health
+from ...core.environment import versions
+from ...core.errors import TerrellaError
+from ...core.files import read_json
+from ...core.health import Check
+from ...core.lease import RENEW_S, TIMEOUT_S
+from ...core.run import Run
 
 TESTED = {"torch": "2.", "megatron-core": "0.16."}  # major versions the engine is tested with
 STUCK_S = 120.0
@@ -70,7 +70,7 @@ def kernels() -> Check:
     """The head's log-probs and their gradient against double precision."""
     import torch
 
-    from ..kernels import linear_logprob, token_logprob
+    from ...kernels import linear_logprob, token_logprob
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +107,7 @@ def look(path: Path, quick: bool) -> Iterator[Check]:
 
 def checkpoint(path: Path, quick: bool) -> Check:
     """A checkpoint's files, by their stated sizes and digests."""
-    from ..core.checkpoint import CheckpointReader
+    from ...core.checkpoint import CheckpointReader
 
     reader = CheckpointReader(path, verify=not quick)
     size = sum(stated["bytes"] for stated in reader.manifest["files"].values())
@@ -118,7 +118,7 @@ def export(path: Path, quick: bool) -> Check:
     """An exported model against the proof that lies beside it."""
     if quick:
         return Check("ok", str(path), "an export with its proof, not read")
-    from ..models.folder import verify_export
+    from ...models.folder import verify_export
 
     proof = verify_export(path)
     return Check("ok", str(path), f"export of {len(proof['tensors']) or len(proof['files'])} proven parts, every byte as it was written")
@@ -128,7 +128,7 @@ def shards(path: Path, quick: bool) -> Check:
     """Shards, every member of them."""
     if quick:
         return Check("ok", str(path), f"{len(list(path.glob('*.tar')))} shards, not read")
-    from ..data.shards.verify import verify
+    from ...data.shards.verify import verify
 
     found = verify(str(path), quarantine=False, tell=lambda done, total: None)
     if found.problems:
@@ -139,8 +139,8 @@ def shards(path: Path, quick: bool) -> Check:
 
 def run_directory(path: Path, quick: bool) -> Iterator[Check]:
     """Why a run is stopped, stuck, slow or diverging."""
-    from .report.health import check_metrics
-    from .report.load import load_run
+    from ..report.health import check_metrics
+    from ..report.load import load_run
     from .watch import slow_ranks
 
     run = load_run(path)

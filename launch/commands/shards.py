@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.errors import ConfigError, StorageError
+from ...core.errors import ConfigError, StorageError
 from .web import web
 
 if TYPE_CHECKING:
-    from ..data.shards import ShardSet
+    from ...data.shards import ShardSet
 
 
 @click.group()
@@ -60,8 +60,8 @@ def make(
     as_json: bool,
 ) -> None:
     """Convert SOURCE with CONVERTER into shards at OUT. Without arguments: list the converters."""
-    from ..core.progress import Progress
-    from ..data.convert import CONVERTERS, ConvertReport, convert
+    from ...core.progress import Progress
+    from ...data.convert import CONVERTERS, ConvertReport, convert
 
     if converter is None:
         for name, c in CONVERTERS.items():
@@ -119,13 +119,13 @@ def teacher(
 
     Every answer is noted in OUT.responses.jsonl as it comes: after an interruption the same command asks only what is missing.
     """
-    from ..core.progress import Progress
-    from ..data.schema import PAIR
-    from ..data.shards import ShardSet, ShardWriter
-    from ..data.tokenizers import load_tokenizer
-    from ..models.hub import resolve
-    from ..rl.language import read_pair
-    from ..rl.text_games.teacher import Harvest, Teacher, reasoned_samples
+    from ...core.progress import Progress
+    from ...data.schema import PAIR
+    from ...data.shards import ShardSet, ShardWriter
+    from ...data.tokenizers import load_tokenizer
+    from ...models.hub import resolve
+    from ...rl.language import read_pair
+    from ...rl.text_games.teacher import Harvest, Teacher, reasoned_samples
 
     words, found = load_tokenizer(resolve(tokenizer)), ShardSet(source)
     count = min(n or len(found), len(found))
@@ -157,9 +157,9 @@ def teacher(
 @click.option("--lines", default=40, show_default=True, help="Most lines of one field.")
 def inspect(where: str, which: str, png: Path | None, lines: int) -> None:
     """Show one sample of the shards at WHERE."""
-    from ..data.png import encode_png
-    from ..data.preview import contact_sheet, describe
-    from ..data.shards import ShardSet
+    from ...data.png import encode_png
+    from ...data.preview import contact_sheet, describe
+    from ...data.shards import ShardSet
 
     found = ShardSet(where)
     sample = _by_key(found, which)
@@ -191,8 +191,8 @@ def _by_key(found: ShardSet, key: str) -> dict[str, Any] | None:
 @click.option("--json", "as_json", is_flag=True)
 def verify(where: str, quarantine: bool, as_json: bool) -> None:
     """Read everything at WHERE: sizes, checksums, every member, schemas, keys that occur twice."""
-    from ..core.progress import Progress
-    from ..data.shards.verify import verify as check
+    from ...core.progress import Progress
+    from ...data.shards.verify import verify as check
 
     progress: list[Progress] = []
 
@@ -220,7 +220,7 @@ def verify(where: str, quarantine: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True)
 def stats(where: str, as_json: bool) -> None:
     """Counts and sizes at WHERE, from the indexes alone."""
-    from ..data.shards.verify import statistics
+    from ...data.shards.verify import statistics
 
     told = statistics(where)
     if as_json:
@@ -242,7 +242,7 @@ def head(where: str, count: int, seed: int | None) -> None:
     """The first samples at WHERE, one JSON line each (arrays by their shape)."""
     import numpy as np
 
-    from ..data.shards import Reader, ShardSet, ShuffledOrder
+    from ...data.shards import Reader, ShardSet, ShuffledOrder
 
     found = ShardSet(where)
     order = ShuffledOrder(found.counts, seed=seed or 0, shuffle=seed is not None)

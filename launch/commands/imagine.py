@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from ..core.errors import ConfigError
-from ..core.files import write_atomic, write_json
-from ..core.progress import Progress
+from ...core.errors import ConfigError
+from ...core.files import write_atomic, write_json
+from ...core.progress import Progress
 
 FRESH_SEED = 5_000_000  # rooms no shipped recipe trains on
 
@@ -32,10 +32,10 @@ def _options(command: Any) -> Any:
 
 def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int) -> tuple[Any, Any, list]:
     """Dynamics, a sampler on the folder's weights, and the tasks."""
-    from ..models.families import parameter_names
-    from ..models.hf import read_config, weight_source
-    from ..rl.grid.imagination import GridDynamics, make_task
-    from ..rl.rollout.embedded import EmbeddedSampler
+    from ...models.families import parameter_names
+    from ...models.hf import read_config, weight_source
+    from ...rl.grid.imagination import GridDynamics, make_task
+    from ...rl.rollout.embedded import EmbeddedSampler
 
     if not model.is_dir():
         raise ConfigError(f"--model {model}: no such folder")
@@ -51,8 +51,8 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
 
 def _drift(dynamics: Any, sampler: Any, tasks: list, steps: int, name: str, temperatures: tuple[float, ...], seed: int) -> dict[str, Any]:
     """The table of imagined grids that still equal the true ones after 1, 2, ... steps."""
-    from ..rl.grid.evaluate import imagine
-    from ..rl.text_games.world import drift_table
+    from ...rl.grid.evaluate import imagine
+    from ...rl.text_games.world import drift_table
 
     hits = {"copy": [[task.state == task.truths[k] for task in tasks] for k in range(steps)]}
     for temperature in temperatures:
@@ -116,8 +116,8 @@ def evaluate(
     WORLD is a Sokoban tag, or text-game or web-page for language world models. With --url any tag plays: the served model is then
     an agent in that world, on --n seeds from 123.
     """
-    from ..rl.grid.evaluate import copy_baseline, imagine, score_predictions, summarise
-    from .language import DOMAINS, evaluate_language, show
+    from ...rl.grid.evaluate import copy_baseline, imagine, score_predictions, summarise
+    from ..language import DOMAINS, evaluate_language, show
 
     if world in DOMAINS:
         evaluate_language(
@@ -139,8 +139,8 @@ def evaluate(
         )
         return
     if url:
-        from ..rl.agents.config import AgentSettings
-        from .agent_api import evaluate_agent
+        from ...rl.agents.config import AgentSettings
+        from ..agent_api import evaluate_agent
 
         evaluate_agent(
             world,
@@ -186,7 +186,7 @@ def evaluate(
 @click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
 def imagine(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float) -> None:
     """Imagine trajectories with a world model of WORLD and print them, or write them as JSON lines."""
-    from ..rl.grid import evaluate as grid
+    from ...rl.grid import evaluate as grid
 
     dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
     _, episodes = grid.imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)

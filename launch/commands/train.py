@@ -11,20 +11,20 @@ from pathlib import Path
 
 import click
 
-from ..core import run as runs
-from ..core import schema
-from ..core.errors import ConfigError, Stopped
-from ..core.ports import free_port
-from ..core.profile import PROFILE_VARIABLE
-from ..core.secret import make_secret, read_secret
-from . import recipe as recipes
-from .back import back_to as undo_to
-from .extend import explain, extend, with_steps
-from .extras import require_packages
-from .nodes import GATHER_S, Place, gather, introduce, join, require_shared
-from .own import chosen_recipe, own_options, require_own, settings_of
-from .settings.verbs import Collect
-from .supervise import STOPPED, Span, run_workers
+from ...core import run as runs
+from ...core import schema
+from ...core.errors import ConfigError, Stopped
+from ...core.ports import free_port
+from ...core.profile import PROFILE_VARIABLE
+from ...core.secret import make_secret, read_secret
+from .. import recipe as recipes
+from ..back import back_to as undo_to
+from ..extend import explain, extend, with_steps
+from ..extras import require_packages
+from ..nodes import GATHER_S, Place, gather, introduce, join, require_shared
+from ..own import chosen_recipe, own_options, require_own, settings_of
+from ..settings.verbs import Collect
+from ..supervise import STOPPED, Span, run_workers
 
 
 @click.command()
@@ -165,7 +165,7 @@ def _on_ray(
     profile: bool,
     steps: tuple[str, ...],
 ) -> int:
-    from .on_ray import RayJob, run_on_ray
+    from ..on_ray import RayJob, run_on_ray
 
     recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
     words = ["train", recipe, "--run", str(folder.absolute()), "--wait", "120", *(["--until", until] if until else [])]
@@ -197,15 +197,15 @@ def _raise_if_stopped(folder: Path, code: int) -> None:
 
 
 def _report(folder: Path) -> None:
-    from .report import build_report
+    from ..report import build_report
 
     build_report(folder)
 
 
 def _tell(folder: Path) -> None:
     """What happened, in plain words, and where to look. A rehearsal's folder goes with it, and its model learnt nothing."""
-    from .outlook import ending
-    from .rehearse import REHEARSAL_VARIABLE
+    from ..outlook import ending
+    from ..rehearse import REHEARSAL_VARIABLE
 
     if os.environ.get(REHEARSAL_VARIABLE):
         return

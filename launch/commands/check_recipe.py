@@ -13,19 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.by_path import ByPath
-from ..core.config import ParallelConfig, check_layout
-from ..core.errors import ConfigError, TerrellaError, describe_error, missing_extra
-from ..core.health import Check
-from ..core.run import require_ours
-from ..models.geometry import count
-from ..rl.hosted import CHECKING_S
-from .extras import needed
-from .plan.layout import Layout, Work
-from .plan.memory import memory
-from .recipe import Recipe
-from .settings.base import Export, OnPolicy, dealt_evenly
-from .worker import model_of, stage_check
+from ...core.by_path import ByPath
+from ...core.config import ParallelConfig, check_layout
+from ...core.errors import ConfigError, TerrellaError, describe_error, missing_extra
+from ...core.health import Check
+from ...core.run import require_ours
+from ...models.geometry import count
+from ...rl.hosted import CHECKING_S
+from ..extras import needed
+from ..plan.layout import Layout, Work
+from ..plan.memory import memory
+from ..recipe import Recipe
+from ..settings.base import Export, OnPolicy, dealt_evenly
+from ..worker import model_of, stage_check
 
 SAVED = {"fp32": 4.0, "bf16": 2.0}  # bytes of a parameter
 TRAINED = 12.0  # bytes of a trained parameter in a checkpoint: fp32 weight and two moments
@@ -256,8 +256,8 @@ def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
 
 def alone(recipe: Recipe, folder: Path) -> Any:
     """The job as its only rank would see it; nothing is written."""
-    from ..core.mesh import Mesh
-    from ..core.run import Run
-    from .job import Job
+    from ...core.mesh import Mesh
+    from ...core.run import Run
+    from ..job import Job
 
     return Job(recipe, Run(folder, ""), Mesh(0, 1, ParallelConfig()), model_of(recipe))

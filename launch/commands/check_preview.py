@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ConfigError, TerrellaError
-from ..data.trajectory import Invalid, Trajectory
-from ..models.geometry import count
-from .recipe import Recipe
-from .settings.verbs import Reinforce, Score
+from ...core.errors import ConfigError, TerrellaError
+from ...data.trajectory import Invalid, Trajectory
+from ...models.geometry import count
+from ..recipe import Recipe
+from ..settings.verbs import Reinforce, Score
 
 LARGEST = {"cpu": 7e8, "cuda": 2e10}  # parameters of a model that is loaded to answer
 ANSWER_TOKENS = 64  # sampled at most: enough to see what a model does
@@ -51,7 +51,7 @@ class _Random:
         self.vocabulary, self.draw = vocabulary, random.Random(0)
 
     def generate(self, requests: list[Any]) -> list[Any]:
-        from ..rl.rollout.sampler import Sample
+        from ...rl.rollout.sampler import Sample
 
         made = []
         for request in requests:
@@ -79,7 +79,7 @@ def preview(recipe: Recipe, job: Any) -> Shown | str:
             f"stages: {stage.name}: a prompt of {len(request.ids)} tokens and max_new_tokens = {limit} exceed "
             f"model.max_positions = {job.model.max_positions}"
         )
-    from ..rl.language import readable
+    from ...rl.language import readable
 
     text = tokenizer.decode(list(request.ids), keep_special=True)
     said = answer.reason if isinstance(answer, Invalid) else readable(tokenizer, answer.ids)
@@ -102,10 +102,10 @@ def _sampler(recipe: Recipe, tokenizer: Any) -> tuple[Any, str]:
     size, device = count(recipe.model).total, "cuda" if torch.cuda.is_available() else "cpu"
     if size > LARGEST[device]:
         return _Random(tokenizer.vocab_size), f"at random: {size / 1e9:.1f} B parameters take too long to load here"
-    from ..models.families import parameter_names
-    from ..models.hf import read_config, weight_source
-    from ..models.hub import resolve
-    from ..rl.rollout.embedded import EmbeddedSampler
+    from ...models.families import parameter_names
+    from ...models.hf import read_config, weight_source
+    from ...models.hub import resolve
+    from ...rl.rollout.embedded import EmbeddedSampler
 
     folder = resolve(named)
     config = read_config(folder)
@@ -120,7 +120,7 @@ Opened = tuple[Any, int | None, Callable[[Any, int], Trajectory]]
 
 @contextmanager
 def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator[Opened]:
-    from .stages.verbs import environment
+    from ..stages.verbs import environment
 
     with environment(stage, job) as tasks:
         split, temperature = ("train", stage.temperature) if isinstance(stage, Reinforce) else ("test", stage.temperatures[0])

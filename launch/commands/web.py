@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ..core.errors import ConfigError
+from ...core.errors import ConfigError
 
 FOLDER = click.Path(path_type=Path)
 
@@ -40,8 +40,8 @@ def process_data(
     seed: int,
 ) -> None:
     """Rollouts to trajectories of steps (stage 1), and to the steps that a phase trains on (stage 2)."""
-    from ..core.progress import Progress
-    from ..rl.webrl import release
+    from ...core.progress import Progress
+    from ...rl.webrl import release
 
     if output_path.suffix != ".jsonl":
         raise ConfigError(f"--output-path {output_path}: name a .jsonl file; pickled files are read, never written")
@@ -52,7 +52,7 @@ def process_data(
             raise ConfigError("--rollout-path: stage 1 needs the result folder")
         found = release.read_rollouts(rollout_path)
         if add_reward:
-            from ..rl.webrl.scorer import FolderScorer
+            from ...rl.webrl.scorer import FolderScorer
 
             assert orm_path is not None
             model, progress, judged = FolderScorer(orm_path), Progress("judged", max(len(found.rollouts), 1)), 0
@@ -72,7 +72,7 @@ def process_data(
         for reason, count in found.dropped.items():
             click.echo(f"  dropped {count}: {reason}")
     if 2 in stages:
-        from ..rl.webrl.scorer import FolderScorer
+        from ...rl.webrl.scorer import FolderScorer
 
         if actor_path is None and experience_paths:
             raise ConfigError("--actor-path: stage 2 asks the current actor about earlier steps")
@@ -101,8 +101,8 @@ def gen_task(failed: Path, out: Path, url: str, model: str, count: int, feasible
 
     The filter by a critic's value is part of the stage web-tasks, which has the critic.
     """
-    from ..rl.webrl import release
-    from ..rl.webrl.chat import ChatApi
+    from ...rl.webrl import release
+    from ...rl.webrl.chat import ChatApi
 
     made, counts = release.generate_tasks(release.read_lines(failed), ChatApi(url, model), count, seed, feasible)
     release.write_lines(out, made, append=True)
@@ -117,8 +117,8 @@ def gen_task(failed: Path, out: Path, url: str, model: str, count: int, feasible
 @click.option("--out", type=FOLDER, help="Folder to write to; beside RAW by default.")
 def generate_test_data(raw: Path, addresses: tuple[str, ...], out: Path | None) -> None:
     """Put addresses into the task file RAW: NAME.json with all tasks, and NAME/0.json and so on with one each."""
-    from ..rl.webrl import release
-    from ..rl.worlds.web.tasks import REAL_PLACEHOLDERS
+    from ...rl.webrl import release
+    from ...rl.worlds.web.tasks import REAL_PLACEHOLDERS
 
     known = {n: os.environ[n] for n in (p.strip("_") for p in REAL_PLACEHOLDERS) if os.environ.get(n)}
     for pair in addresses:
@@ -143,7 +143,7 @@ def generate_test_data(raw: Path, addresses: tuple[str, ...], out: Path | None) 
 @click.option("--json", "as_json", is_flag=True)
 def score(result: Path, tasks: Path, as_json: bool) -> None:
     """Success of the episodes in RESULT on the TASKS of a list file, by site, with 95 % intervals."""
-    from ..rl.webrl import release
+    from ...rl.webrl import release
 
     table, solved = release.score_table(result, json.loads(tasks.read_text(encoding="utf-8")))
     if as_json:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.errors import ConfigError, TerrellaError
+from ...core.errors import ConfigError, TerrellaError
 
 if TYPE_CHECKING:
-    from .text_model import TextModel
+    from ..text_model import TextModel
 
 BODY_LIMIT = 16 << 20
 READ_S = 60.0  # a client that sends nothing for so long is let go
@@ -29,8 +29,8 @@ READ_S = 60.0  # a client that sends nothing for so long is let go
 @click.option("--name", help="Name of the model in requests; default the folder's. (Of the machine, for a sampler host.)")
 def serve(model: Path, host: str, port: int, name: str | None) -> None:
     """Serve the model of a run or of a Hugging Face folder at http://HOST:PORT/v1 until Ctrl-C. The folder is only read."""
-    from ..rl.rollout.hosts import VARIABLE
-    from .text_model import TextModel, model_folder
+    from ...rl.rollout.hosts import VARIABLE
+    from ..text_model import TextModel, model_folder
 
     if os.environ.get(VARIABLE, "").rpartition(":")[0] == str(model):  # in job scripts of before `terrella sampler-host`
         from .sampler_host import lend

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..core.errors import ConfigError, TerrellaError
-from ..core.files import make_folder, write_atomic
+from ...core.errors import ConfigError, TerrellaError
+from ...core.files import make_folder, write_atomic
 
 if TYPE_CHECKING:
-    from ..benchmarks.record import Row
+    from ...benchmarks.record import Row
 
 # name -> what it measures; the module of the same name under benchmarks/ does it
 BENCHES = {
@@ -67,7 +67,7 @@ def available() -> list[str]:
 @click.option("--baseline", is_flag=True, help="Keep our new figures as the baseline rows of this GPU.")
 def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare: bool, charts: Path | None, baseline: bool) -> None:
     """Run benchmark NAME; further OPTIONS are its own (try `terrella bench train -- --help`). Without NAME: list them."""
-    from ..benchmarks import record
+    from ...benchmarks import record
 
     if charts:
         for drawn in draw(record.read(out or record.RESULTS), charts):
@@ -109,7 +109,7 @@ def run(command: list[str]) -> int:
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
     """Every chart that the record has figures for. Each shows one run on one machine, a GPU where there is one."""
-    from ..benchmarks import curves, record
+    from ...benchmarks import curves, record
 
     written = []
     for file, (bench, metric, title) in CURVES.items():
@@ -130,7 +130,7 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
 
 def judge(old: list[Row], new: list[Row]) -> None:
     """Raise when something got worse than its newest baseline."""
-    from ..benchmarks import record
+    from ...benchmarks import record
 
     known = {(r.bench, r.case, r.impl, r.metric, r.gpu) for r in old if r.run_id.startswith(record.BASELINE)}
     compared = [r for r in new if (r.bench, r.case, r.impl, r.metric, r.gpu) in known]
@@ -148,6 +148,6 @@ def as_baseline(row: Row) -> Row:
     """The row marked as what later runs are held against."""
     from dataclasses import replace
 
-    from ..benchmarks import record
+    from ...benchmarks import record
 
     return replace(row, run_id=f"{record.BASELINE}{row.run_id}")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, DeadlineError
-from ..core.files import read_json
-from ..core.progress import clock
-from .report.curves import short
-from .report.health import Finding, check_metrics, series
-from .report.load import RunData, load_run, number
+from ...core.errors import ConfigError, DeadlineError
+from ...core.files import read_json
+from ...core.progress import clock
+from ..report.curves import short
+from ..report.health import Finding, check_metrics, series
+from ..report.load import RunData, load_run, number
 
 RECENT = 20  # records that the speed and the time left are judged by
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -69,9 +69,9 @@ def seconds_left(points: list[dict[str, Any]], step: int, total: int | None) -> 
 
 def utilisation(run: RunData, tokens_per_s: float) -> float | None:
     """Share of the GPUs' bf16 peak that the tokens' forward and backward passes take; None on GPUs that the planner does not know."""
-    from ..models.config import ModelConfig
-    from ..models.geometry import count
-    from .plan.machine import GPUS
+    from ...models.config import ModelConfig
+    from ...models.geometry import count
+    from ..plan.machine import GPUS
 
     names = (run.environment.get("hardware") or {}).get("gpus") or [""]
     gpu = next((gpu for key, gpu in GPUS.items() if key.upper() in names[0]), None)
@@ -82,7 +82,7 @@ def utilisation(run: RunData, tokens_per_s: float) -> float | None:
 
 def queue_depths(folder: Path) -> dict[str, int]:
     """Prompts given out and not yet trained on, and continuations of the newest weights, from a stage's journal."""
-    from ..rl.journal import SAMPLES, Journal
+    from ...rl.journal import SAMPLES, Journal
 
     if not folder.is_dir():
         return {}
@@ -99,7 +99,7 @@ def queue_depths(folder: Path) -> dict[str, int]:
 
 def slow_ranks(folder: Path) -> list[str]:
     """Ranks that the run itself found to hold the others up, in words."""
-    from .pace import SLOW, Slow
+    from ..pace import SLOW, Slow
 
     return [Slow(**slow).text() for slow in (read_json(folder / SLOW) or {"ranks": []})["ranks"]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .nodes import count_gpus
+from ..nodes import count_gpus
 
 
 @click.command("sampler-host")
@@ -20,7 +20,7 @@ def sampler_host(folder: Path, name: str | None) -> None:
 
 def lend(folder: Path, name: str | None) -> None:
     """Be a sampler host until a signal."""
-    from ..rl.rollout.hosts import Host
+    from ...rl.rollout.hosts import Host
 
     host = Host(name, count_gpus())
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..core.errors import ConfigError
+from ...core.errors import ConfigError
 
 
 @click.command()
@@ -34,7 +34,7 @@ def generate(
 
     Without a prompt: a chat where the model has a chat template, otherwise a prompt that the run itself recorded.
     """
-    from .text_model import TextModel, model_folder
+    from ..text_model import TextModel, model_folder
 
     model_folder(model)  # a wrong path is told before torch is loaded
     loaded = TextModel(model)
@@ -69,7 +69,7 @@ def _chat(loaded: Any, system: str | None, settings: dict[str, Any], seed: int) 
 
 def _recorded(run: Path) -> str:
     """A prompt that the run's model was given."""
-    from .report.rollouts import recorded_prompt
+    from ..report.rollouts import recorded_prompt
 
     prompt = recorded_prompt(run)
     if prompt is None:
