@@ -52,10 +52,11 @@ def _lineage(recipe: Recipe, model: str) -> list[Any]:
 
 
 def _stage_lines(job: Job, model: str) -> Iterator[str]:
+    stage: Any
     for stage in _lineage(job.recipe, model):
         outcome = job.outcome(stage.name)
         counts = [f"{outcome[key]:,} {words}" for key, words in (("steps", "steps"), ("tokens", "gradient tokens")) if outcome.get(key)]
-        algorithm = [stage.algorithm.kind] if isinstance(stage, OnPolicy) else []
+        algorithm = [stage.algorithm.kind] if hasattr(stage, "algorithm") else []
         yield f"- Stage `{stage.name}`: {', '.join([stage.kind, *algorithm, *counts])}"
 
 
