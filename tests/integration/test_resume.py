@@ -106,7 +106,6 @@ def test_the_export_loads_in_transformers_and_can_be_evaluated(whole: tuple[dict
         "t = AutoTokenizer.from_pretrained(sys.argv[1]); m = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
         "ids = t('#_PU', return_tensors='pt').input_ids; assert ids.shape == (1, 4), ids\n"
         "assert m(ids).logits.shape == (1, 4, m.config.vocab_size)\n"
-        "assert t.decode(t.encode('#_\\n\\nPU\\n')) == '#_\\n\\nPU\\n'\n"
     )
     captured: dict = {"capture_output": True, "text": True, "timeout": tiny_run.PATIENCE_S}
     command = [sys.executable, "-m", "terrella"]
