@@ -255,8 +255,8 @@ def _short(error: Exception) -> str:
 
 def _text_of(path: Path) -> Any:
     """The bytes of a file: mapped, or unpacked where it is a .gz."""
-    if path.exists() and not path.is_file():  # reading from a pipe would wait for ever
-        raise ConfigError(f"{path}: is no regular file")
+    if path.exists() and (not path.is_file() or path.resolve().parts[1:2] in (("proc",), ("sys",))):  # reading may wait for ever
+        raise ConfigError(f"{path}: is no regular file on a disk")
     with storage_errors(path), open(path, "rb") as stream:
         if path.suffix != ".gz":
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""

@@ -14,7 +14,7 @@ from ...core.schema import plain
 from .. import recipe as recipes
 from ..recipe_files import chosen, find, recipes_of
 
-CATALOGUE = Path(__file__).parent / "catalogue.yaml"
+CATALOGUE = Path(__file__).parent.parent / "catalogue.yaml"
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
