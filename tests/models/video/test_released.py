@@ -274,7 +274,7 @@ def test_a_folder_that_is_something_else_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(told))
     held = load_released(tmp_path, 64, 64)  # names of an older diffusers, and a table that follows from the levels
     assert all(torch.equal(a, b) for a, b in zip(held.state_dict().values(), model.state_dict().values(), strict=True))
-    with pytest.raises(ConfigError, match=r"config\.json: levels is .*the recipe's video\.tokenizer has \[5, 5\]"):
+    with pytest.raises(ConfigError, match=r"config\.json: levels is .*the recipe's env\.tokenizer has \[5, 5\]"):
         check_released(tmp_path, replace(config, levels=[5, 5]))
     with pytest.raises(ConfigError, match=r"pos_emb has shape \[256, 16\], the configuration asks for \[320, 16\]"):
         load_released(tmp_path, 64, 80)
