@@ -22,7 +22,7 @@ def sites() -> WebSiteEnvironment:
 
 
 def test_several_processes_play_what_one_plays(sites) -> None:
-    oracle = Oracle(replace(sites, astray=0.7, noise=0.2), Prompter(ByteTokenizer(), 100_000), "strayed", 3)
+    oracle = Oracle(replace(sites, astray=0.7, noise=0.2, max_prompt_tokens=600), Prompter(ByteTokenizer(), 100_000), "strayed", 3)
     asked = [(task, number, sample) for number, task in enumerate(pool_of(sites)[:6]) for sample in (0, 1)]
     alone = list(ordered_map(oracle.demonstrated, asked, 0))
     assert list(ordered_map(replace(oracle).demonstrated, asked, 2, 2)) == alone
@@ -32,7 +32,7 @@ def test_several_processes_play_what_one_plays(sites) -> None:
 
 
 def test_only_right_steps_of_successes_are_imitated_and_all_are_kept(sites) -> None:
-    tasks = SiteTasks(replace(sites, astray=0.7, noise=0.2), ByteTokenizer(), None)
+    tasks = SiteTasks(replace(sites, astray=0.7, noise=0.2, max_prompt_tokens=600), ByteTokenizer(), None)
     tasks.stage, tasks.seed = "strayed", 3
     seats = [tasks.episode(task, number, 0) for number, task in enumerate(tasks.chosen(8))]
     played = tasks.play(tasks.player(seats), seats, tasks.params(1, 1.0), 0)
