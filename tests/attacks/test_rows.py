@@ -143,6 +143,9 @@ def test_odd_files_are_read_or_named(tmp_path: Path) -> None:
         make(tmp_path / name / "a.jsonl")
         with pytest.raises(TerrellaError, match=rf"{name}/a\.jsonl"):  # and does not wait for a writer
             use(tmp_path / name)
+    (tmp_path / "kernel.jsonl").symlink_to("/proc/self/status")  # reading others of them, such as /proc/kmsg, never ends
+    with pytest.raises(TerrellaError, match=r"kernel\.jsonl: is no regular file on a disk"):
+        use(tmp_path / "kernel.jsonl")
 
 
 def test_tables_with_types_that_json_has_not(tmp_path: Path) -> None:
