@@ -54,6 +54,16 @@ def test_unknown_verb_exits_2_with_the_list() -> None:
     assert "unknown verb 'trian'" in done.stderr and "train" in done.stderr
 
 
+@pytest.mark.parametrize(("verb", "now"), cli.MOVED.items())
+def test_an_old_verb_is_refused_with_its_new_name(verb: str, now: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([verb, "x"])
+    assert caught.value.code == 2 and f"'{verb}' is now `terrella {now}`" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*now.split(), "--help"])
+    assert caught.value.code == 0
+
+
 @pytest.mark.parametrize("verb", list(VERBS))
 def test_every_verb_answers_help(verb: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as caught:
