@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from ...models.gpt import build_gpt
 from ...models.hf import import_hf, is_added, require_same, weight_source
 from ...models.hub import resolve
 from ...models.lora import LoraConfig, merged
-from ...rl.rollout.config import Embedded, SamplerConfig, Validation
+from ...rl.rollout.config import Embedded, SamplerConfig, Validation, Vllm
 from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import Sampler
 from ..job import Job, StopRequested
@@ -223,18 +224,34 @@ class Checkpoints:
 
 
 def sampler_of(stage: Any, job: Job) -> SamplerConfig:
-    """What an evaluation samples with: its own choice, or that of the recipe's first RL stage."""
+    """What an evaluation samples with: its own choice, or that of the recipe's first RL stage, which is sent whole models."""
+    if stage.sampler is not None:
+        return stage.sampler
     trained = (other.rollouts.sampler for other in job.recipe.stages if isinstance(other, OnPolicy))
-    return stage.sampler or next(trained, Embedded())
+    first = next(trained, Embedded())
+    return replace(first, adapters_only=False) if isinstance(first, Vllm) else first
 
 
 @contextmanager
-def sampling(job: Job, stage: str, engine: Engine, settings: SamplerConfig) -> Iterator[Sampler]:
-    """The recipe's sampler on an engine whose weights do not change, ended with the block. Every rank opens it; leaders sample."""
+def sampling(job: Job, stage: str, settings: SamplerConfig) -> Iterator[Callable[[str], AbstractContextManager[tuple[Sampler, Engine]]]]:
+    """One sampler for all models of an evaluation, ended with the block: servers start once. Every rank opens it; leaders sample.
+
+    What it yields brings a stage's final weights into the sampler and its engine, which has the device again when that block ends.
+    """
+    engine = build_engine(job, None)
     opened = open_sampler(settings, engine, job.model, job.stage_folder(stage) / "sampler", mesh=job.mesh)
-    try:
+
+    @contextmanager
+    def of(model: str) -> Iterator[tuple[Sampler, Engine]]:
+        load_final(job, engine, model, plain=True)
+        engine.steps += 1  # a version of its own: nothing that was computed for the model before is used
         if opened.publish is not None:
             opened.publish(engine.steps)
-        yield opened.sampler
+        yield opened.sampler, engine
+        if opened.rest is not None:
+            opened.rest()
+
+    try:
+        yield of
     finally:
         opened.close()

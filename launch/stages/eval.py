@@ -19,7 +19,7 @@ from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Arm, Score, Tune
-from .common import build_engine, sampler_of, sampling
+from .common import sampler_of, sampling
 from .verbs import environment, require_judged, require_tasks
 
 
@@ -43,18 +43,19 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
         kinds: dict[str, str] = {other.name: other.kind for other in job.recipe.stages}
         rounds = len(stage.compared) * len(stage.temperatures) * len(parts)
         progress = Progress(stage.name, rounds, speak=job.mesh.is_main)
-        for arm in stage.compared:
-            engine = build_engine(job, None, arm.model)
-            with _met_by(arm, stage, job, tasks) as met, sampling(job, stage.name, engine, sampler_of(stage, job)) as sampler:
-                job.mesh.from_main(lambda met=met: met.reset(TEST))
-                for temperature in stage.temperatures:
+        with sampling(job, stage.name, sampler_of(stage, job)) as of:
+            for arm in stage.compared:
+                with _met_by(arm, stage, job, tasks) as met:
+                    with of(arm.model) as (sampler, engine):
+                        job.mesh.from_main(lambda met=met: met.reset(TEST))
+                        for temperature in stage.temperatures:
+                            for part, asked in parts.items():
+                                kept = met.shown_as(arm.model, temperature, part)
+                                shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
+                                judged[arm.name, temperature, part] = _play(stage, job, met, sampler, asked, temperature, kept)
+                                progress.update(len(judged))
                     for part, asked in parts.items():
-                        kept = met.shown_as(arm.model, temperature, part)
-                        shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
-                        judged[arm.name, temperature, part] = _play(stage, job, met, sampler, asked, temperature, kept)
-                        progress.update(len(judged))
-                for part, asked in parts.items():
-                    probes[arm.name, part] = met.probe(partial(_logprobs, engine), asked)
+                        probes[arm.name, part] = met.probe(partial(_logprobs, engine), asked)
         evaluation = Evaluation(
             stage.names,
             stage.temperatures,

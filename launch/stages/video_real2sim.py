@@ -22,7 +22,7 @@ from ...rl.video.real2sim import ENDINGS, WorldModelSimulator, agreement, policy
 from ...rl.worlds.tabletop import TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
-from .common import build_engine, sampler_of, sampling
+from .common import sampler_of, sampling
 from .verbs import made_by
 from .video_data import video_settings
 
@@ -52,14 +52,15 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     found: dict[str, dict[str, int]] = {}
     progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)
     done = 0
-    for name in stage.models:
-        found[name] = {}
-        mine = job.mesh.share(range(stage.episodes))
-        with sampling(job, stage.name, build_engine(job, None, name), sampler_of(stage, job)) as sampler:
-            for task, policy in product(stage.tasks, stage.policies):
-                given = (stage, job, sampler, decoder, bins, task, policy, mine, np.asarray(truth["first"][task]))
-                found[name][f"{task}/{policy}"] = sum(job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g))))
-                progress.update(done := done + 1)
+    mine = job.mesh.share(range(stage.episodes))
+    with sampling(job, stage.name, sampler_of(stage, job)) as of:
+        for name in stage.models:
+            found[name] = {}
+            with of(name) as (sampler, _):
+                for task, policy in product(stage.tasks, stage.policies):
+                    given = (stage, job, sampler, decoder, bins, task, policy, mine, np.asarray(truth["first"][task]))
+                    found[name][f"{task}/{policy}"] = sum(job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g))))
+                    progress.update(done := done + 1)
     told = describe(stage, truth, found)
     if job.mesh.is_main:
         job.run.write_result(stage.name, told["table"])
