@@ -1,6 +1,7 @@
 """Terrella trains world models, and the agents that live in them, with RL from verifiable rewards.
 
-From Python: `train` and `evaluate` do what the command line does; `Environment` and `Invalid` are for a task of one's own.
+From Python: `train` and `evaluate` do what the command line does; `Environment` and `Invalid` are for a task of one's
+own.
 """
 
 from __future__ import annotations

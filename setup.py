@@ -29,12 +29,29 @@ def version() -> str:
     return line.group(1)
 
 
-EXTRAS = ["data", "vllm", "vllm-cpu", "ray", "te", "fa4", "nemo", "video", "web", "miniwob", "worlds", "openenv", "verifiers", "dev"]
+EXTRAS = [
+    "data",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "te",
+    "fa4",
+    "nemo",
+    "video",
+    "web",
+    "miniwob",
+    "worlds",
+    "openenv",
+    "verifiers",
+    "dev",
+]
 
 setup(
     name="terrella",
     version=version(),
-    description="Train world models, and the agents that live in them, with RL from verifiable rewards at Megatron scale",
+    description=(
+        "Train world models, and the agents that live in them, with RL from verifiable rewards at Megatron scale"
+    ),
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     author="The Terrella contributors",
@@ -54,7 +71,8 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.11",
-    package_dir={"terrella": ".", "terrella_worlds": "rl/exchange/terrella_worlds"},  # the id by which verifiers finds our worlds
+    # the id by which verifiers finds our worlds
+    package_dir={"terrella": ".", "terrella_worlds": "rl/exchange/terrella_worlds"},
     packages=packages(),
     package_data={
         "terrella": ["py.typed"],

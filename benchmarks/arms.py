@@ -1,9 +1,11 @@
-"""`python -m terrella.benchmarks.arms RUN --bench spa`: the tables and speeds of finished runs become rows of the file of record.
+"""`python -m terrella.benchmarks.arms RUN --bench spa`: the tables and speeds of finished runs become rows of the file
+of record.
 
-Every number of `results/*.json` is one row: the case is recipe, seed and table, the implementation the arm, the metric the column. Scores
-are written as the table holds them (a share, a distance, a count), and `p20` and `p80` of a score are the ends of its 95 % interval, as
-its unit says. Paired differences between arms come from the outcome of the evaluation. Speeds come from `metrics.jsonl`, without each
-stage's first step, with their true 20th and 80th percentiles; learning curves too (curves.py).
+Every number of `results/*.json` is one row: the case is recipe, seed and table, the implementation the arm, the metric
+the column. Scores are written as the table holds them (a share, a distance, a count), and `p20` and `p80` of a score
+are the ends of its 95 % interval, as its unit says. Paired differences between arms come from the outcome of the
+evaluation. Speeds come from `metrics.jsonl`, without each stage's first step, with their true 20th and 80th
+percentiles; learning curves too (curves.py).
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from ..core.metrics import MetricsFile
 from . import curves, record
 
 SCORE, SCORE_WITH_INTERVAL = "score", "score, 95 % interval"
-SPEEDS = {"time/tokens_per_s": ("tokens_per_s", "1/s"), "time/step_s": ("step", "s"), "time/rollout_s": ("rollout", "s")}
+SPEEDS = {
+    "time/tokens_per_s": ("tokens_per_s", "1/s"),
+    "time/step_s": ("step", "s"),
+    "time/rollout_s": ("rollout", "s"),
+}
 
 
 def read(path: Path) -> Any:
@@ -81,7 +87,9 @@ def rows_of(run: Path, bench: str, command: str, run_id: str | None = None) -> l
         raise SystemExit(f"{run}/config.yaml: cannot be read ({error.strerror}); {run} is no run directory") from error
     made = read(run / "environment.json")
     hardware, git = made["hardware"], made["git"]
-    gpu = ", ".join(sorted(set(hardware.get("gpus") or ()))) or f"none ({hardware['cpus']} cores, {hardware['machine']})"
+    gpu = (
+        ", ".join(sorted(set(hardware.get("gpus") or ()))) or f"none ({hardware['cpus']} cores, {hardware['machine']})"
+    )
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     commit = (git["commit"] or "")[:7] + ("+" if git["commit"] and git["dirty"] else "")
     recorder = record.Recorder(bench, command, gpu, versions, commit=commit, run_id=run_id)
@@ -105,10 +113,16 @@ def rows_of(run: Path, bench: str, command: str, run_id: str | None = None) -> l
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m terrella.benchmarks.arms", description="Record the arms of finished runs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m terrella.benchmarks.arms", description="Record the arms of finished runs."
+    )
     parser.add_argument("run", type=Path, nargs="+", help="folder of a finished run")
-    parser.add_argument("--bench", required=True, help="name of the benchmark in the file, e.g. spa, language, video, web")
-    parser.add_argument("--run-id", help="where the runs were made on another machine: its id; default: today and this machine's boot")
+    parser.add_argument(
+        "--bench", required=True, help="name of the benchmark in the file, e.g. spa, language, video, web"
+    )
+    parser.add_argument(
+        "--run-id", help="where the runs were made on another machine: its id; default: today and this machine's boot"
+    )
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
     given = parser.parse_args(words)
     for run in given.run:

@@ -16,16 +16,21 @@ from typing import Any
 class Child:
     """One process. It reads a line before it begins, and prints its figures as JSON after the word RESULT."""
 
-    def __init__(self, module: str, arguments: list[str], log: Path, path: Path | None = None, watch_memory: bool = True) -> None:
+    def __init__(
+        self, module: str, arguments: list[str], log: Path, path: Path | None = None, watch_memory: bool = True
+    ) -> None:
         """`path` goes in front of its PYTHONPATH; asking for the memory in use costs a little of the machine's time."""
         self.command, self.log, self.watch_memory = [sys.executable, "-m", module, *arguments], log, watch_memory
         known = os.environ.get("PYTHONPATH")
-        self.environment = os.environ | ({"PYTHONPATH": os.pathsep.join([str(path), *([known] if known else [])])} if path else {})
+        self.environment = os.environ | (
+            {"PYTHONPATH": os.pathsep.join([str(path), *([known] if known else [])])} if path else {}
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Let it import; does nothing when it was started before."""
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `finish` ends the processes it has started
+        # so that `finish` ends the processes it has started
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         if self.process is None:
             with open(self.log, "wb") as stream:
                 pipes: dict = {"stdin": subprocess.PIPE, "stdout": stream, "stderr": subprocess.STDOUT}
@@ -59,7 +64,9 @@ class Child:
 
 
 def wait_for_word() -> None:
-    """The child's side: wait to begin; a parent that is gone never says so, and one that is killed later takes this process with it."""
+    """The child's side: wait to begin; a parent that is gone never says so, and one that is killed later takes this
+    process with it.
+    """
     from ..core.process import die_with_parent
 
     die_with_parent(os.getppid())

@@ -1,4 +1,5 @@
-"""Learning curves in the file of record: a run's metrics become a few rows for each arm, and such rows become a picture.
+"""Learning curves in the file of record: a run's metrics become a few rows for each arm, and such rows become a
+picture.
 
 A row's case ends in `curve of METRIC`, its metric is the last step of a stretch, its value the mean over that stretch.
 """
@@ -60,7 +61,10 @@ def chart(rows: list[Row], bench: str, metric: str, title: str) -> str:
     parts = [f'<text x="16" y="22" class="t">{escape(title)}</text>']
     for tick in range(int(top * 10) + 1):
         y = TOP + HEIGHT * (1 - tick / 10 / top)
-        parts.append(f'<path d="M{LEFT} {y:.1f}h{WIDTH}" class="g"/><text x="{LEFT - 8}" y="{y + 4:.1f}" class="e">{tick * 10} %</text>')
+        parts.append(
+            f'<path d="M{LEFT} {y:.1f}h{WIDTH}" class="g"/><text x="{LEFT - 8}" y="{y + 4:.1f}" '
+            f'class="e">{tick * 10} %</text>'
+        )
     for (arm, _), points in lines.items():
         path = "M" + "L".join(place(step, value) for step, value in points)
         parts.append(f'<path d="{path}" stroke="{COLORS[arms.index(arm) % len(COLORS)]}" class="l"/>')
@@ -69,7 +73,9 @@ def chart(rows: list[Row], bench: str, metric: str, title: str) -> str:
         parts.append(f'<path d="M{LEFT + WIDTH + 16} {y - 4}h18" stroke="{COLORS[index % len(COLORS)]}" class="l"/>')
         parts.append(f'<text x="{LEFT + WIDTH + 40}" y="{y}">{escape(arm)}</text>')
     below = TOP + HEIGHT + 20
-    parts.append(f'<text x="{LEFT}" y="{below}">step 0</text><text x="{LEFT + WIDTH}" y="{below}" class="e">{steps}</text>')
+    parts.append(
+        f'<text x="{LEFT}" y="{below}">step 0</text><text x="{LEFT + WIDTH}" y="{below}" class="e">{steps}</text>'
+    )
     style = (
         "text{font:12px system-ui,sans-serif;fill:#555}.t{font-size:15px;font-weight:700}.e{text-anchor:end}"
         ".g{stroke:#e5e9ed}.l{fill:none;stroke-width:2;stroke-linejoin:round}"

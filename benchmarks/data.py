@@ -1,7 +1,7 @@
 """Reader throughput on one core, beside the webdataset library and a raw read of the same tars in the same run.
 
-Times are CPU seconds of the one process that reads, files in the page cache, so a busy machine does not change them much. Every
-reader hands over decoded samples, but for members of a megabyte, where all hand over bytes.
+Times are CPU seconds of the one process that reads, files in the page cache, so a busy machine does not change them
+much. Every reader hands over decoded samples, but for members of a megabyte, where all hand over bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ MB = 1 << 20
 def make_cases(root: Path, scale: float) -> dict[str, tuple[Path, int]]:
     """Folders of shards: small JSON, JSON of a text game's size, token arrays of 4 kB, members of 1 and 4 MB."""
     rng = np.random.default_rng(0)
-    state = {"objects": [{"name": f"thing {i}", "uuid": i, "properties": {"open": True, "mass": 1.5}, "contains": []} for i in range(40)]}
+    state = {
+        "objects": [
+            {"name": f"thing {i}", "uuid": i, "properties": {"open": True, "mass": 1.5}, "contains": []}
+            for i in range(40)
+        ]
+    }
     cases: dict[str, tuple[str, int, Callable[[int], dict], int]] = {
         "json 0.2 kB": (
             "json",
@@ -96,7 +101,9 @@ def raw_read(folder: Path, count: int) -> Callable[[], int]:
 
 
 def measure(readers: dict[str, Callable[[], int]], repeats: int, count: int) -> dict[str, list[float]]:
-    """CPU seconds a sample, every reader once a round, so that all see the same moments of the machine; the first round warms up."""
+    """CPU seconds a sample, every reader once a round, so that all see the same moments of the machine; the first
+    round warms up.
+    """
     spent: dict[str, list[float]] = {name: [] for name in readers}
     for repeat in range(repeats + 1):
         for name, run in readers.items():
@@ -110,7 +117,9 @@ def measure(readers: dict[str, Callable[[], int]], repeats: int, count: int) -> 
 
 
 def resume_cost(repeats: int) -> Iterator[tuple[str, list[float]]]:
-    """Seconds until the next id is known, at the beginning and far into a large dataset (1,000 shards of 10,000 samples)."""
+    """Seconds until the next id is known, at the beginning and far into a large dataset (1,000 shards of 10,000
+    samples).
+    """
     for name, position in (("position 0", 0), ("position 5e6", 5_000_000), ("position 1e9", 10**9)):
         times = []
         for _ in range(repeats):

@@ -1,13 +1,15 @@
-"""`python -m terrella.benchmarks.e2e`: one whole GRPO step (generate, score, train, bring the sampler up to date), beside TRL; and the
-rollout of a video world model with forced actions, embedded beside vLLM.
+"""`python -m terrella.benchmarks.e2e`: one whole GRPO step (generate, score, train, bring the sampler up to date),
+beside TRL; and the rollout of a video world model with forced actions, embedded beside vLLM.
 
-Random weights and a reward that is a hash of the answer: groups differ, so that nothing is skipped. Every sample runs to its limit,
-so that all implementations do the same work. Each runs in a process of its own, warms up on a small batch and is then timed on whole
-steps; while one runs, the next only imports. A start of vLLM alone takes about a minute on an H200: allow ten for everything.
-`prepare` is rewards, advantages and packing: nothing is scored a second time, as one update on fresh samples needs no other log-probs.
+Random weights and a reward that is a hash of the answer: groups differ, so that nothing is skipped. Every sample runs
+to its limit, so that all implementations do the same work. Each runs in a process of its own, warms up on a small batch
+and is then timed on whole steps; while one runs, the next only imports. A start of vLLM alone takes about a minute on
+an H200: allow ten for everything. `prepare` is rewards, advantages and packing: nothing is scored a second time, as one
+update on fresh samples needs no other log-probs.
 
-Ours trains bf16 weights with fp32 master weights and fp32 gradients; TRL runs in its fastest regime, with weights, gradients and
-optimizer state all in bf16. TRL 1.16 has a fused head of its own in place of Liger's loss; Liger's layers are on.
+Ours trains bf16 weights with fp32 master weights and fp32 gradients; TRL runs in its fastest regime, with weights,
+gradients and optimizer state all in bf16. TRL 1.16 has a fused head of its own in place of Liger's loss; Liger's layers
+are on.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def embedded_sampler(engine: Any, case: Case, cache_gib: float) -> Any:
     from ..rl.rollout.open import sampling_weights
 
     rows = case.prompts * case.samples
-    return EmbeddedSampler(lambda: sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib)
+    return EmbeddedSampler(
+        lambda: sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib
+    )
 
 
 def peak_gib() -> float:
@@ -91,7 +95,9 @@ class Ours:
             self.colocated.sync(0)
 
     def step(self, case: Case, turn: int, microbatches: int | None = None) -> dict[str, float]:
-        """One step, or its first microbatches alone; seconds of its parts, and the drift between sampler and trainer."""
+        """One step, or its first microbatches alone; seconds of its parts, and the drift between sampler and
+        trainer.
+        """
         from ..data.packing import pack
         from ..data.trajectory import Trajectory
         from ..rl import algorithms
@@ -105,9 +111,12 @@ class Ours:
         synchronize()
         marks.append(time.perf_counter())
         trajectories = [
-            Trajectory(r.key[1], r.key[2], [sampled_sequence(r.ids, s)], reward_of(s.ids)) for r, s in zip(asked, samples, strict=True)
+            Trajectory(r.key[1], r.key[2], [sampled_sequence(r.ids, s)], reward_of(s.ids))
+            for r, s in zip(asked, samples, strict=True)
         ]
-        rows = algorithms.prepare(self.algorithm, trajectories, Scores(device=self.engine.device), lambda value: [value])
+        rows = algorithms.prepare(
+            self.algorithm, trajectories, Scores(device=self.engine.device), lambda value: [value]
+        )
         batches = pack(rows, budget=MICROBATCH * self.case.length, pad=False)
         marks.append(time.perf_counter())
         result = self.engine.step(batches[:microbatches], self.loss)
@@ -117,7 +126,8 @@ class Ours:
             self.colocated.sync(self.engine.steps)
             marks.append(time.perf_counter())
         else:
-            marks.append(marks[-1])  # it samples from the engine's own weights: exactly nothing, not a clock's noise to be compared
+            # it samples from the engine's own weights: exactly nothing, not a clock's noise to be compared
+            marks.append(marks[-1])
         found = {name: end - begin for name, begin, end in zip(PARTS, marks, marks[1:], strict=False)}
         assert sum(len(s.ids) for s in samples) == case.tokens
         return found | {"step": marks[-1] - marks[0], "drift": result.metrics["drift"] / result.metrics["pg_tokens"]}
@@ -137,7 +147,8 @@ def ours(case: Case, impl: str, steps: int) -> dict[str, Any]:
 
 
 def word_model(case: Case) -> tuple[Path, Any]:
-    """A Hugging Face folder of the case's geometry with random weights, and a tokenizer of one word per id, as TRL wants text.
+    """A Hugging Face folder of the case's geometry with random weights, and a tokenizer of one word per id, as TRL
+    wants text.
 
     The tokenizer is handed over as it is: read from a folder of this family it would become the family's own kind.
     """
@@ -151,9 +162,13 @@ def word_model(case: Case) -> tuple[Path, Any]:
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
     cuda = torch.cuda.is_available()
     settings = write_hf_config(case.model, "bfloat16" if cuda else "float32")
-    config = AutoConfig.for_model(settings.pop("model_type"), **{k: v for k, v in settings.items() if k not in ("torch_dtype", "dtype")})
+    config = AutoConfig.for_model(
+        settings.pop("model_type"), **{k: v for k, v in settings.items() if k not in ("torch_dtype", "dtype")}
+    )
     with torch.device("cuda" if cuda else "cpu"):
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).save_pretrained(
+            folder
+        )
     vocab = {"<unk>": 0, "<eos>": 1, "<pad>": 2} | {f"w{i}": i for i in range(3, case.model.vocab)}
     words = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -165,8 +180,8 @@ def word_model(case: Case) -> tuple[Path, Any]:
 
 
 def trl_options(case: Case, steps: int, cuda: bool) -> dict[str, Any]:
-    """TRL at its fastest on this work: vLLM beside the trainer and awake, no recomputation, Liger's layers, its own fused head and loss,
-    no second forward pass for an importance correction (ours makes none either)."""
+    """TRL at its fastest on this work: vLLM beside the trainer and awake, no recomputation, Liger's layers, its own
+    fused head and loss, no second forward pass for an importance correction (ours makes none either)."""
     total = case.prompts * case.samples
     micro = min(MICROBATCH, total)
     return {
@@ -231,7 +246,12 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
         return [reward_of(ids) for ids in completion_ids]
 
     folder, tokenizer = word_model(case)
-    arguments = {"reward_funcs": reward, "args": GRPOConfig(**options), "train_dataset": data, "processing_class": tokenizer}
+    arguments = {
+        "reward_funcs": reward,
+        "args": GRPOConfig(**options),
+        "train_dataset": data,
+        "processing_class": tokenizer,
+    }
     trainer = GRPOTrainer(model=str(folder), callbacks=[Clock()], **arguments)
     say("vllm is up")
     times: dict[str, list[float]] = {"generate": [], "sync": []}
@@ -250,12 +270,19 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
     generation = trainer.vllm_generation
     _warm_up_trl(trainer, case, ids)
     say("warm")
-    generation.generate, generation.sync_weights = timed("generate", generation.generate), timed("sync", generation.sync_weights)
+    generation.generate, generation.sync_weights = (
+        timed("generate", generation.generate),
+        timed("sync", generation.sync_weights),
+    )
     trainer.train()
     step = [later - earlier for earlier, later in itertools.pairwise(marks)]
     lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
     seen = trainer.state.num_input_tokens_seen  # prompts and answers
-    if not lengths or any(n != case.sampled for n in lengths) or seen != steps * case.prompts * case.samples * case.length:
+    if (
+        not lengths
+        or any(n != case.sampled for n in lengths)
+        or seen != steps * case.prompts * case.samples * case.length
+    ):
         raise SystemExit(f"trl: answers of {lengths} tokens on average, {seen} tokens in all: not the same work")
     rest = [s - g - y for s, g, y in zip(step, times["generate"], times["sync"], strict=True)]
     return {"times": {**times, "prepare and train": rest, "step": step}, "peak_gib": peak_gib()}
@@ -273,11 +300,15 @@ def _warm_up_trl(trainer: Any, case: Case, ids: list[list[int]]) -> None:
     )
     trainer.vllm_generation.max_completion_length = few
     device = trainer.accelerator.device
-    tokens = torch.randint(3, case.model.vocab, (min(MICROBATCH, case.prompts * case.samples), case.length), device=device)
+    tokens = torch.randint(
+        3, case.model.vocab, (min(MICROBATCH, case.prompts * case.samples), case.length), device=device
+    )
     labels = tokens.clone()
     labels[:, : case.prompt] = -100
     with trainer.compute_loss_context_manager():
-        output = trainer.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=labels, fused_lm_head=True)
+        output = trainer.model(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=labels, fused_lm_head=True
+        )
     output.log_probs.mean().backward()
     trainer.model.zero_grad(set_to_none=True)
 
@@ -309,7 +340,11 @@ def say(what: str) -> None:
 
 def child(impl: str, name: str, steps: int) -> None:
     """Import, wait for the word, time one implementation and print the figures as JSON."""
-    heavy = ["torch", "megatron.core"] + (["vllm"] if "vllm" in impl else []) + (["trl", "datasets"] if impl.startswith("trl") else [])
+    heavy = (
+        ["torch", "megatron.core"]
+        + (["vllm"] if "vllm" in impl else [])
+        + (["trl", "datasets"] if impl.startswith("trl") else [])
+    )
     for module in heavy:
         if importlib.util.find_spec(module.split(".")[0]):
             importlib.import_module(module)
@@ -346,7 +381,15 @@ def add_rows(rows: record.Recorder, name: str, impl: str, result: dict[str, Any]
     if "drift" in result:
         rows.add(name, impl, "sampler drift, mean |dlogp|", result["drift"], "error")
     if "syncs" in result:
-        rows.add(name, impl, "sync again", statistics.median(result["syncs"]), "s", min(result["syncs"]), max(result["syncs"]))
+        rows.add(
+            name,
+            impl,
+            "sync again",
+            statistics.median(result["syncs"]),
+            "s",
+            min(result["syncs"]),
+            max(result["syncs"]),
+        )
     shares = ", ".join(f"{part} {statistics.median(s) / step:.0%}" for part, s in times.items() if s and part != "step")
     print(f"{name} | {impl}: {step:.2f} s a step, {case.tokens / step:,.0f} sampled tok/s; {shares}", flush=True)
 
@@ -360,11 +403,15 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="default: the full ones with a GPU, the tiny ones without")
+    parser.add_argument(
+        "--case", action="append", choices=list(CASES), help="default: the full ones with a GPU, the tiny ones without"
+    )
     parser.add_argument("--impl", action="append", help="default: all that can run")
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=560.0, help="seconds for each implementation")
-    parser.add_argument("--logs", type=Path, help="where the output of each implementation goes; default: a temporary folder")
+    parser.add_argument(
+        "--logs", type=Path, help="where the output of each implementation goes; default: a temporary folder"
+    )
     parser.add_argument("--out", type=Path, default=record.RESULTS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -384,7 +431,9 @@ def main() -> None:
             else:
                 print(f"{name} | {impl}: left out, it needs a GPU or a package that is not here", flush=True)
     words = ["--steps", str(args.steps), "--child"]
-    children = [Child(__spec__.name, [*words, f"{impl}|{name}"], logs / f"{k}.log") for k, (name, impl) in enumerate(work)]
+    children = [
+        Child(__spec__.name, [*words, f"{impl}|{name}"], logs / f"{k}.log") for k, (name, impl) in enumerate(work)
+    ]
     failed = []
     for place, ((name, impl), one) in enumerate(zip(work, children, strict=True)):
         for following in children[place : place + 2]:

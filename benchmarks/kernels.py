@@ -1,4 +1,5 @@
-"""`terrella bench kernels`: correctness at real shapes, then every kernel beside its rivals and the machine's own ceilings, in one run.
+"""`terrella bench kernels`: correctness at real shapes, then every kernel beside its rivals and the machine's own
+ceilings, in one run.
 
 Shape suffixes: N rows (tokens), V vocabulary, H hidden.
 """
@@ -56,7 +57,9 @@ class Bench:
         record.append(self.recorder.rows[self.written :], self.out)
         self.written = len(self.recorder.rows)
 
-    def add(self, case: str, impl: str, timing: Timing, useful_bytes: float | None = None, peak_less_gb: float = 0.0) -> float:
+    def add(
+        self, case: str, impl: str, timing: Timing, useful_bytes: float | None = None, peak_less_gb: float = 0.0
+    ) -> float:
         """Record a time, its share of the copy bandwidth when the op is bound by memory, and the memory it took."""
         self.recorder.add(case, impl, "ms", timing.ms, "ms", timing.p20, timing.p80)
         line = f"{case:52s} {impl:36s} {timing.ms:9.4f} ms"
@@ -169,10 +172,19 @@ def _logits_case(b: Bench, rows: int, vocab: int) -> None:
         for impl, (call, _) in others.items():
             if not entropy or impl in rivals.WITH_ENTROPY:
                 b.measure(f"token_logprob fwd{tail}", impl, partial(forward, call), size)
-        b.measure(f"token_logprob f+b{tail}", "terrella", partial(both, _ours(entropy), entropy), 3 * size, most=20, before=restore)
+        b.measure(
+            f"token_logprob f+b{tail}",
+            "terrella",
+            partial(both, _ours(entropy), entropy),
+            3 * size,
+            most=20,
+            before=restore,
+        )
         for impl, (call, has_grad) in others.items():
             if has_grad and (not entropy or impl in rivals.WITH_ENTROPY):
-                b.measure(f"token_logprob f+b{tail}", impl, partial(both, call, entropy), 3 * size, most=12, before=restore)
+                b.measure(
+                    f"token_logprob f+b{tail}", impl, partial(both, call, entropy), 3 * size, most=12, before=restore
+                )
         restore()
 
 
@@ -182,7 +194,9 @@ def logits_path(b: Bench) -> None:
 
 
 def odd_path(b: Bench) -> None:
-    """Vocabularies that are no multiple of 16: rows begin off the 16-byte grid. Beside them the same logits in a padded head's columns."""
+    """Vocabularies that are no multiple of 16: rows begin off the 16-byte grid. Beside them the same logits in a
+    padded head's columns.
+    """
     for rows, vocab in ((7777, 32001), (20000, 50257), (16384, 100277)):
         _logits_case(b, rows // b.scale, vocab)
         columns = -(-vocab // 64) * 64
@@ -285,9 +299,13 @@ class _Head:
             torch.autograd.grad((logp, ent), self.leaves, (self.grad.to(logp.dtype), (self.grad * 1e-3).to(ent.dtype)))
 
     def clipped(self) -> PolicyTerms:
-        """No KL and no bonus, and half of the tokens past the clip: rows without a gradient leave the backward's matmuls."""
+        """No KL and no bonus, and half of the tokens past the clip: rows without a gradient leave the backward's
+        matmuls.
+        """
         far = (torch.arange(len(self.y), device="cuda") % 2).float()
-        return PolicyTerms(pg_weight=self.terms.pg_weight, advantage=self.grad.abs() + 0.1, old_logprob=self.logprob - far)
+        return PolicyTerms(
+            pg_weight=self.terms.pg_weight, advantage=self.grad.abs() + 0.1, old_logprob=self.logprob - far
+        )
 
 
 def _linear_case(b: Bench, rows: int, hidden: int) -> None:
@@ -296,7 +314,9 @@ def _linear_case(b: Bench, rows: int, hidden: int) -> None:
     b.timer.warm(x.three)
     case = f"linear_logprob fwd +entropy {x.name}"
     calls = {"matmul x1": x.one, "terrella": partial(x.score, partial(linear_logprob, entropy=True))}
-    calls |= {impl: partial(x.score, call) for impl, call in others.items() if not impl.endswith(("unfiltered", "(sum)"))}
+    calls |= {
+        impl: partial(x.score, call) for impl, call in others.items() if not impl.endswith(("unfiltered", "(sum)"))
+    }
     b.together(case, calls, 9, x.load)
     made = (x.h.numel() + x.w.numel()) * 2 / 1e9
     case = f"linear_policy_loss f+b {x.name}"
@@ -306,10 +326,22 @@ def _linear_case(b: Bench, rows: int, hidden: int) -> None:
         "terrella-recompute": partial(x.through, partial(linear_logprob, entropy=True)),
     }
     # the larger head leaves out the slowest: the smaller shows what the filter does
-    calls |= {impl: partial(x.through, call) for impl, call in others.items() if hidden < 4096 or not impl.endswith("unfiltered")}
-    b.together(case, calls, 7, x.load, dict.fromkeys(calls, made) | {"terrella": x.h.numel() * 2 / 1e9, "matmul x3": 0.0})
+    calls |= {
+        impl: partial(x.through, call)
+        for impl, call in others.items()
+        if hidden < 4096 or not impl.endswith("unfiltered")
+    }
+    b.together(
+        case, calls, 7, x.load, dict.fromkeys(calls, made) | {"terrella": x.h.numel() * 2 / 1e9, "matmul x3": 0.0}
+    )
     case = f"linear_policy_loss f+b, half clipped, no KL {x.name}"
-    b.together(case, {"matmul x3": x.three, "terrella": partial(x.loss, x.clipped())}, 5, x.load, {"terrella": x.h.numel() * 2 / 1e9})
+    b.together(
+        case,
+        {"matmul x3": x.three, "terrella": partial(x.loss, x.clipped())},
+        5,
+        x.load,
+        {"terrella": x.h.numel() * 2 / 1e9},
+    )
 
 
 def linear_path(b: Bench) -> None:
@@ -361,7 +393,9 @@ def linear_errors(b: Bench) -> None:
 
 
 def logits_errors(b: Bench) -> None:
-    """Relative error of log-probs and entropies against fp64, on ordinary rows and on confident ones (|logp| >= 1e-7)."""
+    """Relative error of log-probs and entropies against fp64, on ordinary rows and on confident ones (|logp| >=
+    1e-7).
+    """
     x, y = random_logits(512, VOCAB)
     x[256:, :] *= 0.3
     x[torch.arange(256, 512, device="cuda"), y[256:]] = (torch.arange(256, device="cuda") % 12 + 14.0).to(x.dtype)
@@ -386,7 +420,9 @@ def logits_errors(b: Bench) -> None:
 def _elementwise_case(b: Bench, rows: int, tokens: int) -> None:
     logp = -torch.rand(rows * tokens, device="cuda")
     full = grpo_terms(rows * tokens, logp)
-    terms = PolicyTerms(**{k: getattr(full, k) for k in ("pg_weight", "kl_weight", "advantage", "old_logprob", "ref_logprob")})
+    terms = PolicyTerms(
+        **{k: getattr(full, k) for k in ("pg_weight", "kl_weight", "advantage", "old_logprob", "ref_logprob")}
+    )
     out, leaf = torch.empty_like(logp), logp.clone().requires_grad_()
     case, size = f"GRPO loss + dlogp [{rows},{tokens}]", len(logp) * 28
 
@@ -418,7 +454,13 @@ def scan(b: Bench) -> None:
     rewards, values = torch.randn(rows, 4096, device="cuda") * mask, torch.randn(rows, 4096, device="cuda")
     case = f"gae [{rows},4096] any mask"
     b.measure(case, "terrella", lambda: gae(rewards, values, mask, gamma=0.99, lam=0.95), rewards.numel() * 17)
-    b.measure(case, "torch loop", lambda: reference_gae(rewards, values, mask, gamma=0.99, lam=0.95), rewards.numel() * 17, most=3)
+    b.measure(
+        case,
+        "torch loop",
+        lambda: reference_gae(rewards, values, mask, gamma=0.99, lam=0.95),
+        rewards.numel() * 17,
+        most=3,
+    )
     got = gae(rewards[:64], values[:64], mask[:64], gamma=0.99, lam=0.95)[0]
     want = reference_gae(rewards[:64].double(), values[:64].double(), mask[:64], gamma=0.99, lam=0.95)[0]
     b.error(case, "terrella", "advantage", ((got - want).norm() / want.norm()).item())
@@ -434,14 +476,18 @@ def ragged_scan(b: Bench) -> None:
     case = f"gae {rows} rows of 180-8000"
     options: dict = {"gamma": 0.99, "lam": 0.95}
     b.measure(case, "terrella", lambda: gae(rewards, values, mask, lengths=lengths, **options), tokens * 17)
-    b.measure(case, "torch loop", lambda: reference_packed_gae(rewards, values, mask, lengths, **options), tokens * 17, most=3)
+    b.measure(
+        case, "torch loop", lambda: reference_packed_gae(rewards, values, mask, lengths, **options), tokens * 17, most=3
+    )
     got = gae(rewards, values, mask, lengths=lengths, **options)[0]
     want = reference_packed_gae(rewards.double(), values.double(), mask, lengths, **options)[0]
     b.error(case, "terrella", "advantage", ((got - want).norm() / want.norm()).item())
 
 
 def group_path(b: Bench) -> None:
-    """GRPO's advantages of a step, from rewards and prompt ids on the host to every token: groups of 16, rows of 180 to 2000 tokens."""
+    """GRPO's advantages of a step, from rewards and prompt ids on the host to every token: groups of 16, rows of 180
+    to 2000 tokens.
+    """
     groups, samples = 256 // b.scale, 16
     ids = torch.arange(groups).repeat_interleave(samples)
     valid = torch.rand(len(ids)) < 0.98
@@ -456,14 +502,18 @@ def group_path(b: Bench) -> None:
         count = torch.zeros(groups, device="cuda").index_add(0, index, on)
         mean = torch.zeros(groups, device="cuda").index_add(0, index, rewards * on) / count.clamp_min(1)
         centred = (rewards - mean[index]) * on
-        std = (torch.zeros(groups, device="cuda").index_add(0, index, centred.square()) / (count - 1).clamp_min(1)).sqrt()
+        std = (
+            torch.zeros(groups, device="cuda").index_add(0, index, centred.square()) / (count - 1).clamp_min(1)
+        ).sqrt()
         return (centred / (std[index] + 1e-6)).repeat_interleave(spans, output_size=sum(lengths))
 
     def host() -> torch.Tensor:
         rows = group_advantage(rewards.cpu(), ids, valid_S=valid)
         return spread_rows(rows, numbers, lengths).cuda()
 
-    b.measure(case, "terrella", lambda: spread_rows(group_advantage(rewards, ids, valid_S=valid), numbers, lengths), size)
+    b.measure(
+        case, "terrella", lambda: spread_rows(group_advantage(rewards, ids, valid_S=valid), numbers, lengths), size
+    )
     b.measure(case, "torch on the host", host, size)
     b.measure(case, "torch eager", lambda: eager(rewards), size)
     b.measure(case, "torch.compile", partial(torch.compile(eager), rewards), size)
@@ -517,7 +567,11 @@ def _rope_case(b: Bench, rows: int, heads: int, dim: int) -> None:
     def step(call: Callable) -> None:
         torch.autograd.grad(call(x), x, dy)
 
-    calls = {"terrella": lambda x: rope(x, table, positions), "torch eager": eager, "torch.compile": torch.compile(eager)}
+    calls = {
+        "terrella": lambda x: rope(x, table, positions),
+        "torch eager": eager,
+        "torch.compile": torch.compile(eager),
+    }
     for impl, call in calls.items():
         b.measure(f"rope f+b [{rows},{heads},{dim}]", impl, partial(step, call), x.numel() * 2 * 4)
 

@@ -1,7 +1,8 @@
 """`python -m terrella.benchmarks.ragged`: the embedded sampler where answers end early and episodes have many turns.
 
-Weights are random, so that every token is about as likely as any other; a set of stop ids of the right size then gives answers of a
-given mean length with a long tail. A memory bound on the cache shows what rows that grow are worth against rows that are reserved.
+Weights are random, so that every token is about as likely as any other; a set of stop ids of the right size then gives
+answers of a given mean length with a long tail. A memory bound on the cache shows what rows that grow are worth against
+rows that are reserved.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .train import QWEN
 
 @dataclass(frozen=True)
 class Ragged:
-    """Groups of `samples` requests; after every turn the answer and `observation` given tokens go behind the context."""
+    """Groups of `samples` requests; after every turn the answer and `observation` given tokens go behind the
+    context.
+    """
 
     model: ModelConfig
     prompts: int
@@ -47,7 +50,9 @@ def play(sampler: Any, case: Ragged, seed: int) -> int:
     from ..rl.rollout.sampler import SampleRequest, SamplingParams
 
     draw = torch.Generator().manual_seed(seed)
-    stops = torch.randperm(case.model.vocab, generator=torch.Generator().manual_seed(0))[: max(1, case.model.vocab // case.mean)]
+    stops = torch.randperm(case.model.vocab, generator=torch.Generator().manual_seed(0))[
+        : max(1, case.model.vocab // case.mean)
+    ]
     params = SamplingParams(case.most, stop_ids=tuple(stops.tolist()))
     prompts = torch.randint(0, case.model.vocab, (case.prompts, case.prompt), generator=draw).tolist()
     contexts = [tuple(prompt) for prompt in prompts for _ in range(case.samples)]
@@ -67,7 +72,9 @@ def main() -> None:
     from ..rl.rollout.embedded import EmbeddedSampler
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="default: all but tiny with a GPU, tiny without")
+    parser.add_argument(
+        "--case", action="append", choices=list(CASES), help="default: all but tiny with a GPU, tiny without"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=record.RESULTS)
     args = parser.parse_args()
@@ -77,9 +84,15 @@ def main() -> None:
         weights = random_weights(case.model)
         steps = [0]
         sampler = EmbeddedSampler(
-            lambda w=weights: w, case.model, version=lambda s=steps: s[0], cache_gib=case.cache_gib, continuous=True, keep=True
+            lambda w=weights: w,
+            case.model,
+            version=lambda s=steps: s[0],
+            cache_gib=case.cache_gib,
+            continuous=True,
+            keep=True,
         )
-        play(sampler, replace(case, turns=min(case.turns, 2), mean=16, most=min(case.most, 96)), 1)  # compiles, at every batch size
+        # compiles, at every batch size
+        play(sampler, replace(case, turns=min(case.turns, 2), mean=16, most=min(case.most, 96)), 1)
         for number in range(args.rounds):
             steps[0] += 1
             sampler.rest()

@@ -1,7 +1,7 @@
 """The one file of record of every benchmark, `benchmarks/results.csv`: writing, reading, comparing, drawing.
 
-A run_id is one boot of one machine and may span several commands; ratios are taken within one run_id only. A row whose run_id
-starts with `baseline:` is a regression baseline.
+A run_id is one boot of one machine and may span several commands; ratios are taken within one run_id only. A row whose
+run_id starts with `baseline:` is a regression baseline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from xml.sax.saxutils import escape
 RESULTS = Path(__file__).with_name("results.csv")
 BASELINE = "baseline:"
 LOWER_IS_BETTER = {"us", "ms", "s", "GiB", "GB", "MB"}
-NO_JUDGEMENT = {"error", "nat", "part"}  # accuracies have promises of their own; parts of a whole are neither good nor bad
+# accuracies have promises of their own; parts of a whole are neither good nor bad
+NO_JUDGEMENT = {"error", "nat", "part"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ def commit_id(root: Path | None = None) -> str:
     root = root or Path(__file__).parent
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20
+        ).stdout.strip()
 
     try:
         commit = git("rev-parse", "--short", "HEAD")
@@ -74,7 +77,9 @@ def command_line(start: str, words: list[str]) -> str:
 class Recorder:
     """Collects rows of one command under the facts they share."""
 
-    def __init__(self, bench: str, command: str, gpu: str, versions: str, commit: str | None = None, run_id: str | None = None):
+    def __init__(
+        self, bench: str, command: str, gpu: str, versions: str, commit: str | None = None, run_id: str | None = None
+    ):
         now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017  (datetime.UTC is the same object)
         self.shared = {
             "run_id": run_id or f"{now:%Y%m%d}-{boot_id()}",
@@ -87,7 +92,16 @@ class Recorder:
         }
         self.rows: list[Row] = []
 
-    def add(self, case: str, impl: str, metric: str, value: float, unit: str, p20: float | None = None, p80: float | None = None) -> Row:
+    def add(
+        self,
+        case: str,
+        impl: str,
+        metric: str,
+        value: float,
+        unit: str,
+        p20: float | None = None,
+        p80: float | None = None,
+    ) -> Row:
         row = Row(case=case, impl=impl, metric=metric, value=value, p20=p20, p80=p80, unit=unit, **self.shared)
         self.rows.append(row)
         return row
@@ -101,7 +115,9 @@ def append(rows: Iterable[Row], path: Path = RESULTS) -> None:
         if new:
             writer.writeheader()
         for row in rows:
-            writer.writerow({k: "" if v is None else f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+            writer.writerow(
+                {k: "" if v is None else f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()}
+            )
 
 
 def read(path: Path = RESULTS) -> list[Row]:
@@ -128,7 +144,9 @@ def latest_run(rows: list[Row], bench: str) -> str:
 
 
 def compare(rows: list[Row], new: list[Row], tolerance: float = 0.10) -> list[str]:
-    """What got worse than its baseline (same bench, case, impl, metric and GPU) by more than `tolerance`; our rows only."""
+    """What got worse than its baseline (same bench, case, impl, metric and GPU) by more than `tolerance`; our rows
+    only.
+    """
     base = {(r.bench, r.case, r.impl, r.metric, r.gpu): r.value for r in rows if r.run_id.startswith(BASELINE)}
     worse = []
     for row in new:
@@ -143,8 +161,8 @@ def compare(rows: list[Row], new: list[Row], tolerance: float = 0.10) -> list[st
 
 
 def chart(rows: list[Row], bench: str, cases: list[tuple[str, str]], metric: str = "ms", title: str = "") -> str:
-    """Horizontal bars (SVG) of one metric, a panel for every (case, caption), each from one run: of those that measured the most
-    implementations the newest. Ours in colour."""
+    """Horizontal bars (SVG) of one metric, a panel for every (case, caption), each from one run: of those that measured
+    the most implementations the newest. Ours in colour."""
     latest_run(rows, bench)  # none at all is an error
     parts, y = [], 44
     for case, caption in cases:
@@ -152,7 +170,9 @@ def chart(rows: list[Row], bench: str, cases: list[tuple[str, str]], metric: str
         if not found:
             continue
         runs = [[r for r in found if r.run_id == run] for run in {r.run_id for r in found}]
-        bars = sorted(max(runs, key=lambda run: (len({r.impl for r in run}), max(r.date for r in run))), key=lambda r: r.value)
+        bars = sorted(
+            max(runs, key=lambda run: (len({r.impl for r in run}), max(r.date for r in run))), key=lambda r: r.value
+        )
         widest = max(r.value for r in bars)
         parts.append(f'<text x="16" y="{y}" class="c">{escape(caption)}</text>')
         y += 12
@@ -166,8 +186,11 @@ def chart(rows: list[Row], bench: str, cases: list[tuple[str, str]], metric: str
             y += 20
         y += 26
     style = (
-        "text{font:12px system-ui,sans-serif;fill:#555}.c{font-weight:600}.n{text-anchor:end}.t{font-size:15px;font-weight:700}"
+        "text{font:12px system-ui,sans-serif;fill:#555}.c{font-weight:600}.n{text-anchor:end}.t{font-size:15px;font-weight:700}"  # noqa: E501
         ".us{fill:#d9480f}.them{fill:#9aa5b1}.floor{fill:#cfd8dc}"
     )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" viewBox="0 0 760 {y}" role="img"><style>{style}</style>'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" viewBox="0 0 760 {y}" '
+        f'role="img"><style>{style}</style>'
+    )
     return head + f'<text x="16" y="22" class="t">{escape(title)}</text>' + "".join(parts) + "</svg>\n"

@@ -1,9 +1,10 @@
-"""Other projects' kernels behind one shape of call, each at its best setting for the job. Absent ones are left out, with the reason.
+"""Other projects' kernels behind one shape of call, each at its best setting for the job. Absent ones are left out,
+with the reason.
 
-They are looked for in the folder that `terrella bench kernels --rivals` names, then on the path. The folder holds unpacked wheels; of trl
-and verl only the kernels, as `trl_rival/kernels` (and `trl_rival/trainer/utils.py` with `maybe_gather_lm_head_ctx`) and `verl_kernel`;
-flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`; Unsloth's `cross_entropy_loss.py` in `unsloth_rival/`; for Liger's CuTe path
-nvidia-cutlass-dsl.
+They are looked for in the folder that `terrella bench kernels --rivals` names, then on the path. The folder holds
+unpacked wheels; of trl and verl only the kernels, as `trl_rival/kernels` (and `trl_rival/trainer/utils.py` with
+`maybe_gather_lm_head_ctx`) and `verl_kernel`; flash-attn's `cross_entropy.py` as `flash_cross_entropy.py`; Unsloth's
+`cross_entropy_loss.py` in `unsloth_rival/`; for Liger's CuTe path nvidia-cutlass-dsl.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def logits_rivals(missing: Missing) -> dict[str, tuple[Callable, bool]]:
     if trl := _load("trl 1.16.0", "trl_rival.kernels.logprob_entropy", missing):
         found["trl 1.16.0"] = (lambda x, y: trl.selective_log_softmax_and_entropy(x[None], y[None]), True)
     if flash := _load("flash-attn 2.8.3 CE", "flash_cross_entropy", missing):
-        found["flash-attn 2.8.3 CE"] = (lambda x, y: (-flash.cross_entropy_loss(x, y, inplace_backward=True)[0], None), True)
+        found["flash-attn 2.8.3 CE"] = (
+            lambda x, y: (-flash.cross_entropy_loss(x, y, inplace_backward=True)[0], None),
+            True,
+        )
     if grpo := _load("liger 0.8.5 selective", "liger_kernel.ops.grpo_loss", missing):
 
         def selective(x, y):
@@ -84,9 +88,9 @@ def linear_rivals(missing: Missing) -> dict[str, Callable]:
     """name -> call(hidden, weight, targets) -> (logprob, entropy or None), differentiable."""
     found: dict[str, Callable] = {}
     if trl := _load("trl 1.16.0 chunked", "trl_rival.kernels.chunked_logprob", missing):
-        found["trl 1.16.0 chunked"] = lambda h, w, y: trl.ChunkedLogProbFunction.apply(h, w, None, y, 1.0, 32768, None, 1.0, ("entropy",))[
-            :2
-        ]
+        found["trl 1.16.0 chunked"] = lambda h, w, y: trl.ChunkedLogProbFunction.apply(
+            h, w, None, y, 1.0, 32768, None, 1.0, ("entropy",)
+        )[:2]
     if cce := _load("cut-cross-entropy 25.1.1", "cut_cross_entropy", missing):
         found["cut-cross-entropy 25.1.1"] = lambda h, w, y: (-cce.linear_cross_entropy(h, w, y, reduction="none"), None)
         found["cut-cross-entropy 25.1.1 unfiltered"] = lambda h, w, y: (
@@ -105,7 +109,9 @@ def linear_rivals(missing: Missing) -> dict[str, Callable]:
 
 
 def cute_rival(missing: Missing) -> dict[str, Callable]:
-    """Liger's fused matmul in CuTe, as `linear_rivals`; apart from them, as it compiles for long and may leave the device unusable."""
+    """Liger's fused matmul in CuTe, as `linear_rivals`; apart from them, as it compiles for long and may leave the
+    device unusable.
+    """
     name, found = "liger 0.8.5 CuTe", {}
     if cute := _load(name, "liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90", missing):
 
@@ -121,7 +127,9 @@ def norm_rivals(missing: Missing) -> dict[str, Callable]:
     """name -> call(x, residual, weight) -> (normalised, sum)."""
     found: dict[str, Callable] = {}
     if liger := _load("liger 0.8.5", "liger_kernel.ops.fused_add_rms_norm", missing):
-        found["liger 0.8.5"] = lambda x, r, w: liger.LigerFusedAddRMSNormFunction.apply(x, r, w, 1e-6, 0.0, "llama", False)
+        found["liger 0.8.5"] = lambda x, r, w: liger.LigerFusedAddRMSNormFunction.apply(
+            x, r, w, 1e-6, 0.0, "llama", False
+        )
     return found
 
 

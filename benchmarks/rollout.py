@@ -1,7 +1,8 @@
-"""`python -m terrella.benchmarks.rollout`: generation speed of the embedded sampler and of vLLM, and how long new weights take to arrive.
+"""`python -m terrella.benchmarks.rollout`: generation speed of the embedded sampler and of vLLM, and how long new
+weights take to arrive.
 
-Every implementation runs in a process of its own on the same prompts with fixed lengths. Weights are random: the speed does not
-depend on what is said, since every sample runs to its limit.
+Every implementation runs in a process of its own on the same prompts with fixed lengths. Weights are random: the speed
+does not depend on what is said, since every sample runs to its limit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from ..models.config import VIDEO_GPT, ModelConfig
 from . import record
 from .train import QWEN
 
-TINY = ModelConfig(family="qwen2", layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=512, tied=True, qkv_bias=True)
+TINY = ModelConfig(
+    family="qwen2", layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=512, tied=True, qkv_bias=True
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,10 @@ def embedded_sampler(engine: Any, case: Case) -> Any:
     from ..rl.rollout.open import sampling_weights
 
     return EmbeddedSampler(
-        lambda: sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=case.prompts * case.samples
+        lambda: sampling_weights(engine),
+        case.model,
+        version=lambda: engine.steps,
+        max_batch=case.prompts * case.samples,
     )
 
 
@@ -119,23 +125,32 @@ def random_weights(model: ModelConfig) -> dict[str, Any]:
         if model.qkv_bias:
             shapes[p + "self_attention.linear_qkv.bias"] = (width,)
     shapes["decoder.final_layernorm.weight"] = (model.hidden,)
-    named = {name: torch.empty(shape, device=device, dtype=dtype).normal_(0.0, model.init_std) for name, shape in shapes.items()}
+    named = {
+        name: torch.empty(shape, device=device, dtype=dtype).normal_(0.0, model.init_std)
+        for name, shape in shapes.items()
+    }
     return {name: 1.0 + x if name.endswith("norm.weight") else x for name, x in named.items()}
 
 
 def floor_ms(case: Case, bandwidth: float = 4.3e12, flops: float = 790e12) -> float:
     """Milliseconds a step of all rows cannot go under on an H200: matrix work and key/value reads one after the other.
 
-    Half of the tokens sampled and forced are there on average; a prompt is read once a group. Rates are those seen on the device.
+    Half of the tokens sampled and forced are there on average; a prompt is read once a group. Rates are those seen on
+    the device.
     """
     m, rows = case.model, case.prompts * case.samples
-    each = m.layers * (m.hidden * m.head_dim * (2 * m.heads + 2 * m.kv_heads) + 3 * m.hidden * m.ffn) + m.padded_vocab * m.hidden
+    each = (
+        m.layers * (m.hidden * m.head_dim * (2 * m.heads + 2 * m.kv_heads) + 3 * m.hidden * m.ffn)
+        + m.padded_vocab * m.hidden
+    )
     position = m.layers * 2 * m.kv_heads * m.head_dim * 2
     moved = rows * (case.length - case.prompt) / 2 * position + case.prompts * case.prompt * position
     return (max(2 * each * rows / flops, 2 * each / bandwidth) + moved / bandwidth) * 1e3
 
 
-def vllm_sampler(case: Case, gpu_memory: float = 0.6, most: int = 1024, eager: bool = False, process: bool = False) -> Any:
+def vllm_sampler(
+    case: Case, gpu_memory: float = 0.6, most: int = 1024, eager: bool = False, process: bool = False
+) -> Any:
     """vLLM with empty weights, in this process or as one of its own; publish before use."""
     import torch
 
@@ -224,7 +239,9 @@ def recorder(bench: str) -> record.Recorder:
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return record.Recorder(bench, record.command_line(f"python -m terrella.benchmarks.{bench}", sys.argv[1:]), gpu, versions())
+    return record.Recorder(
+        bench, record.command_line(f"python -m terrella.benchmarks.{bench}", sys.argv[1:]), gpu, versions()
+    )
 
 
 def versions() -> str:
@@ -244,7 +261,9 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="default: all but tiny with a GPU, tiny without")
+    parser.add_argument(
+        "--case", action="append", choices=list(CASES), help="default: all but tiny with a GPU, tiny without"
+    )
     parser.add_argument("--impl", action="append", choices=list(IMPLEMENTATIONS))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=400.0, help="seconds for each implementation")

@@ -1,4 +1,5 @@
-"""`python -m terrella.benchmarks.sync`: how long new weights take from the trainer to a vLLM process, by every way they can travel.
+"""`python -m terrella.benchmarks.sync`: how long new weights take from the trainer to a vLLM process, by every way they
+can travel.
 
 A time is that of a whole `publish`: names, checksums on both sides and the reset of the prefix cache are in it.
 """

@@ -1,4 +1,6 @@
-"""Timing on a GPU: events around each call, the L2 cache flushed before it, medians with their 20th and 80th percentiles."""
+"""Timing on a GPU: events around each call, the L2 cache flushed before it, medians with their 20th and 80th
+percentiles.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Timer:
         self.budget_s = budget_s
         self.before: Callable[[], object] = lambda: None
 
-    def __call__(self, call: Callable[[], object], most: int = 60, before: Callable[[], object] | None = None) -> Timing:
+    def __call__(
+        self, call: Callable[[], object], most: int = 60, before: Callable[[], object] | None = None
+    ) -> Timing:
         """`before` runs untimed ahead of every call, to restore what the call overwrites."""
         self.before = before or (lambda: None)
         self.before()
@@ -44,8 +48,12 @@ class Timer:
         count = max(3, min(most, int(self.budget_s * 1e3 / max(first, 1e-3))))
         return _timing([self._once(call) for _ in range(count)], peak)
 
-    def side_by_side(self, calls: dict[str, Callable[[], object]], rounds: int, load: Callable[[], object]) -> dict[str, Timing]:
-        """Time several long calls in turns, each right after the same `load`: at the power limit the clock depends on what ran before."""
+    def side_by_side(
+        self, calls: dict[str, Callable[[], object]], rounds: int, load: Callable[[], object]
+    ) -> dict[str, Timing]:
+        """Time several long calls in turns, each right after the same `load`: at the power limit the clock depends
+        on what ran before.
+        """
         peaks = {}
         for name, call in calls.items():
             torch.cuda.synchronize()

@@ -1,7 +1,9 @@
-"""`python -m terrella.benchmarks.train`: training throughput of one model beside its rivals, each in a process of its own, in one run.
+"""`python -m terrella.benchmarks.train`: training throughput of one model beside its rivals, each in a process of its
+own, in one run.
 
-Every implementation trains the same geometry on the same tokens in one microbatch. Regime `master`: bf16 weights with fp32 master
-weights, fp32 gradients and clipping at 1.0, which is how this project trains. Regime `pure`: weights and optimizer state in bf16.
+Every implementation trains the same geometry on the same tokens in one microbatch. Regime `master`: bf16 weights with
+fp32 master weights, fp32 gradients and clipping at 1.0, which is how this project trains. Regime `pure`: weights and
+optimizer state in bf16.
 """
 
 from __future__ import annotations
@@ -40,8 +42,12 @@ QWEN = ModelConfig(
     tied=True,
     qkv_bias=True,
 )
-TINY = ModelConfig(family="qwen2", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=512, tied=True, qkv_bias=True)
-TINY_EXPERTS = replace(TINY, family="qwen3_moe", qkv_bias=False, qk_norm=True, experts=8, experts_per_token=2, expert_ffn=32)
+TINY = ModelConfig(
+    family="qwen2", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=512, tied=True, qkv_bias=True
+)
+TINY_EXPERTS = replace(
+    TINY, family="qwen3_moe", qkv_bias=False, qk_norm=True, experts=8, experts_per_token=2, expert_ffn=32
+)
 CASES: dict[str, tuple[ModelConfig, list[int]]] = {
     "qwen2.5-1.5b 4x4096": (QWEN, [4096] * 4),
     "qwen2.5-1.5b packed 16k": (QWEN, [7000, 2500, 1000, 3000, 884, 1500, 500]),
@@ -73,7 +79,8 @@ def find_case(name: str) -> tuple[ModelConfig, list[int]]:
     match = SIZED.fullmatch(name)
     if match is None or match["size"] not in GEOMETRIES:
         raise ValueError(
-            f"case '{name}': neither one of {', '.join(CASES)}, nor SIZE[/LAYERS] COUNTxLENGTH with a size of {', '.join(GEOMETRIES)}"
+            f"case '{name}': neither one of {', '.join(CASES)}, nor SIZE[/LAYERS] COUNTxLENGTH with a size of "
+            f"{', '.join(GEOMETRIES)}"
         )
     model = GEOMETRIES[match["size"]]
     if model.experts:
@@ -127,7 +134,9 @@ def kernel_table(step: Callable[[], float], cuda: bool) -> str:
         activities=[torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]
     ) as profile:
         step()
-    table = profile.key_averages().table(sort_by="self_device_time_total" if cuda else "self_cpu_time_total", row_limit=45)
+    table = profile.key_averages().table(
+        sort_by="self_device_time_total" if cuda else "self_cpu_time_total", row_limit=45
+    )
     kind = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
     spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in profile.events() if e.device_type == kind)
     pauses, last, before = [], spans[0][0], "start"
@@ -136,8 +145,12 @@ def kernel_table(step: Callable[[], float], cuda: bool) -> str:
             pauses.append((begin - last, before, name))
         if end > last:
             last, before = end, name
-    lines = [f"pauses {sum(p[0] for p in pauses) / 1e3:.2f} ms of {(last - spans[0][0]) / 1e3:.2f} ms, {len(spans)} kernels"]
-    lines += [f"{length / 1e3:8.3f} ms after {a[:70]} before {b[:70]}" for length, a, b in sorted(pauses, reverse=True)[:25]]
+    lines = [
+        f"pauses {sum(p[0] for p in pauses) / 1e3:.2f} ms of {(last - spans[0][0]) / 1e3:.2f} ms, {len(spans)} kernels"
+    ]
+    lines += [
+        f"{length / 1e3:8.3f} ms after {a[:70]} before {b[:70]}" for length, a, b in sorted(pauses, reverse=True)[:25]
+    ]
     return table + "\n" + "\n".join(lines) + "\n"
 
 
@@ -178,7 +191,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     cases_help = (
-        f"one of: {', '.join(CASES)}; or SIZE[/LAYERS] COUNTxLENGTH, e.g. 'llama3-70b/2 1x4096' or 'qwen3-30b-a3b/6 4x4096'; "
+        f"one of: {', '.join(CASES)}; or SIZE[/LAYERS] COUNTxLENGTH, e.g. 'llama3-70b/2 1x4096' or 'qwen3-30b-a3b/6 "
+        "4x4096'; "
         "default: 1.5B with a GPU, tiny without"
     )
     parser.add_argument("--case", action="append", help=cases_help)
@@ -187,8 +201,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--timeout", type=float, default=240.0, help="seconds for each implementation")
     parser.add_argument("--out", type=Path, default=record.RESULTS)
-    parser.add_argument("--te", type=Path, help="a folder with TransformerEngine, for the rows that use it and for no other")
-    parser.add_argument("--logs", type=Path, help="where the output of each implementation goes; default: a temporary folder")
+    parser.add_argument(
+        "--te", type=Path, help="a folder with TransformerEngine, for the rows that use it and for no other"
+    )
+    parser.add_argument(
+        "--logs", type=Path, help="where the output of each implementation goes; default: a temporary folder"
+    )
     parser.add_argument("--kernels", type=Path, help="folder for a table of the time by kernel of each implementation")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -197,9 +215,19 @@ def main() -> None:
         return child(impl, regime, case, args.steps, args.kernels)
     cuda = torch.cuda.is_available()
     gpu = torch.cuda.get_device_name() if cuda else ""
-    packages = ("torch", "triton", "transformers", "megatron-core", "transformer_engine", "liger_kernel", "flash-attn-4")
+    packages = (
+        "torch",
+        "triton",
+        "transformers",
+        "megatron-core",
+        "transformer_engine",
+        "liger_kernel",
+        "flash-attn-4",
+    )
     versions = " ".join(f"{name} {_version(name, args.te)}" for name in packages)
-    recorder = record.Recorder("train", record.command_line("python -m terrella.benchmarks.train", sys.argv[1:]), gpu, versions)
+    recorder = record.Recorder(
+        "train", record.command_line("python -m terrella.benchmarks.train", sys.argv[1:]), gpu, versions
+    )
     peak = next((v for k, v in PEAK_TFLOPS.items() if k in gpu), None)
     cases = args.case or (["qwen2.5-1.5b 4x4096"] if cuda else ["tiny 4x64"])
     for case in cases:
@@ -242,7 +270,9 @@ def _record(recorder: record.Recorder, job: Work, result: dict[str, Any], peak: 
     name = job.name
     rates = sorted(sum(lengths) / t for t in result["times"])
     middle = statistics.median(rates)
-    recorder.add(job.case, name, "tokens_per_s", middle, "tokens/s", rates[len(rates) // 5], rates[-1 - len(rates) // 5])
+    recorder.add(
+        job.case, name, "tokens_per_s", middle, "tokens/s", rates[len(rates) // 5], rates[-1 - len(rates) // 5]
+    )
     recorder.add(job.case, name, "peak", result["peak_gib"], "GiB")
     recorder.add(job.case, name, "first_loss", result["losses"][0], "nat")
     share = ""
@@ -251,7 +281,10 @@ def _record(recorder: record.Recorder, job: Work, result: dict[str, Any], peak: 
         recorder.add(job.case, name, "mfu", percent, "%")
         share = f" {percent:.1f} % of {peak:.0f} TFLOP/s"
     memory = f"peak {result['peak_gib']:.1f} GiB"
-    print(f"{job.case} | {name}: {middle:,.0f} tokens/s{share}, {memory}, first loss {result['losses'][0]:.4f}", flush=True)
+    print(
+        f"{job.case} | {name}: {middle:,.0f} tokens/s{share}, {memory}, first loss {result['losses'][0]:.4f}",
+        flush=True,
+    )
 
 
 def _version(name: str, beside: Path | None = None) -> str:

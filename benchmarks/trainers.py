@@ -13,11 +13,17 @@ def make_tokens(model: ModelConfig, lengths: list[int]):
     import torch
 
     draw = torch.Generator().manual_seed(0)
-    return torch.randint(0, model.vocab, (sum(lengths),), generator=draw), torch.randint(0, model.vocab, (sum(lengths),), generator=draw)
+    return torch.randint(0, model.vocab, (sum(lengths),), generator=draw), torch.randint(
+        0, model.vocab, (sum(lengths),), generator=draw
+    )
 
 
-def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime: str, graphs: bool = False) -> Callable[[], float]:
-    """One step of the engine; in the regime `pure` of its model with torch's Adam on the bf16 weights, which the engine never does."""
+def ours(
+    model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime: str, graphs: bool = False
+) -> Callable[[], float]:
+    """One step of the engine; in the regime `pure` of its model with torch's Adam on the bf16 weights, which the
+    engine never does.
+    """
     import torch
 
     from ..core.batch import PackedBatch
@@ -32,7 +38,8 @@ def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime:
         shim.install()
     setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
     precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32", layers, fp8)  # type: ignore[arg-type]
-    gpt.initial_weight = lambda name, shape, seed, std: torch.zeros(()).expand(shape)  # drawn below; on the host it takes minutes
+    # drawn below; on the host it takes minutes
+    gpt.initial_weight = lambda name, shape, seed, std: torch.zeros(()).expand(shape)
     build = gpt.build_gpt(model)
     parallel = ParallelConfig(cuda_graphs=graphs)
     engine = Engine(build, parallel, OptimizerConfig(lr=1e-5, clip_grad=1.0) if regime == "master" else None, precision)
@@ -76,7 +83,9 @@ def ours(model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime:
     update = pure_update(list(chunk.parameters()))
 
     def pure_step() -> float:
-        value, _ = loss(*engine._read(chunk, chunk(batch.tokens_T, batch.positions_T, layout), _Item(batch, layout, total)), batch)
+        value, _ = loss(
+            *engine._read(chunk, chunk(batch.tokens_T, batch.positions_T, layout), _Item(batch, layout, total)), batch
+        )
         value.backward()
         update()
         return float(value.detach())
@@ -124,7 +133,8 @@ def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Calla
     setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
     setup.start_parallel(ParallelConfig(), 0)
     experts: dict[str, Any] = {}
-    if model.experts:  # as its makers run it: grouped matmuls, fused sorting, no auxiliary loss so that the loss is comparable
+    # as its makers run it: grouped matmuls, fused sorting, no auxiliary loss so that the loss is comparable
+    if model.experts:
         experts = {
             "num_moe_experts": model.experts,
             "moe_router_topk": model.experts_per_token,
@@ -183,7 +193,9 @@ def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Calla
             return float(loss.detach())
 
         return pure_step
-    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True), gpt)
+    ddp = DistributedDataParallel(
+        config, DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True), gpt
+    )
     settings = OptimizerConfig(
         optimizer="adam", lr=1e-5, use_distributed_optimizer=True, clip_grad=1.0, bf16=True, params_dtype=torch.bfloat16
     )
@@ -191,7 +203,10 @@ def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Calla
     config.finalize_model_grads_func = finalize_model_grads
 
     def forward(_, chunk):
-        return chunk(tokens, positions, None, labels=targets), lambda out: (out.float().mean(), {"loss": out.detach().float().mean()})
+        return chunk(tokens, positions, None, labels=targets), lambda out: (
+            out.float().mean(),
+            {"loss": out.detach().float().mean()},
+        )
 
     def step() -> float:
         ddp.zero_grad_buffer()
@@ -212,7 +227,9 @@ def stock_megatron(model: ModelConfig, lengths: list[int], regime: str) -> Calla
 
 
 class MasterAdam:
-    """fp32 master weights and gradients for any module of bf16 parameters: each gradient is added to its fp32 buffer and freed."""
+    """fp32 master weights and gradients for any module of bf16 parameters: each gradient is added to its fp32 buffer
+    and freed.
+    """
 
     def __init__(self, parameters: list[Any], lr: float) -> None:
         import torch
@@ -220,7 +237,9 @@ class MasterAdam:
         self.pairs = [(p, p.detach().float().clone()) for p in parameters]
         for p, master in self.pairs:
             master.grad = torch.zeros_like(master)
-            p.register_post_accumulate_grad_hook(lambda q, buffer=master.grad: (buffer.add_(q.grad), setattr(q, "grad", None))[1])
+            p.register_post_accumulate_grad_hook(
+                lambda q, buffer=master.grad: (buffer.add_(q.grad), setattr(q, "grad", None))[1]
+            )
         self.adam = torch.optim.AdamW([m for _, m in self.pairs], lr=lr, fused=True)
 
     def step(self) -> None:
@@ -234,7 +253,9 @@ class MasterAdam:
 
 
 def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime: str) -> Callable[[], float]:
-    """One step of transformers: eager, compiled, or with Liger's kernels. Ragged documents lie end to end, told apart by position."""
+    """One step of transformers: eager, compiled, or with Liger's kernels. Ragged documents lie end to end, told
+    apart by position.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -242,14 +263,18 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = write_hf_config(model, "bfloat16")
-    config = AutoConfig.for_model(settings.pop("model_type"), **{k: v for k, v in settings.items() if k != "torch_dtype"})
+    config = AutoConfig.for_model(
+        settings.pop("model_type"), **{k: v for k, v in settings.items() if k != "torch_dtype"}
+    )
     if kind.startswith("liger"):
         import liger_kernel.transformers as liger  # type: ignore[import-not-found]
 
         getattr(liger, f"apply_liger_kernel_to_{model.family if model.family in ('qwen2', 'qwen3_moe') else 'llama'}")()
-    autocast = kind.endswith("autocast")  # fp32 weights, cast where they are used: the other way to train with master weights
+    # fp32 weights, cast where they are used: the other way to train with master weights
+    autocast = kind.endswith("autocast")
     dtype = torch.bfloat16 if device == "cuda" and not autocast else torch.float32
-    attention = "flash_attention_4" if kind.endswith("fa4") else "sdpa"  # by position ids it sees where documents begin: no dense mask
+    # by position ids it sees where documents begin: no dense mask
+    attention = "flash_attention_4" if kind.endswith("fa4") else "sdpa"
     with torch.device(device):  # initialising 1.5B parameters on the host takes minutes
         net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     net.config.use_cache = False
@@ -277,7 +302,9 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
 def make_step(impl: str, regime: str, model: ModelConfig, lengths: list[int]) -> Callable[[], float]:
     """The step function of an implementation."""
     if impl.startswith("terrella"):
-        return ours(model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), regime, impl.endswith("graphs"))
+        return ours(
+            model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), regime, impl.endswith("graphs")
+        )
     if impl == "megatron-core TE":
         return stock_megatron(model, lengths, regime)
     return transformers_model(model, lengths, impl.removeprefix("transformers "), regime)

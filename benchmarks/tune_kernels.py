@@ -1,7 +1,7 @@
 """Which tile shapes and chunkings are fastest here: one table, from which the defaults in kernels/ were taken.
 
-Run on the GPU: `python -m terrella.benchmarks.tune_kernels [part ...]`; `--compile` only fills Triton's cache (parts can run side by side).
-Shape suffixes: N rows (tokens), V vocabulary, H hidden.
+Run on the GPU: `python -m terrella.benchmarks.tune_kernels [part ...]`; `--compile` only fills Triton's cache (parts
+can run side by side). Shape suffixes: N rows (tokens), V vocabulary, H hidden.
 """
 
 from __future__ import annotations
@@ -23,12 +23,23 @@ from .kernels import GRPO_SETTINGS, VOCAB, grpo_terms, head, random_logits
 from .timing import Timer
 
 STATS = [
-    (512, 8, 32), (512, 8, 40), (512, 8, 48), (1024, 8, 64), (1024, 8, None), (128, 2, 32), (128, 2, 40), (128, 2, 48), (128, 1, 64),
+    (512, 8, 32), (512, 8, 40), (512, 8, 48), (1024, 8, 64), (1024, 8, None), (128, 2, 32), (128, 2, 40), (128, 2, 48),
+    (128, 1, 64),
     (64, 2, 32),
 ]  # fmt: skip
 BACKWARD = [(1024, 2), (2048, 4)]
 GAE = [(1024, 8), (512, 4), (256, 2), (128, 1)]
-NORM = [(1, 4, 8, 1), (1, 4, 8, 3), (1, 8, 4, 3), (2, 4, 8, 1), (2, 4, 4, 3), (2, 8, 4, 2), (4, 8, 2, 2), (4, 8, 4, 1), (4, 16, 2, 1)]
+NORM = [
+    (1, 4, 8, 1),
+    (1, 4, 8, 3),
+    (1, 8, 4, 3),
+    (2, 4, 8, 1),
+    (2, 4, 4, 3),
+    (2, 8, 4, 2),
+    (4, 8, 2, 2),
+    (4, 8, 4, 1),
+    (4, 16, 2, 1),
+]
 SHAPES = [(16384, VOCAB), (32768, 13312), (32768, 9008), (32768, VOCAB // 8)]
 
 
@@ -65,7 +76,10 @@ def _backward_case(timer: Timer, rows: int, vocab: int) -> None:
     finish_rows(st[None], y, vocab, 1.0, None, saved)
     kept = x.clone()
     for ge in (None, g):
-        times = {str(c): timer(partial(launch_backward, kept, x, y, saved, g, ge, shard, 1.0, config=c), 20).ms for c in BACKWARD}
+        times = {
+            str(c): timer(partial(launch_backward, kept, x, y, saved, g, ge, shard, 1.0, config=c), 20).ms
+            for c in BACKWARD
+        }
         show(f"backward entropy={ge is not None} {rows}x{vocab}", times, x.numel() * 4)
 
 
@@ -79,7 +93,9 @@ def gae(timer: Timer, compile_only: bool) -> None:
 
 def rmsnorm(timer: Timer, compile_only: bool) -> None:
     for rows, hidden in [(16384, 1536), (16384, 4096), (16192, 768)]:
-        x, dy, dsum = (torch.randn(8 if compile_only else rows, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        x, dy, dsum = (
+            torch.randn(8 if compile_only else rows, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+        )
         w, rstd = torch.ones(hidden, device="cuda", dtype=torch.bfloat16), torch.ones(len(x), device="cuda")
         configs = [backward_config(hidden), *NORM]
         times = {str(c): timer(partial(triton_rmsnorm_backward, dy, dsum, x, w, rstd, c), 40).ms for c in configs}
@@ -94,7 +110,9 @@ def _score_tiles(h: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rows: int, c
         for i, c in enumerate(range(0, len(w), columns)):
             part = slice(c, min(c + columns, len(w)))
             logits = linear_triton.part_logits(h[n : n + rows], w, part, buffer)
-            launch_stats(logits, y[n : n + rows], Shard(c, part.stop - c, len(w)), 1.0, None, True, stats[i, n : n + rows])
+            launch_stats(
+                logits, y[n : n + rows], Shard(c, part.stop - c, len(w)), 1.0, None, True, stats[i, n : n + rows]
+            )
     finish_rows(stats, y, len(w), 1.0, None, torch.empty(4, len(h), device="cuda"))
 
 

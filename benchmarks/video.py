@@ -1,4 +1,6 @@
-"""`python -m terrella.benchmarks.video`: frames a second of each picture metric, of decoding, of the whole reward, on this device."""
+"""`python -m terrella.benchmarks.video`: frames a second of each picture metric, of decoding, of the whole reward,
+on this device.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from . import record
 HORIZON = 7
 NETS = {"lpips": "vgg", "lpips_alex": "alex"}
 DECODER = TokenizerConfig(
-    kind="compressive", height=64, width=64, channels=[32, 64, 128], encoder_resnets=1, latent=64, levels=[8, 5, 5, 5], patch=4, still=True
+    kind="compressive",
+    height=64,
+    width=64,
+    channels=[32, 64, 128],
+    encoder_resnets=1,
+    latent=64,
+    levels=[8, 5, 5, 5],
+    patch=4,
+    still=True,
 )  # that of video-gpu
 
 
@@ -51,7 +61,9 @@ def has_weights(name: str) -> bool:
 @torch.no_grad()
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m terrella.benchmarks.video", description=__doc__)
-    parser.add_argument("--frames", type=int, default=3584, help="frames judged at once: 32 prompts x 16 samples x 7 frames")
+    parser.add_argument(
+        "--frames", type=int, default=3584, help="frames judged at once: 32 prompts x 16 samples x 7 frames"
+    )
     parser.add_argument("--size", type=int, default=64, help="pixels of a side; decoding is measured at 64")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
@@ -92,7 +104,11 @@ def main(words: list[str] | None = None) -> None:
         for net in ("lpips_alex", "lpips"):
             if has_weights(net):
                 names: tuple[Metric, ...] = ("mae", net)  # type: ignore[assignment]
-                put(f"reward: decode + mae + {net}", lambda names=names: frame_metrics(decode().float(), true, names), clips * HORIZON)
+                put(
+                    f"reward: decode + mae + {net}",
+                    lambda names=names: frame_metrics(decode().float(), true, names),
+                    clips * HORIZON,
+                )
     record.append(recorder.rows, given.out)
 
 

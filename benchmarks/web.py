@@ -1,8 +1,9 @@
 """Steps a second of the web worlds: the page model on one core, and Chromium over parallel contexts on MiniWoB++ pages.
 
-All steps are oracle actions with everything that belongs to them: acting, waiting, the observation as text, resets and judging. The page
-model is given per CPU second of its one thread. Chromium is given twice: by the clock, and per CPU second of everything it starts (Python,
-the driver, the browser) times the number of cores, which a busy machine does not change.
+All steps are oracle actions with everything that belongs to them: acting, waiting, the observation as text, resets and
+judging. The page model is given per CPU second of its one thread. Chromium is given twice: by the clock, and per CPU
+second of everything it starts (Python, the driver, the browser) times the number of cores, which a busy machine does
+not change.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def dom_rates(repeats: int, *, warm: bool) -> list[float]:
 
 
 def _tree_cpu(root: int) -> float:
-    """CPU seconds of a process and all below it, those that have ended included: a renderer that was thrown away has cost something."""
+    """CPU seconds of a process and all below it, those that have ended included: a renderer that was thrown away has
+    cost something.
+    """
     parents, spent = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -66,7 +69,8 @@ def _tree_cpu(root: int) -> float:
             except OSError:
                 continue
             parents[int(entry.name)] = int(fields[1])
-            spent[int(entry.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its own, and its ended children's
+            # its own, and its ended children's
+            spent[int(entry.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     total = 0.0
     for pid in spent:
         above: int | None = pid
@@ -101,7 +105,9 @@ def chromium_rates(workers: int, seconds: float) -> tuple[float, float, float]:
     """Steps a second by the clock, CPU seconds of a step, and the share of solved episodes."""
     context = mp.get_context("spawn")
     ready, results = context.Barrier(workers), context.Queue()
-    processes = [context.Process(target=_browse, args=(n, seconds, ready, results), daemon=True) for n in range(workers)]
+    processes = [
+        context.Process(target=_browse, args=(n, seconds, ready, results), daemon=True) for n in range(workers)
+    ]
     for process in processes:
         process.start()
     found = [results.get(timeout=400) for _ in processes]
@@ -115,7 +121,12 @@ def chromium_rates(workers: int, seconds: float) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=4, help="browsers, each with one context; more than cores, as each waits for frames")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=4,
+        help="browsers, each with one context; more than cores, as each waits for frames",
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of browsing")
     parser.add_argument("--no-browser", action="store_true")
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")

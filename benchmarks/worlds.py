@@ -1,7 +1,8 @@
-"""World speed on one core: vectorised and single steps, room generation, search; rivals in the same run where they are installed.
+"""World speed on one core: vectorised and single steps, room generation, search; rivals in the same run where they are
+installed.
 
-Rates are per CPU second of the one thread that runs, so that a busy machine does not change them. Rooms and maps come from a pool:
-generation is measured apart.
+Rates are per CPU second of the one thread that runs, so that a busy machine does not change them. Rooms and maps come
+from a pool: generation is measured apart.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def steps(repeats: int) -> Iterator[Figure]:
     maps = [make_map(FrozenLakeConfig(), seed) for seed in POOL]
     batches = {
         "sokoban 6x6 1 box": lambda size: BatchSokoban(make_rooms(RoomConfig(), POOL), size, 6, 10, rng),
-        "sokoban 10x10 2 boxes": lambda size: BatchSokoban(make_rooms(RoomConfig(10, 10, 2, 300), POOL[:64]), size, 10, 10, rng),
+        "sokoban 10x10 2 boxes": lambda size: BatchSokoban(
+            make_rooms(RoomConfig(10, 10, 2, 300), POOL[:64]), size, 10, 10, rng
+        ),
         "frozen_lake 4x4": lambda size: BatchFrozenLake(maps, size, 1 / 3, 10, rng),
     }
     for case, make in batches.items():
@@ -88,7 +91,9 @@ def steps(repeats: int) -> Iterator[Figure]:
 
 
 def interfaces(repeats: int) -> Iterator[Figure]:
-    """Sokoban through the interfaces to other trainers, where they are installed; over OpenEnv, server and client together."""
+    """Sokoban through the interfaces to other trainers, where they are installed; over OpenEnv, server and client
+    together.
+    """
     from ..rl.exchange.offers import Play, find_offer
 
     offer, words = find_offer("SimpleSokoban"), random.Random(0).choices(("Up", "Down", "Left", "Right"), k=300)
@@ -124,7 +129,10 @@ def interfaces(repeats: int) -> Iterator[Figure]:
             thread.start()
             client = OpenEnvEnvironment(f"http://127.0.0.1:{listening.getsockname()[1]}")
             wire = client._open()
-            run = played(lambda: client._ask(wire, "reset", {"seed": 123}), lambda w: client._ask(wire, "step", {"text": w})["done"])
+            run = played(
+                lambda: client._ask(wire, "reset", {"seed": 123}),
+                lambda w: client._ask(wire, "step", {"text": w})["done"],
+            )
             yield Figure("SimpleSokoban", "terrella openenv", "steps", _measure(run, repeats), "1/s")
             wire.close()
             server.should_exit = True
@@ -157,7 +165,9 @@ def generation(repeats: int) -> Iterator[Figure]:
             shop.index.search(goal.instruction)
         return 100
 
-    yield Figure("webshop 200 products", "terrella bm25", "search", [1e3 / rate for rate in _measure(search, repeats)], "ms")
+    yield Figure(
+        "webshop 200 products", "terrella bm25", "search", [1e3 / rate for rate in _measure(search, repeats)], "ms"
+    )
 
 
 def rivals(repeats: int) -> Iterator[Figure]:
@@ -174,7 +184,9 @@ def rivals(repeats: int) -> Iterator[Figure]:
                 lake.step(action_B)
             return actions.size
 
-        yield Figure("frozen_lake 4x4", f"gymnasium {gymnasium.__version__} sync 64", "steps", _measure(run, repeats), "1/s")
+        yield Figure(
+            "frozen_lake 4x4", f"gymnasium {gymnasium.__version__} sync 64", "steps", _measure(run, repeats), "1/s"
+        )
     if importlib.util.find_spec("gym_sokoban"):
         from gym_sokoban.envs.sokoban_env import SokobanEnv
 
@@ -192,7 +204,9 @@ def rivals(repeats: int) -> Iterator[Figure]:
 
 
 def scores() -> Iterator[Figure]:
-    """The random policy and the ceiling on the 128 validation seeds, 100 rollouts each, over five seeds of the policy."""
+    """The random policy and the ceiling on the 128 validation seeds, 100 rollouts each, over five seeds of the
+    policy.
+    """
     for tag in ("SimpleSokoban", "FrozenLake"):
         task = load_tasks()[tag]
         found = [random_policy(task, VALIDATION_SEEDS, 100, seed=seed) for seed in range(5)]
@@ -215,12 +229,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
     settings = parser.parse_args()
     versions = f"python {platform.python_version()}, numpy {np.__version__}"
-    recorder = record.Recorder("worlds", "python -m terrella.benchmarks.worlds", f"none (one core, {processor()})", versions)
+    recorder = record.Recorder(
+        "worlds", "python -m terrella.benchmarks.worlds", f"none (one core, {processor()})", versions
+    )
     repeats = settings.repeats
     for figure in (*steps(repeats), *interfaces(repeats), *generation(repeats), *rivals(repeats), *scores()):
         p20, median, p80 = (float(p) for p in np.percentile(figure.samples, [20, 50, 80]))
         recorder.add(figure.case, figure.impl, figure.metric, median, figure.unit, p20, p80)
-        print(f"{figure.case:24} {figure.impl:28} {figure.metric:10} {median:14.4g} {figure.unit:4} [{p20:.4g}, {p80:.4g}]", flush=True)
+        print(
+            (
+                f"{figure.case:24} {figure.impl:28} {figure.metric:10} {median:14.4g} {figure.unit:4} [{p20:.4g}, "
+                f"{p80:.4g}]"
+            ),
+            flush=True,
+        )
     record.append(recorder.rows, settings.out)
 
 

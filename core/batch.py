@@ -12,7 +12,8 @@ import torch
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Documents laid end to end. Every per-token field is aligned with `targets_T`: entry t speaks of the token predicted at t.
+    """Documents laid end to end. Every per-token field is aligned with `targets_T`: entry t speaks of the token
+    predicted at t.
 
     A weight is the factor of that token's term in the summed loss, normalisation included, so that a sum over
     microbatches and data-parallel ranks is the whole loss. A missing field means that term is not used.
@@ -41,4 +42,6 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> PackedBatch:
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in moved.items() if isinstance(v, torch.Tensor)})
+        return replace(
+            self, **{k: v.to(device, non_blocking=True) for k, v in moved.items() if isinstance(v, torch.Tensor)}
+        )

@@ -1,4 +1,6 @@
-"""What a user brings: `file.py:Name` or `package.module:Name`, wherever a setting accepts the name of something of ours."""
+"""What a user brings: `file.py:Name` or `package.module:Name`, wherever a setting accepts the name of something of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,22 @@ _beside: dict[Path, dict[str, types.ModuleType]] = {}  # folder -> modules that 
 
 
 class OwnFile(str):
-    """A setting that names a file or folder of the user's, relative to the recipe. What is not there is refused where it is opened."""
+    """A setting that names a file or folder of the user's, relative to the recipe. What is not there is refused
+    where it is opened.
+    """
 
 
 class OwnText(str):
-    """A setting that is a text, or names a file with it; the file is read with the recipe, so that a run keeps what it was started with."""
+    """A setting that is a text, or names a file with it; the file is read with the recipe, so that a run keeps what
+    it was started with.
+    """
 
 
 @dataclass(frozen=True)
 class ByPath:
-    """An object of the user's own. In YAML a plain string `my.py:score` or `package.module:score`; a file is relative to the recipe."""
+    """An object of the user's own. In YAML a plain string `my.py:score` or `package.module:score`; a file is
+    relative to the recipe.
+    """
 
     path: str  # `file.py:Name` or `package.module:Name`
     digest: str = ""  # sha256 of the file, filled in when the recipe is read; a resume with another file is refused
@@ -50,14 +58,18 @@ class ByPath:
 
 @dataclass(frozen=True)
 class KindByPath(ByPath):
-    """A section whose `kind` is `file.py:Name` or `package.module:Name`; its further keys are passed to that as arguments."""
+    """A section whose `kind` is `file.py:Name` or `package.module:Name`; its further keys are passed to that as
+    arguments.
+    """
 
     kind: Literal["path"] = "path"
     args: dict[str, Any] = field(default_factory=dict)  # what the object is called with
 
     @classmethod
     def named(cls, kind: str) -> tuple[str, dict[str, Any]]:
-        """What a kind with a colon names: a path, and the arguments that it stands for. A section may have short names for some."""
+        """What a kind with a colon names: a path, and the arguments that it stands for. A section may have short
+        names for some.
+        """
         return kind, {}
 
     def make(self) -> Any:
@@ -77,7 +89,10 @@ def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
     """
     where, name = _parts(text)
     if digest and file_digest(text, base) != digest:
-        raise ConfigError(f"{text}: the file has changed since this run was started; restore it, or start a run in another --run folder")
+        raise ConfigError(
+            f"{text}: the file has changed since this run was started; restore it, or start a run in another --run "
+            "folder"
+        )
     module = _file_module(_file(where, base)) if _is_file(where) else _package_module(where)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], 1)
@@ -100,7 +115,9 @@ def file_digest(text: str, base: Path) -> str:
 
 
 def absolute(text: str, base: Path) -> str:
-    """The same with the file's whole path, so that it means the same from any folder; a package's module stays as it is."""
+    """The same with the file's whole path, so that it means the same from any folder; a package's module stays as it
+    is.
+    """
     where, name = _parts(text)
     return f"{_file(where, base)}:{name}" if _is_file(where) else text
 
@@ -126,14 +143,19 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1) if path.parent.is_dir() else []
+        near = (
+            difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1)
+            if path.parent.is_dir()
+            else []
+        )
         raise ConfigError(f"{path}: no such file" + (f"; did you mean '{near[0]}'?" if near else "")) from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _file_module(path: Path) -> types.ModuleType:
-    """The module of a file, under a name of its own. It is run once, and again where the file has changed in between, as in a notebook.
+    """The module of a file, under a name of its own. It is run once, and again where the file has changed in between,
+    as in a notebook.
 
     The source is compiled from the bytes that are hashed: cached bytecode may be that of an edit in the same second.
     """
@@ -142,7 +164,8 @@ def _file_module(path: Path) -> types.ModuleType:
     known = _loaded.get(path)
     if known and known[0] == digest:
         return known[1]
-    name = f"{path.stem}_by_path_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # of the path alone: pickles name it
+    # of the path alone: pickles name it
+    name = f"{path.stem}_by_path_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     module = types.ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)
@@ -161,8 +184,8 @@ def _file_module(path: Path) -> types.ModuleType:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Modules beside a file can be imported while it loads; those that files of other folders imported from beside them are out of sight,
-    so that two folders may each have a `utils.py`."""
+    """Modules beside a file can be imported while it loads; those that files of other folders imported from beside them
+    are out of sight, so that two folders may each have a `utils.py`."""
     others = [pair for place, kept in _beside.items() if place != folder for pair in kept.items()]
     hidden = {name: sys.modules.pop(name) for name, module in others if sys.modules.get(name) is module}
     sys.modules.update(_beside.get(folder, {}))
@@ -175,7 +198,11 @@ def _importable(folder: Path) -> Iterator[None]:
         if str(folder) in sys.path:
             sys.path.remove(str(folder))
         new = {name: module for name, module in sys.modules.items() if name not in before}
-        inside = {name: module for name, module in new.items() if folder in Path(getattr(module, "__file__", None) or "/").parents}
+        inside = {
+            name: module
+            for name, module in new.items()
+            if folder in Path(getattr(module, "__file__", None) or "/").parents
+        }
         _beside.setdefault(folder, {}).update(inside)
         sys.modules.update(hidden)
 
@@ -201,12 +228,19 @@ def _package_module(where: str) -> types.ModuleType:
 
 
 def describe_error(error: BaseException, path: str) -> str:
-    """An error of the user's code in its own words, with the line of the file, or of the other file that it comes from."""
+    """An error of the user's code in its own words, with the line of the file, or of the other file that it comes
+    from.
+    """
     if isinstance(error, SyntaxError):
         file, line = error.filename or path, error.lineno
     else:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and not f.filename.startswith("<frozen")]
-        own = [f for f in frames if path and Path(path).parent in Path(f.filename).parents] or frames  # not deep in a library
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if f.filename != __file__ and not f.filename.startswith("<frozen")
+        ]
+        # not deep in a library
+        own = [f for f in frames if path and Path(path).parent in Path(f.filename).parents] or frames
         file, line = (own[-1].filename, own[-1].lineno) if own else (path, None)
     where = "" if line is None else f"line {line}: " if file == path else f"{file}, line {line}: "
     text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())

@@ -1,12 +1,13 @@
 """Checkpoints: every rank writes its own runs of the parameters, by global name, into one file that it also hashes.
 
     step_00000020/
-      manifest.json            written last: layout, model, step, size and xxh3-128 of every other file, and a digest of itself
+      manifest.json            written last: layout, model, step, size and xxh3-128 of every other file, and its own
+                               digest
       shard_00000.safetensors  runs [start, end) of flattened tensor-parallel parts; the header says of what
       extra.json               what the caller gave: data position, journal, curriculum
 
-The folder is built under a hidden name and renamed when whole, so a kill leaves the old checkpoints or the new one. Reading needs no
-ranks (`CheckpointReader`), whatever the layout that wrote it.
+The folder is built under a hidden name and renamed when whole, so a kill leaves the old checkpoints or the new one.
+Reading needs no ranks (`CheckpointReader`), whatever the layout that wrote it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ import torch.distributed as dist
 
 from .config import LAYOUT, ParallelConfig, PrecisionConfig
 from .errors import ConfigError, DeadlineError, StorageError, TerrellaError
-from .files import file_digest, json_digest, make_folder, read_json, save_tensors, settle, storage_errors, sync_folder, write_json
+from .files import (
+    file_digest,
+    json_digest,
+    make_folder,
+    read_json,
+    save_tensors,
+    settle,
+    storage_errors,
+    sync_folder,
+    write_json,
+)
 from .mcore.params import Shard
 
 FORMAT = 2  # 1 had no digest of the manifest; it is still read
@@ -103,7 +114,9 @@ def _collect(engine: Checkpointed) -> tuple[dict[str, torch.Tensor], list[Entry]
 class _Writer(threading.Thread):
     """Writes this rank's file in the background. Uses no collectives, and waits for no other rank."""
 
-    def __init__(self, folder: Path, final: Path, tensors: dict, entries: list[Entry], manifest: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, final: Path, tensors: dict, entries: list[Entry], manifest: dict[str, Any]
+    ) -> None:
         super().__init__(name="checkpoint-writer", daemon=True)
         self.folder, self.final, self.tensors, self.entries, self.manifest = folder, final, tensors, entries, manifest
         self.stated: dict[str, Any] = {}
@@ -130,7 +143,8 @@ def seal(folder: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]
     files: dict[str, Any] = {f"shard_{number:05d}.safetensors": stated for number, stated in enumerate(shards)}
     extra = folder / "extra.json"
     files["extra.json"] = {"bytes": extra.stat().st_size, "xxh3": file_digest(extra)}
-    content = json.loads(json.dumps({"format": FORMAT, **manifest, "files": files}))  # as it will be read: tuples are lists
+    # as it will be read: tuples are lists
+    content = json.loads(json.dumps({"format": FORMAT, **manifest, "files": files}))
     write_json(folder / MANIFEST, {**content, "digest": manifest_digest(content)})
 
 
@@ -204,7 +218,9 @@ def save(engine: Checkpointed, path: Path, extra: dict[str, Any], wait: bool) ->
 
 
 def finish(engine: Checkpointed) -> None:
-    """Wait for the background writer of every rank; when all have written, rank 0 publishes the folder, and else takes it away."""
+    """Wait for the background writer of every rank; when all have written, rank 0 publishes the folder, and else
+    takes it away.
+    """
     writer = engine.writer
     if writer is None:
         return
@@ -269,7 +285,9 @@ class CheckpointReader:
             for name in self.manifest["files"]:
                 if name.endswith(".safetensors"):
                     for key, raw in enumerate(json.loads(self._file(name).metadata()["entries"])):
-                        entry = Entry(raw["name"], raw["kind"], tuple(raw["shape"]), Shard(**raw["shard"]), raw["start"])
+                        entry = Entry(
+                            raw["name"], raw["kind"], tuple(raw["shape"]), Shard(**raw["shard"]), raw["start"]
+                        )
                         self._index.setdefault((entry.name, entry.kind), []).append((entry, name, str(key)))
         return self._index
 
@@ -320,7 +338,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if manifest.get("format") == FORMAT:
             return manifest
     elif manifest.get("format") == 1:
-        log.warning("%s: of a release that kept no digest of it; the files beside it are checked, its own numbers cannot be", path)
+        log.warning(
+            "%s: of a release that kept no digest of it; the files beside it are checked, its own numbers cannot be",
+            path,
+        )
         return manifest
     elif manifest.get("format") == FORMAT:
         raise StorageError(f"{path}: damaged, it has no digest")
@@ -360,6 +381,8 @@ def load(engine: Checkpointed, path: Path, weights_only: bool) -> dict[str, Any]
         adam.set_state(engine.optimizer, part, read.pop("master"), read, manifest["updates"])
     adam.publish_masters(engine.optimizer)
     engine.steps = manifest["step"]
-    if manifest["world"] == world and all(manifest["parallel"].get(key) == getattr(engine.parallel, key) for key in LAYOUT):
+    if manifest["world"] == world and all(
+        manifest["parallel"].get(key) == getattr(engine.parallel, key) for key in LAYOUT
+    ):
         setup.restore_generators(reader.generators(rank))
     return reader.extra

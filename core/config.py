@@ -1,4 +1,6 @@
-"""The engine's settings. Importable without torch; each rule that Megatron leaves unchecked is checked here or in `check_layout`."""
+"""The engine's settings. Importable without torch; each rule that Megatron leaves unchecked is checked here or in
+`check_layout`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class ParallelConfig:
     recompute: Literal["none", "full"] = "none"  # activations of whole layers are made again in the backward pass
     overlap_grad_reduce: bool = False  # gradients are summed over data ranks while the backward pass still runs
     overlap_param_gather: bool = False  # updated weights are gathered in the background, until something reads them
-    cuda_graphs: bool = False  # on a GPU: layers are replayed as graphs once a microbatch's shape has come back; for small models
+    # on a GPU: layers are replayed as graphs once a microbatch's shape has come back; for small models
+    cuda_graphs: bool = False
     timeout_minutes: float = 10.0  # of every collective
 
     def __post_init__(self) -> None:
@@ -34,8 +37,13 @@ class ParallelConfig:
             raise ValueError("virtual_pipeline: needs pipeline > 1")
         if self.sequence_parallel and self.tensor == 1:
             raise ValueError("sequence_parallel: needs tensor > 1")
-        if self.cuda_graphs and (self.model_size * self.expert > 1 or self.recompute != "none" or self.overlap_grad_reduce):
-            raise ValueError("cuda_graphs: needs tensor, pipeline, context and expert of 1, recompute: none and overlap_grad_reduce: false")
+        if self.cuda_graphs and (
+            self.model_size * self.expert > 1 or self.recompute != "none" or self.overlap_grad_reduce
+        ):
+            raise ValueError(
+                "cuda_graphs: needs tensor, pipeline, context and expert of 1, recompute: none and "
+                "overlap_grad_reduce: false"
+            )
         if self.timeout_minutes <= 0:
             raise ValueError("timeout_minutes: must be positive")
 
@@ -77,7 +85,9 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """Type of the parameters, and whose layers compute; the optimizer always keeps fp32 master weights and fp32 gradients."""
+    """Type of the parameters, and whose layers compute; the optimizer always keeps fp32 master weights and fp32
+    gradients.
+    """
 
     params: Literal["fp32", "bf16"] = "fp32"  # the type that weights and activations have
     layers: Literal["ours", "te"] = "ours"  # te: TransformerEngine's, on a GPU where it imports
@@ -107,13 +117,17 @@ def check_layout(
     """Refuse a layout the model cannot be cut into, naming the setting to change. `vocab` is the padded size."""
     p = parallel
     if world % p.model_size:
-        raise ConfigError(f"parallel: tensor {p.tensor} x pipeline {p.pipeline} x context {p.context} does not divide the {world} ranks")
+        raise ConfigError(
+            f"parallel: tensor {p.tensor} x pipeline {p.pipeline} x context {p.context} does not divide the {world} "
+            "ranks"
+        )
     for what, size in (("heads", heads), ("kv_heads", kv_heads), ("ffn", ffn), ("padded vocabulary", vocab)):
         if size % p.tensor:
             raise ConfigError(f"parallel.tensor: {p.tensor} does not divide the model's {what} ({size})")
     if layers % (p.pipeline * p.virtual_pipeline):
         raise ConfigError(
-            f"parallel.pipeline: pipeline {p.pipeline} x virtual_pipeline {p.virtual_pipeline} does not divide the {layers} layers"
+            f"parallel.pipeline: pipeline {p.pipeline} x virtual_pipeline {p.virtual_pipeline} does not divide the "
+            f"{layers} layers"
         )
     if p.expert > 1 and not experts:
         raise ConfigError("parallel.expert: the model has no experts")
@@ -122,4 +136,6 @@ def check_layout(
     if experts % p.expert:
         raise ConfigError(f"parallel.expert: {p.expert} does not divide the model's {experts} experts")
     if (world // p.pipeline) % p.expert:
-        raise ConfigError(f"parallel.expert: {p.expert} does not divide the {world // p.pipeline} ranks of a pipeline stage")
+        raise ConfigError(
+            f"parallel.expert: {p.expert} does not divide the {world // p.pipeline} ranks of a pipeline stage"
+        )

@@ -1,4 +1,5 @@
-"""The engine: one step, one score, one checkpoint for every kind of training. It is handed the model and the loss as callables.
+"""The engine: one step, one score, one checkpoint for every kind of training. It is handed the model and the loss as
+callables.
 
 Shape suffixes: T tokens of this context rank, H hidden, V rows of this tensor rank's head.
 """
@@ -33,7 +34,8 @@ class Head:
     values_T: torch.Tensor | None  # where the model has a value head
     document_T: torch.Tensor  # document of each token, counted over the whole packed batch
     context_group: dist.ProcessGroup | None  # ranks that hold the other tokens of these documents
-    weight_grad_VH: torch.Tensor | None = None  # on CUDA: fp32 buffer a kernel may add the head's gradient to, instead of returning it
+    # on CUDA: fp32 buffer a kernel may add the head's gradient to, instead of returning it
+    weight_grad_VH: torch.Tensor | None = None
 
 
 LossFn = Callable[[torch.Tensor, Head, PackedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -46,7 +48,9 @@ class Builder(Protocol):
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]: ...
 
     def adam(self, *args: Any, **options: Any) -> None:
-        """AdamW's update on a GPU: (list of (master, gradient, both moments, rounded copy, step), divisor of the gradients, settings)."""
+        """AdamW's update on a GPU: (list of (master, gradient, both moments, rounded copy, step), divisor of the
+        gradients, settings).
+        """
 
     def describe(self) -> dict[str, Any]: ...
 
@@ -58,7 +62,9 @@ class Builder(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step. `metrics` are sums over all microbatches and ranks; a skipped step had a gradient norm that is not finite."""
+    """One optimizer step. `metrics` are sums over all microbatches and ranks; a skipped step had a gradient norm
+    that is not finite.
+    """
 
     metrics: dict[str, float]
     grad_norm: float
@@ -79,10 +85,17 @@ def _check(names: list[str]) -> float:
 
 
 class Engine:
-    """A model spread over ranks, with its optimizer. Every method that computes is collective: all ranks call it together."""
+    """A model spread over ranks, with its optimizer. Every method that computes is collective: all ranks call it
+    together.
+    """
 
     def __init__(
-        self, build: Builder, parallel: ParallelConfig, optimizer: OptimizerConfig | None, precision: PrecisionConfig, seed: int = 0
+        self,
+        build: Builder,
+        parallel: ParallelConfig,
+        optimizer: OptimizerConfig | None,
+        precision: PrecisionConfig,
+        seed: int = 0,
     ) -> None:
         from .mcore import optimizer as adam
         from .mcore import setup
@@ -117,9 +130,11 @@ class Engine:
             raise ConfigError("microbatches: a step needs at least one")
         if self.parallel.virtual_pipeline > 1 and len(microbatches) % self.parallel.pipeline:
             raise ConfigError(
-                f"microbatches: virtual_pipeline needs a multiple of parallel.pipeline ({self.parallel.pipeline}), not {len(microbatches)}"
+                f"microbatches: virtual_pipeline needs a multiple of parallel.pipeline ({self.parallel.pipeline}), "
+                f"not {len(microbatches)}"
             )
-        multiple = self.parallel.token_multiple * (16 if self.precision.fp8 else 1)  # fp8 products want rows in sixteens
+        # fp8 products want rows in sixteens
+        multiple = self.parallel.token_multiple * (16 if self.precision.fp8 else 1)
         lengths = [-(-batch.num_tokens // multiple) * multiple for batch in microbatches]
         if self.parallel.expert > 1:  # tokens of several data ranks meet at an expert, and are gathered in equal parts
             common = torch.tensor(lengths, device=self.device)
@@ -133,7 +148,8 @@ class Engine:
             layout = document_layout(padded.cu_seqlens_D1.tolist(), self.parallel.context, self.groups.context_rank)
             if self.parallel.context > 1:
                 padded = slice_batch(
-                    padded, context_rows(length, self.parallel.context, self.groups.context_rank).to(padded.tokens_T.device)
+                    padded,
+                    context_rows(length, self.parallel.context, self.groups.context_rank).to(padded.tokens_T.device),
                 )
             items.append(_Item(padded.to(self.device), layout.to(self.device), batch.num_tokens))
         return items, max(lengths)
@@ -144,13 +160,22 @@ class Engine:
 
     def _read(self, chunk: Any, output: torch.Tensor, item: _Item) -> tuple[torch.Tensor, Head]:
         hidden_TH, weight_VH, values_T = chunk.readout(output)
-        direct = weight_VH.is_cuda and weight_VH.requires_grad and torch.is_grad_enabled() and not self.parallel.overlap_grad_reduce
+        direct = (
+            weight_VH.is_cuda
+            and weight_VH.requires_grad
+            and torch.is_grad_enabled()
+            and not self.parallel.overlap_grad_reduce
+        )
         buffer = getattr(weight_VH, "main_grad", None) if direct else None
-        head = Head(weight_VH, self.groups.tensor, chunk.vocab, values_T, item.layout.document_T, self.groups.context, buffer)
+        head = Head(
+            weight_VH, self.groups.tensor, chunk.vocab, values_T, item.layout.document_T, self.groups.context, buffer
+        )
         return hidden_TH, head
 
     def accumulate(self, microbatches: list[PackedBatch], loss: LossFn) -> dict[str, float]:
-        """Forward and backward of a whole step: gradients summed over microbatches and ranks, and the summed metrics."""
+        """Forward and backward of a whole step: gradients summed over microbatches and ranks, and the summed
+        metrics.
+        """
         return self._read_metrics(*self._accumulate(microbatches, loss))
 
     def _accumulate(self, microbatches: list[PackedBatch], loss: LossFn) -> tuple[list[str], torch.Tensor | None]:
@@ -188,7 +213,8 @@ class Engine:
             norm = adam.update(self.optimizer, self._wrapped, self.optimizer_config, lr, self.build.adam)
         self._gathering = self.parallel.overlap_param_gather
         self.steps += 1
-        metrics = self._read_metrics(names, sums)  # the step's one wait for the device, after all its work was given out
+        # the step's one wait for the device, after all its work was given out
+        metrics = self._read_metrics(names, sums)
         grad_norm = float(norm)
         return StepResult(metrics, grad_norm, lr, not math.isfinite(grad_norm))
 
@@ -218,7 +244,9 @@ class Engine:
 
     @torch.no_grad()
     def score(self, microbatches: list[PackedBatch], score: ScoreFn) -> list[dict[str, torch.Tensor]]:
-        """Forward only: per-token results of each microbatch, whole and unpadded, on every rank that shares these microbatches."""
+        """Forward only: per-token results of each microbatch, whole and unpadded, on every rank that shares these
+        microbatches.
+        """
         from .mcore import schedule
 
         self._settle()
@@ -230,7 +258,11 @@ class Engine:
             return score(*self._read(chunk, output, item), item.batch)
 
         collected = schedule.run(self._wrapped, items, length, self._forward, finish, train=False)
-        results = [self._whole(record, item.tokens) for record, item in zip(collected, items, strict=True)] if collected else []
+        results = (
+            [self._whole(record, item.tokens) for record, item in zip(collected, items, strict=True)]
+            if collected
+            else []
+        )
         if self.parallel.pipeline > 1:
             box = [[{k: v.cpu() for k, v in r.items()} for r in results]]
             dist.broadcast_object_list(box, src=self.groups.last_rank, group=self.groups.pipeline)
@@ -249,7 +281,9 @@ class Engine:
         return {name: value[:tokens] for name, value in record.items()}
 
     def offload(self) -> None:
-        """Move weights, gradients and optimizer state to host memory, so that a sampler can use the device. Undone by `reload`."""
+        """Move weights, gradients and optimizer state to host memory, so that a sampler can use the device. Undone
+        by `reload`.
+        """
         from .mcore import offload
 
         self._settle()
@@ -281,7 +315,9 @@ class Engine:
         return params.named_parameters(self.chunks)
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full gradients of the last `accumulate` under the parameters' global names. Collective; for tests and diagnosis."""
+        """Full gradients of the last `accumulate` under the parameters' global names. Collective; for tests and
+        diagnosis.
+        """
         from .mcore import optimizer as adam
         from .mcore import params
 
@@ -289,7 +325,9 @@ class Engine:
         yield from params.gather(own, adam.full_gradients(self.optimizer, [p.param for p in own]))
 
     def load_weights(self, source: Callable[[str], torch.Tensor | None]) -> None:
-        """Overwrite parameters by their part of `source(global name)`, or keep those it gives None for. The optimizer starts anew."""
+        """Overwrite parameters by their part of `source(global name)`, or keep those it gives None for. The
+        optimizer starts anew.
+        """
         from .mcore import optimizer as adam
 
         with torch.no_grad():
@@ -307,7 +345,8 @@ class Engine:
     def save(self, path: str | Path, extra: dict[str, Any] | None = None, *, wait: bool = True) -> None:
         """Write a verified checkpoint to the folder `path`, which appears only when it is whole.
 
-        With `wait=False` the files are written in the background; the next `save` or `finish_save` waits for them and publishes them.
+        With `wait=False` the files are written in the background; the next `save` or `finish_save` waits for them and
+        publishes them.
         """
         checkpoint.save(self, Path(path), extra or {}, wait)
 
@@ -316,5 +355,7 @@ class Engine:
         checkpoint.finish(self)
 
     def load(self, path: str | Path, *, weights_only: bool = False) -> dict[str, Any]:
-        """Restore weights, optimizer, step and generators from a checkpoint of any layout; returns the saved `extra`."""
+        """Restore weights, optimizer, step and generators from a checkpoint of any layout; returns the saved
+        `extra`.
+        """
         return checkpoint.load(self, Path(path), weights_only)

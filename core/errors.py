@@ -1,4 +1,6 @@
-"""Errors a person can act on. Each carries the exit code of the command that meets it (docs/configuration.md lists them)."""
+"""Errors a person can act on. Each carries the exit code of the command that meets it (docs/configuration.md lists
+them).
+"""
 
 from __future__ import annotations
 
@@ -56,21 +58,31 @@ class SyncError(TerrellaError):
 
 
 class RolloutError(TerrellaError):
-    """More samples of a step failed than the recipe tolerates; the message gives their share and the commonest reason."""
+    """More samples of a step failed than the recipe tolerates; the message gives their share and the commonest
+    reason.
+    """
 
     exit_code = 9
 
 
 class ProgramError(TerrellaError):
-    """An error of the program, or something in a file that it does not expect: the same start would meet it again, so no job requeues."""
+    """An error of the program, or something in a file that it does not expect: the same start would meet it again,
+    so no job requeues.
+    """
 
     exit_code = 10
 
 
 def passing(error: BaseException) -> bool:
-    """Whether another start may well not meet an error: a lost peer, a broken connection, memory or a device that gave out."""
-    match = re.search(r"connection|gloo|nccl|cuda error|out of memory|timed? ?out|socket|broken pipe", str(error), re.IGNORECASE)
-    return isinstance(error, OSError | MemoryError | EOFError) or (isinstance(error, RuntimeError) and match is not None)
+    """Whether another start may well not meet an error: a lost peer, a broken connection, memory or a device that
+    gave out.
+    """
+    match = re.search(
+        r"connection|gloo|nccl|cuda error|out of memory|timed? ?out|socket|broken pipe", str(error), re.IGNORECASE
+    )
+    return isinstance(error, OSError | MemoryError | EOFError) or (
+        isinstance(error, RuntimeError) and match is not None
+    )
 
 
 def describe_error(error: BaseException) -> str:

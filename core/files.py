@@ -21,7 +21,9 @@ os.umask(_UMASK)
 
 _REMEDY = {
     errno.ENOSPC: "the disk is full; free space or choose another --run folder, then run the same command again",
-    errno.EDQUOT: "the disk quota is used up; free space or choose another --run folder, then run the same command again",
+    errno.EDQUOT: (
+        "the disk quota is used up; free space or choose another --run folder, then run the same command again"
+    ),
     errno.EACCES: "no permission; choose a --run folder you may write to",
     errno.EPERM: "no permission; choose a --run folder you may write to",
     errno.EROFS: "the file system is read-only; choose another --run folder",
@@ -49,7 +51,8 @@ def make_folder(path: Path) -> Path:
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step: a reader, or a kill, sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # hosts that share the folder have equal process ids
+    # hosts that share the folder have equal process ids
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with storage_errors(path):
         try:
             with open(temporary, "w", encoding="utf-8") as stream:
@@ -87,7 +90,9 @@ def settle(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder to write that is renamed to `out`, all of it on disk, when the block ends; a block that fails leaves nothing behind."""
+    """A folder to write that is renamed to `out`, all of it on disk, when the block ends; a block that fails leaves
+    nothing behind.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is not empty; choose another folder")
     partial = out.with_name(f".{out.name}.partial")
@@ -111,7 +116,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str, str
         try:
             save_file(dict(tensors), path, metadata)
         except SafetensorError as error:  # its own kind for a full disk; the message holds the operating system's
-            raise StorageError(f"{path}: {error}: free space or choose another folder, then run the same command again") from error
+            raise StorageError(
+                f"{path}: {error}: free space or choose another folder, then run the same command again"
+            ) from error
 
 
 def load_tensors(path: Path) -> dict[str, Any]:
@@ -123,7 +130,9 @@ def load_tensors(path: Path) -> dict[str, Any]:
         try:
             return load_file(path)
         except SafetensorError as error:
-            raise StorageError(f"{path}: not a whole safetensors file ({error}); restore it from where it came") from error
+            raise StorageError(
+                f"{path}: not a whole safetensors file ({error}); restore it from where it came"
+            ) from error
 
 
 def file_digest(path: Path) -> str:
@@ -156,5 +165,7 @@ def read_json(path: Path, default: Any = None) -> Any:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number from 1, line) of JSON lines, empty ones left out. A line feed alone ends a line: strings may hold U+2028 and its like."""
+    """(number from 1, line) of JSON lines, empty ones left out. A line feed alone ends a line: strings may hold
+    U+2028 and its like.
+    """
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())

@@ -61,7 +61,10 @@ class Heartbeat:
         if at != self.at:
             self.at, self.since = at, time.time()
         if self.allowed():
-            write_json(self.path, {"at": at, "since": self.since, "time": time.time(), "host": os.uname().nodename, "pid": os.getpid()})
+            write_json(
+                self.path,
+                {"at": at, "since": self.since, "time": time.time(), "host": os.uname().nodename, "pid": os.getpid()},
+            )
 
     def _run(self) -> None:
         while not self._stop.wait(self.every_s):
@@ -119,7 +122,15 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-GPU_FIELDS = ("index", "name", "memory.total", "memory.used", "temperature.gpu", "ecc.errors.uncorrected.volatile.total", "pstate")
+GPU_FIELDS = (
+    "index",
+    "name",
+    "memory.total",
+    "memory.used",
+    "temperature.gpu",
+    "ecc.errors.uncorrected.volatile.total",
+    "pstate",
+)
 
 
 def gpus() -> list[Check]:
@@ -134,18 +145,35 @@ def gpus() -> list[Check]:
     except FileNotFoundError:
         return [Check("ok", "gpu", "no NVIDIA driver here; runs train on the CPU")]
     except subprocess.TimeoutExpired:
-        return [Check("fail", "gpu", "nvidia-smi did not answer within 30 s", "the driver hangs: drain and reboot the node")]
+        return [
+            Check("fail", "gpu", "nvidia-smi did not answer within 30 s", "the driver hangs: drain and reboot the node")
+        ]
     if answer.returncode:
-        return [Check("fail", "gpu", answer.stdout.strip() or answer.stderr.strip(), "drain the node and look at dmesg for Xid errors")]
+        return [
+            Check(
+                "fail",
+                "gpu",
+                answer.stdout.strip() or answer.stderr.strip(),
+                "drain the node and look at dmesg for Xid errors",
+            )
+        ]
     return [judge_gpu(line) for line in answer.stdout.strip().splitlines()]
 
 
 def judge_gpu(line: str) -> Check:
     """One row of nvidia-smi's answer."""
     index, name, total, used, heat, errors, state = (part.strip() for part in line.split(","))
-    what, text = f"gpu {index}", f"{name}, {float(used) / 1024:.1f} of {float(total) / 1024:.0f} GiB used, {heat} C, {state}"
+    what, text = (
+        f"gpu {index}",
+        f"{name}, {float(used) / 1024:.1f} of {float(total) / 1024:.0f} GiB used, {heat} C, {state}",
+    )
     if errors.isdigit() and int(errors) > 0:
-        return Check("fail", what, f"{text}, {errors} uncorrected memory errors", "drain the node; the GPU must be reset or replaced")
+        return Check(
+            "fail",
+            what,
+            f"{text}, {errors} uncorrected memory errors",
+            "drain the node; the GPU must be reset or replaced",
+        )
     if heat.isdigit() and int(heat) >= 88:
         return Check("warn", what, text, "it is throttling: check the cooling")
     if float(used) > 0.05 * float(total):
@@ -164,7 +192,10 @@ def matmul() -> Check:
     wrong = int((a.to(device) @ a.to(device)).cpu().ne(exact).sum())
     if wrong:
         return Check(
-            "fail", "arithmetic", f"{wrong} of {exact.numel()} entries of an integer product are wrong on {device}", "drain the node"
+            "fail",
+            "arithmetic",
+            f"{wrong} of {exact.numel()} entries of an integer product are wrong on {device}",
+            "drain the node",
         )
     return Check("ok", "arithmetic", f"an integer product is exact on {device}")
 
@@ -191,7 +222,9 @@ def links(size_mib: int | None = None) -> Check:
     slow = [rank for rank, speed in enumerate(speeds) if speed < SLOW_LINK * typical]
     text = f"all-reduce over {ranks} ranks: {typical / 1e9:.2f} GB/s bus bandwidth"
     if slow:
-        return Check("warn", "links", f"{text}; ranks {slow} below half of it", "check the network of those ranks' nodes")
+        return Check(
+            "warn", "links", f"{text}; ranks {slow} below half of it", "check the network of those ranks' nodes"
+        )
     if cuda and typical < PLAIN_NETWORK:
         fix = "NCCL seems to use TCP: name the fast network with --interface, look for InfiniBand with NCCL_DEBUG=INFO"
         return Check("warn", "links", f"{text}, as slow as a plain network", fix)
@@ -216,7 +249,9 @@ def timed_product() -> float:
 
 
 def pace() -> Check:
-    """The same arithmetic timed on every rank: one slow GPU or busy host holds all the others up. Every rank must call it."""
+    """The same arithmetic timed on every rank: one slow GPU or busy host holds all the others up. Every rank must
+    call it.
+    """
     import torch.distributed as dist
 
     took: list[float] = [0.0] * dist.get_world_size()
@@ -224,7 +259,10 @@ def pace() -> Check:
     slow = stragglers(took, floor_s=0.2 * min(took))
     if slow:
         return Check(
-            "warn", "pace", f"ranks {slow} compute much slower than the others", "drain their nodes or look for other programs there"
+            "warn",
+            "pace",
+            f"ranks {slow} compute much slower than the others",
+            "drain their nodes or look for other programs there",
         )
     return Check("ok", "pace", f"{len(took)} ranks compute equally fast")
 

@@ -1,8 +1,9 @@
-"""Where the documents of a packed batch lie: padding, context-parallel slices and attention segments, all worked out on the host.
+"""Where the documents of a packed batch lie: padding, context-parallel slices and attention segments, all worked out on
+the host.
 
 A segment is a run of local queries of one document and the keys they may see; the last query sees the last key (causal,
-aligned at the end), so one description serves whole documents and the slices of context parallelism.
-Shape suffixes: T local tokens, S tokens of all context ranks, N segments of a group, Q and K their query and key lengths.
+aligned at the end), so one description serves whole documents and the slices of context parallelism. Shape suffixes: T
+local tokens, S tokens of all context ranks, N segments of a group, Q and K their query and key lengths.
 """
 
 from __future__ import annotations
@@ -46,16 +47,22 @@ class DocumentLayout:
             return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
         groups = tuple(replace(g, q_rows=move(g.q_rows), k_rows=move(g.k_rows)) for g in self.groups)
-        return replace(self, **{f.name: move(getattr(self, f.name)) for f in fields(self) if f.name != "groups"}, groups=groups)
+        return replace(
+            self, **{f.name: move(getattr(self, f.name)) for f in fields(self) if f.name != "groups"}, groups=groups
+        )
 
 
 def context_rows(tokens: int, ranks: int, rank: int) -> torch.Tensor:
-    """Global rows held by one context rank: the chunks `rank` and `2 ranks - 1 - rank` of `2 ranks`, which balances causal work."""
+    """Global rows held by one context rank: the chunks `rank` and `2 ranks - 1 - rank` of `2 ranks`, which balances
+    causal work.
+    """
     if ranks == 1:
         return torch.arange(tokens)
     chunk = tokens // (2 * ranks)
     first, second = rank, 2 * ranks - 1 - rank
-    return torch.cat([torch.arange(first * chunk, (first + 1) * chunk), torch.arange(second * chunk, (second + 1) * chunk)])
+    return torch.cat(
+        [torch.arange(first * chunk, (first + 1) * chunk), torch.arange(second * chunk, (second + 1) * chunk)]
+    )
 
 
 def document_layout(cu_seqlens: list[int], context: int = 1, rank: int = 0) -> DocumentLayout:
@@ -82,7 +89,13 @@ def document_layout(cu_seqlens: list[int], context: int = 1, rank: int = 0) -> D
 
     whole = context == 1 and len(by_size) == 1
     groups = tuple(
-        SegmentGroup(len(at), q, k, None if whole else rows([s[0] for s in at], q), None if whole else rows([s[1] for s in at], k))
+        SegmentGroup(
+            len(at),
+            q,
+            k,
+            None if whole else rows([s[0] for s in at], q),
+            None if whole else rows([s[1] for s in at], k),
+        )
         for (q, k), at in by_size.items()
     )
     restore = None if whole else torch.argsort(torch.cat([g.q_rows for g in groups if g.q_rows is not None]))
@@ -106,7 +119,9 @@ def document_layout(cu_seqlens: list[int], context: int = 1, rank: int = 0) -> D
 
 
 def pad_batch(batch: PackedBatch, length: int) -> PackedBatch:
-    """Append padding documents, no longer than the batch's longest, up to `length` tokens. Padding has weight zero in every term."""
+    """Append padding documents, no longer than the batch's longest, up to `length` tokens. Padding has weight zero
+    in every term.
+    """
     extra = length - batch.num_tokens
     if extra == 0:
         return batch

@@ -1,9 +1,10 @@
 """One writer per run directory: a lease with an incarnation number that fences whoever held it before.
 
-The holder renews the file's time. A newcomer takes a lease whose holder is dead, where it can be asked (the same boot of a machine and
-the same PID namespace), or else silent for `timeout_s` on the newcomer's own steady clock: a wall clock may step. The old holder,
-should it wake, finds a higher incarnation and stops before its next write. A scheduler that starts its job again has
-judged the earlier start dead or cut off: the new start takes the lease at once, even from a holder that still breathes.
+The holder renews the file's time. A newcomer takes a lease whose holder is dead, where it can be asked (the same boot
+of a machine and the same PID namespace), or else silent for `timeout_s` on the newcomer's own steady clock: a wall
+clock may step. The old holder, should it wake, finds a higher incarnation and stops before its next write. A scheduler
+that starts its job again has judged the earlier start dead or cut off: the new start takes the lease at once, even from
+a holder that still breathes.
 """
 
 from __future__ import annotations
@@ -72,8 +73,12 @@ def read_holder(folder: Path) -> dict | None:
     path = folder / "lease.json"
     holder = read_json(path)
     wanted = {"token": str, "incarnation": int, "host": str, "pid": int}
-    if holder is not None and not (isinstance(holder, dict) and all(isinstance(holder.get(k), kind) for k, kind in wanted.items())):
-        raise StorageError(f"{path}: damaged, it does not say who owns the run; delete it when nobody writes this run, and start again")
+    if holder is not None and not (
+        isinstance(holder, dict) and all(isinstance(holder.get(k), kind) for k, kind in wanted.items())
+    ):
+        raise StorageError(
+            f"{path}: damaged, it does not say who owns the run; delete it when nobody writes this run, and start again"
+        )
     return holder
 
 
@@ -100,7 +105,9 @@ class Lease:
 
     @classmethod
     def acquire(cls, folder: Path, wait_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> Lease:
-        """Take the lease of a dead or silent holder; LeaseError names one that gives a sign of life, after `wait_s` at the earliest."""
+        """Take the lease of a dead or silent holder; LeaseError names one that gives a sign of life, after `wait_s`
+        at the earliest.
+        """
         path, deadline, silent_since = folder / "lease.json", time.monotonic() + wait_s, time.monotonic()
         last_seen: tuple | None = None
         while True:
@@ -114,7 +121,11 @@ class Lease:
                     seen = (holder["token"], path.stat().st_mtime_ns)
                     if last_seen is None:
                         log.warning(
-                            "%s: held by process %s on %s, which cannot be asked from here; watching for %g s whether it still writes",
+                            (
+                                "%s: held by process %s on %s, which cannot be asked from here; watching for %g s "
+                                "whether "
+                                "it still writes"
+                            ),
                             *(folder, holder["pid"], holder["host"], timeout_s),
                         )
                     watching = last_seen is None or seen == last_seen  # no sign of life yet
@@ -174,4 +185,6 @@ def holds(folder: Path, token: str) -> bool:
 def require(folder: Path, token: str) -> None:
     """Stop a process whose lease was taken over, before it writes anything."""
     if not holds(folder, token):
-        raise LeaseError(f"{folder}: this process no longer owns the run directory; a newer start of the run took it over")
+        raise LeaseError(
+            f"{folder}: this process no longer owns the run directory; a newer start of the run took it over"
+        )

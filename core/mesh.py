@@ -1,8 +1,8 @@
 """Who this process is among the ranks, and what ranks tell one another. The only place with rank arithmetic.
 
-Ranks that together hold one copy of the model (tensor, pipeline, context) are *peers*: they train on the same tokens. The copies are the
-*data ranks*; a step's tokens are divided among them. The first of the peers *leads*: it alone samples, plays, judges and writes, and sends
-its peers what they train on, so that nothing is done or counted twice.
+Ranks that together hold one copy of the model (tensor, pipeline, context) are *peers*: they train on the same tokens.
+The copies are the *data ranks*; a step's tokens are divided among them. The first of the peers *leads*: it alone
+samples, plays, judges and writes, and sends its peers what they train on, so that nothing is done or counted twice.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
-PEER_WAIT = timedelta(hours=24)  # for a leader's rollouts, which have deadlines of their own; a dead leader ends the run at once
+# for a leader's rollouts, which have deadlines of their own; a dead leader ends the run at once
+PEER_WAIT = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
 class Place:
-    """One rank's place in a layout. Ranks count through tensor, then context, then data, then pipeline, as Megatron's groups do."""
+    """One rank's place in a layout. Ranks count through tensor, then context, then data, then pipeline, as
+    Megatron's groups do.
+    """
 
     data_rank: int
     data_size: int
@@ -51,7 +54,9 @@ def place(parallel: ParallelConfig, rank: int, ranks: int) -> Place:
 
 @dataclass
 class Mesh:
-    """All ranks of a run as one of them sees them. Every method that sends is collective: all ranks call it at the same point."""
+    """All ranks of a run as one of them sees them. Every method that sends is collective: all ranks call it at the
+    same point.
+    """
 
     rank: int = 0
     ranks: int = 1
@@ -92,12 +97,16 @@ class Mesh:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """This data rank's contiguous part of a list, of equal size where it divides; `gather` puts the parts back in order."""
+        """This data rank's contiguous part of a list, of equal size where it divides; `gather` puts the parts back
+        in order.
+        """
         first, last = (len(items) * (self.data_rank + i) // self.data_size for i in (0, 1))
         return items[first:last]
 
     def require_even(self, count: int, setting: str) -> int:
-        """The part of `count` that each data rank takes; refused by the name of the setting where it does not divide."""
+        """The part of `count` that each data rank takes; refused by the name of the setting where it does not
+        divide.
+        """
         if count % self.data_size:
             raise ConfigError(f"{setting} = {count} must be a multiple of the {self.data_size} data ranks")
         return count // self.data_size

@@ -1,4 +1,6 @@
-"""metrics.jsonl: the record of a run. One JSON object a line; every key but those under `time/` is the same for equal runs."""
+"""metrics.jsonl: the record of a run. One JSON object a line; every key but those under `time/` is the same for
+equal runs.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class MetricsFile:
         values = {**values, **self.beside()}
         line = json.dumps({"stage": stage, "step": step, **{k: _checked(v) for k, v in values.items()}})
         with storage_errors(self.path), open(self.path, "a", encoding="utf-8") as stream:
-            self.guard()  # once open: a successor puts a new file in this one's place, and what is still written here goes nowhere
+            # once open: a successor puts a new file in this one's place, and what is still written here goes nowhere
+            self.guard()
             stream.write(line + "\n")
             stream.flush()
             os.fsync(stream.fileno())
@@ -50,11 +53,17 @@ class MetricsFile:
         if not self.path.exists():
             return
         self.guard()
-        kept = [row for row in self.rows() if row["stage"] not in later and not (row["stage"] == stage and row["step"] > step)]
+        kept = [
+            row
+            for row in self.rows()
+            if row["stage"] not in later and not (row["stage"] == stage and row["step"] > step)
+        ]
         write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def digest(self, stage: str, step: int | None = None) -> dict[str, Any]:
-        """How many rows a stage has, up to `step` where one is given, and a digest of them as they stand in the file."""
+        """How many rows a stage has, up to `step` where one is given, and a digest of them as they stand in the
+        file.
+        """
         found = [row for row in self.rows() if row["stage"] == stage and (step is None or row["step"] <= step)]
         return {"rows": len(found), "xxh3": json_digest(found)}
 
@@ -72,9 +81,13 @@ class MetricsFile:
             except (ValueError, RecursionError) as error:
                 if number >= len(lines):
                     return
-                raise StorageError(f"{self.path}:{number}: not a JSON line ({error}); restore the file or delete that line") from error
+                raise StorageError(
+                    f"{self.path}:{number}: not a JSON line ({error}); restore the file or delete that line"
+                ) from error
             if not (isinstance(row, dict) and isinstance(row.get("stage"), str) and isinstance(row.get("step"), int)):
-                raise StorageError(f"{self.path}:{number}: names no stage and step; restore the file or delete that line")
+                raise StorageError(
+                    f"{self.path}:{number}: names no stage and step; restore the file or delete that line"
+                )
             yield row
 
 

@@ -21,7 +21,9 @@ class _Listed(pickle.Unpickler):
 
 
 def load_listed(stream: BinaryIO, path: str, allowed: Collection[tuple[str, str]]) -> Any:
-    """The object of a pickle that names no other (module, class) than those allowed; any other file is refused before it does anything."""
+    """The object of a pickle that names no other (module, class) than those allowed; any other file is refused
+    before it does anything.
+    """
     try:
         return _Listed(stream, path, allowed).load()
     except StorageError:

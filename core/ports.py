@@ -16,8 +16,8 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. It lies below those that the kernel gives to outgoing connections: whoever is to listen there may need
-    many seconds to start, and meanwhile no connection gets it by chance."""
+    """A port that is free now. It lies below those that the kernel gives to outgoing connections: whoever is to listen
+    there may need many seconds to start, and meanwhile no connection gets it by chance."""
     try:
         last = min(LAST, int(OUTGOING.read_text().split()[0]))
     except (OSError, ValueError, IndexError):

@@ -32,7 +32,9 @@ def usable_cores() -> int:
 
 @contextlib.contextmanager
 def alarm(limit_s: float) -> Iterator[None]:
-    """Raise TimeoutError in Python code that has not ended after so long. Signals reach the main thread alone: others are not limited."""
+    """Raise TimeoutError in Python code that has not ended after so long. Signals reach the main thread alone:
+    others are not limited.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return

@@ -14,7 +14,9 @@ _claimed = False
 
 
 def claim(rank: int) -> Profiler | None:
-    """The profiler that `--profile` asked for. The first engine of a process that trains gets it: torch records one thing at a time."""
+    """The profiler that `--profile` asked for. The first engine of a process that trains gets it: torch records one
+    thing at a time.
+    """
     global _claimed
     folder = os.environ.get(PROFILE_VARIABLE)
     if not folder or _claimed:

@@ -1,4 +1,6 @@
-"""Progress with an ETA: a live line on a terminal, now and then a plain line in a log. Only the speaking rank prints."""
+"""Progress with an ETA: a live line on a terminal, now and then a plain line in a log. Only the speaking rank
+prints.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def clock(seconds: float) -> str:
     seconds = max(0, round(seconds))
     if seconds < 60:
         return f"{seconds}s"
-    return f"{seconds // 60}m{seconds % 60:02d}s" if seconds < 3600 else f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    return (
+        f"{seconds // 60}m{seconds % 60:02d}s" if seconds < 3600 else f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    )
 
 
 def say(line: str) -> None:
@@ -28,7 +32,9 @@ def say(line: str) -> None:
 class Progress:
     """Counts towards `total`; `speak=False` makes it silent on the other ranks."""
 
-    def __init__(self, title: str, total: int, *, start: int = 0, speak: bool = True, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, title: str, total: int, *, start: int = 0, speak: bool = True, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.title, self.total, self.start, self.speak, self.now = title, total, start, speak, now
         self.begun = self.last = now()
         self.live = speak and sys.stdout.isatty()
@@ -43,7 +49,11 @@ class Progress:
             return
         self.last = moment
         rate = (done - self.start) / max(moment - self.begun, 1e-9)
-        left = f"ETA {clock((self.total - done) / rate)}" if rate > 0 and done < self.total else f"took {clock(moment - self.begun)}"
+        left = (
+            f"ETA {clock((self.total - done) / rate)}"
+            if rate > 0 and done < self.total
+            else f"took {clock(moment - self.begun)}"
+        )
         self._print(f"{self.title}: {done}/{self.total}  {left}  {text}".rstrip(), keep=done >= self.total)
 
     def _print(self, line: str, keep: bool = True) -> None:

@@ -1,4 +1,6 @@
-"""The run directory: resolved config, metrics, stage outcomes, checkpoints, rollouts, logs. One process group writes it."""
+"""The run directory: resolved config, metrics, stage outcomes, checkpoints, rollouts, logs. One process group writes
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from .metrics import MetricsFile
 from .sinks import Sink, result_table, rollout_table
 
 FOLDERS = ("checkpoints", "rollouts", "logs", "results", "stages")
-BEFORE_CONFIG = {*FOLDERS, "samplers", "profile"}  # a launcher, or a start that was killed early, leaves these without a config.yaml
+# a launcher, or a start that was killed early, leaves these without a config.yaml
+BEFORE_CONFIG = {*FOLDERS, "samplers", "profile"}
 DIGEST_LINE = "# digest: "
 ASIDE = "set-aside"
 LEASE_VARIABLE = "TERRELLA_LEASE"
@@ -52,12 +55,17 @@ class Run:
         """Mark a stage finished; from now on it is skipped, and what it left is checked before others use it."""
         self.guard()
         outcome = json.loads(json.dumps(outcome))  # as it will be read
-        left = {"outcome": json_digest(outcome), "metrics": self.metrics.digest(stage), "files": _files_of(self.path, stage)}
+        left = {
+            "outcome": json_digest(outcome),
+            "metrics": self.metrics.digest(stage),
+            "files": _files_of(self.path, stage),
+        }
         write_json(self.path / "stages" / f"{stage}.sums", {**left, "digest": json_digest(left)})
         write_json(self.path / "stages" / f"{stage}.json", outcome)
 
     def verify(self, stages: Sequence[str]) -> list[str]:
-        """Compare what finished stages left with what they left it as. What others would build on is an error, a changed record a warning.
+        """Compare what finished stages left with what they left it as. What others would build on is an error, a
+        changed record a warning.
 
         A run of an earlier release has no sums to compare with.
         """
@@ -76,7 +84,9 @@ class Run:
             for name, digest in left["files"].items():
                 path = self.path / "stages" / stage / name
                 if not path.is_file() or file_digest(path) != digest:
-                    raise StorageError(f"{path}: {'changed' if path.exists() else 'lost'} since stage {stage} finished; {remedy}")
+                    raise StorageError(
+                        f"{path}: {'changed' if path.exists() else 'lost'} since stage {stage} finished; {remedy}"
+                    )
             found = self.metrics.digest(stage)
             if found != left["metrics"]:
                 warnings.append(changed_rows(self.metrics.path, stage, found["rows"], left["metrics"]["rows"]))
@@ -84,13 +94,20 @@ class Run:
         return warnings
 
     def _require_order(self, stages: Sequence[str], ended: Sequence[str]) -> None:
-        """A stage without an outcome must be the last that began: else its outcome was lost, and running it again would cut the record."""
+        """A stage without an outcome must be the last that began: else its outcome was lost, and running it again
+        would cut the record.
+        """
         first = next((stage for stage in stages if stage not in ended), None)
         for later in stages[stages.index(first) + 1 :] if first else ():
-            begun = (self.path / "stages" / f"{later}.json", self.path / "stages" / later, self.path / "checkpoints" / later)
+            begun = (
+                self.path / "stages" / f"{later}.json",
+                self.path / "stages" / later,
+                self.path / "checkpoints" / later,
+            )
             if any(path.exists() for path in begun):
                 raise StorageError(
-                    f"{self.path / 'stages' / f'{first}.json'}: lost, though stage {later} began after it; restore it from a backup, "
+                    f"{self.path / 'stages' / f'{first}.json'}: lost, though stage {later} began after it; restore it "
+                    "from a backup, "
                     f"or add --back-to {first} to the same command"
                 )
 
@@ -114,7 +131,9 @@ class Run:
 def _files_of(run: Path, stage: str) -> dict[str, str]:
     """Digests of the files in a stage's folder. Shards have checksums of their own, and a journal changes."""
     folder = run / "stages" / stage
-    files = [p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".tar", ".index") and p.name != "dataset.json"]
+    files = [
+        p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".tar", ".index") and p.name != "dataset.json"
+    ]
     own = [p for p in files if p.relative_to(folder).parts[0] not in ("journal", "sampler")]
     return {str(p.relative_to(folder)): file_digest(p) for p in sorted(own)}
 
@@ -122,11 +141,15 @@ def _files_of(run: Path, stage: str) -> dict[str, str]:
 def changed_rows(path: Path, stage: str, found: int, written: int) -> str:
     """A warning that rows of the record are not those that were written."""
     what = f"{written - found} of the {written} rows are lost" if found < written else "rows were changed"
-    return f"{path}: {what} that stage {stage} wrote; restore it from a backup, or the report will show what it holds now"
+    return (
+        f"{path}: {what} that stage {stage} wrote; restore it from a backup, or the report will show what it holds now"
+    )
 
 
 def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Lease]:
-    """Open a run directory for writing: a new one is laid out, an old one must hold the same settings (see schema.differences)."""
+    """Open a run directory for writing: a new one is laid out, an old one must hold the same settings (see
+    schema.differences).
+    """
     require_ours(path)
     make_folder(path)
     with storage_errors(path):
@@ -166,13 +189,16 @@ def require_ours(path: Path) -> None:
     if foreign:
         more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
         raise ConfigError(
-            f"{path}: is not empty and is no run directory (it holds {', '.join(foreign[:SHOWN])}{more}, and no config.yaml); "
+            f"{path}: is not empty and is no run directory (it holds {', '.join(foreign[:SHOWN])}{more}, and no "
+            "config.yaml); "
             "choose another --run folder"
         )
 
 
 def set_aside(run: Path, paths: Iterable[Path]) -> Path | None:
-    """Move what exists of `paths` out of a run's way, to a new folder under RUN/set-aside; returns it, or None where nothing was there."""
+    """Move what exists of `paths` out of a run's way, to a new folder under RUN/set-aside; returns it, or None where
+    nothing was there.
+    """
     found = [path for path in paths if path.exists()]
     if not found:
         return None
@@ -198,7 +224,9 @@ def _require_equal(stored: Path, config: Any) -> None:
         if not isinstance(plain, dict):
             raise ValueError("it holds no settings")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{stored}: cannot be read ({str(error).splitlines()[0]}); choose another --run folder") from error
+        raise ConfigError(
+            f"{stored}: cannot be read ({str(error).splitlines()[0]}); choose another --run folder"
+        ) from error
     found = schema.differences(plain, config)
     if found:
         changes = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, old, new in found[:SHOWN])

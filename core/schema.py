@@ -1,11 +1,12 @@
 """YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
 
-A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str, X], nested
-dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user brings (core/by_path.py) is a `ByPath`,
-written as text, or a section of such a union whose kind holds a colon; its file is hashed here, where an error knows its line. No number
-may be NaN or infinite, and none negative but those that a dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live
-in its `__post_init__`, which raises ValueError("key: what is wrong"). Settings that earlier releases had are in `gone: ClassVar[dict]` with
-the value that says nothing: at that value they are passed over.
+A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str,
+X], nested dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user brings
+(core/by_path.py) is a `ByPath`, written as text, or a section of such a union whose kind holds a colon; its file is
+hashed here, where an error knows its line. No number may be NaN or infinite, and none negative but those that a
+dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live in its `__post_init__`, which raises
+ValueError("key: what is wrong"). Settings that earlier releases had are in `gone: ClassVar[dict]` with the value that
+says nothing: at that value they are passed over.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def plain(tree: Located) -> Any:
 
 
 class _Reader:
-    """Builds located values from YAML nodes, within limits: a few aliases can stand for more values than memory holds."""
+    """Builds located values from YAML nodes, within limits: a few aliases can stand for more values than memory
+    holds.
+    """
 
     def __init__(self, loader: yaml.SafeLoader, source: str, folder: Path) -> None:
         self.loader, self.source, self.folder, self.left = loader, source, folder, MOST_VALUES
@@ -61,7 +64,10 @@ class _Reader:
         where = self.where(node)
         self.left -= 1
         if self.left < 0 or depth > DEEPEST:
-            raise ConfigError(f"{where}: more than {MOST_VALUES} values or {DEEPEST} levels, aliases written out; no recipe needs that")
+            raise ConfigError(
+                f"{where}: more than {MOST_VALUES} values or {DEEPEST} levels, aliases written out; no recipe needs "
+                "that"
+            )
         if isinstance(node, yaml.CollectionNode) and node.tag not in PLAIN_TAGS:
             raise ConfigError(f"{where}: the tag {_short(node.tag)} is not allowed")
         if isinstance(node, yaml.MappingNode):
@@ -103,7 +109,9 @@ def _short(text: str) -> str:
 
 
 def parse_yaml(text: str, source: str, folder: Path = Path()) -> Located:
-    """Parse YAML text into values that know their line; `source` is the file name used in messages, `folder` the one it lies in."""
+    """Parse YAML text into values that know their line; `source` is the file name used in messages, `folder` the one
+    it lies in.
+    """
     if len(text) > MOST_CHARACTERS:
         raise ConfigError(f"{source}: {len(text)} characters; a recipe has at most {MOST_CHARACTERS}")
     if (
@@ -145,8 +153,9 @@ def apply_override(tree: Located, setting: str) -> None:
 
 
 def merge(base: Located, over: Located) -> Located:
-    """The base with the other's keys laid over it, every value keeping the place it came from. Sections merge key by key. Over a list
-    of named sections a section may be laid whose keys are their names: a null takes one out, and `*` stands for all that have the key."""
+    """The base with the other's keys laid over it, every value keeping the place it came from. Sections merge key by
+    key. Over a list of named sections a section may be laid whose keys are their names: a null takes one out, and `*`
+    stands for all that have the key."""
     if isinstance(base.value, list) and isinstance(over.value, dict):
         return _merge_named(base, over)
     if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _kind(over) not in (None, _kind(base)):
@@ -177,7 +186,10 @@ def _merge_named(base: Located, over: Located) -> Located:
                 named = {n: merge(c, Located({key: item}, c.where)) if key in c.value else c for n, c in named.items()}
         elif name not in named:
             near = difflib.get_close_matches(name, named, 1)
-            raise ConfigError(f"{change.where}: '{name}' is none of those in the base; " + (f"did you mean '{near[0]}'?" if near else ""))
+            raise ConfigError(
+                f"{change.where}: '{name}' is none of those in the base; "
+                + (f"did you mean '{near[0]}'?" if near else "")
+            )
         elif change.value is None:
             del named[name]
         else:
@@ -210,7 +222,9 @@ def _index(node: Located, part: str, where: str) -> int:
 
 def _relabel(item: Located, where: str) -> Located:
     item.where = where
-    children = item.value.values() if isinstance(item.value, dict) else item.value if isinstance(item.value, list) else ()
+    children = (
+        item.value.values() if isinstance(item.value, dict) else item.value if isinstance(item.value, list) else ()
+    )
     for child in children:
         _relabel(child, where)
     return item
@@ -242,7 +256,8 @@ def _build(kind: Any, item: Located, key: str) -> Any:
             return None
         choices = [option for option in options if option is not type(None)]
         own = [option for option in choices if _is_own(option)]
-        if own and len(choices) > 1 and isinstance(item.value, str):  # with a colon it is the user's, without one it is a name of ours
+        # with a colon it is the user's, without one it is a name of ours
+        if own and len(choices) > 1 and isinstance(item.value, str):
             choices = own if ":" in item.value else [option for option in choices if option not in own]
         if len(choices) == 1:
             return _build(choices[0], item, key)
@@ -314,7 +329,9 @@ def _is_own(kind: Any) -> bool:
 
 
 def _own_file(kind: Any, value: str, item: Located) -> str:
-    """A file by its whole path, or its text. One that is not beside the recipe is looked for from the current folder."""
+    """A file by its whole path, or its text. One that is not beside the recipe is looked for from the current
+    folder.
+    """
     if len(value) > 1000 or "\n" in value:
         return value
     path = next((p for p in (item.folder / value, Path(value).expanduser()) if p.exists()), None)
@@ -327,13 +344,17 @@ def _own_file(kind: Any, value: str, item: Located) -> str:
 
 
 def _own_section(kind: Any, item: Located, key: str) -> Located:
-    """A section whose kind is `file.py:Name`, with that as its path and the keys that are no fields of `kind` as arguments."""
+    """A section whose kind is `file.py:Name`, with that as its path and the keys that are no fields of `kind` as
+    arguments.
+    """
     path = item.value["kind"]
     if path.value == "path":
         return item
     for name in ("path", "digest"):
         if name in item.value:
-            raise ConfigError(f"{item.value[name].where}: {key}.{name} is taken; an argument of that name goes under {key}.args")
+            raise ConfigError(
+                f"{item.value[name].where}: {key}.{name} is taken; an argument of that name goes under {key}.args"
+            )
     names = {f.name for f in dataclasses.fields(kind)}
     further = {name: child for name, child in item.value.items() if name not in names}
     kept = {name: child for name, child in item.value.items() if name in names}
@@ -344,13 +365,19 @@ def _own_section(kind: Any, item: Located, key: str) -> Located:
     further |= {name: Located(value, path.where) for name, value in meant.items()}
     if further:
         kept["args"] = merge(kept.get("args", Located({}, item.where)), Located(further, item.where))
-    return Located({**kept, "kind": Located("path", path.where), "path": Located(target, path.where, path.folder)}, item.where)
+    return Located(
+        {**kept, "kind": Located("path", path.where), "path": Located(target, path.where, path.folder)}, item.where
+    )
 
 
 def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
     if _is_own(kind) and isinstance(item.value, str):
         section = issubclass(kind, by_path.KindByPath)
-        item = _own_section(kind, Located({"kind": item}, item.where), key) if section else Located({"path": item}, item.where)
+        item = (
+            _own_section(kind, Located({"kind": item}, item.where), key)
+            if section
+            else Located({"path": item}, item.where)
+        )
     if not isinstance(item.value, dict):
         raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {_plain(item)!r}")
     hints = typing.get_type_hints(kind)
@@ -464,9 +491,9 @@ ABSENT = Words("absent")  # in a difference: the key does not stand there
 
 
 def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any, Any]]:
-    """Where a config differs from one that was kept as plain values: key, stored value, value now. A key that the stored one lacks is
-    no difference while it has its default: a release that adds a setting changes nothing for a run that was begun without it. Nor is
-    one that is gone, at the value that its class names."""
+    """Where a config differs from one that was kept as plain values: key, stored value, value now. A key that the
+    stored one lacks is no difference while it has its default: a release that adds a setting changes nothing for a run
+    that was begun without it. Nor is one that is gone, at the value that its class names."""
     if dataclasses.is_dataclass(config) and isinstance(stored, dict):
         gone: dict[str, Any] = getattr(config, "gone", {})
         stored = {name: value for name, value in stored.items() if name not in gone or value != gone[name]}
@@ -478,9 +505,14 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
         now, stored = dict(enumerate(config)), dict(enumerate(stored))
     else:
         plain = to_plain(config)
-        number = isinstance(plain, int | float) and not isinstance(plain, bool) and not isinstance(stored, bool)  # 1 may have become 1.0
+        # 1 may have become 1.0
+        number = isinstance(plain, int | float) and not isinstance(plain, bool) and not isinstance(stored, bool)
         return [] if repr(plain) == repr(stored) or (number and plain == stored) else [(key, stored, plain)]
-    if isinstance(config, by_path.ByPath) and config.path == stored.get("path") and config.digest != stored.get("digest", config.digest):
+    if (
+        isinstance(config, by_path.ByPath)
+        and config.path == stored.get("path")
+        and config.digest != stored.get("digest", config.digest)
+    ):
         file, old = config.path.rpartition(":")[0], str(stored["digest"])
         changed = (f"{key}, the file {file}", Words(f"sha256 {old[:12]}"), Words(f"sha256 {config.digest[:12]}"))
         return [changed, *differences(stored, {**now, "digest": old}, key)]

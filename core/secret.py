@@ -1,4 +1,6 @@
-"""The run's shared secret: a file that only the run's owner can read. Who can read it belongs to the run; nobody types it."""
+"""The run's shared secret: a file that only the run's owner can read. Who can read it belongs to the run; nobody
+types it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def read_secret(run: Path, wait_s: float = 0.0) -> bytes:
             break
         if time.monotonic() >= deadline:
             raise StorageError(
-                f"{path}: missing or not whole; the first node writes it, and --run must lie on a file system that all nodes share"
+                f"{path}: missing or not whole; the first node writes it, and --run must lie on a file system that "
+                "all nodes share"
             )
         time.sleep(0.5)
     if path.stat().st_mode & 0o077:

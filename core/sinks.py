@@ -1,4 +1,6 @@
-"""Optional sinks beside metrics.jsonl: TensorBoard, Weights & Biases, Prometheus. The file stays the record; a sink only mirrors it."""
+"""Optional sinks beside metrics.jsonl: TensorBoard, Weights & Biases, Prometheus. The file stays the record; a sink
+only mirrors it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,15 @@ def rollout_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
     columns = ["prompt_id", "sample", "turn", "prompt", "answer", "reward", "invalid"]
     lines = [
-        [row.get("prompt_id"), row.get("sample"), number, text(turn, PROMPT), text(turn, ANSWER), row.get("reward"), row.get("invalid")]
+        [
+            row.get("prompt_id"),
+            row.get("sample"),
+            number,
+            text(turn, PROMPT),
+            text(turn, ANSWER),
+            row.get("reward"),
+            row.get("invalid"),
+        ]
         for row in rows
         for number, turn in enumerate(row.get("turns", ()), 1)
     ]
@@ -57,12 +67,16 @@ def rollout_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def result_table(result: Mapping[str, Any]) -> Table:
-    """An evaluation's models, baselines and ceilings, a line for each row and column: value, interval and sample size."""
+    """An evaluation's models, baselines and ceilings, a line for each row and column: value, interval and sample
+    size.
+    """
     lines = []
     for row in result.get("rows", ()):
         for column, cell in zip(result["columns"], row["cells"], strict=True):
             parts = cell if isinstance(cell, dict) else {"value": cell}
-            lines.append([row["name"], row.get("kind"), column, *(parts.get(key) for key in ("value", "low", "high", "n"))])
+            lines.append(
+                [row["name"], row.get("kind"), column, *(parts.get(key) for key in ("value", "low", "high", "n"))]
+            )
     return Table(["name", "kind", "column", "value", "low", "high", "n"], lines)
 
 
@@ -105,7 +119,9 @@ class WandB:
         import wandb
 
         self.table = wandb.Table
-        self.run = wandb.init(project="terrella", name=name, id=folder.resolve().name, dir=str(folder / "logs"), resume="allow")
+        self.run = wandb.init(
+            project="terrella", name=name, id=folder.resolve().name, dir=str(folder / "logs"), resume="allow"
+        )
 
     def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         self.run.log({f"{stage}/{name}": value for name, value in values.items()} | {f"{stage}/step": step})
@@ -115,14 +131,18 @@ class WandB:
         self.run.log({name: self.table(columns=table.columns, data=rows, allow_mixed_types=True), f"{name}/step": step})
 
     def close(self) -> None:
-        """Send what is left, but do not wait for a network that is away: what is not sent lies in the run's logs (wandb sync)."""
+        """Send what is left, but do not wait for a network that is away: what is not sent lies in the run's logs
+        (wandb sync).
+        """
         ending = threading.Thread(target=self.run.finish, name="wandb", daemon=True)
         ending.start()
         ending.join(CLOSING_S)
 
 
 class Prometheus:
-    """The newest row of every stage as gauges at http://HOST:PORT/metrics, from a thread of the rank that writes the record."""
+    """The newest row of every stage as gauges at http://HOST:PORT/metrics, from a thread of the rank that writes the
+    record.
+    """
 
     def __init__(self, run_name: str) -> None:
         place = os.environ.get(PROMETHEUS_VARIABLE, "127.0.0.1:9464")
@@ -147,7 +167,9 @@ class Prometheus:
         try:
             self.web = ThreadingHTTPServer((host, int(port)), Handler)
         except OSError as error:
-            raise ConfigError(f"sinks: prometheus cannot listen at '{place}' ({error}); set {PROMETHEUS_VARIABLE}=host:port") from error
+            raise ConfigError(
+                f"sinks: prometheus cannot listen at '{place}' ({error}); set {PROMETHEUS_VARIABLE}=host:port"
+            ) from error
         threading.Thread(target=self.web.serve_forever, name="prometheus", daemon=True).start()
 
     def write(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
@@ -167,9 +189,14 @@ class Prometheus:
         for stage, values in self.rows.items():
             for name, value in values.items():
                 gauge = "terrella_" + re.sub(r"\W", "_", name)
-                labels = ",".join(f"{key}={json.dumps(label)}" for key, label in (("run", self.run_name), ("stage", stage)))
+                labels = ",".join(
+                    f"{key}={json.dumps(label)}" for key, label in (("run", self.run_name), ("stage", stage))
+                )
                 gauges.setdefault(gauge, []).append(f"{gauge}{{{labels}}} {value!r}")
-        return "".join(f"# TYPE {gauge} gauge\n" + "".join(f"{line}\n" for line in lines) for gauge, lines in sorted(gauges.items()))
+        return "".join(
+            f"# TYPE {gauge} gauge\n" + "".join(f"{line}\n" for line in lines)
+            for gauge, lines in sorted(gauges.items())
+        )
 
 
 def open_sinks(names: list[SinkName], folder: Path, run_name: str) -> list[Sink]:

@@ -1,4 +1,6 @@
-"""The store where ranks meet. On one machine it listens on the loopback interface only; torch's own would listen on all of them."""
+"""The store where ranks meet. On one machine it listens on the loopback interface only; torch's own would listen on
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch.distributed import TCPStore
 from .ports import is_loopback
 
 
-def open_store(host: str, port: int, leads: bool, timeout: timedelta, world: int | None = None, wait: bool = True) -> TCPStore:
+def open_store(
+    host: str, port: int, leads: bool, timeout: timedelta, world: int | None = None, wait: bool = True
+) -> TCPStore:
     """A TCPStore at host:port, listening on loopback only where the host is loopback."""
     if not leads or not is_loopback(host):
         return TCPStore(host, port, world, leads, timeout, wait_for_workers=wait)

@@ -1,7 +1,8 @@
-"""A step's rows over the data ranks: each rank gets about the same work, whichever rank sampled the rows, and as many microbatches.
+"""A step's rows over the data ranks: each rank gets about the same work, whichever rank sampled the rows, and as many
+microbatches.
 
-Answers have long tails: ranks that train what they sampled wait for the one with the longest answers, 1.3 to 1.7 x at 8 to 64 ranks.
-Shape suffixes: T positions of one batch.
+Answers have long tails: ranks that train what they sampled wait for the one with the longest answers, 1.3 to 1.7 x at 8
+to 64 ranks. Shape suffixes: T positions of one batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Spread:
     counts: tuple[int, ...]  # rows that each data rank brought
 
     def bring_home(self, values: Sequence[torch.Tensor | np.ndarray]) -> list[np.ndarray]:
-        """Per-position values of the batches as one array for each row that this rank brought, aligned with its ids. Collective."""
+        """Per-position values of the batches as one array for each row that this rank brought, aligned with its ids.
+        Collective.
+        """
         found = unpack(self.batches, values)
         if self.mesh.data_size == 1:
             return list(found.values())
@@ -38,9 +41,11 @@ class Spread:
 
 
 def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int = 2048) -> Spread:
-    """Pack the rows of all data ranks into microbatches of at most `budget` positions and deal them out by cost. Collective.
+    """Pack the rows of all data ranks into microbatches of at most `budget` positions and deal them out by cost.
+    Collective.
 
-    A rank that gets less than the others fills up with microbatches of one padding token. At least one rank must have brought a row.
+    A rank that gets less than the others fills up with microbatches of one padding token. At least one rank must have
+    brought a row.
     """
     each = mesh.parallel.pipeline if mesh.parallel.virtual_pipeline > 1 else 1
     if mesh.data_size == each == 1:
@@ -49,7 +54,13 @@ def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int =
     gathered = mesh.gather(([len(row.ids) - 1 for row in rows], used))
     counts = tuple(len(sizes) for sizes, _ in gathered)
     names = sorted(set().union(*(more for _, more in gathered)))
-    plan = plan_ranks(np.array([n for sizes, _ in gathered for n in sizes]), ranks=mesh.data_size, budget=budget, hidden=hidden, each=each)
+    plan = plan_ranks(
+        np.array([n for sizes, _ in gathered for n in sizes]),
+        ranks=mesh.data_size,
+        budget=budget,
+        hidden=hidden,
+        each=each,
+    )
     first = sum(counts[: mesh.data_rank])
     own = range(first, first + len(rows))
     parts = [{int(i): rows[int(i) - first] for chosen in share for i in chosen if int(i) in own} for share in plan]
@@ -65,4 +76,6 @@ def _batch(chosen: list[int], rows: dict[int, TrainSequence], names: Sequence[st
         return build_batch(blank, none, 1)
     table = SequenceTable.of([rows[i] for i in chosen])
     table.fields.update({name: np.zeros(len(table.ids_N), np.float32) for name in names if name not in table.fields})
-    return replace(build_batch(table, np.arange(len(chosen)), int((table.lengths_S - 1).sum())), sequence_ids=tuple(chosen))
+    return replace(
+        build_batch(table, np.arange(len(chosen)), int((table.lengths_S - 1).sum())), sequence_ids=tuple(chosen)
+    )

@@ -1,4 +1,6 @@
-"""Members of a sample to bytes and back, by the last part of the field's name. Nothing is pickled, and no pickle is read."""
+"""Members of a sample to bytes and back, by the last part of the field's name. Nothing is pickled, and no pickle is
+read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(data: memoryview | bytes) -> Any:
-    """The value; what orjson refuses but Python reads (whole numbers beyond 64 bits, lone surrogates) is left to Python."""
+    """The value; what orjson refuses but Python reads (whole numbers beyond 64 bits, lone surrogates) is left to
+    Python.
+    """
     if orjson is not None:
         try:
             return orjson.loads(data)
@@ -44,7 +48,9 @@ def encode_npy(array: np.ndarray) -> bytes:
 
 
 def decode_npy(data: memoryview | bytes) -> np.ndarray:
-    """A read-only array over the given bytes, without a copy. Headers repeat from sample to sample, so each is parsed once."""
+    """A read-only array over the given bytes, without a copy. Headers repeat from sample to sample, so each is
+    parsed once.
+    """
     # version 1 is what numpy writes unless the header is huge: magic, 1, 0, and two bytes of length
     size = 10 + data[8] + 256 * data[9] if len(data) > 10 and data[6] == 1 else 0
     header = bytes(data[:size])
@@ -84,8 +90,18 @@ def decode_text(data: memoryview | bytes) -> str:
     return str(data, "utf-8")
 
 
-ENCODERS: dict[str, Callable[[Any], bytes]] = {"json": encode_json, "npy": encode_npy, "txt": encode_text, "png": encode_png}
-DECODERS: dict[str, Callable[[memoryview], Any]] = {"json": decode_json, "npy": decode_npy, "txt": decode_text, "png": decode_png}
+ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    "json": encode_json,
+    "npy": encode_npy,
+    "txt": encode_text,
+    "png": encode_png,
+}
+DECODERS: dict[str, Callable[[memoryview], Any]] = {
+    "json": decode_json,
+    "npy": decode_npy,
+    "txt": decode_text,
+    "png": decode_png,
+}
 
 
 def encoder(field: str) -> Callable[[Any], bytes] | None:
@@ -94,5 +110,7 @@ def encoder(field: str) -> Callable[[Any], bytes] | None:
 
 
 def decoder(field: str) -> Callable[[memoryview], Any]:
-    """How a field's bytes become a value; an extension we do not know stays bytes. pyd, pickle and pt are never opened."""
+    """How a field's bytes become a value; an extension we do not know stays bytes. pyd, pickle and pt are never
+    opened.
+    """
     return DECODERS.get(field.rpartition(".")[2], bytes)

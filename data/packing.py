@@ -1,8 +1,9 @@
 """Packing: sequences of any length into flat batches. Targets are shifted here, once.
 
-A sequence of L ids becomes a document of L - 1 positions: position t holds id t and predicts id t + 1. Every per-token array
-of a sequence is aligned with its ids (entry i speaks of id i being predicted), so entry 0 is never used and its weight must be 0.
-Shape suffixes: S sequences, N ids of all sequences end to end, B rows, L columns, T positions of one batch.
+A sequence of L ids becomes a document of L - 1 positions: position t holds id t and predicts id t + 1. Every per-token
+array of a sequence is aligned with its ids (entry i speaks of id i being predicted), so entry 0 is never used and its
+weight must be 0. Shape suffixes: S sequences, N ids of all sequences end to end, B rows, L columns, T positions of one
+batch.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class TrainSequence:
     @classmethod
     def of(cls, sequence: TokenSequence, source: int = 0, **arrays: np.ndarray) -> TrainSequence:
         """The sequence of a trajectory with its per-token arrays."""
-        return cls(np.asarray(sequence.ids, dtype=np.int64), np.asarray(sequence.roles, dtype=np.int8), **arrays, source=source)
+        return cls(
+            np.asarray(sequence.ids, dtype=np.int64), np.asarray(sequence.roles, dtype=np.int8), **arrays, source=source
+        )
 
 
 def role_weight(sequence: TokenSequence, role: Role, weight: float = 1.0) -> np.ndarray:
@@ -94,12 +97,17 @@ class SequenceTable:
             for i, (a, length) in enumerate(zip(arrays, lengths_S, strict=True)):
                 if a is not None and len(a) != length:
                     raise ValueError(f"sequence {i}: {name} has {len(a)} entries for {length} ids")
-            filled = [np.zeros(n, np.float32) if a is None else np.asarray(a, np.float32) for a, n in zip(arrays, lengths_S, strict=True)]
+            filled = [
+                np.zeros(n, np.float32) if a is None else np.asarray(a, np.float32)
+                for a, n in zip(arrays, lengths_S, strict=True)
+            ]
             fields[name] = np.concatenate(filled)
         return cls(ids_N, np.cumsum(lengths_S) - lengths_S, lengths_S, fields)._checked()
 
     @classmethod
-    def from_matrix(cls, ids_BL: np.ndarray, lengths_B: np.ndarray | None = None, **fields_BL: np.ndarray) -> SequenceTable:
+    def from_matrix(
+        cls, ids_BL: np.ndarray, lengths_B: np.ndarray | None = None, **fields_BL: np.ndarray
+    ) -> SequenceTable:
         """Rows of one matrix, each cut to its length; nothing is copied when all rows are full."""
         rows, columns = ids_BL.shape
         unknown = set(fields_BL) - set(FIELDS)
@@ -117,7 +125,9 @@ class SequenceTable:
 
     def _checked(self) -> SequenceTable:
         if (self.lengths_S < 2).any():
-            raise ValueError(f"sequence {int(np.argmax(self.lengths_S < 2))} has fewer than 2 ids: nothing in it is predicted")
+            raise ValueError(
+                f"sequence {int(np.argmax(self.lengths_S < 2))} has fewer than 2 ids: nothing in it is predicted"
+            )
         for name, values_N in self.fields.items():
             finite = np.isfinite(values_N)
             if not finite.all():
@@ -125,7 +135,9 @@ class SequenceTable:
                 raise ValueError(f"sequence {self._owner(at)}: {name} is {values_N[at]} at one token")
             if name in WEIGHTS and values_N[self.starts_S].any():
                 which = int(np.argmax(values_N[self.starts_S] != 0))
-                raise ValueError(f"sequence {which}: {name} weighs its first id, which nothing predicts; set entry 0 to 0")
+                raise ValueError(
+                    f"sequence {which}: {name} weighs its first id, which nothing predicts; set entry 0 to 0"
+                )
         for weight, needed in NEEDS.items():
             if weight in self.fields and needed not in self.fields and self.fields[weight].any():
                 raise ValueError(f"{weight} weights are set but no sequence has {needed}")
@@ -136,15 +148,23 @@ class SequenceTable:
 
 
 def pack(
-    sequences: Sequence[TrainSequence] | SequenceTable, *, budget: int | None = None, pad: bool = True, multiple: int = 1
+    sequences: Sequence[TrainSequence] | SequenceTable,
+    *,
+    budget: int | None = None,
+    pad: bool = True,
+    multiple: int = 1,
 ) -> list[PackedBatch]:
-    """Batches of at most `budget` positions by best fit, padded up to it when `pad`; without a budget one batch of all, as they are.
+    """Batches of at most `budget` positions by best fit, padded up to it when `pad`; without a budget one batch of all,
+    as they are.
 
-    `multiple` rounds the size of an unpadded batch up (tensor or context parallel layouts ask for it). Padding is a last
-    document without a sequence id, and all its weights are 0.
+    `multiple` rounds the size of an unpadded batch up (tensor or context parallel layouts ask for it). Padding is a
+    last document without a sequence id, and all its weights are 0.
     """
     table = _table(sequences)
-    return [build_batch(table, chosen, _size(table, chosen, budget, pad, multiple)) for chosen in plan_batches(table.lengths_S - 1, budget)]
+    return [
+        build_batch(table, chosen, _size(table, chosen, budget, pad, multiple))
+        for chosen in plan_batches(table.lengths_S - 1, budget)
+    ]
 
 
 def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
@@ -172,14 +192,17 @@ def plan_batches(sizes_S: np.ndarray, budget: int | None) -> list[np.ndarray]:
     return [np.array(sorted(b)) for b in bins]
 
 
-def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 2048, each: int = 1) -> list[list[np.ndarray]]:
+def plan_ranks(
+    sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 2048, each: int = 1
+) -> list[list[np.ndarray]]:
     """The batches of each rank: equally many, a multiple of `each`, and of about the same cost in all.
 
-    Sequences go to the least loaded rank, the costliest first; what a rank then has is packed. A rank with fewer batches than others halves
-    its costliest ones, and takes empty ones when none is left to halve.
+    Sequences go to the least loaded rank, the costliest first; what a rank then has is packed. A rank with fewer
+    batches than others halves its costliest ones, and takes empty ones when none is left to halve.
     """
     _require_fit(sizes_S, budget)
-    cost_S = sizes_S + sizes_S.astype(np.float64) ** 2 / (12 * hidden)  # one layer: 24 h^2 a token, and 2 h L^2 of causal attention
+    # one layer: 24 h^2 a token, and 2 h L^2 of causal attention
+    cost_S = sizes_S + sizes_S.astype(np.float64) ** 2 / (12 * hidden)
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
     for which in np.argsort(-cost_S, kind="stable").tolist():
@@ -193,7 +216,9 @@ def plan_ranks(sizes_S: np.ndarray, *, ranks: int, budget: int, hidden: int = 20
     wanted = -(-max(map(len, plans)) // each) * each
     for bins in plans:
         while len(bins) < wanted:
-            at = max((i for i, b in enumerate(bins) if len(b) > 1), key=lambda i: float(cost_S[bins[i]].sum()), default=None)
+            at = max(
+                (i for i, b in enumerate(bins) if len(b) > 1), key=lambda i: float(cost_S[bins[i]].sum()), default=None
+            )
             if at is None:
                 bins.append(np.array([], dtype=np.int64))
                 continue
@@ -257,7 +282,9 @@ def _table(sequences: Sequence[TrainSequence] | SequenceTable) -> SequenceTable:
 def _size(table: SequenceTable, chosen: np.ndarray, budget: int | None, pad: bool, multiple: int) -> int:
     if budget is not None and pad:
         if budget % multiple:
-            raise ValueError(f"the token budget {budget} is not a multiple of {multiple}, which this parallel layout needs")
+            raise ValueError(
+                f"the token budget {budget} is not a multiple of {multiple}, which this parallel layout needs"
+            )
         return budget
     used = int((table.lengths_S[chosen] - 1).sum())
     return max(-(-used // multiple) * multiple, multiple)

@@ -13,14 +13,18 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 def load_release(path: str | Path) -> Any:
-    """Tensors, numbers, text, lists and dicts out of a file of torch.save; a file that names any other class is refused, unopened."""
+    """Tensors, numbers, text, lists and dicts out of a file of torch.save; a file that names any other class is
+    refused, unopened.
+    """
     import torch
 
     try:
         with torch.serialization.safe_globals(_numbers()):
             value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ShardError("refused: it holds more than tensors and plain data, and opening it could run code", shard=str(path)) from error
+        raise ShardError(
+            "refused: it holds more than tensors and plain data, and opening it could run code", shard=str(path)
+        ) from error
     except (RuntimeError, EOFError, OSError) as error:
         raise ShardError(f"not readable: {error}", shard=str(path)) from error
     value = _plain_numbers(value)

@@ -13,7 +13,9 @@ _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 
 
 def encode_png(image: np.ndarray, level: int = 6) -> bytes:
-    """uint8 [H, W] or [H, W, 3] as PNG. Each row is stored as its difference to the row above, which suits camera pictures."""
+    """uint8 [H, W] or [H, W, 3] as PNG. Each row is stored as its difference to the row above, which suits camera
+    pictures.
+    """
     image = np.asarray(image)
     _check_frame(image)
     return _SIGNATURE + _head(image) + _chunk(b"IDAT", _filtered(image, level)) + _chunk(b"IEND", b"")
@@ -60,7 +62,9 @@ def _filtered(image: np.ndarray, level: int) -> bytes:
 
 
 def decode_png(data: memoryview | bytes) -> np.ndarray:
-    """The pixels of an 8-bit, non-interlaced PNG (grey, RGB, with or without alpha); other kinds are refused by name."""
+    """The pixels of an 8-bit, non-interlaced PNG (grey, RGB, with or without alpha); other kinds are refused by
+    name.
+    """
     raw = bytes(data)
     if raw[:8] != _SIGNATURE:
         raise ValueError("not a PNG")
@@ -68,7 +72,9 @@ def decode_png(data: memoryview | bytes) -> np.ndarray:
     while at + 12 <= len(raw):
         size, kind = struct.unpack(">I4s", raw[at : at + 8])
         body = raw[at + 8 : at + 8 + size]
-        if at + 12 + size > len(raw) or struct.unpack(">I", raw[at + 8 + size : at + 12 + size])[0] != zlib.crc32(kind + body):
+        if at + 12 + size > len(raw) or struct.unpack(">I", raw[at + 8 + size : at + 12 + size])[0] != zlib.crc32(
+            kind + body
+        ):
             raise ValueError(f"PNG chunk {kind.decode('latin-1')} is damaged")
         if kind == b"IHDR":
             if size != 13:
@@ -81,7 +87,9 @@ def decode_png(data: memoryview | bytes) -> np.ndarray:
         raise ValueError("PNG without a header")
     width, height, depth, colour, _, _, interlace = head
     if depth != 8 or colour not in _CHANNELS or interlace:
-        raise ValueError(f"PNG of depth {depth}, colour type {colour}, interlace {interlace} is not read; store 8-bit grey or RGB")
+        raise ValueError(
+            f"PNG of depth {depth}, colour type {colour}, interlace {interlace} is not read; store 8-bit grey or RGB"
+        )
     channels = _CHANNELS[colour]
     size = height * (width * channels + 1)
     if not 0 < height * width <= MOST_PIXELS:

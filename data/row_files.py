@@ -255,7 +255,8 @@ def _short(error: Exception) -> str:
 
 def _text_of(path: Path) -> Any:
     """The bytes of a file: mapped, or unpacked where it is a .gz."""
-    if path.exists() and (not path.is_file() or path.resolve().parts[1:2] in (("proc",), ("sys",))):  # reading may wait for ever
+    # reading may wait for ever
+    if path.exists() and (not path.is_file() or path.resolve().parts[1:2] in (("proc",), ("sys",))):
         raise ConfigError(f"{path}: is no regular file on a disk")
     with storage_errors(path), open(path, "rb") as stream:
         if path.suffix != ".gz":
@@ -275,7 +276,9 @@ def _parse(raw: bytes, place: str, strictly: bool = False) -> dict[str, Any]:
 
 
 def _load_json(raw: bytes, place: str, strictly: bool = False) -> Any:
-    """The value of JSON text. `strictly`, as when a file is opened, refuses what Python's parser makes something else of in silence."""
+    """The value of JSON text. `strictly`, as when a file is opened, refuses what Python's parser makes something
+    else of in silence.
+    """
 
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is not JSON; write null or leave the column out")

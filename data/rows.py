@@ -144,7 +144,9 @@ def demonstration(row: dict[str, Any], column: str | None, where: str = "a row")
     """
     value = _answer(row, column, where)
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where}: the answer is {value}, as an empty cell becomes in some tables; leave the row out or fill it in")
+        raise ConfigError(
+            f"{where}: the answer is {value}, as an empty cell becomes in some tables; leave the row out or fill it in"
+        )
     return None if value is None or value == "" or isinstance(value, bool | list | dict) else str(value)
 
 

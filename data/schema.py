@@ -98,7 +98,9 @@ KINDS: dict[str, Kind] = {
         TEXT,
         {
             "messages.json": Member(schema=_MESSAGES),
-            "states.json": Member(required=False, schema={"type": "array", "items": {"type": ["object", "array", "string", "null"]}}),
+            "states.json": Member(
+                required=False, schema={"type": "array", "items": {"type": ["object", "array", "string", "null"]}}
+            ),
             "meta.json": Member(schema=_meta(TEXT, {"reward": {"type": ["number", "null"]}, "task": STRING})),
             **_TOKENS,
         },
@@ -120,7 +122,11 @@ KINDS: dict[str, Kind] = {
                 schema={
                     "type": "object",
                     "required": ["schema", "state", "action", "next_state"],
-                    "properties": {"schema": {"const": TRANSITION}, "reward": {"type": ["number", "null"]}, "done": {"type": "boolean"}},
+                    "properties": {
+                        "schema": {"const": TRANSITION},
+                        "reward": {"type": ["number", "null"]},
+                        "done": {"type": "boolean"},
+                    },
                 }
             ),
             **_TOKENS,
@@ -240,7 +246,9 @@ _KEYWORDS = {"type", "required", "properties", "items", "enum", "const", "minimu
 
 
 def violations(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
-    """Every place where a value breaks a schema (the part of JSON Schema named in _KEYWORDS), as "path: what is wrong"."""
+    """Every place where a value breaks a schema (the part of JSON Schema named in _KEYWORDS), as "path: what is
+    wrong".
+    """
     unknown = set(schema) - _KEYWORDS
     if unknown:
         raise ValueError(f"schema keyword {sorted(unknown)[0]!r} is not supported")
@@ -318,7 +326,8 @@ def _check_together(kind: Kind, sample: dict[str, Any], wrong: Any) -> None:
         pictures = sum(1 for f in sample if f.endswith((".png", ".jpg", ".webp")))
         if pictures != meta["frames"] * len(meta["views"]):
             raise wrong(
-                "meta.json", f"{meta['frames']} frames of {len(meta['views'])} views are stated, the sample has {pictures} pictures"
+                "meta.json",
+                f"{meta['frames']} frames of {len(meta['views'])} views are stated, the sample has {pictures} pictures",
             )
 
 

@@ -33,7 +33,10 @@ def _shift_tables() -> list[list[int]]:
     for _ in range(_LANE):
         basis = table[basis & 0xFF] ^ (basis >> np.uint32(8))
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
-    return [np.bitwise_xor.reduce(np.where(bits, basis[8 * b : 8 * b + 8], 0), axis=1).astype(np.uint32).tolist() for b in range(4)]
+    return [
+        np.bitwise_xor.reduce(np.where(bits, basis[8 * b : 8 * b + 8], 0), axis=1).astype(np.uint32).tolist()
+        for b in range(4)
+    ]
 
 
 def crc32c(data: bytes) -> int:
@@ -73,7 +76,9 @@ def read_records(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
                 raise ShardError("the file ends inside a record's header", shard=str(path), sample=where)
             size, stated = struct.unpack("<QI", head)
             if masked(crc32c(head[:8])) != stated:
-                raise ShardError("the checksum of a length differs: not a TFRecord file, or damaged", shard=str(path), sample=where)
+                raise ShardError(
+                    "the checksum of a length differs: not a TFRecord file, or damaged", shard=str(path), sample=where
+                )
             body = stream.read(size + 4)
             if len(body) < size + 4:
                 raise ShardError("the file ends inside a record", shard=str(path), sample=where)

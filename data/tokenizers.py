@@ -1,4 +1,5 @@
-"""Tokenizers: characters, given pieces, bytes or learnt pieces for tiny worlds, Hugging Face folders for everything else.
+"""Tokenizers: characters, given pieces, bytes or learnt pieces for tiny worlds, Hugging Face folders for everything
+else.
 
 The small ones refuse what they cannot spell (there is no unknown token) and never read a special token out of text.
 """
@@ -32,7 +33,8 @@ class Tokenizer(Protocol):
     def bos_id(self) -> int | None: ...
 
     @property
-    def stop_ids(self) -> tuple[int, ...]: ...  # what ends an answer: the end of text, and what generation_config.json lists
+    # what ends an answer: the end of text, and what generation_config.json lists
+    def stop_ids(self) -> tuple[int, ...]: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -74,7 +76,9 @@ class CharTokenizer:
         bad = ~inside | (ids < 0)
         if bad.any():
             at = int(np.argmax(bad))
-            raise ValueError(f"character {text[at]!r} at position {at} is not in the tokenizer's alphabet {self.alphabet!r}")
+            raise ValueError(
+                f"character {text[at]!r} at position {at} is not in the tokenizer's alphabet {self.alphabet!r}"
+            )
         return ids
 
     def encode(self, text: str) -> list[int]:
@@ -90,7 +94,8 @@ class CharTokenizer:
         from tokenizers import Tokenizer as Fast
 
         fast = Fast(models.WordLevel({piece: i for i, piece in enumerate(self._pieces)}, unk_token=SPECIALS[0]))
-        fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+        # pyright: ignore[reportAttributeAccessIssue]
+        fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
         _save_folder(folder, fast, {"kind": "char", "alphabet": self.alphabet})
 
@@ -126,13 +131,16 @@ class ByteTokenizer:
 
         vocabulary = {piece: i for i, piece in enumerate([*SPECIALS, *_byte_level_alphabet()])}
         fast = Fast(models.BPE(vocab=vocabulary, merges=[]))
-        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+        # pyright: ignore[reportAttributeAccessIssue]
+        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         _save_folder(folder, fast, {"kind": "byte"})
 
 
 def _longest(pieces: Iterable[str]) -> str:
-    """A pattern that matches the longest piece: by shared beginnings, which is twice as fast as one piece after the other."""
+    """A pattern that matches the longest piece: by shared beginnings, which is twice as fast as one piece after the
+    other.
+    """
     by_first: dict[str, list[str]] = {}
     for piece in pieces:
         by_first.setdefault(piece[:1], []).append(piece[1:])
@@ -144,7 +152,9 @@ def _longest(pieces: Iterable[str]) -> str:
 
 
 class PieceTokenizer:
-    """Given pieces (tags, words) and single characters, the longest piece first, after three special tokens: for agents from scratch."""
+    """Given pieces (tags, words) and single characters, the longest piece first, after three special tokens: for
+    agents from scratch.
+    """
 
     pad_id: int = 0
     bos_id: int | None = 1
@@ -181,14 +191,19 @@ class PieceTokenizer:
         from tokenizers import Regex, decoders, models, pre_tokenizers
         from tokenizers import Tokenizer as Fast
 
-        fast = Fast(models.WordLevel({piece: i for i, piece in enumerate([*SPECIALS, *self.pieces])}, unk_token=SPECIALS[0]))
-        fast.pre_tokenizer = pre_tokenizers.Split(Regex(self._pattern), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+        fast = Fast(
+            models.WordLevel({piece: i for i, piece in enumerate([*SPECIALS, *self.pieces])}, unk_token=SPECIALS[0])
+        )
+        # pyright: ignore[reportAttributeAccessIssue]
+        fast.pre_tokenizer = pre_tokenizers.Split(Regex(self._pattern), "isolated")
         fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
         _save_folder(folder, fast, {"kind": "pieces", "pieces": self.pieces})
 
 
 class BPETokenizer:
-    """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits alone unless in a name."""
+    """Byte-pair encoding learnt from a few texts, for small models of structured text: any text, digits alone unless
+    in a name.
+    """
 
     pad_id: int = 0
     bos_id: int | None = 1
@@ -203,21 +218,25 @@ class BPETokenizer:
     def train(cls, texts: list[str], vocab_size: int, names: str = "") -> BPETokenizer:
         """At most `vocab_size` pieces; merges may cross words, so that a recurring template becomes one piece.
 
-        No merge crosses the border of what the expression `names` finds (digits of a name included), so that a name is spelt alike
-        wherever it stands and can be copied from there.
+        No merge crosses the border of what the expression `names` finds (digits of a name included), so that a name is
+        spelt alike wherever it stands and can be copied from there.
         """
         from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Fast
 
         if vocab_size < len(SPECIALS) + 256:
-            raise ValueError(f"vocab_size: {vocab_size} is below {len(SPECIALS) + 256}, the bytes and the special tokens")
+            raise ValueError(
+                f"vocab_size: {vocab_size} is below {len(SPECIALS) + 256}, the bytes and the special tokens"
+            )
         fast = Fast(models.BPE())
         split = pre_tokenizers.Split(Regex(rf"{names}|\d|\n" if names else r"\d|\n"), "isolated")
         bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         fast.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])  # pyright: ignore[reportAttributeAccessIssue]
         fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
+        )
         fast.train_from_iterator(texts, trainer)
         return cls(fast)
 
@@ -253,14 +272,18 @@ class HFTokenizer:
         self.pad_id = self.eos_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
         path = Path(folder) / GENERATION
         self.generation = read_json(path, {})
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *_listed(self.generation, self.vocab_size, path)]))
+        self.stop_ids: tuple[int, ...] = tuple(
+            dict.fromkeys([self.eos_id, *_listed(self.generation, self.vocab_size, path)])
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone: no BOS or EOS is added."""
         return self.hf.encode(text, add_special_tokens=False)
 
     def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:
-        return self.hf.decode([int(i) for i in ids], skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False)
+        return self.hf.decode(
+            [int(i) for i in ids], skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
+        )
 
     def save(self, folder: str | Path) -> None:
         self.hf.save_pretrained(str(folder))
@@ -277,7 +300,9 @@ def _listed(generation: Any, size: int, path: Path) -> list[int]:
     if not all(type(i) is int and i >= 0 for i in ids):
         raise ConfigError(f"{path}: eos_token_id must be a token id or a list of them, not {named!r}")
     if beyond := [i for i in ids if i >= size]:
-        raise ConfigError(f"{path}: eos_token_id names {beyond[0]}, and the tokenizer has {size} tokens; no answer could end there")
+        raise ConfigError(
+            f"{path}: eos_token_id names {beyond[0]}, and the tokenizer has {size} tokens; no answer could end there"
+        )
     return ids
 
 

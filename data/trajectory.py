@@ -34,7 +34,9 @@ class TokenSequence:
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.roles) or (self.logprobs and len(self.logprobs) != len(self.ids)):
-            raise ValueError(f"ids, roles and logprobs differ in length: {len(self.ids)}, {len(self.roles)}, {len(self.logprobs)}")
+            raise ValueError(
+                f"ids, roles and logprobs differ in length: {len(self.ids)}, {len(self.roles)}, {len(self.logprobs)}"
+            )
 
 
 @dataclass

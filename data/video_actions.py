@@ -9,7 +9,8 @@ import numpy as np
 EPS = 1e-8
 # lowest and highest of RT-1's 13 numbers over the whole data set, to the digit of the released fp32 file
 RT1_RANGES = (
-    (-0.39600885, 0.39600182), (-0.009631033, 0.0036767344), (-0.40004528, 0.39991137), (-1.0, 1.0), (-1.5699179, 1.5706365),
+    (-0.39600885, 0.39600182), (-0.009631033, 0.0036767344), (-0.40004528, 0.39991137), (-1.0, 1.0), (-1.5699179,
+    1.5706365),
     (-1.5698922, 1.5321087), (-1.5704194, 1.5691522), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (-2.020452, 2.9984593),
     (-5.4978995, 22.090528), (-2.0316634, 2.7507524),
 )  # fmt: skip
@@ -19,8 +20,8 @@ RT1_RANGES = (
 class ActionBins:
     """The range of each number and how many bins it has.
 
-    `single` counts in fp32, as the released video models were trained: EPS is lost beside a range of 2 there, so that a gripper at
-    rest, RT-1's commonest action by far, is in bin 128 and not in 127.
+    `single` counts in fp32, as the released video models were trained: EPS is lost beside a range of 2 there, so that a
+    gripper at rest, RT-1's commonest action by far, is in bin 128 and not in 127.
     """
 
     ranges: tuple[tuple[float, float], ...]
@@ -50,6 +51,8 @@ class ActionBins:
 
 
 def quantile_ranges(actions_NA: np.ndarray, share: float = 0.001) -> tuple[tuple[float, float], ...]:
-    """Ranges that leave out the extreme `share` at both ends: one outlier then does not cost the others their resolution."""
+    """Ranges that leave out the extreme `share` at both ends: one outlier then does not cost the others their
+    resolution.
+    """
     low, high = np.quantile(actions_NA, share, axis=0), np.quantile(actions_NA, 1 - share, axis=0)
     return tuple((float(a), float(b) if b > a else float(a) + 1.0) for a, b in zip(low, high, strict=True))

@@ -1,7 +1,9 @@
-"""The token layout of a video world model, said once: which ids mean what, what stands where, what is given, sampled and learnt.
+"""The token layout of a video world model, said once: which ids mean what, what stands where, what is given, sampled
+and learnt.
 
-Data, sampler, masks and decoder all read it from here. Two published layouts are instances of it (RT1_SINGLE, RT1_MULTI).
-Shapes: B clips, T frames, N codes of a frame, K of a context, A numbers of an action, L tokens of a sequence.
+Data, sampler, masks and decoder all read it from here. Two published layouts are instances of it (RT1_SINGLE,
+RT1_MULTI). Shapes: B clips, T frames, N codes of a frame, K of a context, A numbers of an action, L tokens of a
+sequence.
 """
 
 from __future__ import annotations
@@ -142,8 +144,12 @@ class VideoLayout:
         """What a rollout samples: forced actions carry no policy, KL or entropy term."""
         return np.concatenate([np.full(s.tokens, not s.given) for s in self.segments])
 
-    def assemble(self, frames_BTN: np.ndarray, actions_BTA: np.ndarray, context_BK: np.ndarray | None = None) -> np.ndarray:
-        """Sequences of ids from codes and action bins, offsets added. Frame t is followed by the action taken in frame t."""
+    def assemble(
+        self, frames_BTN: np.ndarray, actions_BTA: np.ndarray, context_BK: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Sequences of ids from codes and action bins, offsets added. Frame t is followed by the action taken in
+        frame t.
+        """
         self._check(frames_BTN, actions_BTA, context_BK)
         rows = np.empty((len(frames_BTN), self.total), np.int64)
         for s in self.segments:
@@ -161,11 +167,18 @@ class VideoLayout:
 
     def _check(self, frames_BTN: np.ndarray, actions_BTA: np.ndarray, context_BK: np.ndarray | None) -> None:
         if frames_BTN.shape[1:] != (self.frames, self.frame_tokens):
-            raise ValueError(f"frame codes have shape {frames_BTN.shape[1:]}, the layout has {(self.frames, self.frame_tokens)}")
+            raise ValueError(
+                f"frame codes have shape {frames_BTN.shape[1:]}, the layout has {(self.frames, self.frame_tokens)}"
+            )
         if actions_BTA.shape[1:] != (self.frames, self.action_dims):
-            raise ValueError(f"actions have shape {actions_BTA.shape[1:]}, the layout has {(self.frames, self.action_dims)}")
+            raise ValueError(
+                f"actions have shape {actions_BTA.shape[1:]}, the layout has {(self.frames, self.action_dims)}"
+            )
         if bool(self.context_tokens) != (context_BK is not None):
-            raise ValueError(f"the layout has {self.context_tokens} context tokens, the clip {'none' if context_BK is None else 'some'}")
+            raise ValueError(
+                f"the layout has {self.context_tokens} context tokens, the clip "
+                f"{'none' if context_BK is None else 'some'}"
+            )
         for codes, limit, what in (
             (frames_BTN, self.codebook, "frame"),
             (actions_BTA, self.action_bins, "action"),
@@ -200,7 +213,9 @@ class VideoLayout:
         return tuple(int(i) for i in row_L[: self.prompt])
 
     def forced(self, row_L: Sequence[int] | np.ndarray) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """For the sampler: (sampled so far, ids to insert) for each action between predicted frames; the last one is left out."""
+        """For the sampler: (sampled so far, ids to insert) for each action between predicted frames; the last one is
+        left out.
+        """
         out, count = [], 0
         for s in self.segments:
             if not s.given:

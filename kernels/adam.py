@@ -1,4 +1,5 @@
-"""AdamW's update of many tensors, with clipping, the decision to skip and the rounded copy for the model in the same pass.
+"""AdamW's update of many tensors, with clipping, the decision to skip and the rounded copy for the model in the same
+pass.
 
 Shape suffixes: N elements.
 """
@@ -11,12 +12,19 @@ import torch
 
 from .dispatch import use_triton
 
-# master weights, gradient and both moments (fp32, N), the model's copy (bf16, N) where it is not the master, updates made with this one
+# master weights, gradient and both moments (fp32, N), the model's copy (bf16, N) where it is not the master, updates
+# made with this one
 Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]
 
 
 def reference_adam_update(
-    parts: Sequence[Part], divisor: torch.Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    parts: Sequence[Part],
+    divisor: torch.Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
 ) -> None:
     """Plain torch."""
     for master_N, grad_N, exp_avg_N, exp_avg_sq_N, copy_N, step in parts:
@@ -33,10 +41,17 @@ def reference_adam_update(
 
 
 def adam_update(
-    parts: Sequence[Part], divisor: torch.Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    parts: Sequence[Part],
+    divisor: torch.Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
 ) -> None:
-    """Update in place. Steps and `divisor` (of the gradients) are scalars on the device, so the host never waits; a divisor that is not
-    finite leaves everything as it is. On a GPU all tensors go in one launch, whatever their number; they must be contiguous."""
+    """Update in place. Steps and `divisor` (of the gradients) are scalars on the device, so the host never waits; a
+    divisor that is not finite leaves everything as it is. On a GPU all tensors go in one launch, whatever their number;
+    they must be contiguous."""
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     if use_triton(divisor):
         from .triton.adam import triton_adam_update

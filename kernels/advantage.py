@@ -43,11 +43,15 @@ def _group_moments(rewards_S: torch.Tensor, index_S: torch.Tensor, valid_S: torc
 
 def _checked(rewards_S: torch.Tensor, valid_S: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     rewards_S = torch.as_tensor(rewards_S)
-    valid_S = torch.ones(rewards_S.shape, dtype=torch.bool) if valid_S is None else torch.as_tensor(valid_S).bool().cpu()
+    valid_S = (
+        torch.ones(rewards_S.shape, dtype=torch.bool) if valid_S is None else torch.as_tensor(valid_S).bool().cpu()
+    )
     value_S = rewards_S.detach().double().cpu()
     bad = valid_S & ~value_S.isfinite()
     if bool(bad.any()):
-        raise ValueError(f"reward {int(bad.nonzero()[0])} is {float(value_S[bad][0])}; mark failed samples in valid_S instead")
+        raise ValueError(
+            f"reward {int(bad.nonzero()[0])} is {float(value_S[bad][0])}; mark failed samples in valid_S instead"
+        )
     return value_S, valid_S
 
 
@@ -70,9 +74,9 @@ def group_advantage(
 ) -> torch.Tensor:
     """Advantage of every sample relative to its group (a prompt, a tag, or with None the whole batch), fp32.
 
-    Invalid samples take no part in the statistics and get 0. A group with one valid sample has no baseline: `singleton` gives
-    0 (`zero`) or keeps its reward (`raw`, as published). A group lies on one rank; `gather` returns every rank's value, for the
-    scale of `uniform_std`. On a GPU a reward that is not finite makes its group NaN, where a CPU raises.
+    Invalid samples take no part in the statistics and get 0. A group with one valid sample has no baseline: `singleton`
+    gives 0 (`zero`) or keeps its reward (`raw`, as published). A group lies on one rank; `gather` returns every rank's
+    value, for the scale of `uniform_std`. On a GPU a reward that is not finite makes its group NaN, where a CPU raises.
     """
     if method not in METHODS:
         raise ValueError(f"group_advantage method must be one of {', '.join(METHODS)}, not {method!r}")
@@ -83,7 +87,9 @@ def group_advantage(
     if use_triton(rewards_S):
         from .triton.advantage import triton_group_advantage
 
-        return triton_group_advantage(rewards_S, index_S, valid_S, method=method, eps=eps, raw=singleton == "raw", gather=gather)
+        return triton_group_advantage(
+            rewards_S, index_S, valid_S, method=method, eps=eps, raw=singleton == "raw", gather=gather
+        )
     device = rewards_S.device
     value_S, valid_S = _checked(rewards_S, valid_S)
     count_G, mean_G, std_G = _group_moments(value_S, index_S, valid_S)
@@ -125,8 +131,9 @@ def variance_filter(
     min_std: float | None = None,
     valid_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mask of the samples whose group is kept: the `keep` share of groups with the largest reward std (smallest if `reverse`),
-    and of those only groups with std above `min_std`. Ties go to the earlier group. Pass raw rewards: normalised ones hide the variance.
+    """Mask of the samples whose group is kept: the `keep` share of groups with the largest reward std (smallest if
+    `reverse`), and of those only groups with std above `min_std`. Ties go to the earlier group. Pass raw rewards:
+    normalised ones hide the variance.
     """
     if not 0 < keep <= 1:
         raise ValueError(f"variance_filter keep must be in (0, 1], not {keep}")
@@ -144,7 +151,10 @@ def variance_filter(
 def _checked_rows(rewards, values, mask, lengths):
     if rewards.shape != values.shape or rewards.shape != mask.shape or rewards.dim() != (2 if lengths is None else 1):
         expected = "one [B, T] shape" if lengths is None else "flat, as lengths are given"
-        raise ValueError(f"rewards {tuple(rewards.shape)}, values {tuple(values.shape)} and mask {tuple(mask.shape)} must be {expected}")
+        raise ValueError(
+            f"rewards {tuple(rewards.shape)}, values {tuple(values.shape)} and mask {tuple(mask.shape)} must be "
+            f"{expected}"
+        )
     if lengths is not None and sum(lengths) != len(rewards):
         raise ValueError(f"lengths add up to {sum(lengths)} for {len(rewards)} tokens")
     mask = mask.bool()
@@ -204,10 +214,11 @@ def gae(
     bootstrap_B: torch.Tensor | None = None,
     lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns) over the tokens of `mask`; masked tokens (prompts, observations) pass the carry through and get 0.
+    """(advantages, returns) over the tokens of `mask`; masked tokens (prompts, observations) pass the carry through and
+    get 0.
 
-    All are [B, T], or [N] with the `lengths` of the rows that lie end to end. `bootstrap_B` is the value after a row's last
-    token, for truncated episodes. On a GPU a reward on a masked token makes it NaN, where a CPU raises.
+    All are [B, T], or [N] with the `lengths` of the rows that lie end to end. `bootstrap_B` is the value after a row's
+    last token, for truncated episodes. On a GPU a reward on a masked token makes it NaN, where a CPU raises.
     """
     mask = _checked_rows(rewards, values, mask, lengths)
     return _gae(rewards, values, mask, lengths, gamma=gamma, lam=lam, bootstrap_B=bootstrap_B)
@@ -224,9 +235,11 @@ def bilevel_gae(
     high_level_gamma: float = 0.95,
     lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(advantages, returns): GAE over turn ends first, whose result becomes each turn's reward for GAE over its tokens. Shapes as `gae`.
+    """(advantages, returns): GAE over turn ends first, whose result becomes each turn's reward for GAE over its tokens.
+    Shapes as `gae`.
 
-    Without `turn_end` every token with a reward is a turn end (as published), which overlooks turns whose reward is exactly 0.
+    Without `turn_end` every token with a reward is a turn end (as published), which overlooks turns whose reward is
+    exactly 0.
     """
     mask = _checked_rows(rewards, values, mask, lengths)
     end = (rewards != 0) if turn_end is None else turn_end.bool()

@@ -1,8 +1,10 @@
-"""A mode in which a row's result does not depend on the rows that came with it, so that sampler and trainer agree to the last bit.
+"""A mode in which a row's result does not depend on the rows that came with it, so that sampler and trainer agree to
+the last bit.
 
-Libraries choose a matrix product's tiling, and so its order of summation, by the number of rows. Under `batch_invariant()` every
-product of two matrices takes one fixed tile and runs through the inner dimension in one order; attention (models/attention.py,
-models/pooled.py) goes row by row. Norm, rotation, gate and log-prob kernels work a row at a time anyway.
+Libraries choose a matrix product's tiling, and so its order of summation, by the number of rows. Under
+`batch_invariant()` every product of two matrices takes one fixed tile and runs through the inner dimension in one
+order; attention (models/attention.py, models/pooled.py) goes row by row. Norm, rotation, gate and log-prob kernels work
+a row at a time anyway.
 
 Shape suffixes: M rows, K inner dimension, N columns.
 """
@@ -60,13 +62,18 @@ class _Mode(TorchDispatchMode):
         if func is _aten.addmm.default and not kwargs:
             return matmul(args[1], args[2]) + args[0]
         if func in _OTHER_PRODUCTS and args[0].is_cuda:  # the CPU's references go row by row with them
-            raise RuntimeError(f"batch_invariant: {func} has no invariant form; the model must run in our layers (precision.layers: ours)")
+            raise RuntimeError(
+                f"batch_invariant: {func} has no invariant form; the model must run in our layers (precision.layers: "
+                "ours)"
+            )
         return func(*args, **kwargs)
 
 
 @contextmanager
 def batch_invariant(on: bool = True) -> Iterator[None]:
-    """Run what is inside row by row in the sense above; `on=False` changes nothing. Forward passes only: slower, and not for training."""
+    """Run what is inside row by row in the sense above; `on=False` changes nothing. Forward passes only: slower, and
+    not for training.
+    """
     if not on:
         yield
         return

@@ -1,10 +1,10 @@
 """Attention of new tokens against a key/value cache, and the rotary step that fills it.
 
-The positions of a sequence lie in pages of the cache, [G, page, D] elements each, which a table names in order. Several sequences may
-share a page, and sequences move between rows without moving their keys.
+The positions of a sequence lie in pages of the cache, [G, page, D] elements each, which a table names in order. Several
+sequences may share a page, and sequences move between rows without moving their keys.
 
-Shape suffixes: T new tokens, N sequences, X tiles of queries, R sequences of a tile, H query heads, G key heads, E = H / G + 2, D head
-dimension, P positions of the rotary table, C numbers of a row of it.
+Shape suffixes: T new tokens, N sequences, X tiles of queries, R sequences of a tile, H query heads, G key heads, E = H
+/ G + 2, D head dimension, P positions of the rotary table, C numbers of a row of it.
 """
 
 from __future__ import annotations
@@ -70,11 +70,15 @@ def reference_attention(
     row_T = list(range(tokens)) if tiles is None else tiles.row_T.tolist()
     offset_T = [0] * tokens if tiles is None else tiles.offset_T.tolist()
     wide = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
-    k_pages, v_pages = (_pages(flat, base, groups, rows.page, dim) for flat, base in ((cache.k, base_k), (cache.v, base_v)))
+    k_pages, v_pages = (
+        _pages(flat, base, groups, rows.page, dim) for flat, base in ((cache.k, base_k), (cache.v, base_v))
+    )
     for t, (row, offset) in enumerate(zip(row_T, offset_T, strict=True)):
         length = lengths[row] + offset + 1
         named = rows.table_NP[row, : -(-length // rows.page)].long()
-        k_GKD, v_GKD = (x[named].transpose(0, 1).flatten(1, 2)[:, :length].contiguous().to(wide) for x in (k_pages, v_pages))
+        k_GKD, v_GKD = (
+            x[named].transpose(0, 1).flatten(1, 2)[:, :length].contiguous().to(wide) for x in (k_pages, v_pages)
+        )
         q_GED = q_THD[t].view(groups, heads // groups, dim).to(wide)
         p_GEK = torch.softmax(q_GED @ k_GKD.transpose(1, 2) * scale, -1)
         out_THD[t] = (p_GEK @ v_GKD).view(heads, dim).to(q_THD.dtype)
@@ -92,7 +96,8 @@ def append_kv(
     eps: float = 1e-6,
     interleaved: bool = False,
 ) -> torch.Tensor:
-    """Normalise (where asked) and rotate queries and keys, store keys and values behind what each sequence holds; returns queries THD.
+    """Normalise (where asked) and rotate queries and keys, store keys and values behind what each sequence holds;
+    returns queries THD.
 
     Without `tiles`, token t is the next one of sequence t. `len_N` is not changed.
     """
@@ -116,8 +121,8 @@ def cached_attention(
 ) -> torch.Tensor:
     """Attention of tokens that `append_kv` has stored, each over its sequence up to itself.
 
-    `shared` reads common pages once a tile of sequences; `splits` spreads the keys of one sequence over several programs. Both only
-    change the speed and are for one token a sequence.
+    `shared` reads common pages once a tile of sequences; `splits` spreads the keys of one sequence over several
+    programs. Both only change the speed and are for one token a sequence.
     """
     if use_triton(q_THD):
         from .triton.decode_attention import triton_attention

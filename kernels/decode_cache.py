@@ -1,4 +1,6 @@
-"""What cached attention works on: the pages of a layer, the rows of a step, what a group shares, and the tiles of the kernels."""
+"""What cached attention works on: the pages of a layer, the rows of a step, what a group shares, and the tiles of
+the kernels.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-PAGE = 64  # positions: a multiple of the keys that the attention kernels read at a time, so that each read lies in one page
+# positions: a multiple of the keys that the attention kernels read at a time, so that each read lies in one page
+PAGE = 64
 
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """Keys and values of one layer. Pages are counted from `base_2` elements behind the first element of `k` and of `v`.
+    """Keys and values of one layer. Pages are counted from `base_2` elements behind the first element of `k` and of
+    `v`.
 
     The offsets live on the device, so that a captured graph can be replayed on another allocation.
     """
@@ -39,7 +43,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Several new tokens a sequence: each tile is [sequence, first token of q, tokens of the sequence before it, tokens]."""
+    """Several new tokens a sequence: each tile is [sequence, first token of q, tokens of the sequence before it,
+    tokens].
+    """
 
     tile_X4: torch.Tensor  # int32
     row_T: torch.Tensor  # int64: sequence of each token

@@ -10,7 +10,9 @@ import torch
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. On the host Triton's own goes through twenty calls, and a small model's step waits for the host."""
+    """a / b, rounded up. On the host Triton's own goes through twenty calls, and a small model's step waits for the
+    host.
+    """
     return -(-a // b)
 
 

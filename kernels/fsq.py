@@ -1,4 +1,5 @@
-"""Finite scalar quantisation: each latent dimension is squashed and rounded to one of its levels; the code is the mixed-radix index.
+"""Finite scalar quantisation: each latent dimension is squashed and rounded to one of its levels; the code is the
+mixed-radix index.
 
 Shape suffixes: N latents, C latent dimensions (one per level count).
 """
@@ -26,7 +27,9 @@ def reference_fsq_quantize(z_NC: torch.Tensor, levels: Sequence[int]) -> tuple[t
 
 
 def fsq_quantize(z_NC: torch.Tensor, levels: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(code in [-1, 1] with a straight-through gradient, index); the arithmetic is fp32 whatever the input. A NaN latent gets index -1."""
+    """(code in [-1, 1] with a straight-through gradient, index); the arithmetic is fp32 whatever the input. A NaN
+    latent gets index -1.
+    """
     if z_NC.shape[-1] != len(levels):
         raise ValueError(f"the latent has {z_NC.shape[-1]} dimensions but levels names {len(levels)}")
     if use_triton(z_NC):
@@ -50,5 +53,7 @@ def fsq_dequantize(index_N: torch.Tensor, levels: Sequence[int]) -> torch.Tensor
 
         return triton_fsq_dequantize(index_N, tuple(levels))
     if index_N.numel() and (int(index_N.min()) < 0 or int(index_N.max()) >= math.prod(levels)):
-        raise ValueError(f"FSQ index outside the codebook of {math.prod(levels)}: {int(index_N.min())}..{int(index_N.max())}")
+        raise ValueError(
+            f"FSQ index outside the codebook of {math.prod(levels)}: {int(index_N.min())}..{int(index_N.max())}"
+        )
     return reference_fsq_dequantize(index_N, levels)

@@ -13,7 +13,9 @@ from .logprob import check_targets, check_temperature, reference_token_logprob
 
 
 class SharedInput(torch.autograd.Function):
-    """Identity forward; sums the gradient over the tensor-parallel ranks, each of which saw only its shard of the vocabulary."""
+    """Identity forward; sums the gradient over the tensor-parallel ranks, each of which saw only its shard of the
+    vocabulary.
+    """
 
     @staticmethod
     def forward(ctx, hidden_NH, group):
@@ -48,7 +50,9 @@ def reference_linear_logprob(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Plain torch, differentiable through autograd; keeps the logits."""
     logits_NV = reference_logits(hidden_NH, weight_VH, group)
-    return reference_token_logprob(logits_NV, targets_N, temperature=temperature, entropy=entropy, group=group, vocab_size=vocab_size)
+    return reference_token_logprob(
+        logits_NV, targets_N, temperature=temperature, entropy=entropy, group=group, vocab_size=vocab_size
+    )
 
 
 def linear_logprob(
@@ -63,10 +67,10 @@ def linear_logprob(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability (and entropy) of each target in fp32, with gradients through both to `hidden_NH` and `weight_VH`.
 
-    On CUDA the logits live in row chunks and the backward recomputes them; the weight gradient is summed in fp32. Without
-    gradients (scoring the old or the reference policy) it costs one matmul. With `group`, `weight_VH` is this rank's shard of
-    the vocabulary, in rank order, and `vocab_size` the real vocabulary when the last shard is padded. Under `batch_invariant()` a row's
-    bits do not depend on the rows beside it.
+    On CUDA the logits live in row chunks and the backward recomputes them; the weight gradient is summed in fp32.
+    Without gradients (scoring the old or the reference policy) it costs one matmul. With `group`, `weight_VH` is this
+    rank's shard of the vocabulary, in rank order, and `vocab_size` the real vocabulary when the last shard is padded.
+    Under `batch_invariant()` a row's bits do not depend on the rows beside it.
     """
     check_temperature(temperature)
     world = 1 if group is None else dist.get_world_size(group)

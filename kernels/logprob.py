@@ -3,8 +3,9 @@
 Shape suffixes: N rows (tokens), V vocabulary (this rank's shard), W ranks, 4 the statistics of one row.
 
 The law here is a form without cancellation. With x_t the target's logit, M the largest *other* logit and R the sum of
-exp(x_j - M) over the others less one: for x_t >= M, logp = -log1p((1 + R) exp(M - x_t)); else logp = -(M - x_t) - log1p(R + exp(x_t - M)).
-The usual logsumexp form loses every digit of a confident token, which is most tokens of a trained policy.
+exp(x_j - M) over the others less one: for x_t >= M, logp = -log1p((1 + R) exp(M - x_t)); else logp = -(M - x_t) -
+log1p(R + exp(x_t - M)). The usual logsumexp form loses every digit of a confident token, which is most tokens of a
+trained policy.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ def check_targets(targets_N: torch.Tensor, mask_N: torch.Tensor | None, vocab: i
     if mask_N is not None:
         bad = bad & mask_N.bool()
     if bool(bad.any()):
-        raise ValueError(f"target id {int(targets_N[bad][0])} is outside the vocabulary of {vocab}; mask such rows or fix the targets")
+        raise ValueError(
+            f"target id {int(targets_N[bad][0])} is outside the vocabulary of {vocab}; mask such rows or fix the "
+            "targets"
+        )
 
 
-def _row_stats(x_NV: torch.Tensor, targets_N: torch.Tensor, shard: Shard, temperature: float, entropy: bool) -> torch.Tensor:
-    """(M, R, S, x_t) per row over this shard; S is the sum of exp(g) g over the others' gaps g, x_t is -inf where not owned.
+def _row_stats(
+    x_NV: torch.Tensor, targets_N: torch.Tensor, shard: Shard, temperature: float, entropy: bool
+) -> torch.Tensor:
+    """(M, R, S, x_t) per row over this shard; S is the sum of exp(g) g over the others' gaps g, x_t is -inf where not
+    owned.
 
     M and x_t are logits before the temperature: dividing the gaps, not the logits, keeps the digits of large logits.
     """
@@ -53,7 +60,8 @@ def _row_stats(x_NV: torch.Tensor, targets_N: torch.Tensor, shard: Shard, temper
     if temperature != 1.0:
         gap_NV = gap_NV / temperature
     weight_NV = gap_NV.exp()
-    # The top's own 1 is left out of the sum (and its gap, 0, kept for the gradient): R keeps its digits when it is tiny.
+    # The top's own 1 is left out of the sum (and its gap, 0, kept for the gradient): R keeps its digits when it is
+    # tiny.
     top_weight_N = weight_NV.gather(1, where_N[:, None])[:, 0]
     rest_NV = weight_NV.scatter(1, where_N[:, None], 0.0)
     r_N = rest_NV.sum(dim=1) + (top_weight_N - 1.0)
@@ -81,12 +89,17 @@ def merge_stats(stats_WN4: torch.Tensor, temperature: float) -> torch.Tensor:
     return torch.stack([top_N, r_N, s_N, target_N], dim=1)
 
 
-def finish_stats(stats_N4: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(logprob, entropy, reference logit, log of the normaliser relative to it) of each row, in fp64: rows are few numbers."""
+def finish_stats(
+    stats_N4: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, entropy, reference logit, log of the normaliser relative to it) of each row, in fp64: rows are few
+    numbers.
+    """
     top_N, r_N, s_N, target_N = stats_N4.double().unbind(1)
     gap_N = (top_N - target_N) / temperature
     confident_N = gap_N <= 0
-    # Both branches are evaluated; the argument of exp is kept non-positive in the one not taken so that its gradient is finite.
+    # Both branches are evaluated; the argument of exp is kept non-positive in the one not taken so that its gradient is
+    # finite.
     down_N = torch.where(confident_N, gap_N, -gap_N)
     e_N = down_N.exp()
     mass_N = 1.0 + r_N
@@ -174,8 +187,8 @@ def token_logprob(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability (and entropy) of each row's target in fp32, with gradients through both.
 
-    Rows where `mask_N` is false are not read; their outputs and gradients are 0. `inplace_backward` lets the gradient overwrite
-    the logits on CUDA. With `group`, `logits_NV` is this rank's shard of the vocabulary.
+    Rows where `mask_N` is false are not read; their outputs and gradients are 0. `inplace_backward` lets the gradient
+    overwrite the logits on CUDA. With `group`, `logits_NV` is this rank's shard of the vocabulary.
     """
     check_temperature(temperature)
     world = 1 if group is None else dist.get_world_size(group)
@@ -194,5 +207,11 @@ def token_logprob(
             vocab_size=vocab_size,
         )
     return reference_token_logprob(
-        logits_NV, targets_N, temperature=temperature, mask_N=mask_N, entropy=entropy, group=group, vocab_size=vocab_size
+        logits_NV,
+        targets_N,
+        temperature=temperature,
+        mask_N=mask_N,
+        entropy=entropy,
+        group=group,
+        vocab_size=vocab_size,
     )

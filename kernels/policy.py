@@ -4,9 +4,9 @@ Shape suffixes: N rows (tokens), H hidden, V vocabulary (this rank's shard), D d
 
     loss = sum_t  ce_w * (-logp) + pg_w * policy(logp, old, A) + kl_w * KL(logp, ref) - ent_w * entropy
 
-A weight is the factor of a token's term in the summed loss, normalisation included; token-mean, sequence-mean and constant
-aggregation are choices of weights. Sequence objectives see a document as one action: its term is its policy value times the
-sum of its tokens' `pg_weight`.
+A weight is the factor of a token's term in the summed loss, normalisation included; token-mean, sequence-mean and
+constant aggregation are choices of weights. Sequence objectives see a document as one action: its term is its policy
+value times the sum of its tokens' `pg_weight`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from .logprob import check_temperature
 
-MAX_LOG_RATIO = 20.0  # exp stays finite in fp32; tokens past it get no policy gradient and are counted in `ratio_clamped`
+# exp stays finite in fp32; tokens past it get no policy gradient and are counted in `ratio_clamped`
+MAX_LOG_RATIO = 20.0
 
 OBJECTIVES = ("clip", "webrl_paper", "webrl_released")
 RATIOS = ("token", "sequence")
@@ -42,7 +43,9 @@ class PolicyTerms:
     ref_logprob: torch.Tensor | None = None
 
     def select(self, rows: torch.Tensor | slice) -> PolicyTerms:
-        return replace(self, **{f.name: None if (v := getattr(self, f.name)) is None else v[rows] for f in fields(self)})
+        return replace(
+            self, **{f.name: None if (v := getattr(self, f.name)) is None else v[rows] for f in fields(self)}
+        )
 
     def active(self, like: torch.Tensor) -> torch.Tensor:
         """Rows with any weight; the others are never computed."""
@@ -55,7 +58,9 @@ class PolicyTerms:
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What the policy term is. `ratio="sequence"` is GSPO; the WebRL objectives are sequence regressions on A / beta."""
+    """What the policy term is. `ratio="sequence"` is GSPO; the WebRL objectives are sequence regressions on A /
+    beta.
+    """
 
     temperature: float = 1.0
     objective: str = "clip"
@@ -73,7 +78,9 @@ class PolicySettings:
         check_temperature(self.temperature)
         for name, allowed in (("objective", OBJECTIVES), ("ratio", RATIOS), ("kl", KLS)):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"PolicySettings.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+                raise ValueError(
+                    f"PolicySettings.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}"
+                )
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError(f"PolicySettings.dual_clip must be above 1, not {self.dual_clip}")
         if self.objective == "webrl_paper" and not self.beta > 0:
@@ -86,7 +93,9 @@ class PolicySettings:
 
 @dataclass
 class PolicyOutput:
-    """The loss, and what a report needs: detached per-token values (0 on rows without a weight) and sums over the rows."""
+    """The loss, and what a report needs: detached per-token values (0 on rows without a weight) and sums over the
+    rows.
+    """
 
     loss: torch.Tensor
     logprob_N: torch.Tensor
@@ -139,7 +148,8 @@ def kl_estimate(logprob_N: torch.Tensor, ref_N: torch.Tensor, settings: PolicySe
     elif settings.kl == "k2":
         kl_N = 0.5 * gap_N * gap_N
     else:
-        # expm1 keeps the digits of exp(d) - 1 where the policies are close; the bound keeps its gradient finite under kl_clamp
+        # expm1 keeps the digits of exp(d) - 1 where the policies are close; the bound keeps its gradient finite under
+        # kl_clamp
         kl_N = torch.expm1(gap_N.clamp(max=80.0)) - gap_N
     if settings.kl_clamp is not None:
         kl_N = kl_N.clamp(-settings.kl_clamp, settings.kl_clamp)
@@ -147,7 +157,9 @@ def kl_estimate(logprob_N: torch.Tensor, ref_N: torch.Tensor, settings: PolicySe
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """The sum over ranks that hold parts of the same documents. Every rank's loss depends on every rank's part, so gradients add up too."""
+    """The sum over ranks that hold parts of the same documents. Every rank's loss depends on every rank's part, so
+    gradients add up too.
+    """
 
     @staticmethod
     def forward(ctx, value_D: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -213,10 +225,14 @@ def _webrl_terms(logprob_N, member_N, terms, settings, documents: Documents):
         log_ratio_D = ratio_D / count_D if settings.length_normalize else ratio_D
         return (settings.beta * log_ratio_D - advantage_D).square()[doc_N], log_ratio_D[doc_N]
     log_ratio_D = ratio_D / count_D
-    positive_D = (advantage_D >= 0).to(logprob_N.dtype)  # negatives are masked out, so the sign is all that is left of A
+    # negatives are masked out, so the sign is all that is left of A
+    positive_D = (advantage_D >= 0).to(logprob_N.dtype)
     beta_D = torch.where((ref_D / count_D).exp() >= 0.8, 5.0, 1.0).to(logprob_N.dtype)
     beta_D = torch.minimum(beta_D, 1.0 / log_ratio_D.detach().abs())
-    loss_D = torch.nn.functional.smooth_l1_loss(beta_D * log_ratio_D, torch.ones_like(log_ratio_D), reduction="none") / beta_D
+    loss_D = (
+        torch.nn.functional.smooth_l1_loss(beta_D * log_ratio_D, torch.ones_like(log_ratio_D), reduction="none")
+        / beta_D
+    )
     return (positive_D * loss_D)[doc_N], log_ratio_D[doc_N]
 
 
@@ -245,7 +261,11 @@ def reference_policy_terms(
         live_N = torch.where(member_N, logprob_N, torch.zeros_like(logprob_N))
         member_N = member_N.to(logprob_N.dtype)
         if settings.objective == "clip":
-            old_N = live_N.detach() if terms.old_logprob is None else torch.where(member_N > 0, terms.old_logprob, live_N.detach())
+            old_N = (
+                live_N.detach()
+                if terms.old_logprob is None
+                else torch.where(member_N > 0, terms.old_logprob, live_N.detach())
+            )
             log_ratio_N = live_N - old_N
             if settings.ratio == "sequence":
                 assert documents is not None  # check_terms

@@ -1,4 +1,5 @@
-"""The loss of a packed batch from hidden states: policy gradient, cross-entropy, KL and entropy terms (kernels/policy.py) behind one call.
+"""The loss of a packed batch from hidden states: policy gradient, cross-entropy, KL and entropy terms
+(kernels/policy.py) behind one call.
 
 Shape suffixes: N rows (tokens), H hidden, V vocabulary (this rank's shard), D documents.
 """
@@ -21,7 +22,9 @@ def policy_terms(
     settings: PolicySettings,
     documents: Documents | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The summed loss and the report's sums from log-probs that are already there, differentiable through both inputs."""
+    """The summed loss and the report's sums from log-probs that are already there, differentiable through both
+    inputs.
+    """
     check_terms(terms, settings, len(logprob_N), documents)
     if use_triton(logprob_N) and not (settings.by_sequence and terms.pg_weight is not None):
         from .triton.policy import triton_policy_terms
@@ -84,10 +87,10 @@ def linear_policy_loss(
 ) -> PolicyOutput:
     """Loss and report of a packed batch from hidden states and the output head.
 
-    On CUDA the gradients are made in the forward: three matmuls, row chunks, no logits-sized tensor. `weight_grad_VH` is an
-    fp32 buffer (the optimizer's) that the head's gradient is then added into directly, for a loss whose upstream gradient is 1;
-    any other upstream gradient turns the hidden gradient into NaN rather than into a wrong step. `doc_group` are the ranks that hold
-    other tokens of the same documents.
+    On CUDA the gradients are made in the forward: three matmuls, row chunks, no logits-sized tensor. `weight_grad_VH`
+    is an fp32 buffer (the optimizer's) that the head's gradient is then added into directly, for a loss whose upstream
+    gradient is 1; any other upstream gradient turns the hidden gradient into NaN rather than into a wrong step.
+    `doc_group` are the ranks that hold other tokens of the same documents.
     """
     documents = None if doc_N is None else Documents(doc_N, doc_group)
     check_terms(terms, settings, len(targets_N), documents)
@@ -110,4 +113,6 @@ def linear_policy_loss(
         )
     if weight_grad_VH is not None:
         raise ValueError("weight_grad_VH is for the CUDA path; on CPU the gradient comes through autograd")
-    return reference_policy_loss(hidden_NH, weight_VH, targets_N, terms, settings, group=group, vocab_size=vocab_size, documents=documents)
+    return reference_policy_loss(
+        hidden_NH, weight_VH, targets_N, terms, settings, group=group, vocab_size=vocab_size, documents=documents
+    )

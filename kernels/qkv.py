@@ -1,7 +1,8 @@
-"""What lies between the projection to queries, keys and values and attention: bias, cut into heads, rotary embedding, in one pass.
+"""What lies between the projection to queries, keys and values and attention: bias, cut into heads, rotary embedding,
+in one pass.
 
-Shape suffixes: T tokens, C columns of the projection, H query heads, G key heads, D head dimension, R rotated dimensions. The projection
-is packed per key head: its queries, its key, its value.
+Shape suffixes: T tokens, C columns of the projection, H query heads, G key heads, D head dimension, R rotated
+dimensions. The projection is packed per key head: its queries, its key, its value.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def cut_heads(x_TC: torch.Tensor, bias_C: torch.Tensor | None, heads: int, group
     return x_TGED[:, :, :each].flatten(1, 2), x_TGED[:, :, each], x_TGED[:, :, each + 1]
 
 
-def reference_qkv_rope(x_TC: torch.Tensor, bias_C: torch.Tensor | None, table_TR: torch.Tensor, heads: int, groups: int) -> Heads:
+def reference_qkv_rope(
+    x_TC: torch.Tensor, bias_C: torch.Tensor | None, table_TR: torch.Tensor, heads: int, groups: int
+) -> Heads:
     """Plain torch; the sum with the bias is rounded to the input's type before it is turned."""
     q_THD, k_TGD, v_TGD = cut_heads(x_TC, bias_C, heads, groups)
     rows_T = torch.arange(len(x_TC), device=x_TC.device)
@@ -31,7 +34,9 @@ def reference_qkv_rope(x_TC: torch.Tensor, bias_C: torch.Tensor | None, table_TR
 
 
 def qkv_rope(x_TC: torch.Tensor, bias_C: torch.Tensor | None, table_TR: torch.Tensor, heads: int, groups: int) -> Heads:
-    """Queries, keys and values ready for attention. Row t of the table holds R/2 cosines, then R/2 sines, of token t."""
+    """Queries, keys and values ready for attention. Row t of the table holds R/2 cosines, then R/2 sines, of token
+    t.
+    """
     if use_triton(x_TC):
         from .triton.qkv import triton_qkv_rope
 

@@ -46,7 +46,9 @@ def reference_rmsnorm_forward(
 def rmsnorm_forward(
     x_NH: torch.Tensor, weight_H: torch.Tensor, residual_NH: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(normalised, x + residual, 1 / root mean square of each row (N)), for callers that go back by `rmsnorm_backward`."""
+    """(normalised, x + residual, 1 / root mean square of each row (N)), for callers that go back by
+    `rmsnorm_backward`.
+    """
     if use_triton(x_NH):
         from .triton.rmsnorm import triton_rmsnorm_forward
 
@@ -68,7 +70,9 @@ def reference_rmsnorm_backward(
 def rmsnorm_backward(
     dy_NH: torch.Tensor, dsum_NH: torch.Tensor, sum_NH: torch.Tensor, weight_H: torch.Tensor, rstd_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gradient of the sum, the one it has from elsewhere added; gradient of the weight in fp32); not differentiable."""
+    """(gradient of the sum, the one it has from elsewhere added; gradient of the weight in fp32); not
+    differentiable.
+    """
     if use_triton(dy_NH):
         from .triton.rmsnorm import triton_rmsnorm_backward
 

@@ -1,4 +1,5 @@
-"""Rotary position embedding on packed tokens, half-split pairing (dimension i with i + R/2), of the first R dimensions of a head.
+"""Rotary position embedding on packed tokens, half-split pairing (dimension i with i + R/2), of the first R dimensions
+of a head.
 
 Shape suffixes: T tokens, A attention heads, D head dimension, R rotated dimensions, P positions of the table.
 """
@@ -10,7 +11,9 @@ import torch
 from .dispatch import use_triton
 
 
-def rope_table(positions: int, rotated: int, *, theta: float = 10000.0, inv_freq: torch.Tensor | None = None) -> torch.Tensor:
+def rope_table(
+    positions: int, rotated: int, *, theta: float = 10000.0, inv_freq: torch.Tensor | None = None
+) -> torch.Tensor:
     """[P, R] fp32: R/2 cosines, then R/2 sines; `inv_freq` overrides the plain frequencies (scaled variants)."""
     if inv_freq is None:
         inv_freq = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)

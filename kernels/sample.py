@@ -26,14 +26,17 @@ def inverse_cdf(logp_BV: torch.Tensor, u_B: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse_cdf_in_chunks(logp_BV: torch.Tensor, u_B: torch.Tensor, chunk: int = 512) -> torch.Tensor:
-    """The same choice for large vocabularies: the chunk by its sum, then the token within it, without a cumulative sum over all."""
+    """The same choice for large vocabularies: the chunk by its sum, then the token within it, without a cumulative
+    sum over all.
+    """
     rows, vocab = logp_BV.shape
     p_BCK = F.pad(logp_BV, (0, -vocab % chunk), value=-torch.inf).exp().view(rows, -1, chunk)
     sums_BC = p_BCK.sum(-1, dtype=torch.float64)
     total_BC = sums_BC.cumsum(-1)
     target_B1 = u_B[:, None] * total_BC[:, -1:]
     number_BC = torch.arange(sums_BC.shape[1], device=logp_BV.device)
-    last_B1 = torch.where(sums_BC > 0, number_BC, 0).amax(-1, keepdim=True)  # rounding must never pick a forbidden token
+    # rounding must never pick a forbidden token
+    last_B1 = torch.where(sums_BC > 0, number_BC, 0).amax(-1, keepdim=True)
     chosen_B1 = torch.minimum(torch.searchsorted(total_BC, target_B1, right=True), last_B1)
     rest_B1 = target_B1 - (total_BC - sums_BC).gather(1, chosen_B1)
     inner_BK = p_BCK.gather(1, chosen_B1[..., None].expand(-1, -1, chunk)).squeeze(1)
@@ -54,7 +57,8 @@ def reference_cut(x_BV: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     last_B1 = torch.where((top_k_B == 0) | (top_k_B > vocab), vocab, top_k_B)[:, None] - 1
     p_BV = ordered_BV.masked_fill(ordered_BV < ordered_BV.gather(1, last_B1), -torch.inf).softmax(-1)
     before_BV = p_BV.cumsum(-1) - p_BV
-    stays_BV = (p_BV > 0) & ((before_BV < top_p_B[:, None]) | (top_p_B[:, None] >= 1))  # the token that crosses the line stays
+    # the token that crosses the line stays
+    stays_BV = (p_BV > 0) & ((before_BV < top_p_B[:, None]) | (top_p_B[:, None] >= 1))
     return ordered_BV.gather(1, stays_BV.sum(-1, keepdim=True).clamp_min(1) - 1).squeeze(1)
 
 
@@ -88,8 +92,8 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(token int64, log-prob fp32): u_B (fp64) chooses among the ids low <= id < high that `cuts` leaves.
 
-    The log-prob is of the whole vocabulary. Temperature 0 takes the first of the largest logits and reports the log-prob at
-    temperature 1. A row with NaN gets a log-prob of NaN.
+    The log-prob is of the whole vocabulary. Temperature 0 takes the first of the largest logits and reports the
+    log-prob at temperature 1. A row with NaN gets a log-prob of NaN.
     """
     if use_triton(logits_BV):
         from .triton.sample import triton_sample

@@ -50,7 +50,9 @@ def reference_weighted_swiglu(x_N2F: torch.Tensor, weight_N: torch.Tensor) -> to
 
 
 def weighted_swiglu(x_N2F: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
-    """`swiglu` of every row times the row's weight; not differentiable, for callers that go back by `weighted_swiglu_backward`."""
+    """`swiglu` of every row times the row's weight; not differentiable, for callers that go back by
+    `weighted_swiglu_backward`.
+    """
     if use_triton(x_N2F):
         from .triton.swiglu import triton_weighted_swiglu
 

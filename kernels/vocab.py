@@ -1,4 +1,6 @@
-"""A vocabulary split over ranks: which columns are here, and the one collective that brings their statistics together."""
+"""A vocabulary split over ranks: which columns are here, and the one collective that brings their statistics
+together.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import torch.distributed as dist
 
 
 class Shard(NamedTuple):
-    """Where this rank's columns lie in the vocabulary: ids [start, start + valid) are real, columns past `valid` are padding."""
+    """Where this rank's columns lie in the vocabulary: ids [start, start + valid) are real, columns past `valid` are
+    padding.
+    """
 
     start: int
     valid: int

@@ -1,4 +1,6 @@
-"""`terrella eval TAG --url URL --model NAME`: a served model as an agent in any world, beside the random policy and the ceiling."""
+"""`terrella eval TAG --url URL --model NAME`: a served model as an agent in any world, beside the random policy and
+the ceiling.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,20 @@ def evaluate_agent(
     player = ApiPlayer(Teacher(url, model, key=key, temperature=temperature, max_tokens=max_new_tokens), settings)
     scores = summarise(player.play(seats, progress=lambda done: progress.update(done)))
     if not scores.wins:
-        raise ConfigError(f"--url {url}: no episode could be finished; is the address right, and the key in TERRELLA_API_KEY?")
-    rows = [(name, kind, [one, many]) for name, kind, one, many in baseline_rows(task, range(first, first + seeds), samples)]
+        raise ConfigError(
+            f"--url {url}: no episode could be finished; is the address right, and the key in TERRELLA_API_KEY?"
+        )
+    rows = [
+        (name, kind, [one, many]) for name, kind, one, many in baseline_rows(task, range(first, first + seeds), samples)
+    ]
     rows.insert(1, (model, "model", [scores.passes(1), scores.passes(samples)]))
     columns = ["Pass@1", f"Pass@{samples}"]
     click.echo(f"{tag:40}" + "".join(f"{column:>24}" for column in columns))
     for name, _, cells in rows:
-        click.echo(f"{name[:39]:40}" + "".join(f"{f'{100 * c.value:.1f} ({100 * c.low:.1f}-{100 * c.high:.1f})':>24}" for c in cells))
+        click.echo(
+            f"{name[:39]:40}"
+            + "".join(f"{f'{100 * c.value:.1f} ({100 * c.low:.1f}-{100 * c.high:.1f})':>24}" for c in cells)
+        )
     click.echo(
         f"{seeds} seeds from {first}, {samples} samples each, {scores.invalid} invalid; format right in "
         f"{100 * scores.format_ok.value:.1f} % of turns, "
@@ -59,5 +68,11 @@ def evaluate_agent(
     if out:
         told = [{"name": name, "kind": kind, "cells": [c.to_cell() for c in cells]} for name, kind, cells in rows]
         write_json(
-            out, {"title": f"{tag}: success", "columns": columns, "rows": told, "note": f"{scores.invalid} invalid samples left out"}
+            out,
+            {
+                "title": f"{tag}: success",
+                "columns": columns,
+                "rows": told,
+                "note": f"{scores.invalid} invalid samples left out",
+            },
         )

@@ -1,4 +1,6 @@
-"""Terrella from Python: `terrella.train` and `terrella.evaluate` do what the command line does, in the same run directories."""
+"""Terrella from Python: `terrella.train` and `terrella.evaluate` do what the command line does, in the same run
+directories.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,13 @@ def train(
     run: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Run a recipe (grpo, ppo, sft, another that ships, or a YAML file) to its end; called again with the same settings, it resumes.
+    """Run a recipe (grpo, ppo, sft, another that ships, or a YAML file) to its end; called again with the same
+    settings, it resumes.
 
     `size` and `env` choose among a method's recipes: train("spa", size="tiny", env="sudoku"). For a task of your own:
-    `model` is a Hugging Face folder or hub id, `data` a file of rows, `reward` a function and `env` an `Environment` class, each as
-    `"file.py:name"` or as the object itself where other processes can import it. `overrides` are settings: {"stages.rl.steps": 50}.
+    `model` is a Hugging Face folder or hub id, `data` a file of rows, `reward` a function and `env` an `Environment`
+    class, each as `"file.py:name"` or as the object itself where other processes can import it. `overrides` are
+    settings: {"stages.rl.steps": 50}.
     """
     options = {
         "model": None if model is None else str(model),
@@ -51,7 +55,10 @@ def train(
         "size": size,
     }
     recipe = chosen_recipe(str(recipe), options)
-    settings = (*settings_of(recipe, options), *(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()))
+    settings = (
+        *settings_of(recipe, options),
+        *(f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()),
+    )
     return _run(recipe, settings, None if run is None else Path(run))
 
 
@@ -64,7 +71,8 @@ def evaluate(
     run: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Score a Hugging Face folder, hub id or finished run on rows (or on an environment's test tasks), beside trivial policies.
+    """Score a Hugging Face folder, hub id or finished run on rows (or on an environment's test tasks), beside trivial
+    policies.
 
     Returns the table as the report shows it. Without `run` nothing else is kept.
     """
@@ -85,9 +93,14 @@ def _run(recipe: str, settings: tuple[str, ...], run: Path | None) -> RunResult:
     from .commands.train import train as command
 
     if "terrella.rl.hosted.child" in sys.modules:
-        raise ConfigError("terrella.train: was called while your file was imported for its reward; put it below if __name__ == '__main__':")
+        raise ConfigError(
+            "terrella.train: was called while your file was imported for its reward; put it below if __name__ == "
+            "'__main__':"
+        )
     if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("terrella.train: must be called from the main thread, which receives the signals to save and stop")
+        raise ConfigError(
+            "terrella.train: must be called from the main thread, which receives the signals to save and stop"
+        )
     folder = run or Path("runs") / recipes.load(recipe, settings).name
     words = [recipe, "--run", str(folder), *(word for setting in settings for word in ("--set", setting))]
     command.main(args=words, prog_name="terrella train", standalone_mode=False)

@@ -10,7 +10,8 @@ from ..core.run import Run, set_aside
 
 
 def back_to(run: Run, names: Sequence[str], target: str) -> Path | None:
-    """Undo the stage's end, its checkpoints after STEP, and the stages behind it; returns where they lie now, None if there was nothing.
+    """Undo the stage's end, its checkpoints after STEP, and the stages behind it; returns where they lie now, None if
+    there was nothing.
 
     Without STEP the stage goes on from its newest whole checkpoint; with 0, or without any checkpoint, it begins anew.
     """

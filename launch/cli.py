@@ -19,22 +19,47 @@ TRACEBACK_VARIABLE = "TERRELLA_TRACEBACK"
 VERBS = {
     "recipes": ("commands.recipes:list_recipes", "List the recipes that ship: size, hardware, time, what they show."),
     "train": ("commands.train:train", "Run a recipe: all its stages, resuming where the last start stopped."),
-    "check": ("commands.check:check", "Find what would stop a recipe, rehearse it on a CPU, or test an environment of your own."),
+    "check": (
+        "commands.check:check",
+        "Find what would stop a recipe, rehearse it on a CPU, or test an environment of your own.",
+    ),
     "generate": ("commands.generate:generate", "Let a trained model continue prompts, or chat with it."),
     "eval": ("commands.imagine:evaluate", "Score a world model beside its baseline and the true world."),
     "launch": ("commands.launch:launch", "Run a recipe on a SLURM cluster: render, check, submit, follow."),
     "serve": ("commands.serve:serve", "Serve a trained model at an OpenAI-compatible address."),
-    "worlds": ("commands.worlds:worlds", "Our worlds, and those that trained models imagine: list, serve over OpenEnv, score, look at."),
-    "plan": ("plan.command:plan", "Memory, step time and best layout of a model on a cluster, before anybody pays for it."),
-    "shards": ("commands.shards:shards", "Make, inspect and verify WebDataset shards; work on the files of WebRL and WebArena."),
-    "convert": ("commands.convert:convert", "Convert a model between checkpoints, Hugging Face folders and public formats, with proof."),
-    "report": ("report.command:report", "Write report.html for one run, or one that compares several; follow a run in the terminal."),
-    "doctor": ("commands.doctor:doctor", "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix."),
+    "worlds": (
+        "commands.worlds:worlds",
+        "Our worlds, and those that trained models imagine: list, serve over OpenEnv, score, look at.",
+    ),
+    "plan": (
+        "plan.command:plan",
+        "Memory, step time and best layout of a model on a cluster, before anybody pays for it.",
+    ),
+    "shards": (
+        "commands.shards:shards",
+        "Make, inspect and verify WebDataset shards; work on the files of WebRL and WebArena.",
+    ),
+    "convert": (
+        "commands.convert:convert",
+        "Convert a model between checkpoints, Hugging Face folders and public formats, with proof.",
+    ),
+    "report": (
+        "report.command:report",
+        "Write report.html for one run, or one that compares several; follow a run in the terminal.",
+    ),
+    "doctor": (
+        "commands.doctor:doctor",
+        "Find what is wrong with this machine, a run, a checkpoint or shards, and say the fix.",
+    ),
     "bench": ("commands.bench:bench", "Benchmarks beside their rivals, recorded in one CSV, held against baselines."),
-    "sampler-host": ("commands.sampler_host:sampler_host", "Lend this machine to a run's samplers; cluster jobs start it."),
+    "sampler-host": (
+        "commands.sampler_host:sampler_host",
+        "Lend this machine to a run's samplers; cluster jobs start it.",
+    ),
 }
 HIDDEN = {"sampler-host"}  # nobody types these
-MOVED = {"rollout": "worlds imagine", "watch": "report --live", "web": "shards web"}  # verbs of old, and what they are now
+# verbs of old, and what they are now
+MOVED = {"rollout": "worlds imagine", "watch": "report --live", "web": "shards web"}
 
 
 class _Verbs(click.Group):
@@ -51,13 +76,17 @@ class _Verbs(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl([(name, VERBS[name][1]) for name in self.list_commands(ctx)])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS:
             if args[0] in MOVED:
                 raise click.UsageError(f"'{args[0]}' is now `terrella {MOVED[args[0]]}`; its options are the same", ctx)
             near = difflib.get_close_matches(args[0], VERBS, 1)
             hint = f"did you mean '{near[0]}'? " if near else ""
-            raise click.UsageError(f"unknown verb '{args[0]}'; {hint}the verbs are: {', '.join(self.list_commands(ctx))}", ctx)
+            raise click.UsageError(
+                f"unknown verb '{args[0]}'; {hint}the verbs are: {', '.join(self.list_commands(ctx))}", ctx
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -68,7 +97,9 @@ def cli() -> None:
 
 
 def hush() -> None:
-    """Keep other packages' warnings off the screen (Megatron's about Apex, torch's about threads); -W or PYTHONWARNINGS shows them."""
+    """Keep other packages' warnings off the screen (Megatron's about Apex, torch's about threads); -W or
+    PYTHONWARNINGS shows them.
+    """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("default", module="terrella")

@@ -1,4 +1,5 @@
-"""`terrella train RECIPE --steps N` on a run that has finished, or has not: it goes on from its last checkpoint to step N.
+"""`terrella train RECIPE --steps N` on a run that has finished, or has not: it goes on from its last checkpoint to step
+N.
 
 Stages that rest on an extended one run again; what they had written is moved to RUN/set-aside, not deleted.
 """
@@ -21,7 +22,8 @@ from .settings.base import OnPolicy, references
 
 
 def with_steps(config: Recipe, asked: tuple[str, ...]) -> Recipe:
-    """The recipe with `N` steps in every RL stage (in every training stage where there is no RL), or with `STAGE=N` in that one.
+    """The recipe with `N` steps in every RL stage (in every training stage where there is no RL), or with `STAGE=N` in
+    that one.
 
     Neither a budget of actions nor epochs end a stage whose steps are given.
     """
@@ -35,7 +37,8 @@ def with_steps(config: Recipe, asked: tuple[str, ...]) -> Recipe:
         if not chosen:
             known = ", ".join(s.name for s in counted)
             raise ConfigError(
-                f"--steps {text}: " + (f"the stages with steps are {known}" if known else "no stage of this recipe has steps")
+                f"--steps {text}: "
+                + (f"the stages with steps are {known}" if known else "no stage of this recipe has steps")
             )
         stages = []
         for s in config.stages:
@@ -56,7 +59,9 @@ def _freed(stage: Any) -> dict[str, None]:
 
 
 def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
-    """Make the run at `folder` ready to go on under more steps; returns the stages that will go on. A new run is left alone."""
+    """Make the run at `folder` ready to go on under more steps; returns the stages that will go on. A new run is
+    left alone.
+    """
     stored = folder / "config.yaml"
     if not stored.exists():
         return []
@@ -68,7 +73,9 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
     for name in longer:
         trained = (read_json(folder / "stages" / f"{name}.json") or {}).get("steps", 0)
         if (after[name] or 0) < trained:
-            raise ConfigError(f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}")
+            raise ConfigError(
+                f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}"
+            )
     free = {s.name: {"steps": after[s.name], **_freed(s)} for s in old.stages if s.name in longer}
     if not longer or replace(old, stages=[replace(s, **free.get(s.name, {})) for s in old.stages]) != config:
         return []  # nothing to lengthen, or other settings differ too, which opening the run refuses by name
@@ -99,6 +106,9 @@ def _resting_on(config: Recipe, roots: list[str]) -> list[str]:
 
 def explain(folder: Path, names: list[str]) -> str:
     """One line for the terminal."""
-    steps = {s["name"]: s.get("steps") for s in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["stages"]}
+    steps = {
+        s["name"]: s.get("steps")
+        for s in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["stages"]
+    }
     told = ", ".join(f"{name} to step {steps[name]}" for name in names)
     return f"{folder}: going on with {told}; what rests on it runs again, its old results are in {folder / ASIDE}"

@@ -1,4 +1,6 @@
-"""The world that a trained model imagines, ready to be offered: text games by language models, Sokoban by grid models."""
+"""The world that a trained model imagines, ready to be offered: text games by language models, Sokoban by grid
+models.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def offer_of(path: Path, true: Offer, how: Imagining, report: Callable[[str], An
     folder = model_folder(path)
     imagine = _text_game(folder, true, how) if true.name.startswith(GAME) else _grid(folder, true)
     return Offer(
-        f"{true.name} imagined by {path.resolve().name}", lambda: Beside(imagine(), true.make(), report), true.instruction, true.max_actions
+        f"{true.name} imagined by {path.resolve().name}",
+        lambda: Beside(imagine(), true.make(), report),
+        true.instruction,
+        true.max_actions,
     )
 
 
@@ -57,7 +62,11 @@ def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[], World]
     from ..rl.text_games.world import ImaginedGame
 
     sampler, _ = _sampler(folder)
-    tokenizer, write, busy = load_tokenizer(folder), prompts() if how.prompt == "full" else bare_prompt, threading.Lock()
+    tokenizer, write, busy = (
+        load_tokenizer(folder),
+        prompts() if how.prompt == "full" else bare_prompt,
+        threading.Lock(),
+    )
     params = SamplingParams(how.max_new_tokens, 0.0, stop_ids=tokenizer.stop_ids)
 
     def predict(rows: list[dict[str, Any]]) -> list[Any]:
@@ -78,10 +87,16 @@ def _grid(folder: Path, true: Offer) -> Callable[[], World]:
     dynamics = GridDynamics.of(true.name)
     world, tokenizer, busy = true.make(), dynamics.tokenizer(), threading.Lock()
     if not isinstance(world, Sokoban) or world.config.observation != "grid":
-        raise ConfigError(f"--of {true.name}: a grid model imagines a Sokoban whose state is shown as a grid alone, such as SimpleSokoban")
+        raise ConfigError(
+            f"--of {true.name}: a grid model imagines a Sokoban whose state is shown as a grid alone, such as "
+            "SimpleSokoban"
+        )
     sampler, config = _sampler(folder)
     if config.vocab != tokenizer.vocab_size:
-        raise ConfigError(f"{folder}: its vocabulary has {config.vocab} tokens, a world model of {true.name} has {tokenizer.vocab_size}")
+        raise ConfigError(
+            f"{folder}: its vocabulary has {config.vocab} tokens, a world model of {true.name} has "
+            f"{tokenizer.vocab_size}"
+        )
 
     def predict(state: str, action: int) -> str | Invalid:
         params = SamplingParams(len(state), 0.0)

@@ -58,7 +58,9 @@ class Job:
         return outcome
 
     def listen(self) -> None:
-        """Note a request to save and stop (SIGUSR1 from the supervisor, or a scheduler's warning), also one that came before."""
+        """Note a request to save and stop (SIGUSR1 from the supervisor, or a scheduler's warning), also one that
+        came before.
+        """
 
         def ask(_number: int, _frame: object) -> None:
             self.stop_asked = True
@@ -66,7 +68,8 @@ class Job:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, ask)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which asks us
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT))  # held back by the supervisor
+        # held back by the supervisor
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT))
 
     def warn(self, text: str) -> None:
         """Say something that a person should know, once, in the log and on the terminal."""
@@ -75,7 +78,9 @@ class Job:
             print(f"warning: {text}", flush=True)
 
     def end_of_step(self) -> bool:
-        """Whether any rank was asked to stop. Every rank calls it at the end of a step; it also finds ranks that hold the others up."""
+        """Whether any rank was asked to stop. Every rank calls it at the end of a step; it also finds ranks that
+        hold the others up.
+        """
         self.pace.waited = self.mesh.waited
         everyone = self.mesh.everyone((self.stop_asked, self.pace.lap()))
         self.mesh.waited = 0.0
@@ -86,5 +91,7 @@ class Job:
                 for slow in new:
                     log.warning("%s", slow.text())
                 self.run.guard()
-                write_json(self.run.path / SLOW, {"time": time.time(), "ranks": [asdict(slow) for slow in self.pace.slow]})
+                write_json(
+                    self.run.path / SLOW, {"time": time.time(), "ranks": [asdict(slow) for slow in self.pace.slow]}
+                )
         return any(stop for stop, _ in everyone)

@@ -1,4 +1,6 @@
-"""`terrella eval text-game` and `terrella eval web-page`: a Hugging Face folder or a model behind an address, on held-out questions."""
+"""`terrella eval text-game` and `terrella eval web-page`: a Hugging Face folder or a model behind an address, on
+held-out questions.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,20 @@ def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
         return found
     if domain == "text-game":
         rows = split_rows(crawl_all(list(GAMES), range(1))).test
-        return [read_pair(pair_of(row, prompts() if full else bare_prompt, "test")) for row in rows[:: max(1, len(rows) // n)][:n]]
+        return [
+            read_pair(pair_of(row, prompts() if full else bare_prompt, "test"))
+            for row in rows[:: max(1, len(rows) // n)][:n]
+        ]
     steps = split_pages(load_transitions()).test
-    return [read_pair(page_pair(s, page_prompt if full else bare_page_prompt, "test")) for s in steps[:: max(1, len(steps) // n)][:n]]
+    return [
+        read_pair(page_pair(s, page_prompt if full else bare_page_prompt, "test"))
+        for s in steps[:: max(1, len(steps) // n)][:n]
+    ]
 
 
-def folder_answerer(model: Path, temperature: float, max_new_tokens: int, multiple: int, seed: int) -> Callable[[list[Any]], list[Any]]:
+def folder_answerer(
+    model: Path, temperature: float, max_new_tokens: int, multiple: int, seed: int
+) -> Callable[[list[Any]], list[Any]]:
     """Questions to answers by a Hugging Face folder; a chat template is used where the tokenizer has one."""
     import torch
 
@@ -62,12 +72,16 @@ def folder_answerer(model: Path, temperature: float, max_new_tokens: int, multip
 
     def answer(questions: list[Any]) -> list[Any]:
         progress = Progress("answers", len(questions))
-        return answers(sampler, questions, tokenizer, params, seed, multiple, progress=lambda done: progress.update(done), chunk=64)
+        return answers(
+            sampler, questions, tokenizer, params, seed, multiple, progress=lambda done: progress.update(done), chunk=64
+        )
 
     return answer
 
 
-def drift_of(answer: Callable[[list[Any]], list[Any]], name: str, games: Sequence[str], prompt: str, steps: int, n: int) -> dict[str, Any]:
+def drift_of(
+    answer: Callable[[list[Any]], list[Any]], name: str, games: Sequence[str], prompt: str, steps: int, n: int
+) -> dict[str, Any]:
     """The table of imagined states that still equal the true ones after 1, 2, ... steps, in n fresh games."""
     from ..rl.language import Question
     from ..rl.text_games.crawl import GAMES, bare_prompt, prompts
@@ -86,7 +100,10 @@ def show(table: dict[str, Any]) -> None:
     """Print a table of results in percent."""
     click.echo(f"{table['title']:34}" + "".join(f"{column:>24}" for column in table["columns"]))
     for row in table["rows"]:
-        cells = ["-" if c["n"] == 0 else f"{100 * c['value']:.1f} ({100 * c['low']:.1f}-{100 * c['high']:.1f})" for c in row["cells"]]
+        cells = [
+            "-" if c["n"] == 0 else f"{100 * c['value']:.1f} ({100 * c['low']:.1f}-{100 * c['high']:.1f})"
+            for c in row["cells"]
+        ]
         click.echo(f"{row['name'][:33]:34}" + "".join(f"{cell:>24}" for cell in cells))
     click.echo(table["note"])
 
@@ -109,14 +126,17 @@ def evaluate_language(
     drift: int = 0,
     games: Sequence[str] = (),
 ) -> None:
-    """Answer, judge and print the table beside the answer that nothing changes and the true one; or with `drift` how long imagined
-    games stay the true ones, beside copying their start."""
+    """Answer, judge and print the table beside the answer that nothing changes and the true one; or with `drift` how
+    long imagined games stay the true ones, beside copying their start."""
     from ..rl.text_games import evaluate as game_tables
     from ..rl.text_games.teacher import Teacher
     from ..rl.web_pages import evaluate as pages
 
     if drift and (domain != "text-game" or data is not None):
-        raise ConfigError("--drift: walks our own text games, whose true next state is known; it goes with text-game and without --data")
+        raise ConfigError(
+            "--drift: walks our own text games, whose true next state is known; it goes with text-game and without "
+            "--data"
+        )
     asked = [] if drift else held_out(domain, data, n, prompt)
     if url:
         teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=max_new_tokens)
@@ -129,7 +149,12 @@ def evaluate_language(
         table = drift_of(answer, name, games, prompt, drift, n)
     elif domain == "web-page":
         truths = [q.answer for q in asked]
-        table = pages.table(truths, [(name, "model", pages.judge_pages(truths, answer(asked), judge))], judge, "Held-out page transitions")
+        table = pages.table(
+            truths,
+            [(name, "model", pages.judge_pages(truths, answer(asked), judge))],
+            judge,
+            "Held-out page transitions",
+        )
     else:
         rows = [q.row for q in asked]
         judged = game_tables.judge_rows(rows, answer(asked), judge)

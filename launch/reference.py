@@ -1,5 +1,5 @@
-"""Pages made from the code: `python -m terrella.launch.reference > docs/configuration.md`, from the dataclasses of the settings, and
-`python -m terrella.launch.reference api > docs/api.md`, from the docstrings of what users import."""
+"""Pages made from the code: `python -m terrella.launch.reference > docs/configuration.md`, from the dataclasses of the
+settings, and `python -m terrella.launch.reference api > docs/api.md`, from the docstrings of what users import."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from .recipe import Recipe
 
 INTRO = """# Configuration
 
-A recipe is a YAML file. `terrella train RECIPE --dry-run` prints it resolved; `--set a.b=value` changes one setting (a stage by its
-name: `--set stages.rlvr.steps=50`). An unknown key, a wrong type or an impossible value ends with exit code 2 and one message that
-names file, line and the nearest valid key. The resolved settings and their digest are kept in the run directory as `config.yaml`.
+A recipe is a YAML file. `terrella train RECIPE --dry-run` prints it resolved; `--set a.b=value` changes one setting
+(a stage by its name: `--set stages.rlvr.steps=50`). An unknown key, a wrong type or an impossible value ends with exit
+code 2 and one message that names file, line and the nearest valid key. The resolved settings and their digest are kept
+in the run directory as `config.yaml`.
 
 This page is made from the dataclasses; a test keeps it in step with them.
 """
@@ -93,8 +94,10 @@ def _default(field: dataclasses.Field) -> str:
 
 def _comments(kind: type, shared: dict[str, str] = SHARED) -> dict[str, str]:
     sources = [inspect.getsource(part) for part in reversed(kind.__mro__) if dataclasses.is_dataclass(part)]
-    comments = re.findall(r"^    (\w+):[^\n#]*#\s*(?!type: ignore)(.+)$", "\n".join(sources), re.M)
-    return shared | dict(comments)
+    source = "\n".join(sources)
+    above = re.findall(r"((?:^    # .+\n)+)^    (\w+): ", source, re.M)
+    beside = re.findall(r"^    (\w+):[^\n#]*#\s*(?!type: ignore)(.+)$", source, re.M)
+    return shared | {name: " ".join(lines.replace("#", "").split()) for lines, name in above} | dict(beside)
 
 
 def without_meaning() -> list[str]:
@@ -120,18 +123,23 @@ def render() -> str:
         parts.append(f"## {kind.__name__}\n\n{inspect.cleandoc(kind.__doc__ or '')}\n")
         parts.append("| key | type | default | meaning |\n|---|---|---|---|")
         for field in ordered_fields(kind):
-            parts.append(f"| `{field.name}` | {_name(hints[field.name])} | {_default(field)} | {comments.get(field.name, '')} |")
+            parts.append(
+                f"| `{field.name}` | {_name(hints[field.name])} | {_default(field)} | {comments.get(field.name, '')} |"
+            )
         parts.append("")
     parts.append("## Exit codes\n\n| code | meaning |\n|---|---|\n| 0 | done, or nothing to do |")
     known = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TerrellaError)]
-    parts.extend(f"| {c.exit_code} | {inspect.cleandoc(c.__doc__ or '')} |" for c in sorted(known, key=lambda c: c.exit_code))
+    parts.extend(
+        f"| {c.exit_code} | {' '.join((c.__doc__ or '').split())} |" for c in sorted(known, key=lambda c: c.exit_code)
+    )
     return "\n".join(parts) + "\n"
 
 
 API_INTRO = """# Python interface
 
-What `import terrella` gives. Everything else is reached through recipes and the command line; modules below may change between releases.
-A whole example is in [your own task](own_task.md). This page is made from the docstrings; a test keeps it in step with them.
+What `import terrella` gives. Everything else is reached through recipes and the command line; modules below may
+change between releases. A whole example is in [your own task](own_task.md). This page is made from the docstrings; a
+test keeps it in step with them.
 """
 
 
@@ -149,12 +157,18 @@ def render_api() -> str:
         if not callable(item):
             continue
         bare = inspect.isclass(item) and item.__init__ is object.__init__
-        parts.append(f"## {name}\n\n{f'    class {name}' if bare else _signature(name, item)}\n\n{inspect.getdoc(item)}\n")
+        parts.append(
+            f"## {name}\n\n{f'    class {name}' if bare else _signature(name, item)}\n\n{inspect.getdoc(item)}\n"
+        )
         if inspect.isclass(item) and dataclasses.is_dataclass(item):
             comments = _comments(item, {})
             rows = [f"- `{f.name}`: {comments.get(f.name, f.type)}" for f in dataclasses.fields(item)]
             parts.append("\n".join(rows) + "\n")
-        methods = {n: m for n, m in vars(item).items() if inspect.isfunction(m) and n[0] != "_"} if inspect.isclass(item) else {}
+        methods = (
+            {n: m for n, m in vars(item).items() if inspect.isfunction(m) and n[0] != "_"}
+            if inspect.isclass(item)
+            else {}
+        )
         parts.extend(f"### {name}.{n}\n\n{_signature(n, m)}\n\n{inspect.getdoc(m)}\n" for n, m in methods.items())
     return "\n".join(parts)
 

@@ -145,14 +145,20 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     for place, env in (("env", plain["env"]), *((f"stages.{stage['name']}.env", stage.get("env")) for stage in stages)):
         if env and env.get("only_tagged"):
             env["only_tagged"] = False
-            notes.append(f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other")
+            notes.append(
+                f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other"
+            )
         if env and env["kind"] == "web-site":
             _lower(env, copies)
             if any(not Path(p).exists() for p in env["tag_files"]):
-                notes.append(f"{place}: {env['tag_files'][0]} is not there; the sites that ship take the place of '{env['tag']}'")
+                notes.append(
+                    f"{place}: {env['tag_files'][0]} is not there; the sites that ship take the place of '{env['tag']}'"
+                )
                 env |= SITES
             if env["demonstrations"] and not Path(env["demonstrations"]).exists():
-                notes.append(f"{place}: {env['demonstrations']} is not there; oracles demonstrate on the sites that ship")
+                notes.append(
+                    f"{place}: {env['demonstrations']} is not there; oracles demonstrate on the sites that ship"
+                )
                 env["demonstrations"] = None
     _lower(plain["env"] or {}, copies)
     for stage in stages:
@@ -170,7 +176,13 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         sections = [section for stage in stages for section in (stage, *stage.get("arms", ()))]
         notes += _lower_video([plain["env"], *(section["env"] for section in sections if section.get("env"))], stages)
     kept = next(iter(folders), None) if recipe.model.folder else None
-    changed = {"stages": stages, "model": {**asdict(model), "folder": kept}, "ranks": ranks, "parallel": asdict(parallel), "sinks": []}
+    changed = {
+        "stages": stages,
+        "model": {**asdict(model), "folder": kept},
+        "ranks": ranks,
+        "parallel": asdict(parallel),
+        "sinks": [],
+    }
     changed["precision"] = {"params": "fp32", "layers": "ours", "fp8": False}
     return Rehearsal(plain | changed, notes, folders)
 
@@ -178,7 +190,8 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
 def _lower(section: dict[str, Any], copies: int) -> None:
     """Counts of a section and of those inside it, in place."""
     for key, value in section.items():
-        if key in ("env", "args", "algorithm"):  # a user's arguments may have any name, and the algorithm is rehearsed as it is
+        # a user's arguments may have any name, and the algorithm is rehearsed as it is
+        if key in ("env", "args", "algorithm"):
             continue
         if isinstance(value, dict):
             _lower(value, copies)
@@ -196,7 +209,8 @@ def _lower(section: dict[str, Any], copies: int) -> None:
                 section[key] = min(value, 512)
             elif key in MOST:
                 section[key] = MOST[key] if key in ALL_IF_ZERO and value == 0 else min(value, MOST[key])
-    if section.get("epochs") is not None and "steps" in section:  # of a user's own data: nobody knows how long an epoch is
+    # of a user's own data: nobody knows how long an epoch is
+    if section.get("epochs") is not None and "steps" in section:
         section |= {"epochs": None, "steps": MOST["steps"]}
     if section.get("schedule") in ("linear", "cosine"):
         section |= {"warmup_steps": min(section["warmup_steps"], 1), "total_steps": 2}
@@ -238,8 +252,12 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
         stage["released"] = None
 
 
-def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]) -> tuple[ModelConfig, str]:
-    """The model of a start folder's stand-in, which the stage names from now on, and in words what stands in for what."""
+def _start_folder(
+    stage: dict[str, Any], model: ModelConfig, folder: Path, folders: dict[str, ModelConfig]
+) -> tuple[ModelConfig, str]:
+    """The model of a start folder's stand-in, which the stage names from now on, and in words what stands in for
+    what.
+    """
     from ..models.hub import resolve
     from ..models.stand_in import byte_vocab, copy_tokenizer, write_byte_tokenizer
 
@@ -253,7 +271,8 @@ def _start_folder(stage: dict[str, Any], model: ModelConfig, folder: Path, folde
         note = f"fresh weights with the tokenizer of {stage['folder']}"
     else:
         write_byte_tokenizer(where, model.family)
-        model = replace(model, vocab=byte_vocab(model.family), max_positions=4 * model.max_positions)  # bytes are more than tokens
+        # bytes are more than tokens
+        model = replace(model, vocab=byte_vocab(model.family), max_positions=4 * model.max_positions)
         note = f"{stage['folder']} is not there; fresh weights and a tokenizer of bytes with a chat template stand in"
     stage["folder"] = str(where)
     folders[str(where)] = model
@@ -276,7 +295,9 @@ def _first_phases(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]]) -> list[str]:
-    """Small frames, short clips, the actions of the scene where it is recorded here, and no LPIPS where its weights are not: in words."""
+    """Small frames, short clips, the actions of the scene where it is recorded here, and no LPIPS where its weights
+    are not: in words.
+    """
     small = {
         "height": 32,
         "width": 32,
@@ -291,7 +312,10 @@ def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]
     for env in environments:
         _lower(env, 1)
         tokenizer = env["tokenizer"]
-        tokenizer |= {**small, "decoder_resnets": 2 if tokenizer["kind"] == "compressive" and not tokenizer["still"] else 1}
+        tokenizer |= {
+            **small,
+            "decoder_resnets": 2 if tokenizer["kind"] == "compressive" and not tokenizer["still"] else 1,
+        }
         env |= {"horizon": min(env["horizon"], 2), "context_reach": min(env["context_reach"], 4)}
         env |= {"actions": "tabletop", "action_dims": 3} if recorded else {}
     for stage in stages:
@@ -357,9 +381,14 @@ def write(rehearsal: Rehearsal, folder: Path) -> Path:
 
 def run(path: Path, folder: Path) -> tuple[int, str]:
     """Train it as anybody would, without a GPU, its progress on the terminal: the exit code, and the error."""
-    place = os.environ | {REHEARSAL_VARIABLE: "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    place = os.environ | {
+        REHEARSAL_VARIABLE: "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
     words = [sys.executable, "-m", "terrella", "train", str(path), "--run", str(folder)]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # an exception ends the child too, a signal would not
+    # an exception ends the child too, a signal would not
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         done = subprocess.run(words, env=place, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:

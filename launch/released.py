@@ -1,4 +1,5 @@
-"""Stand-ins for the released video checkpoints, with fresh weights and reduced width: `python -m terrella.launch.released FOLDER`.
+"""Stand-ins for the released video checkpoints, with fresh weights and reduced width: `python -m
+terrella.launch.released FOLDER`.
 
 The folders have the release's layout and names, so that a recipe can be rehearsed before the real ones are there.
 """
@@ -28,11 +29,20 @@ def stand_ins(name: str, folder: Path, divide: int, layers: int, overrides: tupl
     whole = recipes.load(name, overrides)
     assert isinstance(whole.env, VideoEnvironment)
     t, model = whole.env.tokenizer, whole.model.sizes
-    for what, width in [("groups", t.groups), ("latent", t.latent), ("head_dim", model.head_dim), *(("channels", c) for c in t.channels)]:
+    for what, width in [
+        ("groups", t.groups),
+        ("latent", t.latent),
+        ("head_dim", model.head_dim),
+        *(("channels", c) for c in t.channels),
+    ]:
         if width % divide:
             raise ConfigError(f"--divide {divide} does not divide {what} ({width})")
-    narrow = replace(t, channels=[c // divide for c in t.channels], groups=t.groups // divide, latent=t.latent // divide)
-    small = replace(model, layers=layers, hidden=model.hidden // divide, head_dim=model.head_dim // divide, ffn=model.ffn // divide)
+    narrow = replace(
+        t, channels=[c // divide for c in t.channels], groups=t.groups // divide, latent=t.latent // divide
+    )
+    small = replace(
+        model, layers=layers, hidden=model.hidden // divide, head_dim=model.head_dim // divide, ffn=model.ffn // divide
+    )
     torch.manual_seed(0)
     write_tokenizer(build_tokenizer(narrow), folder / kept)
     layout = whole.env.layout
@@ -49,7 +59,9 @@ def main(words: list[str] | None = None) -> None:
         prog="python -m terrella.launch.released", description="Write stand-ins for the released video checkpoints."
     )
     parser.add_argument("folder", type=Path, help="where to; one folder for each checkpoint")
-    parser.add_argument("--divide", type=int, default=16, help="how many times narrower than the release; default %(default)s")
+    parser.add_argument(
+        "--divide", type=int, default=16, help="how many times narrower than the release; default %(default)s"
+    )
     parser.add_argument("--layers", type=int, default=2, help="layers of the world models; default %(default)s")
     given = parser.parse_args(words)
     try:
@@ -58,7 +70,9 @@ def main(words: list[str] | None = None) -> None:
             settings = stand_ins(name, given.folder, given.divide, given.layers)
             settings.append(f"stages.tokenizer.released={given.folder / kept}")
             arms = {"pretrain": "base", "rlvr": "rlvr"}
-            settings += [f"stages.{s}.folder={given.folder / f'rt1-world-model-{step}-step-{arm}'}" for s, arm in arms.items()]
+            settings += [
+                f"stages.{s}.folder={given.folder / f'rt1-world-model-{step}-step-{arm}'}" for s, arm in arms.items()
+            ]
             print(f"terrella train {name}-released " + " ".join(f"--set '{s}'" for s in settings))
     except ConfigError as error:
         sys.exit(str(error))

@@ -63,11 +63,22 @@ def score(models: Sequence[tuple[str, Answerer]], asked: Asked) -> dict[str, Any
     from ..rl.text_games.world import true_predictor
 
     questions = {kind: _questions(kind, asked) for kind in asked.kinds}
-    rows = {"text-game": [q.row for q in questions.get("text-game", [])], "web-page": [q.answer for q in questions.get("web-page", [])]}
-    lines = [("copy", "baseline", _Line(copy_answers(rows["text-game"]), [NOTHING] * len(rows["web-page"]), copy_answers))]
+    rows = {
+        "text-game": [q.row for q in questions.get("text-game", [])],
+        "web-page": [q.answer for q in questions.get("web-page", [])],
+    }
+    lines = [
+        ("copy", "baseline", _Line(copy_answers(rows["text-game"]), [NOTHING] * len(rows["web-page"]), copy_answers))
+    ]
     for name, answer in models:
         given = {kind: _answered(name, answer, questions[kind]) for kind in asked.kinds}
-        lines.append((name, "model", _Line(given.get("text-game", []), given.get("web-page", []), _predictor(answer, asked.prompt))))
+        lines.append(
+            (
+                name,
+                "model",
+                _Line(given.get("text-game", []), given.get("web-page", []), _predictor(answer, asked.prompt)),
+            )
+        )
     truth = _Line(oracle_answers(rows["text-game"]), rows["web-page"], true_predictor)
     lines.append(("true world", "ceiling", truth))
     told, ranking = [], {}
@@ -147,4 +158,6 @@ def show_ranking(ranking: dict[str, Any]) -> None:
     for name, found in ranking.items():
         r = "none" if found["r"] is None else f"{found['r']:.2f}"
         scores = ", ".join(f"{value:.2f}" for value in found["imagined"])
-        click.echo(f"policy ranking, {name[:24]:24} r = {r:>5}  MMRV = {found['mmrv']:.2f}  scores of five policies: {scores}")
+        click.echo(
+            f"policy ranking, {name[:24]:24} r = {r:>5}  MMRV = {found['mmrv']:.2f}  scores of five policies: {scores}"
+        )

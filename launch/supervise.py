@@ -1,4 +1,6 @@
-"""Starts the worker processes of a run on this machine, watches them, and turns their end into one message and exit code."""
+"""Starts the worker processes of a run on this machine, watches them, and turns their end into one message and exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ GRACE_S = 10.0  # between a first worker's death, or a request to stop, and the 
 STALL_S, LOOK_S = 300.0, 20.0  # when ranks that do not move are worth a message, and how often that is looked at
 STOPPED = 75  # a worker that saved and stopped on request; the run can be started again
 FINISHED = 76  # a worker whose stages are all done. Not 0: whatever code a stage runs could end its process with that
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a scheduler's, a container's and a person's request to stop
+# a scheduler's, a container's and a person's request to stop
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def error_file(run: Path, rank: int) -> Path:
@@ -70,7 +73,8 @@ def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | Non
     span = span or Span(0, ranks, ranks, "127.0.0.1", free_port())
     workers: list[subprocess.Popen] = []
     logs: list[IO[bytes]] = []
-    # a request to stop that comes before we, or a worker, can handle it must wait, not kill: workers inherit this (Job.listen unblocks)
+    # a request to stop that comes before we, or a worker, can handle it must wait, not kill: workers inherit this
+    # (Job.listen unblocks)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         for local in range(span.count):
@@ -83,7 +87,9 @@ def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | Non
             logs.append(log)
             out = None if rank == 0 else log
             command = [sys.executable, "-m", "terrella.launch.worker", str(run.path), *([until] if until else [])]
-            workers.append(subprocess.Popen(command, env=_environment(run, span, local), stdout=out, stderr=log, cwd=os.getcwd()))
+            workers.append(
+                subprocess.Popen(command, env=_environment(run, span, local), stdout=out, stderr=log, cwd=os.getcwd())
+            )
         return _watch(run.path, workers, span.first, mask)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -96,14 +102,18 @@ def run_workers(run: Run, ranks: int, span: Span | None = None, until: str | Non
 
 
 def standing(run: Path, ranks: range, now: float) -> str | None:
-    """Where each rank stands when none of them has moved for `STALL_S`, else None. The rank that stands alone holds up the others."""
+    """Where each rank stands when none of them has moved for `STALL_S`, else None. The rank that stands alone holds
+    up the others.
+    """
     places: dict[str, list[int]] = {}
     for rank in ranks:
         beat = read_json(heartbeat_file(run, rank))
         if not beat or now - beat["since"] < STALL_S:
             return None
         places.setdefault(beat["at"], []).append(rank)
-    told = "; ".join(f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} at {place}" for place, who in places.items())
+    told = "; ".join(
+        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} at {place}" for place, who in places.items()
+    )
     return f"no rank here has moved for {STALL_S / 60:.0f} minutes: {told}"
 
 
@@ -114,7 +124,11 @@ def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int
     def ask(number: int, _frame: object) -> None:
         asked.append(number)
         if number == signal.SIGINT and len(asked) == 1:
-            print("\nstopping after this step; what is done is saved (twice more Ctrl-C: at once)", file=sys.stderr, flush=True)
+            print(
+                "\nstopping after this step; what is done is saved (twice more Ctrl-C: at once)",
+                file=sys.stderr,
+                flush=True,
+            )
         for worker in workers:
             if worker.poll() is None:
                 worker.send_signal(signal.SIGUSR1)
@@ -154,12 +168,16 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
     if all(code in (FINISHED, STOPPED) for code in codes.values()):
         return STOPPED if STOPPED in codes.values() else 0
     told = [(rank, read_json(error_file(run, rank))) for rank in codes]
-    ends = sorted(((rank, e) for rank, e in told if e), key=lambda end: (bool(end[1].get("passing")), end[1].get("order", 0)))
+    ends = sorted(
+        ((rank, e) for rank, e in told if e), key=lambda end: (bool(end[1].get("passing")), end[1].get("order", 0))
+    )
     cause = ""
     for rank, error in ends[:1]:
         log = run / "logs" / f"rank-{rank}.log"
         if error["exit_code"] == ProgramError.exit_code:
-            raise ProgramError(f"worker {rank}: {error['message']}; its log is {log}. The same start would meet it again")
+            raise ProgramError(
+                f"worker {rank}: {error['message']}; its log is {log}. The same start would meet it again"
+            )
         if not error.get("passing"):
             failure = TerrellaError(error["message"])
             failure.exit_code = error["exit_code"]
@@ -168,13 +186,16 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
     unwritten = next((r for r, c in codes.items() if c == StorageError.exit_code), None)
     if unwritten is not None:
         raise StorageError(
-            f"{run}: worker {unwritten} could not write its files, nor what went wrong: the disk is full or cannot be written; "
+            f"{run}: worker {unwritten} could not write its files, nor what went wrong: the disk is full or cannot be "
+            "written; "
             "free space or choose another --run folder, then run the same command again"
         )
     rank, code = next((r, c) for r, c in codes.items() if c not in (FINISHED, STOPPED))
     if code == 0:
         log = run / "logs" / f"rank-{rank}.log"
-        raise ProgramError(f"worker {rank} ended before its stages were done, and without a word (code 0); its log is {log}")
+        raise ProgramError(
+            f"worker {rank} ended before its stages were done, and without a word (code 0); its log is {log}"
+        )
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     raise WorkerError(
         f"worker {rank} {how}{cause if codes[rank] > 0 else ''}; its log is {run / 'logs' / f'rank-{rank}.log'}. "

@@ -24,19 +24,30 @@ from .settings.video import VideoReal2Sim
 @click.option("--size", nargs=2, type=int, default=(64, 64), help="Height and width of a frame.")
 @click.option("--workers", default=2, help="Processes.")
 @click.option("--first-seed", default=100_000, help="Seed of the first episode.")
-@click.option("--truth-episodes", default=30, help="Episodes of each task and policy in the true simulator; 0 for none.")
-def main(out: Path, episodes: int, frames: int, size: tuple[int, int], workers: int, first_seed: int, truth_episodes: int) -> None:
-    """Write OUT/shards, and OUT/truth for the stage `video-real2sim`. The same command again goes on where it was stopped."""
+@click.option(
+    "--truth-episodes", default=30, help="Episodes of each task and policy in the true simulator; 0 for none."
+)
+def main(
+    out: Path, episodes: int, frames: int, size: tuple[int, int], workers: int, first_seed: int, truth_episodes: int
+) -> None:
+    """Write OUT/shards, and OUT/truth for the stage `video-real2sim`. The same command again goes on where it was
+    stopped.
+    """
     begun = time.monotonic()
     progress = Progress("episodes", episodes)
     wanted = list(plans(episodes, first_seed, list(TASKS), list(SKILLS), frames, *size))
     record(out / "shards", wanted, workers, progress.update)
     took = time.monotonic() - begun
-    click.echo(f"{episodes} episodes of {frames} frames in {took:.0f} s: {3600 * episodes / took:.0f} an hour if none was there before")
+    click.echo(
+        f"{episodes} episodes of {frames} frames in {took:.0f} s: {3600 * episodes / took:.0f} an hour if none was "
+        "there before"
+    )
     if truth_episodes:
         from .stages.video_real2sim import make_truth
 
-        stage = VideoReal2Sim(kind="video-real2sim", name="truth", models=[], data="", episodes=truth_episodes, frames=frames)
+        stage = VideoReal2Sim(
+            kind="video-real2sim", name="truth", models=[], data="", episodes=truth_episodes, frames=frames
+        )
         make_truth(stage, out / "truth", *size)
 
 

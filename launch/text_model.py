@@ -1,4 +1,6 @@
-"""A trained language model ready to answer: a run's export or any Hugging Face folder, decoded by the embedded sampler."""
+"""A trained language model ready to answer: a run's export or any Hugging Face folder, decoded by the embedded
+sampler.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ def model_folder(path: Path) -> Path:
         if (path / "export" / "config.json").is_file():
             return path / "export"
         newest = max((path / "checkpoints").glob("*/step-*"), key=lambda p: p.stat().st_mtime, default=None)
-        hint = f"terrella convert to-hf {newest} FOLDER" if newest else f"terrella train, until it has a model ({path} has none yet)"
+        hint = (
+            f"terrella convert to-hf {newest} FOLDER"
+            if newest
+            else f"terrella train, until it has a model ({path} has none yet)"
+        )
         raise ConfigError(f"{path}: this run has exported no model; try {hint}")
-    raise ConfigError(f"{path}: neither a run directory nor a Hugging Face folder (it has no config.yaml and no config.json)")
+    raise ConfigError(
+        f"{path}: neither a run directory nor a Hugging Face folder (it has no config.yaml and no config.json)"
+    )
 
 
 class TextModel:
@@ -44,7 +52,9 @@ class TextModel:
         from ..rl.rollout.embedded import EmbeddedSampler
 
         self.folder = model_folder(path)
-        if not any((self.folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        if not any(
+            (self.folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+        ):
             raise ConfigError(f"{self.folder}: has no tokenizer, so it neither reads nor writes text")
         self.config, self.tokenizer = read_config(self.folder), load_tokenizer(self.folder)
         source, _ = weight_source(self.folder, self.config)
@@ -64,7 +74,9 @@ class TextModel:
             raise ConfigError(f"{self.folder}: its tokenizer has no chat template; give plain prompts")
         return self.tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)  # type: ignore[attr-defined]
 
-    def complete(self, prompts: list[str], *, max_new_tokens: int, temperature: float, samples: int = 1, seed: int = 0) -> list[Answer]:
+    def complete(
+        self, prompts: list[str], *, max_new_tokens: int, temperature: float, samples: int = 1, seed: int = 0
+    ) -> list[Answer]:
         """`samples` continuations of every prompt, those of one prompt side by side."""
         from ..data.trajectory import Invalid
         from ..rl.rollout.sampler import SampleRequest, SamplingParams
@@ -77,7 +89,9 @@ class TextModel:
                 raise ConfigError(f"this model's tokenizer cannot spell the prompt: {error}") from error
             room = self.config.max_positions - len(ids)
             if not ids or room < 1:
-                raise ConfigError(f"a prompt of {len(ids)} tokens: the model takes 1 to {self.config.max_positions - 1}")
+                raise ConfigError(
+                    f"a prompt of {len(ids)} tokens: the model takes 1 to {self.config.max_positions - 1}"
+                )
             params = SamplingParams(min(max_new_tokens, room), temperature, stop_ids=self.stop_ids)
             requests += [SampleRequest(ids, (seed, number, sample, 0), params) for sample in range(samples)]
         answers = []

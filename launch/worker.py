@@ -1,4 +1,6 @@
-"""The entry point of one rank. It alone installs the CPU shim, joins the process group and runs the recipe's stages in order."""
+"""The entry point of one rank. It alone installs the CPU shim, joins the process group and runs the recipe's stages
+in order.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ from .recipe import Recipe, with_vocab
 from .settings.base import dealt_evenly
 from .supervise import FINISHED, STOPPED, error_file
 
-# kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage, job)`, which
-# refuses what the stage would miss later, such as weights that are not there: it is called before the run's first stage
+# kind of stage -> module under launch/stages with a function `run(stage, job) -> outcome`, and perhaps `check(stage,
+# job)`, which refuses what the stage would miss later, such as weights that are not there: it is called before the
+# run's first stage
 STAGES = {
     "export": "export",
     "start": "start",
@@ -147,7 +150,9 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
 
 
 def main() -> None:
-    """Run as `python -m terrella.launch.worker RUN [LAST_STAGE]`; started by the supervisor with RANK and WORLD_SIZE set."""
+    """Run as `python -m terrella.launch.worker RUN [LAST_STAGE]`; started by the supervisor with RANK and WORLD_SIZE
+    set.
+    """
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     faulthandler.enable()
     path = Path(sys.argv[1])

@@ -1,6 +1,7 @@
 """Causal attention within the documents of a packed batch.
 
-Shape suffixes: T local queries, S keys of all context ranks, H query heads, G key heads, D head dimension, N segments, Q and K lengths.
+Shape suffixes: T local queries, S keys of all context ranks, H query heads, G key heads, D head dimension, N segments,
+Q and K lengths.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def packed_attention(
     return _by_length(q_THD, k_SGD, v_SGD, layout, scale)
 
 
-def _by_length(q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
+def _by_length(
+    q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None
+) -> torch.Tensor:
     """One call for all segments of equal lengths."""
     outputs = []
     for group in layout.groups:
@@ -66,8 +69,14 @@ def _by_length(q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, la
         if not q.is_cuda and k.shape[1] != q.shape[1]:  # the CPU's fused kernel wants equal head counts
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         square = group.q_len == group.k_len
-        mask = None if square else torch.ones(group.q_len, group.k_len, dtype=torch.bool, device=q.device).tril(group.k_len - group.q_len)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
+        mask = (
+            None
+            if square
+            else torch.ones(group.q_len, group.k_len, dtype=torch.bool, device=q.device).tril(group.k_len - group.q_len)
+        )
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=square, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+        )
         outputs.append(out.transpose(1, 2).reshape(-1, *q_THD.shape[1:]))
     return outputs[0] if layout.restore_T is None else torch.cat(outputs)[layout.restore_T]
 
@@ -96,4 +105,6 @@ def _row_by_row(q_THD, k_SGD, v_SGD, layout: DocumentLayout, scale: float | None
     table_NP = begin_N[:, None] + torch.arange(most, device=q_THD.device)  # past a document's end: not read
     rows = Rows(table_NP.int()[document_T], place_T, PAGE)
     cache = CacheLayer(paged(k_SGD), paged(v_SGD), torch.zeros(2, dtype=torch.int64, device=q_THD.device))
-    return cached_attention(q_THD.contiguous(), cache, rows, k_SGD.shape[1], scale=scale or 1.0 / math.sqrt(q_THD.shape[2]))
+    return cached_attention(
+        q_THD.contiguous(), cache, rows, k_SGD.shape[1], scale=scale or 1.0 / math.sqrt(q_THD.shape[2])
+    )

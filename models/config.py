@@ -25,7 +25,8 @@ class RopeScaling:
 class ModelConfig:
     """Sizes of a decoder. `family` chooses the Hugging Face names and nothing else."""
 
-    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"  # whose names and defaults of Hugging Face apply
+    # whose names and defaults of Hugging Face apply
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"
     layers: int = 2  # transformer blocks
     hidden: int = 64  # width of the residual stream
     heads: int = 4  # attention heads
@@ -49,7 +50,18 @@ class ModelConfig:
     expert_weights_sum_to_one: bool = True  # over the experts a token is sent to
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_positions", "rope_theta", "norm_eps"):
+        for name in (
+            "layers",
+            "hidden",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "ffn",
+            "vocab",
+            "max_positions",
+            "rope_theta",
+            "norm_eps",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} must be above 0")
         if self.heads % self.kv_heads:
@@ -84,7 +96,8 @@ class ModelConfig:
 class NamedModel(ModelConfig):
     """The model of a recipe: its sizes, and the folder or pinned hub id that they are from, where one is named."""
 
-    folder: str | None = None  # a Hugging Face folder, or owner/name of the hub; gives the sizes that the recipe leaves out
+    # a Hugging Face folder, or owner/name of the hub; gives the sizes that the recipe leaves out
+    folder: str | None = None
 
     @property
     def sizes(self) -> ModelConfig:
@@ -93,5 +106,14 @@ class NamedModel(ModelConfig):
 
 
 VIDEO_GPT = ModelConfig(
-    family="llama", layers=12, hidden=768, heads=12, kv_heads=12, head_dim=64, ffn=3072, vocab=9008, max_positions=8192, norm_eps=1e-6
+    family="llama",
+    layers=12,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    ffn=3072,
+    vocab=9008,
+    max_positions=8192,
+    norm_eps=1e-6,
 )  # the multi-step video world model; the single-step one has vocab 4633

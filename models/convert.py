@@ -1,7 +1,9 @@
-"""Conversion between checkpoints, Hugging Face folders and the formats of public releases; nothing is finished unless proven.
+"""Conversion between checkpoints, Hugging Face folders and the formats of public releases; nothing is finished unless
+proven.
 
-Tensors are read, mapped and written one at a time, and held only until their shard is full. The proof then takes fixed prompts through
-the source's layers as this project computes them and through the written ones as transformers does, a layer at a time, and compares logits.
+Tensors are read, mapped and written one at a time, and held only until their shard is full. The proof then takes fixed
+prompts through the source's layers as this project computes them and through the written ones as transformers does, a
+layer at a time, and compares logits.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def detect(path: Path) -> str:
 
 
 def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | None = None) -> Source:
-    """Open a model. `base` is a Hugging Face folder, or a config file, that says what the model is, where the files themselves do not."""
+    """Open a model. `base` is a Hugging Face folder, or a config file, that says what the model is, where the files
+    themselves do not.
+    """
     path = resolve(path)
     base = resolve(base) if base is not None else None
     found = detect(path) if kind == "auto" else kind
@@ -87,13 +91,19 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
     formats.check_complete(tensors, config, path)
     family = FAMILIES[config.family]
     heads = formats.twin_heads(path) if found == "bin" and "critic" in path.name else {}
-    return Source(found, path, config, lambda name: from_hf(family, config, name, tensors.get), carry_from=base, value_heads=heads)
+    return Source(
+        found, path, config, lambda name: from_hf(family, config, name, tensors.get), carry_from=base, value_heads=heads
+    )
 
 
 def _open_checkpoint(path: Path, base: Path | None) -> Source:
     reader = CheckpointReader(path)
     described = reader.manifest["model"]
-    lora = LoraConfig(**{**described["lora"], "targets": tuple(described["lora"]["targets"])}) if described.get("lora") else None
+    lora = (
+        LoraConfig(**{**described["lora"], "targets": tuple(described["lora"]["targets"])})
+        if described.get("lora")
+        else None
+    )
     return Source("checkpoint", path, ModelConfig.from_dict(described["model"]), reader.full, lora, base)
 
 
@@ -112,7 +122,9 @@ def to_hf(
     shard_bytes: int = 5 << 30,
     adapters: Literal["merge", "peft"] = "merge",
 ) -> dict[str, Any]:
-    """Write a model as a Hugging Face folder (or its adapters as a PEFT folder) and prove it. The folder appears only when proven."""
+    """Write a model as a Hugging Face folder (or its adapters as a PEFT folder) and prove it. The folder appears
+    only when proven.
+    """
     if dtype not in hf.DTYPES:
         raise ConfigError(f"dtype: '{dtype}' must be fp32 or bf16")
     source, out = open_source(path, kind=kind, base=base), Path(out)
@@ -142,7 +154,12 @@ def _to_peft(source: Source, partial: Path, base: str | Path | None) -> dict[str
 
 
 def from_any(
-    path: str | Path, out: str | Path, *, kind: Kind = "auto", base: str | Path | None = None, shard_bytes: int = 2 << 30
+    path: str | Path,
+    out: str | Path,
+    *,
+    kind: Kind = "auto",
+    base: str | Path | None = None,
+    shard_bytes: int = 2 << 30,
 ) -> dict[str, Any]:
     """Write a model as a checkpoint that an engine of any layout loads, and prove it against transformers."""
     source = open_source(path, kind=kind, base=base)
@@ -158,8 +175,20 @@ def from_any(
             entries.append(Entry(name, "param", tuple(tensor.shape), Shard(None, 0, 1), 0))
             size += amount
         shards.append(write_shard(partial, len(shards), tensors, entries))
-        described = {"model": source.config.to_dict(), "value_head": "twin" if source.value_heads else "none", "lora": None}
-        manifest = {"step": 0, "updates": 0, "optimizer": False, "precision": "fp32", "parallel": {}, "world": 0, "model": described}
+        described = {
+            "model": source.config.to_dict(),
+            "value_head": "twin" if source.value_heads else "none",
+            "lora": None,
+        }
+        manifest = {
+            "step": 0,
+            "updates": 0,
+            "optimizer": False,
+            "precision": "fp32",
+            "parallel": {},
+            "world": 0,
+            "model": described,
+        }
         seal(partial, manifest, shards)
         proof = _prove_checkpoint(source, _open_checkpoint(partial, None))
         write_json(partial / "import_proof.json", proof)
@@ -173,13 +202,16 @@ def _prove_checkpoint(source: Source, written: Source) -> dict[str, Any]:
     else:
         with tempfile.TemporaryDirectory(dir=source.path.parent) as scratch:
             folder = Path(scratch)
-            hf.write_folder(folder, source.config, hf.hf_tensors(source.config, _stream(source), "fp32"), "fp32", None, 5 << 30)
+            hf.write_folder(
+                folder, source.config, hf.hf_tensors(source.config, _stream(source), "fp32"), "fp32", None, 5 << 30
+            )
             theirs = hf.transformers_logits(folder, hf.proof_batch(source.config))
     return hf.compare_logits(logits, theirs, "fp32", written.path)
 
 
 def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
-    """Logits of the proof prompts by this project's layers in fp32, weights rounded to `dtype` as an export of them has them.
+    """Logits of the proof prompts by this project's layers in fp32, weights rounded to `dtype` as an export of them has
+    them.
 
     One layer is in memory at a time: a model of one layer is given the weights of each in turn.
     """
@@ -196,7 +228,9 @@ def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
         for index in range(config.layers):
             engine.load_weights(lambda name, i=index: _rounded(source, name, i, dtype))
             hidden, _ = chunk.decoder.layers[0](hidden_states=hidden, packed_seq_params=packed)
-        return hf.head_logits(chunk.decoder.final_layernorm(hidden).squeeze(1), weight(source, head)[: config.vocab], dtype)
+        return hf.head_logits(
+            chunk.decoder.final_layernorm(hidden).squeeze(1), weight(source, head)[: config.vocab], dtype
+        )
 
 
 def _rounded(source: Source, name: str, layer: int, dtype: torch.dtype) -> torch.Tensor | None:

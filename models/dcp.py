@@ -1,7 +1,7 @@
 """Folders of torch's distributed checkpoints, the format of NeMo's weights, read without running what is in them.
 
-torch and megatron-core unpickle `.metadata` and `common.pt` freely. Here `.metadata` may name a short list of plain classes, tensors
-are opened with torch's restricted unpickler, and nothing else of the folder is opened.
+torch and megatron-core unpickle `.metadata` and `common.pt` freely. Here `.metadata` may name a short list of plain
+classes, tensors are opened with torch's restricted unpickler, and nothing else of the folder is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from ..core.pickles import load_listed
 _METADATA = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _ALLOWED = {
-    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata")),
+    *(
+        (_METADATA, name)
+        for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata")
+    ),
     *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING")),
     *((_PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -59,11 +62,15 @@ class DistributedTensors:
             raise ConfigError(f"{self.folder}: has no tensor '{name}'")
         try:
             if meta.size.numel() * meta.properties.dtype.itemsize > self._bytes:
-                raise StorageError(f"{self.described}: '{name}' has the shape {list(meta.size)}, which is more than the folder holds")
+                raise StorageError(
+                    f"{self.described}: '{name}' has the shape {list(meta.size)}, which is more than the folder holds"
+                )
             full = torch.empty(meta.size, dtype=meta.properties.dtype)
             filled = torch.zeros(meta.size, dtype=torch.bool)
             for chunk in meta.chunks:
-                place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+                place = tuple(
+                    slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
+                )
                 full[place].copy_(self._chunk(name, chunk))
                 filled[place] = True
         except StorageError:
@@ -81,13 +88,19 @@ class DistributedTensors:
         where = self._storage[MetadataIndex(name, chunk.offsets)]
         path = (self.folder / where.relative_path).resolve()
         if path.parent != self.folder.resolve():
-            raise StorageError(f"{self.described}: '{name}' is said to lie in {where.relative_path}, outside the folder")
+            raise StorageError(
+                f"{self.described}: '{name}' is said to lie in {where.relative_path}, outside the folder"
+            )
         if getattr(where, "transform_descriptors", None):
-            raise StorageError(f"{self.described}: '{name}' is stored as {where.transform_descriptors}, which is not supported")
+            raise StorageError(
+                f"{self.described}: '{name}' is stored as {where.transform_descriptors}, which is not supported"
+            )
         with open(path, "rb") as stream:
             stream.seek(where.offset)
             held = stream.read(where.length)
         tensor = torch.load(io.BytesIO(held), map_location="cpu", weights_only=True)
         if tuple(tensor.shape) != tuple(chunk.sizes):
-            raise StorageError(f"{path}: '{name}' has the shape {list(tensor.shape)}, its description says {list(chunk.sizes)}")
+            raise StorageError(
+                f"{path}: '{name}' has the shape {list(tensor.shape)}, its description says {list(chunk.sizes)}"
+            )
         return tensor

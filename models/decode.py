@@ -58,7 +58,9 @@ def decode_weights(named: Mapping[str, torch.Tensor], config: ModelConfig) -> De
             )
         )
     embedding = named["embedding.word_embeddings.weight"]
-    return DecodeWeights(embedding, tuple(layers), named["decoder.final_layernorm.weight"], named.get("output_layer.weight", embedding))
+    return DecodeWeights(
+        embedding, tuple(layers), named["decoder.final_layernorm.weight"], named.get("output_layer.weight", embedding)
+    )
 
 
 class KVCache:
@@ -82,7 +84,9 @@ class Decoder:
         self.weights, self.config = weights, config
         device = weights.embedding.device
         inverse_R, factor = inverse_frequencies(config)
-        table_C2R = rotation_table(torch.arange(max_length, device=device), inverse_R.to(device), factor).to(weights.embedding.dtype)
+        table_C2R = rotation_table(torch.arange(max_length, device=device), inverse_R.to(device), factor).to(
+            weights.embedding.dtype
+        )
         self.cos_C1R, self.sin_C1R = table_C2R[:, None, :].chunk(2, -1)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -104,7 +108,9 @@ class Decoder:
             cos, sin = self.cos_C1R[place], self.sin_C1R[place]
             mask = None
             if same_start and new > 1:
-                mask = torch.arange(end, device=device)[None, :] <= torch.arange(same_start, end, device=device)[:, None]
+                mask = (
+                    torch.arange(end, device=device)[None, :] <= torch.arange(same_start, end, device=device)[:, None]
+                )
         else:
             positions_BS = start_B[:, None] + torch.arange(new, device=device)
             end = int(positions_BS.max()) + 1

@@ -1,7 +1,8 @@
-"""Tokens to experts and back where all experts are on one rank: two gathers, without a wait for the device or an atomic addition.
+"""Tokens to experts and back where all experts are on one rank: two gathers, without a wait for the device or an atomic
+addition.
 
-Megatron's own ways add the experts' outputs up in bf16 by atomics, in any order, and read sizes back to the host in every layer.
-Shape suffixes: T tokens, E experts, K experts of one token, N = T x K rows sorted by expert, H hidden.
+Megatron's own ways add the experts' outputs up in bf16 by atomics, in any order, and read sizes back to the host in
+every layer. Shape suffixes: T tokens, E experts, K experts of one token, N = T x K rows sorted by expert, H hidden.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from .. import kernels
 
 
 def row_order(map_TE: torch.Tensor, per_token: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token and expert of every row (N, N), rows sorted by expert and then by token, and the rows of every token (T, K).
+    """Token and expert of every row (N, N), rows sorted by expert and then by token, and the rows of every token (T,
+    K).
 
-    Every token has `per_token` experts, so that all sizes are known beforehand and the host does not ask the device for them.
+    Every token has `per_token` experts, so that all sizes are known beforehand and the host does not ask the device for
+    them.
     """
     tokens, rows = len(map_TE), len(map_TE) * per_token
     chosen = map_TE.T.reshape(-1)
@@ -56,7 +59,9 @@ class _ToTokens(torch.autograd.Function):
 
 
 class LocalDispatcher(MoEAllGatherTokenDispatcher):
-    """Megatron's dispatcher that gathers tokens, with nothing to gather: what it does within the rank, done in order."""
+    """Megatron's dispatcher that gathers tokens, with nothing to gather: what it does within the rank, done in
+    order.
+    """
 
     def dispatch_postprocess(self, hidden_states, probs):
         map_TE: Any = self.routing_map
@@ -78,5 +83,8 @@ def keep_local(layer: Any) -> None:
     dispatcher: Any = layer.token_dispatcher
     if dispatcher.tp_ep_group.size() == 1:
         layer.token_dispatcher = LocalDispatcher(
-            layer.num_local_experts, layer.local_expert_indices, config=layer.config, pg_collection=get_default_pg_collection()
+            layer.num_local_experts,
+            layer.local_expert_indices,
+            config=layer.config,
+            pg_collection=get_default_pg_collection(),
         )

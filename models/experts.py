@@ -1,7 +1,8 @@
 """All experts of a rank at once: two grouped matrix products, where Megatron runs two small ones for every expert.
 
-Parameters stay Megatron's, one pair for each expert, so names, shards, checkpoints and weight sync know nothing of this.
-Shape suffixes: N rows (a token has one for each of its experts on this rank), E experts, H hidden, F width of an expert.
+Parameters stay Megatron's, one pair for each expert, so names, shards, checkpoints and weight sync know nothing of
+this. Shape suffixes: N rows (a token has one for each of its experts on this rank), E experts, H hidden, F width of an
+expert.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from .. import kernels
 from ..core.mcore.wgrad import add_weight_grad
 
-_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)  # the older name
+_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or getattr(
+    torch, "_grouped_mm", None
+)  # the older name
 
 
 def can_group(x_NH: torch.Tensor) -> bool:
@@ -30,7 +33,9 @@ def _product(x_NK: torch.Tensor, weight_EKM: torch.Tensor, ends_E: torch.Tensor)
     return _grouped_mm(x_NK, weight_EKM, offs=ends_E)
 
 
-def _weight_grads(weights: list, inputs_NK: torch.Tensor, grads_NM: torch.Tensor, counts: list[int]) -> list[torch.Tensor | None]:
+def _weight_grads(
+    weights: list, inputs_NK: torch.Tensor, grads_NM: torch.Tensor, counts: list[int]
+) -> list[torch.Tensor | None]:
     """Every expert's weight gradient: added to its fp32 buffer where it has one, else returned.
 
     One product each: the grouped one rounds to bf16, and on some devices leaves garbage for an expert without rows.
@@ -66,7 +71,9 @@ class HostCounts:
 
 
 class _Experts(torch.autograd.Function):
-    """fc1, the gate weighted by the router's probability, fc2. The weighted product is made again in the backward pass."""
+    """fc1, the gate weighted by the router's probability, fc2. The weighted product is made again in the backward
+    pass.
+    """
 
     @staticmethod
     def forward(ctx, x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, *weights: torch.Tensor):
@@ -93,19 +100,25 @@ class _Experts(torch.autograd.Function):
 def grouped_experts(
     x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, fc1: list[torch.Tensor], fc2: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Gated experts over rows that are sorted by expert, so many for each; a row's output is weighted by its probability."""
+    """Gated experts over rows that are sorted by expert, so many for each; a row's output is weighted by its
+    probability.
+    """
     if not counts_E.is_cuda and counts_E.sum() != len(x_NH):
         raise ValueError(f"{len(x_NH)} rows for experts that were given {counts_E.sum()}")
     return _Experts.apply(x_NH.contiguous(), probs_N, counts_E, *fc1, *fc2)
 
 
 class GroupedExperts(SequentialMLP):
-    """Megatron's experts, computed together where the device can; one after the other elsewhere, cut over tensor ranks, or adapted."""
+    """Megatron's experts, computed together where the device can; one after the other elsewhere, cut over tensor
+    ranks, or adapted.
+    """
 
     _found: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     def _weights(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Both weights of every expert; empty where an expert has to run by itself. Looked up once: 128 experts take the host a while."""
+        """Both weights of every expert; empty where an expert has to run by itself. Looked up once: 128 experts take
+        the host a while.
+        """
         if self._found is None:
             experts: Any = list(self.local_experts)
             linears = [linear for expert in experts for linear in (expert.linear_fc1, expert.linear_fc2)]

@@ -1,4 +1,6 @@
-"""A Hugging Face folder's tensors. Where the folder carries the proof of its export, every tensor and file is held against it."""
+"""A Hugging Face folder's tensors. Where the folder carries the proof of its export, every tensor and file is held
+against it.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,20 @@ CARRIED = (
     "chat_template.jinja",
     "generation_config.json",
 )
-_PROVEN_FILES = ("config.json", "model.safetensors.index.json", "adapter_config.json", "adapter_model.safetensors", *CARRIED)
+_PROVEN_FILES = (
+    "config.json",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    *CARRIED,
+)
 _REMEDY = f"it was changed since the export was proven; export it again, or remove {PROOF} to take the folder as it is"
 
 
 class HFFolder:
-    """The tensors of a Hugging Face folder, read one at a time; each is checked against the proof where there is one."""
+    """The tensors of a Hugging Face folder, read one at a time; each is checked against the proof where there is
+    one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +74,9 @@ class HFFolder:
 
 
 class _Pickled:
-    """A pickled file of an older folder with the methods of a safetensors file; it is opened as plain data or refused."""
+    """A pickled file of an older folder with the methods of a safetensors file; it is opened as plain data or
+    refused.
+    """
 
     def __init__(self, path: Path) -> None:
         from .formats import load_pickle
@@ -92,7 +104,11 @@ def weight_files(folder: Path) -> list[str]:
     """Names of the weight files of a Hugging Face folder: safetensors, or pickled ones where there are none of them."""
     path, single = folder / "model.safetensors.index.json", "model.safetensors"
     pickled = folder / "pytorch_model.bin.index.json"
-    if not path.exists() and not (folder / single).exists() and (pickled.exists() or (folder / "pytorch_model.bin").exists()):
+    if (
+        not path.exists()
+        and not (folder / single).exists()
+        and (pickled.exists() or (folder / "pytorch_model.bin").exists())
+    ):
         path, single = pickled, "pytorch_model.bin"
     index = read_json(path)
     if index is None:
@@ -119,10 +135,14 @@ def open_safetensors(path: Path) -> Any:
 
 
 def check_files(folder: Path) -> dict[str, Any]:
-    """The proof of an export ({} where there is none), after its files other than the weights were found as it states them."""
+    """The proof of an export ({} where there is none), after its files other than the weights were found as it
+    states them.
+    """
     proof = read_json(folder / PROOF, {})
     parts: list[Any] = [proof.get(key, {}) for key in ("tensors", "files")] if isinstance(proof, dict) else [None]
-    if not all(isinstance(part, dict) for part in parts) or not all(isinstance(stated, dict) for stated in parts[0].values()):
+    if not all(isinstance(part, dict) for part in parts) or not all(
+        isinstance(stated, dict) for stated in parts[0].values()
+    ):
         raise StorageError(f"{folder / PROOF}: is not the proof of an export; {_REMEDY}")
     if "xxh3" in proof and seal(proof) != proof["xxh3"]:
         raise StorageError(f"{folder / PROOF}: is not as it was written; {_REMEDY}")
@@ -136,7 +156,11 @@ def check_files(folder: Path) -> dict[str, Any]:
 
 def check_left(names: set[str], config: ModelConfig, get: Callable[[str], torch.Tensor], where: Path) -> None:
     """Refuse tensors that would be lost; what a file may hold twice is a tied head, if it is the embedding indeed."""
-    if config.tied and "lm_head.weight" in names and not torch.equal(get("lm_head.weight"), get("model.embed_tokens.weight")):
+    if (
+        config.tied
+        and "lm_head.weight" in names
+        and not torch.equal(get("lm_head.weight"), get("model.embed_tokens.weight"))
+    ):
         raise ConfigError(
             f"{where}: lm_head.weight differs from the embedding, which tie_word_embeddings says it is;"
             " set tie_word_embeddings to false in config.json, or remove the tensor"
@@ -147,7 +171,9 @@ def check_left(names: set[str], config: ModelConfig, get: Callable[[str], torch.
 
 
 def verify_export(folder: Path) -> dict[str, Any]:
-    """The proof of an export, after every byte that it speaks of was read and found as stated; a StorageError otherwise."""
+    """The proof of an export, after every byte that it speaks of was read and found as stated; a StorageError
+    otherwise.
+    """
     if not (folder / PROOF).exists():
         raise ConfigError(f"{folder}: has no {PROOF}; only exports that were proven have one (terrella convert to-hf)")
     if (folder / "adapter_config.json").exists():
@@ -161,7 +187,9 @@ def verify_export(folder: Path) -> dict[str, Any]:
 
 
 def write_proof(folder: Path, found: dict[str, Any], tensors: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Write and return the proof: what was found of the logits, each tensor, the files beside the weights, and a digest of all that."""
+    """Write and return the proof: what was found of the logits, each tensor, the files beside the weights, and a
+    digest of all that.
+    """
     files = {name: file_digest(folder / name) for name in _PROVEN_FILES if (folder / name).is_file()}
     proof = {**found, "tensors": tensors, "files": files}
     write_json(folder / PROOF, {**proof, "xxh3": seal(proof)})
@@ -170,12 +198,18 @@ def write_proof(folder: Path, found: dict[str, Any], tensors: dict[str, dict[str
 
 def seal(proof: dict[str, Any]) -> str:
     """xxh3-128 of a proof, without the field that holds it."""
-    return xxhash.xxh3_128(json.dumps({k: v for k, v in proof.items() if k != "xxh3"}, sort_keys=True).encode()).hexdigest()
+    return xxhash.xxh3_128(
+        json.dumps({k: v for k, v in proof.items() if k != "xxh3"}, sort_keys=True).encode()
+    ).hexdigest()
 
 
 def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     """What a proof says of a tensor."""
-    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "xxh3": tensor_digest(tensor)}
+    return {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "xxh3": tensor_digest(tensor),
+    }
 
 
 def same_tensor(tensor: torch.Tensor, stated: dict[str, Any]) -> bool:

@@ -37,7 +37,11 @@ def load_pickle(path: Path) -> dict[str, Any]:
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{path}: refused, it is not a plain file of tensors ({first})") from error
-    while isinstance(state, dict) and len(state) <= 3 and any(isinstance(state.get(k), dict) for k in ("model", "module", "state_dict")):
+    while (
+        isinstance(state, dict)
+        and len(state) <= 3
+        and any(isinstance(state.get(k), dict) for k in ("model", "module", "state_dict"))
+    ):
         state = next(state[k] for k in ("model", "module", "state_dict") if isinstance(state.get(k), dict))
     return state
 
@@ -48,7 +52,15 @@ def _allowed() -> Iterator[None]:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    types: list[Any] = [DTensor, DTensorSpec, TensorMeta, Shard, Replicate, torch.distributed.device_mesh.DeviceMesh, torch.Size]
+    types: list[Any] = [
+        DTensor,
+        DTensorSpec,
+        TensorMeta,
+        Shard,
+        Replicate,
+        torch.distributed.device_mesh.DeviceMesh,
+        torch.Size,
+    ]
     try:
         from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -57,7 +69,9 @@ def _allowed() -> Iterator[None]:
         pass
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([t for t in before if getattr(t, "__module__", "").startswith("torch.")] + types)
+    torch.serialization.add_safe_globals(
+        [t for t in before if getattr(t, "__module__", "").startswith("torch.")] + types
+    )
     try:
         yield
     finally:
@@ -104,7 +118,9 @@ def twin_heads(path: Path) -> dict[str, torch.Tensor]:
             found.setdefault(match[2], []).append((f"{match[3]}.{match[4]}", tensor))
     if set(found) != {"1", "2"} or any(len(parts) != 6 for parts in found.values()):
         raise ConfigError(f"{path}: has no two value heads of three linear layers each")
-    return {f"value_head.heads.{int(which) - 1}.{rest}": tensor for which, parts in found.items() for rest, tensor in parts}
+    return {
+        f"value_head.heads.{int(which) - 1}.{rest}": tensor for which, parts in found.items() for rest, tensor in parts
+    }
 
 
 _FURTHER = re.compile(r"model_\d+\.safetensors")
@@ -142,7 +158,10 @@ def read_peft(folder: Path, base: HFTensors) -> HFTensors:
         raise ConfigError(f"{folder}/adapter_config.json: only plain LoRA without bias is supported")
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise ConfigError(f"{folder}/adapter_config.json: r = {rank!r} and lora_alpha = {alpha!r}; a positive rank and a number are needed")
+        raise ConfigError(
+            f"{folder}/adapter_config.json: r = {rank!r} and lora_alpha = {alpha!r}; a positive rank and a number are "
+            "needed"
+        )
     default_scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     weights = folder / "adapter_model.safetensors"
     state = load_pickle(folder / "adapter_model.bin") if not weights.exists() else None
@@ -174,13 +193,17 @@ def read_peft(folder: Path, base: HFTensors) -> HFTensors:
 
 
 def read_verl_fsdp(folder: Path) -> HFTensors:
-    """verl's `model_world_size_W_rank_R.pt`: parts of any number of ranks, as DTensors or as plain slices of the first dimension."""
+    """verl's `model_world_size_W_rank_R.pt`: parts of any number of ranks, as DTensors or as plain slices of the
+    first dimension.
+    """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     found = {tuple(map(int, re.findall(r"\d+", p.name))): p for p in folder.glob("model_world_size_*_rank_*.pt")}
     worlds = {world for world, _ in found}
     if len(worlds) != 1 or len(found) != next(iter(worlds)):
-        raise ConfigError(f"{folder}: needs the files of all ranks of one world size, has {len(found)} of {sorted(worlds)}")
+        raise ConfigError(
+            f"{folder}: needs the files of all ranks of one world size, has {len(found)} of {sorted(worlds)}"
+        )
     states = [{plain_name(k): v for k, v in load_pickle(path).items()} for _, path in sorted(found.items())]
 
     def get(name: str) -> torch.Tensor:
@@ -191,7 +214,9 @@ def read_verl_fsdp(folder: Path) -> HFTensors:
             if not placements:
                 return local[0]
             if len(placements) > 1 or not isinstance(placements[0], Shard):
-                raise ConfigError(f"{folder}: '{name}' is cut as {placements}; only FSDP over one dimension is supported")
+                raise ConfigError(
+                    f"{folder}: '{name}' is cut as {placements}; only FSDP over one dimension is supported"
+                )
             return torch.cat(local, placements[0].dim)
         return parts[0] if parts[0].dim() == 0 else torch.cat(parts)
 
@@ -199,7 +224,9 @@ def read_verl_fsdp(folder: Path) -> HFTensors:
 
 
 def read_verl_megatron(folder: Path, config: ModelConfig) -> HFTensors:
-    """verl's `mp_rank_TT_PPP/model.pt`: fused parts cut over tensor ranks, layers numbered per pipeline rank. Not verified on its files."""
+    """verl's `mp_rank_TT_PPP/model.pt`: fused parts cut over tensor ranks, layers numbered per pipeline rank. Not
+    verified on its files.
+    """
     ranks: dict[tuple[int, int], list[dict[str, torch.Tensor]]] = {}
     for path in sorted(folder.glob("mp_rank_*/model.pt")):
         tensor_rank, *pipeline = map(int, re.findall(r"\d+", path.parent.name))
@@ -230,10 +257,15 @@ def _join_verl(name: str, parts: list[torch.Tensor], config: ModelConfig) -> dic
         query, key = config.heads * config.head_dim // size, config.kv_heads * config.head_dim // size
         cuts = [query, key, key]
         split = zip(*[part.split(cuts) for part in parts], strict=True)
-        return {name.replace("qkv_proj", f"{x}_proj"): torch.cat(list(rows)) for x, rows in zip("qkv", split, strict=True)}
+        return {
+            name.replace("qkv_proj", f"{x}_proj"): torch.cat(list(rows)) for x, rows in zip("qkv", split, strict=True)
+        }
     if ".gate_up_proj." in name:
         split = zip(*[part.chunk(2) for part in parts], strict=True)
-        return {name.replace("gate_up_proj", f"{x}_proj"): torch.cat(list(rows)) for x, rows in zip(("gate", "up"), split, strict=True)}
+        return {
+            name.replace("gate_up_proj", f"{x}_proj"): torch.cat(list(rows))
+            for x, rows in zip(("gate", "up"), split, strict=True)
+        }
     if "norm" in name:
         return {name: parts[0]}
     joined = torch.cat(parts, 1 if "o_proj" in name or "down_proj" in name else 0)

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from .config import ModelConfig
 
 
-def _dense(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, head_dim: int = 128, **more) -> ModelConfig:
+def _dense(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, head_dim: int = 128, **more
+) -> ModelConfig:
     return ModelConfig(
-        layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, vocab=vocab, max_positions=131072, **more
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=vocab,
+        max_positions=131072,
+        **more,
     )
 
 
@@ -24,10 +34,17 @@ GEOMETRIES = {
     "qwen2.5-32b": _dense(64, 5120, 40, 8, 27648, 152064),
     "llama3-70b": _dense(80, 8192, 64, 8, 28672, 128256),
     "llama3-405b": _dense(126, 16384, 128, 8, 53248, 128256),
-    "gpt3-175b": _dense(96, 12288, 96, 96, 32768, 131072),  # gated MLP of the same parameter count as the original's 4 x hidden
-    "qwen3-30b-a3b": _dense(48, 2048, 32, 4, 6144, 151936, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=768),
-    "qwen3-235b-a22b": _dense(94, 4096, 64, 4, 12288, 151936, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=1536),
-    "gpt-oss-120b": _dense(36, 2880, 64, 8, 2880, 201088, head_dim=64, experts=128, experts_per_token=4, expert_ffn=2880),
+    # gated MLP of the same parameter count as the original's 4 x hidden
+    "gpt3-175b": _dense(96, 12288, 96, 96, 32768, 131072),
+    "qwen3-30b-a3b": _dense(
+        48, 2048, 32, 4, 6144, 151936, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=768
+    ),
+    "qwen3-235b-a22b": _dense(
+        94, 4096, 64, 4, 12288, 151936, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=1536
+    ),
+    "gpt-oss-120b": _dense(
+        36, 2880, 64, 8, 2880, 201088, head_dim=64, experts=128, experts_per_token=4, expert_ffn=2880
+    ),
 }
 
 
@@ -58,7 +75,10 @@ def count(model: ModelConfig) -> Counts:
     attention = model.hidden * (2 * q + 2 * kv)
     if model.experts:
         expert = 3 * model.hidden * model.expert_ffn
-        mlp, active = model.experts * expert + model.hidden * model.experts, model.experts_per_token * expert + model.hidden * model.experts
+        mlp, active = (
+            model.experts * expert + model.hidden * model.experts,
+            model.experts_per_token * expert + model.hidden * model.experts,
+        )
     else:
         mlp = active = 3 * model.hidden * model.ffn
     table = model.padded_vocab * model.hidden
@@ -66,7 +86,9 @@ def count(model: ModelConfig) -> Counts:
 
 
 def flops_per_token(model: ModelConfig, sequence: float) -> float:
-    """Arithmetic of one trained token, forward and backward, attention counted causally: the numerator of every MFU here."""
+    """Arithmetic of one trained token, forward and backward, attention counted causally: the numerator of every MFU
+    here.
+    """
     return 6.0 * count(model).active + 6.0 * model.layers * sequence * model.heads * model.head_dim
 
 
@@ -76,7 +98,9 @@ def mlp_width(model: ModelConfig) -> int:
 
 
 def activation_bytes(model: ModelConfig, recompute: str, remade: bool = False) -> float:
-    """bf16 activations that one token of one layer keeps for the backward pass, flash attention; `remade`: not the gated product."""
+    """bf16 activations that one token of one layer keeps for the backward pass, flash attention; `remade`: not the
+    gated product.
+    """
     if recompute == "full":
         return 2.0 * model.hidden
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -84,10 +108,13 @@ def activation_bytes(model: ModelConfig, recompute: str, remade: bool = False) -
     if model.qk_norm:
         kept += 2.0 * (q + kv)  # what goes into the norms
     if model.experts:
-        kept += (4.0 + 2.0 * model.experts_per_token) * model.hidden  # the router's input in fp32, and the permuted tokens
+        # the router's input in fp32, and the permuted tokens
+        kept += (4.0 + 2.0 * model.experts_per_token) * model.hidden
     return kept + (4.0 if remade or recompute == "selective" else 6.0) * mlp_width(model)
 
 
 def gradient_bytes(model: ModelConfig) -> float:
-    """bf16 gradients of one token that live at once in a layer's backward pass: of the gated block, and of the experts' rows."""
+    """bf16 gradients of one token that live at once in a layer's backward pass: of the gated block, and of the
+    experts' rows.
+    """
     return 8.0 * mlp_width(model) + (4.0 * model.experts_per_token if model.experts else 6.0) * model.hidden

@@ -1,4 +1,5 @@
-"""The decoder over megatron-core. Its forward gives hidden states after the final norm; the head is applied inside the loss kernel.
+"""The decoder over megatron-core. Its forward gives hidden states after the final norm; the head is applied inside the
+loss kernel.
 
 Shape suffixes: T local tokens, H hidden, V rows of this rank's head.
 """
@@ -70,22 +71,31 @@ class GPT(GPTModel):
         return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
 
     def use_graphs(self) -> None:
-        """Run the layers of training passes as CUDA graphs; the weights must have their gradient buffers by the first of them."""
+        """Run the layers of training passes as CUDA graphs; the weights must have their gradient buffers by the
+        first of them.
+        """
         self.graphs = GraphedBlock(self._layers, self.decoder)
 
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
         """What every layer is told of the batch."""
         table_T2R = rotation_table(positions_T, self.inverse_R, self.rotary_factor)
-        return PackedInput(layout, table_T2R, torch.arange(len(positions_T), device=positions_T.device), self.model.rotary_interleaved)
+        return PackedInput(
+            layout, table_T2R, torch.arange(len(positions_T), device=positions_T.device), self.model.rotary_interleaved
+        )
 
     def readout(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Hidden states (T, H) of all tensor ranks, this rank's rows (V, H) of the head, and values (T) where there is a value head.
+        """Hidden states (T, H) of all tensor ranks, this rank's rows (V, H) of the head, and values (T) where there is
+        a value head.
 
         The gradient given to the hidden states must be complete on every tensor rank.
         """
         if self.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        weight_VH: Any = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else self.output_layer.weight
+        weight_VH: Any = (
+            self.shared_embedding_or_output_weight()
+            if self.share_embeddings_and_output_weights
+            else self.output_layer.weight
+        )
         hidden_TH = hidden.squeeze(1)
         return hidden_TH, weight_VH, self.value_head(hidden_TH) if self.value_head is not None else None
 
@@ -117,7 +127,11 @@ class GPTBuilder:
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must remember to build the same model again."""
-        return {"model": self.model.to_dict(), "value_head": self.value_head, "lora": self.lora.to_dict() if self.lora else None}
+        return {
+            "model": self.model.to_dict(),
+            "value_head": self.value_head,
+            "lora": self.lora.to_dict() if self.lora else None,
+        }
 
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]:
         m = self.model
@@ -141,7 +155,10 @@ class GPTBuilder:
         )
         use_te = self._use_te(precision)
         if parallel.cuda_graphs and (use_te or m.experts or precision.params != "bf16"):
-            raise ConfigError("parallel.cuda_graphs: needs our layers (precision.layers: ours) without experts and precision.params: bf16")
+            raise ConfigError(
+                "parallel.cuda_graphs: needs our layers (precision.layers: ours) without experts and "
+                "precision.params: bf16"
+            )
         layer = te.te_layer_spec(config) if use_te else layer_spec(config)
         chunks = parallel.virtual_pipeline
         built: list[Any] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]

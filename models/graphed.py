@@ -1,6 +1,8 @@
-"""The layers of a model as CUDA graphs: what a small model's step costs the host is paid once for each shape, not in every step.
+"""The layers of a model as CUDA graphs: what a small model's step costs the host is paid once for each shape, not in
+every step.
 
-Embedding, head and loss stay outside. A shape is captured when it comes back; others run as they are. Shape suffixes: T tokens, H hidden.
+Embedding, head and loss stay outside. A shape is captured when it comes back; others run as they are. Shape suffixes: T
+tokens, H hidden.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ def shape_of(packed: PackedInput) -> tuple[Any, ...]:
 
 
 class GraphedBlock:
-    """Runs the layers of a chunk, by graphs where their shape is known. Gradients of the weights go straight to their fp32 buffers."""
+    """Runs the layers of a chunk, by graphs where their shape is known. Gradients of the weights go straight to
+    their fp32 buffers.
+    """
 
     def __init__(self, run: Block, module: torch.nn.Module) -> None:
         self.run, self.module = run, module
-        self.turn = 0  # forward passes; the graphs share their memory, so that only the last one's activations are there
+        # forward passes; the graphs share their memory, so that only the last one's activations are there
+        self.turn = 0
         self.forget()
 
     def forget(self) -> None:
@@ -53,7 +58,9 @@ class GraphedBlock:
                 return self.run(hidden_T1H, packed)
             pool = next(iter(self.pairs.values())).forward.pool() if self.pairs else None
             pair = self.pairs[shape] = capture(self.run, self.module, hidden_T1H, packed, pool)
-        return _Replay.apply(hidden_T1H, torch.zeros((), device=hidden_T1H.device, requires_grad=True), packed, pair, self)
+        return _Replay.apply(
+            hidden_T1H, torch.zeros((), device=hidden_T1H.device, requires_grad=True), packed, pair, self
+        )
 
 
 @dataclass
@@ -73,10 +80,16 @@ class _Pair:
 def _stand_ins(module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
     """Leaves of their own in the place of `weights`, on the same memory.
 
-    Megatron keeps the weights' accumulation nodes alive. They belong to the default stream, and a capture that meets them fails.
+    Megatron keeps the weights' accumulation nodes alive. They belong to the default stream, and a capture that meets
+    them fails.
     """
     made = {id(weight): torch.nn.Parameter(weight.detach()) for weight in weights}
-    places = [(owner, name, made[id(w)], w) for owner in module.modules() for name, w in owner._parameters.items() if id(w) in made]
+    places = [
+        (owner, name, made[id(w)], w)
+        for owner in module.modules()
+        for name, w in owner._parameters.items()
+        if id(w) in made
+    ]
     try:
         for owner, name, leaf, _ in places:
             owner._parameters[name] = leaf
@@ -87,7 +100,9 @@ def _stand_ins(module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> It
 
 
 def capture(run: Block, module: torch.nn.Module, hidden_T1H: torch.Tensor, packed: PackedInput, pool: Any) -> _Pair:
-    """Record both passes. One ordinary pass with a gradient of zero, on a stream of its own, comes before, and changes nothing."""
+    """Record both passes. One ordinary pass with a gradient of zero, on a stream of its own, comes before, and
+    changes nothing.
+    """
     trained: list[Any] = [w for w in module.parameters() if w.requires_grad]
     layout = replace(packed.layout, cu_q=packed.layout.cu_q.clone(), cu_k=packed.layout.cu_k.clone())
     packed = replace(packed, layout=layout, table_T2R=packed.table_T2R.clone())
@@ -99,10 +114,12 @@ def capture(run: Block, module: torch.nn.Module, hidden_T1H: torch.Tensor, packe
         for weight in trained:
             weight.grad_added_to_main_grad = False
         torch.autograd.grad(run(hidden, packed), hidden, grad_out)
-        plain = [w for w in trained if not w.grad_added_to_main_grad]  # the others' gradients are added by the product that makes them
+        # the others' gradients are added by the product that makes them
+        plain = [w for w in trained if not w.grad_added_to_main_grad]
     torch.cuda.current_stream().wait_stream(side)
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    # NCCL's watchdog asks for events from a thread of its own, which a capture of the whole process would take for an error
+    # NCCL's watchdog asks for events from a thread of its own, which a capture of the whole process would take for an
+    # error
     mode: Any = {"capture_error_mode": "thread_local"}
     with _stand_ins(module, plain) as leaves:
         with torch.cuda.graph(forward, pool=pool, **mode):

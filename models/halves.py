@@ -1,10 +1,11 @@
 """The two halves of a dense layer around attention, each one function with its gradients written out.
 
-A step of a small model waits for the host. Module by module such a layer costs it hundreds of Python calls; as two functions some tens.
-They hold whole weights: with tensor parallelism, adapters or experts the layer goes module by module (models/layers.py), and the tests
-hold one way to the other.
+A step of a small model waits for the host. Module by module such a layer costs it hundreds of Python calls; as two
+functions some tens. They hold whole weights: with tensor parallelism, adapters or experts the layer goes module by
+module (models/layers.py), and the tests hold one way to the other.
 
-Shape suffixes: T tokens, H hidden, C columns of the projection to heads, A columns of attention's output, F feed-forward width.
+Shape suffixes: T tokens, H hidden, C columns of the projection to heads, A columns of attention's output, F
+feed-forward width.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ..kernels import rmsnorm_backward, rmsnorm_forward, swiglu, swiglu_backward
 
 
 def weight_gradient(weight: Any, inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
-    """grads.T @ inputs, added to the weight's fp32 buffer where it has one; Megatron's hook then only wants to be called."""
+    """grads.T @ inputs, added to the weight's fp32 buffer where it has one; Megatron's hook then only wants to be
+    called.
+    """
     total = getattr(weight, "main_grad", None)
     if total is None:
         return grads.T @ inputs
@@ -69,7 +72,9 @@ class _After(torch.autograd.Function):
         return dsum_TH @ out_HA, dsum_TH, dout, _norm_gradient(norm_H, dnorm_H), dup, ddown, None
 
 
-def before_attention(x_TH: torch.Tensor, norm_H: torch.Tensor, weight_CH: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def before_attention(
+    x_TH: torch.Tensor, norm_H: torch.Tensor, weight_CH: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(projection of the norm of x (T, C), x). Going on from the returned x lets one kernel join its two gradients."""
     return _Before.apply(x_TH, norm_H, weight_CH, eps)  # type: ignore[return-value]
 
@@ -83,5 +88,7 @@ def after_attention(
     down_HF: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """The rest of the layer: output projection, residual addition, norm, gated feed-forward block, residual addition."""
+    """The rest of the layer: output projection, residual addition, norm, gated feed-forward block, residual
+    addition.
+    """
     return _After.apply(attended_TA, residual_TH, out_HA, norm_H, up_2FH, down_HF, eps)  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """Hugging Face folders: read into an engine, written from one, and proven.
 
-An export ends with `export_proof.json`: the hash of every tensor as it lies on disk, and the logits of fixed prompts computed by this
-model and by transformers from the written folder. Without agreement there is no export.
+An export ends with `export_proof.json`: the hash of every tensor as it lies on disk, and the logits of fixed prompts
+computed by this model and by transformers from the written folder. Without agreement there is no export.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def weight_source(folder: str | Path, config: ModelConfig) -> tuple[Callable[[st
     files = HFFolder(Path(folder))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if files.rows(name) not in (None, config.vocab):
-            raise ConfigError(f"{Path(folder) / 'config.json'}: vocab_size is {config.vocab}, but '{name}' has {files.rows(name)} rows")
+            raise ConfigError(
+                f"{Path(folder) / 'config.json'}: vocab_size is {config.vocab}, but '{name}' has {files.rows(name)} "
+                "rows"
+            )
     if read_json(Path(folder) / "config.json").get("model_type") == "chatglm":
         return lambda name: from_chatglm(config, name, files.get), files
     family = FAMILIES[config.family]
@@ -67,7 +70,9 @@ def require_same(folder: str | Path, ours: ModelConfig) -> ModelConfig:
 
 
 def same_setting(ours: Any, theirs: Any) -> bool:
-    """Whether two settings of a model agree; a float may have been written in single precision, as 9.999999974752427e-07 for 1e-6."""
+    """Whether two settings of a model agree; a float may have been written in single precision, as
+    9.999999974752427e-07 for 1e-6.
+    """
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(same_setting(ours[key], theirs[key]) for key in ours)
     if isinstance(ours, float) and isinstance(theirs, float):
@@ -85,7 +90,9 @@ def check_all_used(files: HFFolder, config: ModelConfig, chatglm: bool = False) 
     from .families import parameter_names
 
     family = FAMILIES[config.family]
-    known = {hf for name in parameter_names(config) for hf in ([chatglm_name(name)] if chatglm else hf_names(family, name))}
+    known = {
+        hf for name in parameter_names(config) for hf in ([chatglm_name(name)] if chatglm else hf_names(family, name))
+    }
     check_left(files.names() - known, config, files.get, files.folder)
 
 
@@ -100,7 +107,12 @@ def hf_tensors(config: ModelConfig, parameters: Tensors, dtype: str) -> Iterator
 
 
 def write_folder(
-    folder: Path, config: ModelConfig, tensors: Iterable[tuple[str, torch.Tensor]], dtype: str, carry_from: Path | None, shard_bytes: int
+    folder: Path,
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: str,
+    carry_from: Path | None,
+    shard_bytes: int,
 ) -> dict[str, dict[str, Any]]:
     """Write sharded safetensors, config and carried files; returns each tensor's shape and hash as given."""
     make_folder(folder)
@@ -125,7 +137,11 @@ def write_folder(
         stated[name] = describe_tensor(tensor)
     flush()
     single = len(files) == 1
-    names = ["model.safetensors"] if single else [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    names = (
+        ["model.safetensors"]
+        if single
+        else [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    )
     for i, name in enumerate(names):
         (folder / f"part-{i + 1:05d}.safetensors").rename(folder / name)
     if not single:
@@ -179,7 +195,8 @@ def engine_logits(engine: Engine, batch: PackedBatch) -> torch.Tensor:
 
 
 def transformers_logits(folder: Path, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same logits by transformers, document by document: in fp64, and in fp32 to see what rounding does to this model.
+    """The same logits by transformers, document by document: in fp64, and in fp32 to see what rounding does to this
+    model.
 
     One layer at a time is in memory: each is a model of its own.
     """
@@ -206,13 +223,21 @@ def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: P
     from transformers import AutoModelForCausalLM
 
     prefix = f"model.layers.{index}."
-    tensors = {name.replace(prefix, "model.layers.0.", 1): files.get(name) for name in files.names() if name.startswith(prefix)}
+    tensors = {
+        name.replace(prefix, "model.layers.0.", 1): files.get(name) for name in files.names() if name.startswith(prefix)
+    }
     tensors["model.norm.weight"] = files.get("model.norm.weight")
     tensors["model.embed_tokens.weight"] = torch.zeros(8, settings["hidden_size"])
     if not settings["tie_word_embeddings"]:
         tensors["lm_head.weight"] = torch.zeros(8, settings["hidden_size"])
     save_tensors(scratch / "model.safetensors", tensors, {"format": "pt"})
-    small: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 8, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    small: dict[str, Any] = {
+        "num_hidden_layers": 1,
+        "vocab_size": 8,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
     if settings.get("layer_types"):
         small["layer_types"] = [settings["layer_types"][index]]
     write_json(scratch / "config.json", {**settings, **small})
@@ -224,11 +249,15 @@ def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: P
 
 
 def head_logits(hidden_TH: torch.Tensor, head_VH: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Logits, in the precision of the hidden states, of a head whose weights are rounded to `dtype`, a part of the vocabulary at a time."""
+    """Logits, in the precision of the hidden states, of a head whose weights are rounded to `dtype`, a part of the
+    vocabulary at a time.
+    """
     return torch.cat([hidden_TH @ part.to(dtype).to(hidden_TH).T for part in head_VH.split(8192)], 1).cpu()
 
 
-def prove(folder: Path, config: ModelConfig, stated: dict[str, dict[str, Any]], logits_TV: torch.Tensor, precision: str) -> dict[str, Any]:
+def prove(
+    folder: Path, config: ModelConfig, stated: dict[str, dict[str, Any]], logits_TV: torch.Tensor, precision: str
+) -> dict[str, Any]:
     """Compare the written folder with what was meant, and write `export_proof.json`; raise when they disagree."""
     files = HFFolder(folder)
     if files.names() != set(stated):
@@ -240,11 +269,13 @@ def prove(folder: Path, config: ModelConfig, stated: dict[str, dict[str, Any]], 
     return write_proof(folder, proof, stated)
 
 
-def compare_logits(ours_TV: torch.Tensor, theirs: tuple[torch.Tensor, torch.Tensor], precision: str, where: Path) -> dict[str, Any]:
+def compare_logits(
+    ours_TV: torch.Tensor, theirs: tuple[torch.Tensor, torch.Tensor], precision: str, where: Path
+) -> dict[str, Any]:
     """What a proof says of two models' logits on the fixed prompts; raises when they disagree.
 
-    Theirs are in fp64 and in fp32. Some true models turn fp32 rounding into large differences; then ours may be as far from the fp64
-    logits as a few times what transformers' own rounding explains.
+    Theirs are in fp64 and in fp32. Some true models turn fp32 rounding into large differences; then ours may be as far
+    from the fp64 logits as a few times what transformers' own rounding explains.
     """
     exact_TV, rounded_TV = theirs
     scale, difference = max(1.0, float(exact_TV.abs().max())), float((ours_TV - exact_TV).abs().max())
@@ -252,7 +283,8 @@ def compare_logits(ours_TV: torch.Tensor, theirs: tuple[torch.Tensor, torch.Tens
     allowed = max(TOLERANCE[precision] * scale, ROUNDING * rounding)
     if not difference <= allowed:
         raise NumericsError(
-            f"{where}: logits differ from transformers' by {difference:.2e}, allowed {allowed:.2e} (its own fp32 differs by {rounding:.2e})"
+            f"{where}: logits differ from transformers' by {difference:.2e}, allowed {allowed:.2e} (its own fp32 "
+            f"differs by {rounding:.2e})"
         )
     return {
         "prompts": {"seed": PROMPT_SEED, "lengths": list(PROMPT_LENGTHS)},
@@ -272,7 +304,8 @@ def export_hf(
     carry_from: str | Path | None = None,
     shard_bytes: int = 5 << 30,
 ) -> dict[str, Any]:
-    """Write the engine's weights as a Hugging Face folder and prove it. Collective; rank 0 writes. Returns the proof on every rank.
+    """Write the engine's weights as a Hugging Face folder and prove it. Collective; rank 0 writes. Returns the proof on
+    every rank.
 
     Adapters are merged. Tokenizer and generation files are copied from the folder `carry_from`.
     """

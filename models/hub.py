@@ -1,4 +1,6 @@
-"""Models by name: a path, or a pinned hub id; offline first. And the way back: an exported folder uploaded with its card and proof."""
+"""Models by name: a path, or a pinned hub id; offline first. And the way back: an exported folder uploaded with its
+card and proof.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from .config import ModelConfig
 from .families import read_config
 
 README = "README.md"
-_OURS, _PROOF = "Trained with Terrella.", "## Proof of export"  # what a card says of the run, and the user's notes, lie between these
+# what a card says of the run, and the user's notes, lie between these
+_OURS, _PROOF = "Trained with Terrella.", "## Proof of export"
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _ID = re.compile(rf"(?P<repo>{_NAME.pattern})@(?P<revision>[0-9a-f]{{40}})")
 ANSWER_S = 20.0  # for the hub to answer
@@ -47,7 +50,9 @@ def resolve(model: str | Path) -> Path:
 
 
 def pin(model: str) -> str:
-    """A model's name that no push to the hub can change: `owner/name` gets the commit it has now; a folder and a pinned id stay."""
+    """A model's name that no push to the hub can change: `owner/name` gets the commit it has now; a folder and a
+    pinned id stay.
+    """
     if Path(model).exists() or _ID.fullmatch(model):
         return model
     if not _NAME.fullmatch(model):
@@ -61,7 +66,9 @@ def pin(model: str) -> str:
         raise ConfigError(f"{model}: no such folder, and the hub has no such model, or not without a token") from error
     except Exception as error:
         hint = "name a folder, or the commit too: owner/name@40-digit commit"
-        raise ConfigError(f"{model}: no such folder, and the hub cannot be asked for its commit ({error}); {hint}") from error
+        raise ConfigError(
+            f"{model}: no such folder, and the hub cannot be asked for its commit ({error}); {hint}"
+        ) from error
 
 
 def sizes_of(model: str) -> ModelConfig:
@@ -83,7 +90,9 @@ def sizes_of(model: str) -> ModelConfig:
 
 
 def model_card(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:
-    """README.md of an exported folder: what it is, and what was proven of it. `base` is a folder, or a hub id with or without a commit."""
+    """README.md of an exported folder: what it is, and what was proven of it. `base` is a folder, or a hub id with
+    or without a commit.
+    """
     from .folder import PROOF
 
     config, proof = read_json(folder / "config.json"), read_json(folder / PROOF)
@@ -99,7 +108,8 @@ def model_card(folder: Path, repo: str, base: str | None = None, notes: str = ""
         _PROOF,
         "",
         f"- {len(proof['tensors'])} tensors; the xxh3-128 of each is in `export_proof.json`.",
-        f"- On fixed prompts the largest difference between the trainer's logits and transformers' is {proof['max_logit_difference']:.2e}"
+        "- On fixed prompts the largest difference between the trainer's logits and transformers' is "
+        f"{proof['max_logit_difference']:.2e}"
         f" (allowed {proof['tolerance']:.2e}).",
         f"- Architecture: {config['architectures'][0]}, {config['num_hidden_layers']} layers x {config['hidden_size']},"
         f" vocabulary {config['vocab_size']}.",
@@ -108,8 +118,8 @@ def model_card(folder: Path, repo: str, base: str | None = None, notes: str = ""
 
 
 def card_to_push(folder: Path, repo: str, base: str | None = None, notes: str = "") -> str:
-    """The card of a folder that goes to the hub: what its own card says of the run stays. A README.md of another shape is the user's,
-    and goes up as it is."""
+    """The card of a folder that goes to the hub: what its own card says of the run stays. A README.md of another shape
+    is the user's, and goes up as it is."""
     if not (folder / README).exists():
         return model_card(folder, repo, base, notes)
     with storage_errors(folder / README):
@@ -117,11 +127,15 @@ def card_to_push(folder: Path, repo: str, base: str | None = None, notes: str = 
     ours = re.search(rf"^{re.escape(_OURS)}\n(.*)^{re.escape(_PROOF)}\n", text, re.M | re.S)
     if ours is None:
         if base or notes:
-            raise ConfigError(f"{folder / README}: is not a card that terrella wrote; write base and notes into it, or remove it")
+            raise ConfigError(
+                f"{folder / README}: is not a card that terrella wrote; write base and notes into it, or remove it"
+            )
         return text
     linked = re.search(r"^base_model: (\S+)$", text, re.M)
     about = ours[1].strip("\n")
-    return model_card(folder, repo, base or (linked and linked[1]), about if notes in about else f"{notes}\n\n{about}".strip())
+    return model_card(
+        folder, repo, base or (linked and linked[1]), about if notes in about else f"{notes}\n\n{about}".strip()
+    )
 
 
 def push(folder: str | Path, repo: str, *, base: str | None = None, notes: str = "", private: bool = True) -> str:
@@ -133,8 +147,14 @@ def push(folder: str | Path, repo: str, *, base: str | None = None, notes: str =
     folder = Path(folder)
     verify_export(folder)
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder}: holds adapters only; upload the merged model (terrella convert to-hf --adapters merge)")
+        raise ConfigError(
+            f"{folder}: holds adapters only; upload the merged model (terrella convert to-hf --adapters merge)"
+        )
     write_atomic(folder / README, card_to_push(folder, repo, base, notes))
     api = HfApi()
     api.create_repo(repo, private=private, exist_ok=True)
-    return str(api.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Upload with proof of export").commit_url)
+    return str(
+        api.upload_folder(
+            repo_id=repo, folder_path=str(folder), commit_message="Upload with proof of export"
+        ).commit_url
+    )

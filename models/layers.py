@@ -1,4 +1,5 @@
-"""Our layer specification for megatron-core: RMSNorm that knows sequence parallelism, rotary attention over packed documents.
+"""Our layer specification for megatron-core: RMSNorm that knows sequence parallelism, rotary attention over packed
+documents.
 
 Shape suffixes: T local tokens, H hidden, F feed-forward width, D head dimension, R half of the rotated dimensions.
 """
@@ -66,7 +67,9 @@ class RMSNorm(torch.nn.Module):
         return self.with_residual(x)[0]
 
     def with_residual(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm of the sum, the sum). Going on from the returned sum lets one kernel join the two gradients on the way back."""
+        """(norm of the sum, the sum). Going on from the returned sum lets one kernel join the two gradients on the
+        way back.
+        """
         if x.is_cuda:
             return kernels.rmsnorm(x, self.weight, residual, eps=self.eps)
         total = x if residual is None else x + residual
@@ -74,7 +77,9 @@ class RMSNorm(torch.nn.Module):
 
 
 class _GatedOutput(torch.autograd.Function):
-    """silu(gate) * up, then the output projection. The product is not kept: the backward kernel of the gate makes it again."""
+    """silu(gate) * up, then the output projection. The product is not kept: the backward kernel of the gate makes it
+    again.
+    """
 
     @staticmethod
     def forward(ctx, x_T2F: torch.Tensor, weight_HF: torch.Tensor) -> torch.Tensor:
@@ -97,7 +102,11 @@ class GatedMLP(MLP):
         if not isinstance(fc2, RowParallelLinear) or not fc2.weight.requires_grad:
             return fc2(kernels.swiglu(x))
         out = _GatedOutput.apply(x.view(-1, x.shape[-1]), fc2.weight).view(*x.shape[:-1], -1)
-        gather = reduce_scatter_to_sequence_parallel_region if fc2.sequence_parallel else reduce_from_tensor_model_parallel_region
+        gather = (
+            reduce_scatter_to_sequence_parallel_region
+            if fc2.sequence_parallel
+            else reduce_from_tensor_model_parallel_region
+        )
         return gather(out, group=fc2.tp_group), None
 
 
@@ -108,10 +117,14 @@ class PackedAttention(MegatronModule):
         super().__init__(config)
         self.scale = softmax_scale
 
-    def forward(self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, *, packed_seq_params):
+    def forward(
+        self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, *, packed_seq_params
+    ):
         packed: PackedInput = packed_seq_params
         query, key, value = packed.rotate(query.squeeze(1)), packed.rotate(key.squeeze(1)), value.squeeze(1)
-        context_group: Any = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
+        context_group: Any = (
+            parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
+        )
         out_THD = packed_attention(query, key, value, packed.layout, self.scale, context_group)
         return out_THD.reshape(out_THD.shape[0], 1, -1)
 
@@ -139,7 +152,9 @@ class PackedSelfAttention(SelfAttention):
             if self.q_layernorm is not None and self.k_layernorm is not None:
                 query, key = self.q_layernorm(query), self.k_layernorm(key)
             query, key = packed.rotate(query), packed.rotate(key)
-        context_group: Any = parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
+        context_group: Any = (
+            parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
+        )
         return packed_attention(query, key, value, packed.layout, None, context_group).flatten(1)
 
 
@@ -162,7 +177,9 @@ class Layer(TransformerLayer):
         return residual + out, None
 
     def _whole_weights(self) -> bool:
-        """Whether the functions of models/halves.py do what the modules would: a dense block, no other tensor ranks, no adapters."""
+        """Whether the functions of models/halves.py do what the modules would: a dense block, no other tensor ranks,
+        no adapters.
+        """
         if self.config.tensor_model_parallel_size > 1 or not isinstance(self.mlp, GatedMLP) or is_batch_invariant():
             return False
         attention: Any = self.self_attention
@@ -190,7 +207,10 @@ class Layer(TransformerLayer):
 def layer_spec(config) -> ModuleSpec:
     """One layer of ours: dense or with experts, with or without query and key norms."""
     spec: Any = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm", qk_layernorm=config.qk_layernorm
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=False,
+        normalization="RMSNorm",
+        qk_layernorm=config.qk_layernorm,
     )
     spec.module = Layer
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm

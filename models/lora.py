@@ -1,7 +1,7 @@
 """Low-rank adapters on the linear layers of attention and dense feed-forward blocks; everything else is frozen.
 
-A fused linear (queries with keys and values, gate with up) has one adapter. Cut into its Hugging Face parts, each part has the same A
-and its rows of B, so a PEFT folder says exactly the same.
+A fused linear (queries with keys and values, gate with up) has one adapter. Cut into its Hugging Face parts, each part
+has the same A and its rows of B, so a PEFT folder says exactly the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class LoraConfig:
             raise ValueError("rank: must be at least 1")
         unknown = set(self.targets) - {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
         if unknown:
-            raise ValueError(f"targets: '{sorted(unknown)[0]}' is not one of linear_qkv, linear_proj, linear_fc1, linear_fc2")
+            raise ValueError(
+                f"targets: '{sorted(unknown)[0]}' is not one of linear_qkv, linear_proj, linear_fc1, linear_fc2"
+            )
 
     @property
     def scale(self) -> float:
@@ -48,7 +50,9 @@ class LoraConfig:
 class Adapter(nn.Module):
     """B A of one tensor-parallel linear. A column-parallel one cuts B over tensor ranks, a row-parallel one cuts A."""
 
-    def __init__(self, linear: nn.Module, config: LoraConfig, column: bool, sequence_parallel: bool, halves: bool) -> None:
+    def __init__(
+        self, linear: nn.Module, config: LoraConfig, column: bool, sequence_parallel: bool, halves: bool
+    ) -> None:
         super().__init__()
         from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
@@ -69,7 +73,11 @@ class Adapter(nn.Module):
 
         low = x @ self.a.T
         if self.column:
-            low = tp.gather_from_sequence_parallel_region(low) if self.sequence_parallel else tp.copy_to_tensor_model_parallel_region(low)
+            low = (
+                tp.gather_from_sequence_parallel_region(low)
+                if self.sequence_parallel
+                else tp.copy_to_tensor_model_parallel_region(low)
+            )
         elif self.sequence_parallel:
             low = tp.reduce_scatter_to_sequence_parallel_region(low)
         else:
@@ -92,7 +100,11 @@ def attach(chunk: nn.Module, config: LoraConfig, sequence_parallel: bool) -> Non
             if not isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 raise ConfigError("lora: adapters go with our layer specification, not with TransformerEngine's")
             module.lora = Adapter(
-                module, config, isinstance(module, ColumnParallelLinear), sequence_parallel, halves=name.endswith("linear_fc1")
+                module,
+                config,
+                isinstance(module, ColumnParallelLinear),
+                sequence_parallel,
+                halves=name.endswith("linear_fc1"),
             )
             module.register_forward_hook(_add_adapter)
 
@@ -137,7 +149,9 @@ def peft_tensors(model: ModelConfig, parameters: Tensors) -> dict[str, torch.Ten
     return out
 
 
-def write_peft(folder: str | Path, model: ModelConfig, config: LoraConfig, parameters: Tensors, base_model: str) -> Path:
+def write_peft(
+    folder: str | Path, model: ModelConfig, config: LoraConfig, parameters: Tensors, base_model: str
+) -> Path:
     """Write adapters as a PEFT folder that `peft` and vLLM read."""
     folder = make_folder(Path(folder))
     tensors = peft_tensors(model, parameters)

@@ -1,7 +1,7 @@
 """NeMo 2 checkpoint folders: `weights/` in megatron's distributed checkpoint format, `context/model.yaml` beside it.
 
-Not verified: written from the public description of the format; no folder written by NeMo itself has been read. nemo-toolkit 3 no
-longer holds language models, so nothing of it is needed or used here.
+Not verified: written from the public description of the format; no folder written by NeMo itself has been read.
+nemo-toolkit 3 no longer holds language models, so nothing of it is needed or used here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def read_settings(path: Path) -> ModelConfig:
     def as_data(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
         if isinstance(node, yaml.MappingNode):
             return loader.construct_mapping(node, deep=True)
-        return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else loader.construct_scalar(node)  # type: ignore[arg-type]
+        if isinstance(node, yaml.SequenceNode):
+            return loader.construct_sequence(node, deep=True)
+        return loader.construct_scalar(node)  # type: ignore[arg-type]
 
     Plain.add_multi_constructor("", as_data)
     try:
@@ -118,7 +120,9 @@ def open_nemo(folder: Path) -> Source:
         full = stored(key)
         if layer is not None:
             if layer >= full.shape[0]:
-                raise ConfigError(f"{folder}: '{key}' has {full.shape[0]} layers, context/model.yaml says {config.layers}")
+                raise ConfigError(
+                    f"{folder}: '{key}' has {full.shape[0]} layers, context/model.yaml says {config.layers}"
+                )
             full = full[layer]
         if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             full = full[: config.vocab]

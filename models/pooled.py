@@ -1,4 +1,5 @@
-"""Decoding against a pool of keys and values, on the trainer's own weights: sequences of any length side by side, pages shared.
+"""Decoding against a pool of keys and values, on the trainer's own weights: sequences of any length side by side, pages
+shared.
 
 Shape suffixes: T new tokens, B rows of one token each, H hidden, L layers, 2 keys and values.
 """
@@ -31,19 +32,29 @@ def same_tensors(one: DecodeWeights, other: DecodeWeights) -> bool:
     """Whether two sets of weights are the same memory."""
 
     def places(weights: DecodeWeights) -> list[Any]:
-        tensors = [weights.embedding, weights.final_norm, weights.head, *(x for layer in weights.layers for x in vars(layer).values())]
+        tensors = [
+            weights.embedding,
+            weights.final_norm,
+            weights.head,
+            *(x for layer in weights.layers for x in vars(layer).values()),
+        ]
         return [None if x is None else (x.data_ptr(), x.shape, x.dtype, x.device) for x in tensors]
 
     return places(one) == places(other)
 
 
 class Pool:
-    """Room for a number of pages in every layer. Which of them are in use is the host's knowledge alone (rl/rollout/pages.py)."""
+    """Room for a number of pages in every layer. Which of them are in use is the host's knowledge alone
+    (rl/rollout/pages.py).
+    """
 
     def __init__(self, config: ModelConfig, pages: int, page: int, like: torch.Tensor) -> None:
         shape = (pages, config.kv_heads * page * config.head_dim)
         # one tensor a layer: a hundred gigabytes in one piece rarely fit between a trainer's tensors
-        self.layers = [tuple(torch.empty(shape, dtype=like.dtype, device=like.device) for _ in range(2)) for _ in range(config.layers)]
+        self.layers = [
+            tuple(torch.empty(shape, dtype=like.dtype, device=like.device) for _ in range(2))
+            for _ in range(config.layers)
+        ]
         self.pages, self.page = pages, page
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -66,9 +77,14 @@ class PooledDecoder:
         self._caches: list[CacheLayer] = []
 
     def attach(self, pool: Pool) -> None:
-        """Use this pool from now on. On CUDA its addresses go into a tensor, so that graphs follow without being captured anew."""
+        """Use this pool from now on. On CUDA its addresses go into a tensor, so that graphs follow without being
+        captured anew.
+        """
         if self.device.type != "cuda":
-            self._caches = [CacheLayer(k.view(-1), v.view(-1), base) for (k, v), base in zip(pool.layers, self._base_L2, strict=True)]
+            self._caches = [
+                CacheLayer(k.view(-1), v.view(-1), base)
+                for (k, v), base in zip(pool.layers, self._base_L2, strict=True)
+            ]
             return
         size, origin = self._anchor.element_size(), self._anchor.data_ptr()
         offsets = [[(x.data_ptr() - origin) // size for x in layer] for layer in pool.layers]
@@ -90,7 +106,9 @@ class PooledDecoder:
         delta_TH, x_TH = self._layers(ids_T, rows, each, None, 1, last)
         self._store(last, self._add_norm(delta_TH, x_TH, self.weights.layers[last].attention_norm)[0], rows, each)
 
-    def _add_norm(self, delta_TH: torch.Tensor | None, x_TH: torch.Tensor, weight_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _add_norm(
+        self, delta_TH: torch.Tensor | None, x_TH: torch.Tensor, weight_H: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(normalised x + delta, x + delta)."""
         if delta_TH is None:
             return rmsnorm(x_TH, weight_H, eps=self.config.norm_eps)
@@ -105,9 +123,13 @@ class PooledDecoder:
             qkv = self._as_trained(F.linear(normed_TH, layer.qkv), layer.qkv_bias, norms, rows, shape)
             return append_kv(qkv, cache, rows, self.table_PC[:, :0])
         qkv = F.linear(normed_TH, layer.qkv, layer.qkv_bias).view(shape)
-        return append_kv(qkv, cache, rows, self.table_PC, tiles=tiles, norms=norms, eps=c.norm_eps, interleaved=c.rotary_interleaved)
+        return append_kv(
+            qkv, cache, rows, self.table_PC, tiles=tiles, norms=norms, eps=c.norm_eps, interleaved=c.rotary_interleaved
+        )
 
-    def _as_trained(self, qkv: torch.Tensor, bias: torch.Tensor | None, norms: Norms, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
+    def _as_trained(
+        self, qkv: torch.Tensor, bias: torch.Tensor | None, norms: Norms, rows: Rows, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         """Queries and keys made by the training forward's own operations, in its order."""
         c = self.config
         qkv = (qkv if bias is None else qkv + bias).view(shape)

@@ -1,8 +1,8 @@
 """Attention over documents of different lengths on a GPU, and which kernel computes it.
 
-FlashAttention-4 (the extra `fa4`) runs where it is installed and the GPU is a Hopper or newer: it takes grouped heads as they are and is
-twice as fast as torch's. Elsewhere torch's variable-length kernel and one call a length are timed on the first batch of a kind.
-Shape suffixes as in attention.py.
+FlashAttention-4 (the extra `fa4`) runs where it is installed and the GPU is a Hopper or newer: it takes grouped heads
+as they are and is twice as fast as torch's. Elsewhere torch's variable-length kernel and one call a length are timed on
+the first batch of a kind. Shape suffixes as in attention.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from ..core.layout import DocumentLayout
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, DocumentLayout, float | None], torch.Tensor]
-MARGIN = 0.9  # another kernel must be this much faster than torch's own: a near tie should not fall differently in every run
+# another kernel must be this much faster than torch's own: a near tie should not fall differently in every run
+MARGIN = 0.9
 log = logging.getLogger(__name__)
 _chosen: dict[tuple[Any, ...], Attend] = {}
 
@@ -40,7 +41,9 @@ def flash_function() -> Callable | None:
     return flash_attn_varlen_func
 
 
-def flash(q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
+def flash(
+    q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None
+) -> torch.Tensor:
     """FlashAttention-4; queries and keys of a segment end together, as its causal mask has it."""
     call = flash_function()
     assert call is not None
@@ -60,7 +63,9 @@ def flash(q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout:
     return out[0] if isinstance(out, tuple) else out  # some releases return the normalisers too
 
 
-def varlen(q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None) -> torch.Tensor:
+def varlen(
+    q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None
+) -> torch.Tensor:
     """Torch's variable-length kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -88,14 +93,21 @@ def _keys(k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout) -> t
 
 @cache
 def _varlen_options() -> frozenset[str]:
-    """Parameters of torch's function, which grew from release to release (2.10: is_causal; later: window_size, scale, enable_gqa)."""
+    """Parameters of torch's function, which grew from release to release (2.10: is_causal; later: window_size,
+    scale, enable_gqa).
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def ragged_attention(
-    q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None, by_length: Attend
+    q_THD: torch.Tensor,
+    k_SGD: torch.Tensor,
+    v_SGD: torch.Tensor,
+    layout: DocumentLayout,
+    scale: float | None,
+    by_length: Attend,
 ) -> torch.Tensor:
     """Attention output (T, H, D) by the best kernel there is; `by_length` makes one call for each pair of lengths."""
     kind = (q_THD.device, q_THD.dtype, q_THD.shape[1:], k_SGD.shape[1], len(layout.groups).bit_length())
@@ -105,12 +117,18 @@ def ragged_attention(
     if attend is None:
         attend = _chosen[kind] = choose(q_THD, k_SGD, v_SGD, layout, scale, by_length)
     if attend is by_length and torch.cuda.is_current_stream_capturing():
-        attend = varlen  # a graph is replayed with other lengths, which only a kernel that reads them from the device follows
+        # a graph is replayed with other lengths, which only a kernel that reads them from the device follows
+        attend = varlen
     return attend(q_THD, k_SGD, v_SGD, layout, scale)
 
 
 def choose(
-    q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None, by_length: Attend
+    q_THD: torch.Tensor,
+    k_SGD: torch.Tensor,
+    v_SGD: torch.Tensor,
+    layout: DocumentLayout,
+    scale: float | None,
+    by_length: Attend,
 ) -> Attend:
     """FlashAttention-4 where it runs on this GPU and these shapes, else the faster of torch's two ways."""
     inputs = (q_THD, k_SGD, v_SGD, layout, scale)
@@ -119,11 +137,21 @@ def choose(
             seconds(flash, *inputs, repeats=1)
             return flash
         except Exception as error:  # it compiles for the shape: what it cannot do it says in many ways
-            log.warning("FlashAttention-4 cannot take %d/%d heads of %d: %s", q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], error)
+            log.warning(
+                "FlashAttention-4 cannot take %d/%d heads of %d: %s",
+                q_THD.shape[1],
+                k_SGD.shape[1],
+                q_THD.shape[2],
+                error,
+            )
     if any(group.q_len != group.k_len for group in layout.groups):
         return varlen  # context parallel: a call a length would need a mask as large as its scores
     plain, grouped = seconds(varlen, *inputs), seconds(by_length, *inputs)
-    log.info("ragged attention: torch's variable-length kernel %.2f ms, one call a length %.2f ms", plain * 1e3, grouped * 1e3)
+    log.info(
+        "ragged attention: torch's variable-length kernel %.2f ms, one call a length %.2f ms",
+        plain * 1e3,
+        grouped * 1e3,
+    )
     return by_length if grouped < MARGIN * plain else varlen
 
 

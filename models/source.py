@@ -32,7 +32,12 @@ class Source:
 def adapters(source: Source, name: str) -> tuple[str, str] | None:
     """Names of a weight's adapter, where it has one."""
     prefix, _, last = name.rpartition(".")
-    if source.lora is None or last != "weight" or ".experts." in name or prefix.rsplit(".", 1)[-1] not in source.lora.targets:
+    if (
+        source.lora is None
+        or last != "weight"
+        or ".experts." in name
+        or prefix.rsplit(".", 1)[-1] not in source.lora.targets
+    ):
         return None
     return f"{prefix}.lora.a", f"{prefix}.lora.b"
 

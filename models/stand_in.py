@@ -1,4 +1,6 @@
-"""A small Hugging Face folder in place of a large one: fresh weights of the same family, and a tokenizer for any text."""
+"""A small Hugging Face folder in place of a large one: fresh weights of the same family, and a tokenizer for any
+text.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ CHAT = (
 )
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 WHOLE = ("YES", "NO")  # one token each, as reward models that are asked for a word need it
-HEADERS = {"glm": ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")}  # a family's own, by which its prompts are chosen
+# a family's own, by which its prompts are chosen
+HEADERS = {"glm": ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")}
 
 
 def byte_vocab(family: str = "") -> int:
@@ -30,10 +33,15 @@ def write_byte_tokenizer(folder: Path, family: str = "") -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     make_folder(folder)
-    fast = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+    fast = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    # pyright: ignore[reportAttributeAccessIssue]
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    fast.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in (*SPECIALS, *HEADERS.get(family, ()))])
+    fast.add_special_tokens(
+        [AddedToken(piece, special=True, normalized=False) for piece in (*SPECIALS, *HEADERS.get(family, ()))]
+    )
     fast.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in WHOLE])
     fast.save(str(folder / "tokenizer.json"))
     named = {
@@ -42,7 +50,9 @@ def write_byte_tokenizer(folder: Path, family: str = "") -> None:
         "chat_template": CHAT,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}), encoding="utf-8"
+    )
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -66,7 +76,9 @@ def write_weights(config: ModelConfig, folder: Path, seed: int = 0) -> None:
         "bos_token_id": None,
         "eos_token_id": None,
     }  # the family's own lie outside a small vocabulary
-    theirs = AutoConfig.for_model(told.pop("model_type"), **{k: v for k, v in told.items() if k not in ("torch_dtype", "dtype")})
+    theirs = AutoConfig.for_model(
+        told.pop("model_type"), **{k: v for k, v in told.items() if k not in ("torch_dtype", "dtype")}
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(theirs, dtype=torch.float32).save_pretrained(folder)

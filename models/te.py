@@ -23,7 +23,9 @@ def available() -> bool:
 
 
 def te_layer_spec(config):
-    """One layer of TransformerEngine's modules. Under context parallelism our attention stays: it slices whole batches, not documents."""
+    """One layer of TransformerEngine's modules. Under context parallelism our attention stays: it slices whole
+    batches, not documents.
+    """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
     from .layers import GatedMLP, PackedAttention
@@ -46,7 +48,9 @@ def _packed_te_attention():
     class PackedTEAttention(TEDotProductAttention):
         """Rotary embedding, then TransformerEngine's attention in its packed (thd) format."""
 
-        def forward(self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, *, packed_seq_params):
+        def forward(
+            self, query, key, value, attention_mask=None, attn_mask_type=None, attention_bias=None, *, packed_seq_params
+        ):
             packed: PackedInput = packed_seq_params
             layout = packed.layout
             params = PackedSeqParams(

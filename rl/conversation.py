@@ -1,6 +1,7 @@
 """Episodes in text: an environment says something, the model answers, until the environment gives a score.
 
-Nothing sampled is tokenised again: a later context repeats earlier answers by their ids, and only what the environment says is encoded.
+Nothing sampled is tokenised again: a later context repeats earlier answers by their ids, and only what the environment
+says is encoded.
 """
 
 from __future__ import annotations
@@ -56,15 +57,20 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Talk:
-    """Conversations at a table, by a tokenizer with its chat template. `converse` is what the RL loop calls to play episodes."""
+    """Conversations at a table, by a tokenizer with its chat template. `converse` is what the RL loop calls to play
+    episodes.
+    """
 
     table: Table
     tokenizer: Tokenizer
     max_turns: int = 100
     max_length: int | None = None  # of context and answer; an episode that outgrows it ends as Invalid
-    numbers: Iterator[int] = field(default_factory=itertools.count)  # episodes of one rollout never share a number with another's
+    # episodes of one rollout never share a number with another's
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def converse(self, sampler: Sampler, asked: Sequence[Conversation], params: SamplingParams, seed: int) -> list[Trajectory]:
+    def converse(
+        self, sampler: Sampler, asked: Sequence[Conversation], params: SamplingParams, seed: int
+    ) -> list[Trajectory]:
         """Play all conversations to their end, turn by turn; the sampler answers all live ones together."""
         numbers = [next(self.numbers) for _ in asked]
         begun = self.table.start_many([(number, talk.task) for number, talk in zip(numbers, asked, strict=True)])
@@ -73,9 +79,13 @@ class Talk:
         live = [i for i, talk in enumerate(asked) if talk.end is None]
         for turn in range(self.max_turns):
             contexts = {i: self.context(asked[i]) for i in live}
-            for i in [i for i in live if self.max_length and len(contexts[i]) + params.max_new_tokens > self.max_length]:
+            for i in [
+                i for i in live if self.max_length and len(contexts[i]) + params.max_new_tokens > self.max_length
+            ]:
                 asked[i].end = self._too_long(asked[i], len(contexts[i]), params)
-            sampled = self._sample(sampler, {i: (asked[i], contexts[i]) for i in live if asked[i].end is None}, params, seed, turn)
+            sampled = self._sample(
+                sampler, {i: (asked[i], contexts[i]) for i in live if asked[i].end is None}, params, seed, turn
+            )
             for i, answer in sampled.items():
                 asked[i].turns.append((contexts[i], answer))
                 ended = answer.ids[-1:] and answer.ids[-1] in self.tokenizer.stop_ids
@@ -93,7 +103,8 @@ class Talk:
     def _too_long(self, talk: Conversation, length: int, params: SamplingParams) -> End:
         if not talk.turns:
             raise ConfigError(
-                f"a prompt of {length} tokens and max_new_tokens = {params.max_new_tokens} exceed model.max_positions = "
+                f"a prompt of {length} tokens and max_new_tokens = {params.max_new_tokens} exceed model.max_positions "
+                "= "
                 f"{self.max_length}; the prompt begins with {text_of(talk.prompts[0])[:80]!r}"
             )
         return End(Invalid(f"the conversation outgrew model.max_positions = {self.max_length}"))
@@ -111,7 +122,11 @@ class Talk:
 
     @staticmethod
     def _sample(
-        sampler: Sampler, asked: dict[int, tuple[Conversation, tuple[int, ...]]], params: SamplingParams, seed: int, turn: int
+        sampler: Sampler,
+        asked: dict[int, tuple[Conversation, tuple[int, ...]]],
+        params: SamplingParams,
+        seed: int,
+        turn: int,
     ) -> dict[int, Sample]:
         answers: dict[int, Sample] = {}
         pending = list(asked)
@@ -148,7 +163,9 @@ def text_of(prompt: Prompt) -> str:
 
 
 class Scripted:
-    """Answers from a function in place of a model: demonstrations to imitate, and trivial policies. No log-prob is known."""
+    """Answers from a function in place of a model: demonstrations to imitate, and trivial policies. No log-prob is
+    known.
+    """
 
     def __init__(self, tokenizer: Tokenizer, answer: Callable[[int, int], str | Invalid]) -> None:
         self.tokenizer, self.answer = tokenizer, answer
@@ -165,10 +182,14 @@ class Scripted:
 
 
 def shown(talk: Conversation, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """A conversation as the report shows it: the prompt as the model read it, its answer, and the right one where the task has it."""
+    """A conversation as the report shows it: the prompt as the model read it, its answer, and the right one where
+    the task has it.
+    """
     turns = []
     for (context, _), answer in zip(talk.turns, talk.answers, strict=True):
-        turns.append({"context": readable(tokenizer, context, keep_special=True), "action": "", "answer": answer, "after": ""})
+        turns.append(
+            {"context": readable(tokenizer, context, keep_special=True), "action": "", "answer": answer, "after": ""}
+        )
     if turns and talk.end is not None and not isinstance(talk.end.reward, Invalid):
         turns[-1]["reward"] = talk.end.reward
     return turns

@@ -30,18 +30,22 @@ Score = float | Mapping[str, float] | Invalid  # of a mapping, "reward" is train
 class Environment:
     """Gives tasks, plays them with the model, and judges what comes back.
 
-    The same task and the same answers must lead to the same prompts and the same score: a resumed run plays episodes again.
+    The same task and the same answers must lead to the same prompts and the same score: a resumed run plays episodes
+    again.
     """
 
     def tasks(self, split: Split) -> Sequence[Any]:
-        """The tasks of a split: any values that can be pickled. Both splits are asked for; "test" is never trained on."""
+        """The tasks of a split: any values that can be pickled. Both splits are asked for; "test" is never trained
+        on.
+        """
         raise NotImplementedError(f"{type(self).__name__}: write a method `tasks(self, split)`")
 
     def play(self, task: Any) -> Generator[Prompt, str, Score]:
         """One episode: `answer = yield prompt` for each turn, `return score` at the end.
 
-        The first prompt may be a list of messages; later ones are what the user says next. A score is a number, a mapping with the
-        key "reward", or `Invalid(reason)` where the machinery failed and nothing can be said of the model.
+        The first prompt may be a list of messages; later ones are what the user says next. A score is a number, a
+        mapping with the key "reward", or `Invalid(reason)` where the machinery failed and nothing can be said of the
+        model.
         """
         raise NotImplementedError(f"{type(self).__name__}: write a method `play(self, task)`")
 

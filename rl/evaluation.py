@@ -43,8 +43,10 @@ class Evaluation:
     controls: tuple[str, ...] = ()  # all that the report marks as controls
     costs: dict[str, tuple[int, int]] = field(default_factory=dict)  # actions and gradient tokens of a model's training
     trained_by: dict[str, str] = field(default_factory=dict)  # by model: the kind of the stage that trained it
-    probes: dict[tuple[str, str], Any] = field(default_factory=dict)  # by model and part: what the environment asked its log-probs
-    shown: dict[tuple[str, str], str] = field(default_factory=dict)  # by model and part: its kept episodes, at the first temperature
+    # by model and part: what the environment asked its log-probs
+    probes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    # by model and part: its kept episodes, at the first temperature
+    shown: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def kind_of(self, model: str) -> str:
         """How the report marks a model's row."""

@@ -1,4 +1,6 @@
-"""Collapse alarms: a run that is going wrong says so by name, and does what was chosen: warn, or stop. Importable without torch."""
+"""Collapse alarms: a run that is going wrong says so by name, and does what was chosen: warn, or stop. Importable
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ Reaction = Literal["warn", "stop", "ignore"]
 
 @dataclass(frozen=True)
 class HealthConfig:
-    """When each alarm sounds, and what follows. An alarm needs `patience` bad steps in a row; relative ones compare with the mean
-    of the first `baseline` steps."""
+    """When each alarm sounds, and what follows. An alarm needs `patience` bad steps in a row; relative ones compare
+    with the mean of the first `baseline` steps."""
 
     baseline: int = 10  # first steps whose means later ones are compared with
     patience: int = 10  # bad steps in a row before an alarm sounds
@@ -33,7 +35,9 @@ class HealthConfig:
 
     def __post_init__(self) -> None:
         if self.baseline < 1 or self.patience < 1:
-            raise ValueError(f"patience: baseline and patience must be at least 1, not {self.baseline} and {self.patience}")
+            raise ValueError(
+                f"patience: baseline and patience must be at least 1, not {self.baseline} and {self.patience}"
+            )
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,20 @@ class Health:
         """Alarms that sound at this step; one of reaction `stop` is raised as an error after all were found."""
         c = self.config
         rules: list[tuple[str, Reaction, str, tuple[bool, float], str]] = [
-            ("reward_std", c.on_reward_std, "reward/std", self._below("reward/std", values, c.reward_std_share), "rewards hardly differ"),
-            ("entropy", c.on_entropy, "entropy", _under(values.get("entropy"), c.entropy_floor), "the policy is almost deterministic"),
+            (
+                "reward_std",
+                c.on_reward_std,
+                "reward/std",
+                self._below("reward/std", values, c.reward_std_share),
+                "rewards hardly differ",
+            ),
+            (
+                "entropy",
+                c.on_entropy,
+                "entropy",
+                _under(values.get("entropy"), c.entropy_floor),
+                "the policy is almost deterministic",
+            ),
             (
                 "repetition",
                 c.on_repetition,
@@ -67,9 +83,27 @@ class Health:
                 _over(values.get("repetition"), c.repetition_ceiling),
                 "answers repeat",
             ),
-            ("truncated", c.on_length, "truncated", _over(values.get("truncated"), c.truncated_ceiling), "answers hit the length limit"),
-            ("length", c.on_length, "length/mean", self._above("length/mean", values, c.length_factor), "answers grew long"),
-            ("drift", c.on_drift, "logprob_drift/mean", self._above("logprob_drift/mean", values, c.drift_factor), "log-probs drift apart"),
+            (
+                "truncated",
+                c.on_length,
+                "truncated",
+                _over(values.get("truncated"), c.truncated_ceiling),
+                "answers hit the length limit",
+            ),
+            (
+                "length",
+                c.on_length,
+                "length/mean",
+                self._above("length/mean", values, c.length_factor),
+                "answers grew long",
+            ),
+            (
+                "drift",
+                c.on_drift,
+                "logprob_drift/mean",
+                self._above("logprob_drift/mean", values, c.drift_factor),
+                "log-probs drift apart",
+            ),
         ]
         alarms = []
         for name, reaction, key, (hit, limit), meaning in rules:
@@ -79,7 +113,9 @@ class Health:
                 alarms.append(Alarm(name, step, text, reaction))
         stopping = [a for a in alarms if a.reaction == "stop"]
         if stopping:
-            raise NumericsError(f"step {step}: alarm {stopping[0].name}: {stopping[0].message}; set health.on_* to warn to go on")
+            raise NumericsError(
+                f"step {step}: alarm {stopping[0].name}: {stopping[0].message}; set health.on_* to warn to go on"
+            )
         return alarms
 
     def _mean(self, key: str, values: Mapping[str, Any]) -> float | None:
@@ -97,7 +133,11 @@ class Health:
 
     def _above(self, key: str, values: Mapping[str, Any], factor: float) -> tuple[bool, float]:
         mean = self._mean(key, values)
-        return (False, 0.0) if mean is None or key not in values else (mean > 0 and values[key] > factor * mean, factor * mean)
+        return (
+            (False, 0.0)
+            if mean is None or key not in values
+            else (mean > 0 and values[key] > factor * mean, factor * mean)
+        )
 
     def state(self) -> dict[str, Any]:
         return {"first": self.first, "bad": self.bad}

@@ -1,9 +1,10 @@
 """The journal: each prompt's life, so that a killed run loses nothing and trains nothing twice.
 
-Two kinds of file under one folder. `events-RANK.jsonl` holds what happened to prompts, step by step: issued, trained, saved (in a
-checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key. Every line has a checksum.
-After a kill the run goes on from the last checkpoint: later events are cut away, and what was already sampled by the very weights now
-asked for is not sampled again. The same files replay a run. Importable without torch.
+Two kinds of file under one folder. `events-RANK.jsonl` holds what happened to prompts, step by step: issued, trained,
+saved (in a checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key.
+Every line has a checksum. After a kill the run goes on from the last checkpoint: later events are cut away, and what
+was already sampled by the very weights now asked for is not sampled again. The same files replay a run. Importable
+without torch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Journal:
     def resume(self, step: int) -> list[str]:
         """Go on after a checkpoint of `step` finished steps: what was trained beyond it is as if it had not happened.
 
-        Returns what is damaged in this rank's files, by file and line; those lines are dropped, and their samples drawn again.
+        Returns what is damaged in this rank's files, by file and line; those lines are dropped, and their samples drawn
+        again.
         """
         events, problems = _repair(self.events_file)
         kept = [e for e in events if e["step"] < step or (e["event"] == "saved" and e["step"] <= step)]
@@ -66,7 +68,9 @@ class Journal:
         by_version: dict[int, list[dict[str, Any]]] = {}
         for request, s in zip(requests, samples, strict=True):
             if not all(p <= HIGHEST_LOGPROB for p in s.logprobs):
-                raise NumericsError(f"sample {request.key}: the sampler gave a log-prob of {max(s.logprobs)}; no log-prob is above 0")
+                raise NumericsError(
+                    f"sample {request.key}: the sampler gave a log-prob of {max(s.logprobs)}; no log-prob is above 0"
+                )
             row = {"key": list(request.key), "ids": list(s.ids), "logprobs": list(s.logprobs), "finish": s.finish}
             row |= {"forced": [i for i, given in enumerate(s.given) if given]} if s.forced is not None else {}
             by_version.setdefault(s.weight_version, []).append(row)
@@ -91,7 +95,9 @@ class Journal:
                 if "forced" in row:
                     places = set(row["forced"])
                     forced = tuple(i in places for i in range(len(row["ids"])))
-                found[tuple(row["key"])] = Sample(tuple(row["ids"]), tuple(row["logprobs"]), row["finish"], int(match[1]), forced)
+                found[tuple(row["key"])] = Sample(
+                    tuple(row["ids"]), tuple(row["logprobs"]), row["finish"], int(match[1]), forced
+                )
         return found
 
     def prune(self, oldest: int) -> None:
@@ -112,7 +118,8 @@ class JournalSampler:
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """Saved answers where all of a call were saved by weights that fit, else fresh ones.
 
-        A call is answered whole: a few of its requests alone would make a smaller batch, whose log-probs round differently.
+        A call is answered whole: a few of its requests alone would make a smaller batch, whose log-probs round
+        differently.
         """
         now = self.version()
         saved = [self.saved.pop(request.key, None) for request in requests]  # a key is asked once
@@ -135,11 +142,14 @@ class ReplaySampler:
         self.folder, self.saved = Path(folder), Journal(folder).samples(strict=True)
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
-        """The saved continuation of every key; a key that was never sampled means that settings differ from the run's."""
+        """The saved continuation of every key; a key that was never sampled means that settings differ from the
+        run's.
+        """
         for request in requests:
             if request.key not in self.saved:
                 raise ConfigError(
-                    f"{self.folder}: holds no sample of key {request.key}; a replay needs the run's own settings and keep_samples"
+                    f"{self.folder}: holds no sample of key {request.key}; a replay needs the run's own settings and "
+                    "keep_samples"
                 )
         return [self.saved[r.key] for r in requests]
 
@@ -178,7 +188,9 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The whole rows of a file, and what is wrong with the others, by file and line. A last line without an end was torn by a kill."""
+    """The whole rows of a file, and what is wrong with the others, by file and line. A last line without an end was
+    torn by a kill.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """Single-turn questions to a language world model: prompt ids in, an answer out, judged by a rule.
 
-The samples are those of the shard kind for world-model pairs, so that converted public data and data of our own games train alike.
+The samples are those of the shard kind for world-model pairs, so that converted public data and data of our own games
+train alike.
 """
 
 from __future__ import annotations
@@ -54,14 +55,24 @@ class Question:
 
 
 def read_pair(sample: dict[str, Any]) -> Question:
-    """A sample of the pair kind as a question. Text games have a state in `extra.json`, web pages a change list as target."""
+    """A sample of the pair kind as a question. Text games have a state in `extra.json`, web pages a change list as
+    target.
+    """
     extra, target = sample["extra.json"], sample["target.json"]
     prompt = sample["prompt.json"][-1]["content"]
-    if isinstance(target, str) and extra.get("source") == "llm_simulator":  # public rows for imitation: the target is the reasoned answer
+    # public rows for imitation: the target is the reasoned answer
+    if isinstance(target, str) and extra.get("source") == "llm_simulator":
         return Question("text-game", prompt, "", {}, True, response=target)
     if isinstance(target, str):
         changed = target != web_page.NOTHING
-        return Question("web-page", prompt, target, {"changed": changed}, changed, extra.get("response") or extra.get("answer") or "")
+        return Question(
+            "web-page",
+            prompt,
+            target,
+            {"changed": changed},
+            changed,
+            extra.get("response") or extra.get("answer") or "",
+        )
     state = extra["state"] if isinstance(extra["state"], dict) else json.loads(extra["state"])
     (*before, score), (*after, next_score) = state["game_state"], target["game_state"]
     row = {
@@ -79,14 +90,16 @@ def read_pair(sample: dict[str, Any]) -> Question:
 
 @lru_cache(maxsize=256)  # the samples of a group ask the same
 def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[int, ...]:
-    """The prompt's ids, as one user's turn where the tokenizer has a chat template; padded in front to a multiple so that prompts of
-    like length are decoded together."""
+    """The prompt's ids, as one user's turn where the tokenizer has a chat template; padded in front to a multiple so
+    that prompts of like length are decoded together."""
     ids = tokenizer.encode(first_prompt(tokenizer, prompt))
     return (*(tokenizer.pad_id,) * (-len(ids) % multiple), *ids)
 
 
 def readable(tokenizer: Tokenizer, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """The text of sampled ids. A model may have more ids than its tokenizer; such an id shows as the replacement character."""
+    """The text of sampled ids. A model may have more ids than its tokenizer; such an id shows as the replacement
+    character.
+    """
     runs = groupby(ids, key=lambda i: i < tokenizer.vocab_size)
     return "".join(tokenizer.decode(list(run), keep_special=keep_special) if known else "\ufffd" for known, run in runs)
 
@@ -144,10 +157,20 @@ def answers(
     for start in range(0, len(questions), chunk):
         part = questions[start : start + chunk]
         episodes = [
-            AnswerEpisode(q, start + i, 0, tokenizer, kind="f1" if q.domain == "web-page" else "binary", mode="strict", multiple=multiple)
+            AnswerEpisode(
+                q,
+                start + i,
+                0,
+                tokenizer,
+                kind="f1" if q.domain == "web-page" else "binary",
+                mode="strict",
+                multiple=multiple,
+            )
             for i, q in enumerate(part)
         ]
         done = rollout(sampler, episodes, params, seed)
-        found += [t.reward if isinstance(t.reward, Invalid) else e.response or "" for e, t in zip(episodes, done, strict=True)]
+        found += [
+            t.reward if isinstance(t.reward, Invalid) else e.response or "" for e, t in zip(episodes, done, strict=True)
+        ]
         progress(len(found))
     return found

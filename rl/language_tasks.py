@@ -30,7 +30,9 @@ TITLES = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never see
 
 @dataclass(frozen=True)
 class Made:
-    """What a stage makes for an environment: its folder, its settings, whether it has finished, and what it was made of."""
+    """What a stage makes for an environment: its folder, its settings, whether it has finished, and what it was made
+    of.
+    """
 
     name: str
     folder: Path

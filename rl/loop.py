@@ -1,6 +1,7 @@
 """The RL loop: roll out, weigh, train, record. A `Trainer` is one stage; every rank has one and calls `run`.
 
-The leader of each data rank rolls out and sends its peers the trajectories; from there on all ranks do the same things in the same order.
+The leader of each data rank rolls out and sends its peers the trajectories; from there on all ranks do the same things
+in the same order.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from .values import check, describe, training_values
 
 
 class Trainer:
-    """RL of one policy. A subclass gives the episodes of a step and the reference model, and may look on, save and publish."""
+    """RL of one policy. A subclass gives the episodes of a step and the reference model, and may look on, save and
+    publish.
+    """
 
     can_refill = False  # whether `more_episodes` gives any
 
@@ -60,7 +63,8 @@ class Trainer:
     ) -> None:
         if "values" in algorithms.needs(algorithm) and critic is None:
             raise ConfigError(
-                f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without (grpo, rloo)"
+                f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without "
+                "(grpo, rloo)"
             )
         self.engine, self.sampler, self.algorithm, self.params, self.mesh = engine, sampler, algorithm, params, mesh
         self.settings, self.critic = settings, critic
@@ -95,7 +99,9 @@ class Trainer:
         """Tell the sampler that it is the trainer's turn; what it returns is recorded."""
         return {}
 
-    def record(self, step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]) -> None:
+    def record(
+        self, step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]
+    ) -> None:
         """Take a step's values. Episodes are there on leaders."""
 
     def save(self, step: int, state: dict[str, Any]) -> None:
@@ -107,14 +113,18 @@ class Trainer:
         """Train for `steps`, after `tokens` sampled ones of earlier steps, and return the tokens in all."""
         refills = self.can_refill and getattr(self.algorithm, "refills", 0) > 0
         if self.settings.ahead and refills:
-            raise ConfigError("ahead: refills must be sampled by the weights of their own step; set ahead: 0 or algorithm.refills: 0")
+            raise ConfigError(
+                "ahead: refills must be sampled by the weights of their own step; set ahead: 0 or algorithm.refills: 0"
+            )
         source = Ahead(self._roll, steps, self.settings.ahead, self.settings.rollout_deadline_s)
         self.publish(self.engine.steps)
         for step in steps:
             extras = self.validate(step)
             begun = time.monotonic()
             episodes, trajectories = self._take(source, step)
-            kept, extra = keep_enough(self.algorithm, trajectories, partial(self._refill, step) if refills else None, self.mesh.gather)
+            kept, extra = keep_enough(
+                self.algorithm, trajectories, partial(self._refill, step) if refills else None, self.mesh.gather
+            )
             extras |= self.rest()
             rolled = time.monotonic()
             sampled = sum(self.mesh.gather(common.action_tokens([*trajectories, *extra])))
@@ -137,7 +147,9 @@ class Trainer:
         return episodes, self.play(self.sampler, episodes, self.settings.seed)
 
     def _take(self, source: Ahead[Any], step: int) -> tuple[list[Any], list[Trajectory]]:
-        """The episodes of a step on leaders, and its trajectories on all ranks: none too stale, enough of them valid."""
+        """The episodes of a step on leaders, and its trajectories on all ranks: none too stale, enough of them
+        valid.
+        """
         episodes: list[Any] = []
 
         def take() -> list[Trajectory]:
@@ -151,7 +163,9 @@ class Trainer:
         return episodes, trajectories
 
     def _refill(self, step: int, number: int) -> list[Trajectory]:
-        return self.mesh.from_leader(lambda: self.play(self.sampler, self.more_episodes(step, number), self.settings.seed))
+        return self.mesh.from_leader(
+            lambda: self.play(self.sampler, self.more_episodes(step, number), self.settings.seed)
+        )
 
     def _score(self, kept: list[Trajectory]) -> Scores:
         """What the algorithm asks of the models before the first update; all updates of a rollout compare with it."""
@@ -160,7 +174,8 @@ class Trainer:
         return score_rows(needed, kept, scorers, self.settings.microbatch_tokens, self.mesh, self.engine.device)
 
     def _policy(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
-        with batch_invariant(getattr(getattr(self.sampler, "inner", self.sampler), "batch_invariant", False)):  # as it sampled
+        # as it sampled
+        with batch_invariant(getattr(getattr(self.sampler, "inner", self.sampler), "batch_invariant", False)):
             return [r["logprob"] for r in self.engine.score(batches, logprob_score(self.params.temperature))]
 
     def _values(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
@@ -175,13 +190,19 @@ class Trainer:
         for _ in range(self.settings.epochs):
             for part in minibatches(self.algorithm, rows, kept, self.settings.minibatches, self.mesh.gather):
                 batches = self._batches(part)
-                results.append(self.engine.step(with_reference(batches, self.reference(batches)) if compare else batches, self.loss))
+                results.append(
+                    self.engine.step(
+                        with_reference(batches, self.reference(batches)) if compare else batches, self.loss
+                    )
+                )
                 if self.critic is not None and isinstance(self.algorithm, PPO):
                     criticised.append(self.critic.step(batches, ppo.value_loss(self.algorithm)))
         return results, criticised
 
     def _batches(self, rows: list[TrainSequence]) -> list[PackedBatch]:
-        """This data rank's microbatches of an update. Where no rank has anything to learn from, a row without weights keeps step."""
+        """This data rank's microbatches of an update. Where no rank has anything to learn from, a row without
+        weights keeps step.
+        """
         if not any(self.mesh.gather(bool(rows))):
             rows = [silent_row(self.algorithm)]
         return spread(rows, self.settings.microbatch_tokens, self.mesh, self.engine.build.width).batches

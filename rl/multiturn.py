@@ -1,7 +1,9 @@
-"""Episodes with worlds in the loop: the sampler answers all live ones together, worlds step concurrently, every wait has a deadline.
+"""Episodes with worlds in the loop: the sampler answers all live ones together, worlds step concurrently, every wait
+has a deadline.
 
-A fault (of the sampler, a world that hangs or breaks, a reward that raises) makes the attempt Invalid; the episode is then begun
-anew within a budget, and only when that is used up does the trajectory stay Invalid. A model's malformed answer is no fault.
+A fault (of the sampler, a world that hangs or breaks, a reward that raises) makes the attempt Invalid; the episode is
+then begun anew within a budget, and only when that is used up does the trajectory stay Invalid. A model's malformed
+answer is no fault.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ class Limits:
     max_turns: int = 100
 
     def __post_init__(self) -> None:
-        if min(self.world_s, self.reward_s) <= 0 or min(self.workers, self.max_turns) < 1 or min(self.retries, self.restarts) < 0:
+        if (
+            min(self.world_s, self.reward_s) <= 0
+            or min(self.workers, self.max_turns) < 1
+            or min(self.retries, self.restarts) < 0
+        ):
             raise ValueError(f"limits: deadlines, workers and turns must be positive, budgets at least 0, not {self}")
 
 
@@ -44,9 +50,15 @@ class _Run:
 
 
 def rollout_worlds(
-    sampler: Sampler, makers: Sequence[Callable[[], Episode]], params: SamplingParams, seed: int, limits: Limits = DEFAULT_LIMITS
+    sampler: Sampler,
+    makers: Sequence[Callable[[], Episode]],
+    params: SamplingParams,
+    seed: int,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> list[Trajectory]:
-    """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same tokens."""
+    """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same
+    tokens.
+    """
     runs = [_Run(make) for make in makers]
     names: list[tuple[int, int]] = [(-1, -1)] * len(runs)
     results: dict[int, Trajectory] = {}
@@ -58,7 +70,9 @@ def rollout_worlds(
                 names[i] = (episode.prompt_id, episode.sample_index)
         _play(sampler, [runs[i] for i in pending], params, seed, limits)
         again = []
-        scores = run_all([_score(runs[i]) for i in pending], workers=limits.workers, deadline_s=limits.reward_s, what="reward")
+        scores = run_all(
+            [_score(runs[i]) for i in pending], workers=limits.workers, deadline_s=limits.reward_s, what="reward"
+        )
         for i, scored in zip(pending, scores, strict=True):
             run = runs[i]
             fault = scored if isinstance(scored, Invalid) else scored[1] if isinstance(scored[1], Invalid) else None
@@ -68,7 +82,9 @@ def rollout_worlds(
                 continue
             turn_rewards, reward, info = ([], scored, {}) if isinstance(scored, Invalid) else scored
             info = {**info, "restarts": run.restarts} if run.restarts else info
-            results[i] = Trajectory(*names[i], joined(run.turns), reward if fault is None else fault, turn_rewards, info)
+            results[i] = Trajectory(
+                *names[i], joined(run.turns), reward if fault is None else fault, turn_rewards, info
+            )
         pending = again
     return [results[i] for i in range(len(runs))]
 
@@ -107,7 +123,12 @@ def _play(sampler: Sampler, runs: list[_Run], params: SamplingParams, seed: int,
 
 
 def _sample(
-    sampler: Sampler, asking: list[tuple[_Run, tuple[int, ...]]], params: SamplingParams, seed: int, turn: int, limits: Limits
+    sampler: Sampler,
+    asking: list[tuple[_Run, tuple[int, ...]]],
+    params: SamplingParams,
+    seed: int,
+    turn: int,
+    limits: Limits,
 ) -> list[tuple[_Run, tuple[int, ...], Sample]]:
     answers: dict[int, Sample] = {}
     pending = list(range(len(asking)))
@@ -116,7 +137,9 @@ def _sample(
         for i in pending:
             run, context = asking[i]
             assert run.episode is not None
-            requests.append(SampleRequest(context, (seed, run.episode.prompt_id, run.episode.sample_index, turn), params))
+            requests.append(
+                SampleRequest(context, (seed, run.episode.prompt_id, run.episode.sample_index, turn), params)
+            )
         failed = []
         for i, answer in zip(pending, sampler.generate(requests), strict=True):
             if not isinstance(answer, Invalid):
@@ -142,8 +165,8 @@ def _score(run: _Run) -> Callable[[], tuple[list[float], float | Invalid, dict]]
 
 
 def joined(turns: Sequence[tuple[tuple[int, ...], Sample]]) -> list[TokenSequence]:
-    """Turns as sequences. A context that goes on from all that came before extends its sequence: what the world added is
-    OBSERVATION, what was sampled ACTION. Any other context (a window that moved) begins a sequence of its own."""
+    """Turns as sequences. A context that goes on from all that came before extends its sequence: what the world added
+    is OBSERVATION, what was sampled ACTION. Any other context (a window that moved) begins a sequence of its own."""
     sequences: list[TokenSequence] = []
     for context, sample in turns:
         last = sequences[-1] if sequences else None
@@ -151,7 +174,9 @@ def joined(turns: Sequence[tuple[tuple[int, ...], Sample]]) -> list[TokenSequenc
             fresh = sampled_sequence(context[len(last.ids) :], sample)
             roles = tuple(Role.OBSERVATION if role == Role.PROMPT else role for role in fresh.roles)
             version = min(last.weight_version, fresh.weight_version)  # the oldest decides how stale it is
-            sequences[-1] = TokenSequence(last.ids + fresh.ids, last.roles + roles, last.logprobs + fresh.logprobs, version)
+            sequences[-1] = TokenSequence(
+                last.ids + fresh.ids, last.roles + roles, last.logprobs + fresh.logprobs, version
+            )
         else:
             sequences.append(sampled_sequence(context, sample))
     return sequences

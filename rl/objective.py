@@ -60,7 +60,12 @@ def logprob_score(temperature: float):
 
     def score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, torch.Tensor]:
         logprob_T, _ = linear_logprob(
-            hidden_TH, head.weight_VH, batch.targets_T, temperature=temperature, group=head.group, vocab_size=head.vocab_size
+            hidden_TH,
+            head.weight_VH,
+            batch.targets_T,
+            temperature=temperature,
+            group=head.group,
+            vocab_size=head.vocab_size,
         )
         return {"logprob": logprob_T}
 

@@ -1,4 +1,6 @@
-"""Between rollout and step: which trajectories are trained on, what the models say of them, and what the record keeps."""
+"""Between rollout and step: which trajectories are trained on, what the models say of them, and what the record
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def score_rows(
     mesh: Mesh,
     device: torch.device,
 ) -> Scores:
-    """What the algorithm asks of the models about every row, before the step; its advantages are computed on the device."""
+    """What the algorithm asks of the models about every row, before the step; its advantages are computed on the
+    device.
+    """
     rows = [TrainSequence.of(sequence) for _, sequence in common.rows(trajectories)]
     if not wanted or not any(mesh.gather(bool(rows))):
         return Scores(**{name: [] for name in wanted}, device=device)
@@ -40,12 +44,15 @@ def score_rows(
 
 
 def keep_enough(
-    algorithm: Algorithm, trajectories: list[Trajectory], refill: Callable[[int], list[Trajectory]] | None, gather: Gather
+    algorithm: Algorithm,
+    trajectories: list[Trajectory],
+    refill: Callable[[int], list[Trajectory]] | None,
+    gather: Gather,
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """(kept, extra): the trajectories to train on, and what was sampled beyond the given ones.
 
-    Where the algorithm allows refills, `refill(round)` samples fresh prompts in place of groups that were not kept. All data ranks take
-    part in a round or none does.
+    Where the algorithm allows refills, `refill(round)` samples fresh prompts in place of groups that were not kept. All
+    data ranks take part in a round or none does.
     """
     wanted = len({t.prompt_id for t in trajectories})
     kept, extra = algorithms.keep(algorithm, trajectories, gather), []
@@ -63,8 +70,8 @@ def keep_enough(
 def minibatches(
     algorithm: Algorithm, rows: list[TrainSequence], trajectories: Sequence[Trajectory], count: int, gather: Gather
 ) -> list[list[TrainSequence]]:
-    """This data rank's rows of every mini-batch. Groups stay whole and go in the order of their prompts over all ranks, so that a
-    mini-batch does not depend on the layout; each is weighed as a batch of its own."""
+    """This data rank's rows of every mini-batch. Groups stay whole and go in the order of their prompts over all ranks,
+    so that a mini-batch does not depend on the layout; each is weighed as a batch of its own."""
     if count == 1:
         return [rows]
     prompts = sorted({p for part in gather({t.prompt_id for t in trajectories}) for p in part})
@@ -85,10 +92,14 @@ def _sizes(trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, int]
 
 
 def _scaled(row: TrainSequence, algorithm: Algorithm, scale: dict[str, np.float32]) -> TrainSequence:
-    """The row's weights, which divide by the whole rollout, made to divide by the mini-batch. Imitation and values count tokens."""
+    """The row's weights, which divide by the whole rollout, made to divide by the mini-batch. Imitation and values
+    count tokens.
+    """
     policy = scale["tokens" if getattr(algorithm, "aggregate", "token") == "token" else "sequences"]
     factors = {name: scale["tokens"] if name in ("ce", "value") else policy for name in WEIGHTS}
-    return replace(row, **{name: getattr(row, name) * factor for name, factor in factors.items() if getattr(row, name) is not None})
+    return replace(
+        row, **{name: getattr(row, name) * factor for name, factor in factors.items() if getattr(row, name) is not None}
+    )
 
 
 def sampler_drift(trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> dict[str, float]:
@@ -117,7 +128,9 @@ def critic_values(results: Sequence[StepResult]) -> dict[str, float]:
 
 
 def require_valid(trajectories: Sequence[Trajectory], most: float, gather: Gather, what: str) -> None:
-    """Stop by name when more than the share `most` of all ranks' samples is Invalid: what is left says little of the policy."""
+    """Stop by name when more than the share `most` of all ranks' samples is Invalid: what is left says little of the
+    policy.
+    """
     reasons = [t.reward.reason for t in trajectories if isinstance(t.reward, Invalid)]
     parts = gather((len(trajectories), reasons))
     total, failed = sum(count for count, _ in parts), Counter(reason for _, part in parts for reason in part)
@@ -141,7 +154,8 @@ def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int
         for sequence in t.sequences:
             if not version - bound <= sequence.weight_version <= version:
                 raise NumericsError(
-                    f"prompt {t.prompt_id}: sampled by version {sequence.weight_version} of the weights, the trainer has {version} "
+                    f"prompt {t.prompt_id}: sampled by version {sequence.weight_version} of the weights, the trainer "
+                    f"has {version} "
                     f"and allows {bound} behind; the sampler was not brought up to date"
                 )
 

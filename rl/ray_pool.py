@@ -1,4 +1,6 @@
-"""Ray: any class as actors over nodes. Trainer nodes and sampler hosts are such actors (launch/on_ray.py). Only this file imports ray."""
+"""Ray: any class as actors over nodes. Trainer nodes and sampler hosts are such actors (launch/on_ray.py). Only this
+file imports ray.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def connect(address: str = "auto") -> float:
         try:
             ray.init(address=os.environ.get("RAY_ADDRESS", address), log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
-            raise ConfigError(f"ray: no cluster at {os.environ.get('RAY_ADDRESS', address)}; start one with `ray start --head`") from error
+            raise ConfigError(
+                f"ray: no cluster at {os.environ.get('RAY_ADDRESS', address)}; start one with `ray start --head`"
+            ) from error
     return max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
 
 
@@ -61,13 +65,17 @@ class Actors:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         if not ray.is_initialized():
-            raise ConfigError("ray: no cluster; start one (ray start, or launch under the Ray template) and connect with ray.init first")
+            raise ConfigError(
+                "ray: no cluster; start one (ray start, or launch under the Ray template) and connect with ray.init "
+                "first"
+            )
         bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
         self.target, self.group = target, placement_group([bundle] * count, strategy=strategy)
         if not self.group.wait(start_s):
             self.close()
             raise DeadlineError(
-                f"ray: no room for {count} x {bundle} ({strategy}) within {start_s:.0f} s; the cluster has {ray.cluster_resources()}"
+                f"ray: no room for {count} x {bundle} ({strategy}) within {start_s:.0f} s; the cluster has "
+                f"{ray.cluster_resources()}"
             )
         remote = ray.remote(Host)
         self.actors = [
@@ -98,7 +106,9 @@ class Actors:
         remove_placement_group(self.group)
 
     def each(self, method: str, arguments: Sequence[tuple[Any, ...]], *, deadline_s: float) -> list[Any]:
-        """`method(*arguments[i])` on actor i. The loss of one, or no answer in time, is a WorkerError by its number and node."""
+        """`method(*arguments[i])` on actor i. The loss of one, or no answer in time, is a WorkerError by its number
+        and node.
+        """
         import ray.exceptions
 
         calls = [a.call.remote(method, *args) for a, args in zip(self.actors, arguments, strict=True)]
@@ -108,7 +118,9 @@ class Actors:
                 answers.append(ray.get(call, timeout=max(end - time.monotonic(), 0.0)))
             except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
                 node = self.nodes[number][:8]
-                raise WorkerError(f"{self.target} {number} on node {node} is lost: {method}: {type(error).__name__}") from error
+                raise WorkerError(
+                    f"{self.target} {number} on node {node} is lost: {method}: {type(error).__name__}"
+                ) from error
         return answers
 
 

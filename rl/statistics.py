@@ -33,10 +33,13 @@ def proportion(successes: int, n: int) -> Estimate:
 
 
 def mean_of_proportions(parts: Sequence[Estimate]) -> Estimate:
-    """The mean of independent success rates; their distances to the limits are added as variances are, so the interval stays in [0, 1]."""
+    """The mean of independent success rates; their distances to the limits are added as variances are, so the
+    interval stays in [0, 1].
+    """
     value = sum(p.value for p in parts) / len(parts)
     below, above = (
-        math.sqrt(sum(d * d for d in ds)) / len(parts) for ds in zip(*((p.value - p.low, p.high - p.value) for p in parts), strict=True)
+        math.sqrt(sum(d * d for d in ds)) / len(parts)
+        for ds in zip(*((p.value - p.low, p.high - p.value) for p in parts), strict=True)
     )
     return Estimate(value, value - below, value + above, sum(p.n for p in parts))
 
@@ -58,7 +61,9 @@ def mean_share(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(after: Sequence[bool], before: Sequence[bool]) -> Estimate:
-    """The change of a success rate over the same tasks, with Bonett and Price's interval, which stays honest when no pair differs."""
+    """The change of a success rate over the same tasks, with Bonett and Price's interval, which stays honest when no
+    pair differs.
+    """
     n = len(after)
     if n == 0:
         return Estimate(math.nan, math.nan, math.nan, 0)

@@ -1,6 +1,8 @@
-"""What the stages collect, sft, rl and eval ask of an environment, opened for one of them. Environments of text inherit most of it.
+"""What the stages collect, sft, rl and eval ask of an environment, opened for one of them. Environments of text inherit
+most of it.
 
-A stage names no environment and has no setting that only one of them reads; whatever differs between them is a method here.
+A stage names no environment and has no setting that only one of them reads; whatever differs between them is a method
+here.
 """
 
 from __future__ import annotations
@@ -46,14 +48,17 @@ def held_out(name: str, share: float) -> bool:
 
 
 class Tasks(ABC):
-    """Tasks of both splits, how they are played, imitated and shown, and the trivial policies that stand beside a model."""
+    """Tasks of both splits, how they are played, imitated and shown, and the trivial policies that stand beside a
+    model.
+    """
 
     free_text: ClassVar[bool] = True  # length and repetition of answers are watched
     shows_turns: ClassVar[bool] = True  # the report shows episodes of RL turn by turn
     evaluation_key: ClassVar[int] = 3  # of the random numbers that an evaluation draws
     lesson_tokens: int | None = None  # that each demonstration teaches, where it is the same number for all
     collection_key: ClassVar[int] = 4  # and a stage that collects
-    counted: ClassVar[tuple[str, ...]] = ()  # what RL records of its tally in every step, for comparisons of what models cost
+    # what RL records of its tally in every step, for comparisons of what models cost
+    counted: ClassVar[tuple[str, ...]] = ()
     stage: str = ""  # the name of the stage it was opened for
     seed: int = 0  # of the recipe
     ranks: int = 1  # that play at once, each its share of the episodes
@@ -63,7 +68,9 @@ class Tasks(ABC):
         self.pad_id: int = tokenizer.pad_id  # of prompts; it is never learnt
 
     def table(self) -> Table:
-        """Where conversations are held; an environment with episodes of its own kind has none, and plays them itself."""
+        """Where conversations are held; an environment with episodes of its own kind has none, and plays them
+        itself.
+        """
         raise NotImplementedError(f"{type(self).__name__}: holds no conversations")
 
     @cached_property
@@ -85,7 +92,9 @@ class Tasks(ABC):
         return
 
     def recorded(self) -> tuple[list[Any], list[Trajectory]] | None:
-        """Episodes and trajectories that lie somewhere already and take the place of demonstrations; None where tasks are played."""
+        """Episodes and trajectories that lie somewhere already and take the place of demonstrations; None where
+        tasks are played.
+        """
         return None
 
     def facts(self) -> dict[str, Any]:
@@ -101,7 +110,9 @@ class Tasks(ABC):
         return True
 
     def require_judge(self, split: Split, samples: int) -> None:
-        """Refuse, before the run starts, what judging so many samples of each task of a split will miss, such as a metric's weights."""
+        """Refuse, before the run starts, what judging so many samples of each task of a split will miss, such as a
+        metric's weights.
+        """
         return None
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
@@ -120,11 +131,15 @@ class Tasks(ABC):
     def params(self, max_new_tokens: int | None, temperature: float) -> SamplingParams:
         """How answers are sampled."""
         if max_new_tokens is None:
-            raise ConfigError("max_new_tokens: answers of this environment may have any length; give the stage this limit")
+            raise ConfigError(
+                "max_new_tokens: answers of this environment may have any length; give the stage this limit"
+            )
         return SamplingParams(max_new_tokens, temperature, stop_ids=self.tokenizer.stop_ids)
 
     def require_room(self, max_new_tokens: int | None) -> None:
-        """Refuse answers so long that the model has no room for them; where nobody knows how long prompts are nothing is refused."""
+        """Refuse answers so long that the model has no room for them; where nobody knows how long prompts are
+        nothing is refused.
+        """
         return
 
     def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
@@ -140,7 +155,9 @@ class Tasks(ABC):
         valid = [t.info for t in trajectories if not isinstance(t.reward, Invalid)]
         infos = [info for part in gather(valid) for info in part]
         names = dict.fromkeys(name for info in infos for name in info)
-        return {f"score/{name}": sum(i[name] for i in infos if name in i) / sum(name in i for i in infos) for name in names}
+        return {
+            f"score/{name}": sum(i[name] for i in infos if name in i) / sum(name in i for i in infos) for name in names
+        }
 
     def scores(self, trajectories: Sequence[Trajectory], samples: int) -> dict[str, float]:
         """What validation on held-out tasks, with so many samples of each, says of a model: its mean reward."""
@@ -174,7 +191,9 @@ class Tasks(ABC):
     def player(self, episodes: Sequence[Any]) -> Sampler:
         """Who plays where no model does: the demonstrations."""
         answers = {episode.prompt_id: self._required(episode.task, "model") for episode in episodes}
-        return Scripted(self.tokenizer, lambda number, turn: answers[number][turn] if turn < len(answers[number]) else "")
+        return Scripted(
+            self.tokenizer, lambda number, turn: answers[number][turn] if turn < len(answers[number]) else ""
+        )
 
     def taught(self, episode: Any, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
         """What a valid episode leaves to imitate: all that was answered."""
@@ -183,7 +202,12 @@ class Tasks(ABC):
         said = [{"role": "assistant", "content": answer} for answer in episode.answers]
         fields = {
             "messages.json": [message for turn in zip(asked, said, strict=False) for message in turn],
-            "meta.json": {"schema": TEXT, "task": str(episode.task)[:200], "sample": episode.sample_index, "reward": trajectory.reward},
+            "meta.json": {
+                "schema": TEXT,
+                "task": str(episode.task)[:200],
+                "sample": episode.sample_index,
+                "reward": trajectory.reward,
+            },
         }
         return [Lesson(sequence, fields, aside) for sequence in trajectory.sequences]
 
@@ -224,12 +248,14 @@ class Tasks(ABC):
         return {name: [[trajectory.reward] for trajectory in trajectories] for name, trajectories in played.items()}
 
     def make(self, guard: Callable[[], None]) -> dict[str, int]:
-        """Make what this environment reads in the folder of the collect stage that its setting `data` names, and count it. On the main
-        rank alone; `guard` is called before writing."""
+        """Make what this environment reads in the folder of the collect stage that its setting `data` names, and count
+        it. On the main rank alone; `guard` is called before writing."""
         raise ConfigError("env.data: names the collect stage itself, but this environment makes no data of its own")
 
     def imitated(self) -> Sequence[Any]:
-        """What supervised fine-tuning imitates: the training tasks, unless the environment has something else to learn from."""
+        """What supervised fine-tuning imitates: the training tasks, unless the environment has something else to
+        learn from.
+        """
         return self.of("train")
 
     def lesson_order(self, seed: int) -> Callable[[int], int]:
@@ -241,28 +267,32 @@ class Tasks(ABC):
         return None
 
     def lessons(self, tasks: Sequence[Any], where: str) -> list[list[TokenSequence]]:
-        """Demonstrations as sequences to imitate: what is learnt has the role ACTION or STATE. They are played through the environment,
-        so that every turn is read as in RL."""
+        """Demonstrations as sequences to imitate: what is learnt has the role ACTION or STATE. They are played through
+        the environment, so that every turn is read as in RL."""
         answers = [self._required(task, where) for task in tasks]
 
         def answer(prompt_id: int, turn: int) -> str:
             if turn >= len(answers[prompt_id]):
                 raise ConfigError(
-                    f"{where}: the demonstration of task {str(tasks[prompt_id])[:80]} has {turn} answers, not enough to end it"
+                    f"{where}: the demonstration of task {str(tasks[prompt_id])[:80]} has {turn} answers, not enough "
+                    "to end it"
                 )
             return answers[prompt_id][turn]
 
         played = self.scripted(tasks, answer)
         for task, trajectory in zip(tasks, played, strict=True):
             if isinstance(trajectory.reward, Invalid):
-                raise ConfigError(f"{where}: the demonstration of task {str(task)[:80]} cannot be played: {trajectory.reward.reason}")
+                raise ConfigError(
+                    f"{where}: the demonstration of task {str(task)[:80]} cannot be played: {trajectory.reward.reason}"
+                )
         return [trajectory.sequences for trajectory in played]
 
     def _required(self, task: Any, where: str) -> list[str]:
         answers = self.demonstration(task)
         if not answers:
             raise ConfigError(
-                f"{where}: task {str(task)[:80]} has no demonstration to imitate; name a collect stage, or a model that plays"
+                f"{where}: task {str(task)[:80]} has no demonstration to imitate; name a collect stage, or a model "
+                "that plays"
             )
         return answers
 
@@ -272,7 +302,8 @@ class Tasks(ABC):
         length, most = len(context) + len(ids), self.max_length
         if most is not None and length > most:
             raise ConfigError(
-                f"{where}: prompt and answer have {length} tokens, model.max_positions is {most}; leave the task out or cut it"
+                f"{where}: prompt and answer have {length} tokens, model.max_positions is {most}; leave the task out "
+                "or cut it"
             )
         return TokenSequence((*context, *ids), (Role.PROMPT,) * len(context) + (Role.ACTION,) * len(ids))
 

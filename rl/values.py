@@ -29,7 +29,9 @@ def describe(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[An
 
 
 def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, Any]:
-    """The engine's sums over a rollout's updates as means over the tokens that were trained on; the loss is the mean of the updates'."""
+    """The engine's sums over a rollout's updates as means over the tokens that were trained on; the loss is the mean
+    of the updates'.
+    """
     sums = {name: sum(r.metrics[name] for r in results) for name in results[0].metrics}
     first = results[0].metrics
     trained = sums["pg_tokens"] or sums["tokens"]  # imitation has no policy term
@@ -44,7 +46,8 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
         values["entropy"] = sums["entropy"] / trained
         values["clip_fraction"] = (sums["clipped_low"] + sums["clipped_high"]) / trained
     begun = first["pg_tokens"] or first["tokens"]
-    if begun and "drift" in first:  # sampler against trainer: later updates have moved away from what was sampled, as they should
+    # sampler against trainer: later updates have moved away from what was sampled, as they should
+    if begun and "drift" in first:
         values["logprob_drift/mean"] = first["drift"] / begun
     if trained and "reference_kl" in sums:
         values["kl"] = sums["reference_kl"] / trained
@@ -55,7 +58,10 @@ def require_finite(values: dict[str, Any], step: int) -> None:
     """Stop the run by the name of a number that is NaN or infinite."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise NumericsError(f"step {step}: {name} is {value}; the last checkpoint is good: lower the learning rate and start a new run")
+            raise NumericsError(
+                f"step {step}: {name} is {value}; the last checkpoint is good: lower the learning rate and start a "
+                "new run"
+            )
 
 
 def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
@@ -63,8 +69,11 @@ def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
     require_finite(values, step)
     if values["impossible_logprobs"]:
         raise NumericsError(
-            f"step {step}: {values['impossible_logprobs']:.0f} log-probs lie above 0; the loss kernel or the weights are broken"
+            f"step {step}: {values['impossible_logprobs']:.0f} log-probs lie above 0; the loss kernel or the weights "
+            "are broken"
         )
     if values.get("logprob_drift/mean", 0.0) > drift_gate:
         drift = f"{values['logprob_drift/mean']:.4f}"
-        raise NumericsError(f"step {step}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}")
+        raise NumericsError(
+            f"step {step}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}"
+        )

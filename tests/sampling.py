@@ -13,7 +13,9 @@ import pytest
 @cache
 def _commit() -> str:
     """The commit under test; always the same word where there is no repository."""
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60)
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60
+    )
     return asked.stdout.strip()
 
 

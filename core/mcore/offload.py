@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state moved to host memory and back.
 
-Megatron's parameters and gradients are views of a few large buffers. The storages of those buffers are emptied and refilled in
-place, so that every view stays valid.
+Megatron's parameters and gradients are views of a few large buffers. The storages of those buffers are emptied and
+refilled in place, so that every view stays valid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from . import optimizer as adam
 Parked = tuple[torch.UntypedStorage, torch.UntypedStorage | None, int]  # the device's storage, its copy, its size
 
 
-def _storages(chunks: list[torch.nn.Module], wrapped: list[torch.nn.Module], optimizer) -> list[tuple[torch.UntypedStorage, bool]]:
+def _storages(
+    chunks: list[torch.nn.Module], wrapped: list[torch.nn.Module], optimizer
+) -> list[tuple[torch.UntypedStorage, bool]]:
     """Every storage once, with whether its contents matter (gradients do not)."""
     found: dict[int, tuple[torch.UntypedStorage, bool]] = {}
 

@@ -1,7 +1,8 @@
 """The distributed optimizer, and its state by parameter.
 
-Megatron 0.16 cannot load its own optimizer checkpoint when Adam is torch's: the fresh state is empty, 'step' is not among the loaded
-tensors, and one shared step tensor is advanced once per parameter. So the state is read and written here, parameter by parameter.
+Megatron 0.16 cannot load its own optimizer checkpoint when Adam is torch's: the fresh state is empty, 'step' is not
+among the loaded tensors, and one shared step tensor is advanced once per parameter. So the state is read and written
+here, parameter by parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Group = tuple[dict[str, Any], list[Any]]  # settings, and the kernel's tuple for
 
 @dataclass
 class Lookup:
-    """What an update needs of all parameters, kept with the optimizer: to find it again for a thousand weights takes the host 40 ms."""
+    """What an update needs of all parameters, kept with the optimizer: to find it again for a thousand weights takes
+    the host 40 ms.
+    """
 
     pieces: list[torch.Tensor]  # of the gradients, for the norm
     steps: Any = None  # of all runs, one tensor
@@ -44,19 +47,27 @@ def wrap_ddp(chunks: list[torch.nn.Module], parallel: ParallelConfig) -> list[to
         overlap_param_gather=parallel.overlap_param_gather,
     )
     config = chunks[0].config
-    config.finalize_model_grads_func = _finalize if parallel.tensor * parallel.pipeline > 1 or _router_remembers(config) else _reduce
-    wrapped = [DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+    config.finalize_model_grads_func = (
+        _finalize if parallel.tensor * parallel.pipeline > 1 or _router_remembers(config) else _reduce
+    )
+    wrapped = [
+        DistributedDataParallel(chunk.config, settings, chunk, disable_bucketing=i > 0)
+        for i, chunk in enumerate(chunks)
+    ]
     if parallel.overlap_grad_reduce:
         config.no_sync_func = [chunk.no_sync for chunk in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
     if parallel.overlap_param_gather:
-        # Megatron waits in hooks on each module's forward, which a layer that uses a weight directly would pass by: we wait ourselves.
+        # Megatron waits in hooks on each module's forward, which a layer that uses a weight directly would pass by: we
+        # wait ourselves.
         for chunk in wrapped:
             chunk.disable_forward_pre_hook(param_sync=False)
     return wrapped
 
 
 def start_gather(wrapped: list[Any]) -> None:
-    """Gather the updated parameters of all data ranks; in the background, until `finish_gather`, where the layout says so. Collective."""
+    """Gather the updated parameters of all data ranks; in the background, until `finish_gather`, where the layout
+    says so. Collective.
+    """
     for chunk in wrapped:
         chunk.start_param_sync()
 
@@ -78,8 +89,12 @@ def _router_remembers(config: Any) -> bool:
     return config.moe_router_enable_expert_bias or "global_aux_loss" in config.moe_router_load_balancing_type
 
 
-def _reduce(chunks: list[Any], num_tokens: torch.Tensor | None = None, *, force_all_reduce: bool = False, **groups: Any) -> None:
-    """All that `_finalize` comes to where layers are cut over no ranks; Megatron also walks every module, 3 ms with 500 experts."""
+def _reduce(
+    chunks: list[Any], num_tokens: torch.Tensor | None = None, *, force_all_reduce: bool = False, **groups: Any
+) -> None:
+    """All that `_finalize` comes to where layers are cut over no ranks; Megatron also walks every module, 3 ms with
+    500 experts.
+    """
     for chunk in chunks:
         chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
 
@@ -124,8 +139,11 @@ def parts(optimizer) -> list:
 
 
 def _norm_pieces(optimizer) -> list[torch.Tensor]:
-    """The gradients that the norm counts, neighbours joined: few tensors, however many parameters. The padding between them is zero."""
-    # on a GPU torch adds up a tensor of any size well; on a CPU one by one, and loses 1e-6 over 16,384 elements, 2e-4 over four million
+    """The gradients that the norm counts, neighbours joined: few tensors, however many parameters. The padding
+    between them is zero.
+    """
+    # on a GPU torch adds up a tensor of any size well; on a CPU one by one, and loses 1e-6 over 16,384 elements, 2e-4
+    # over four million
     size = 1 << (26 if device().type == "cuda" else 12)
     counted = {grad.data_ptr() for part in parts(optimizer) for grad in part.get_main_grads_for_grad_norm()}
     pieces: list[torch.Tensor] = []
@@ -134,7 +152,9 @@ def _norm_pieces(optimizer) -> list[torch.Tensor]:
         for part, grad in zip(members, grads, strict=True):
             if grad.untyped_storage().data_ptr() != part.param.main_grad.untyped_storage().data_ptr():  # type: ignore[attr-defined]
                 raise RuntimeError("optimizer: a gradient is a copy, which would never change again")
-        for wanted, run in groupby(sorted(grads, key=torch.Tensor.storage_offset), lambda grad: grad.data_ptr() in counted):
+        for wanted, run in groupby(
+            sorted(grads, key=torch.Tensor.storage_offset), lambda grad: grad.data_ptr() in counted
+        ):
             first, *rest = run
             last = rest[-1] if rest else first
             if wanted:
@@ -151,14 +171,21 @@ def grad_norm(optimizer) -> torch.Tensor:
     return squares.sqrt()
 
 
-def update(optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float, kernel: Callable[..., None]) -> torch.Tensor:
+def update(
+    optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float, kernel: Callable[..., None]
+) -> torch.Tensor:
     """One update. Returns the gradient norm before clipping; where it is not finite, nothing was changed.
 
-    Gradients are divided and a step is skipped inside the update's kernel, so that the host never waits for the norm: ours on CUDA, torch's
-    fused one on CPU. Another Adam (TransformerEngine's or apex's, where Megatron found it) is asked only once the norm is known.
+    Gradients are divided and a step is skipped inside the update's kernel, so that the host never waits for the norm:
+    ours on CUDA, torch's fused one on CPU. Another Adam (TransformerEngine's or apex's, where Megatron found it) is
+    asked only once the norm is known.
     """
     norm = grad_norm(optimizer)
-    divisor = ((norm + 1e-6) / config.clip_grad).clamp(min=1.0) if config.clip_grad > 0 else torch.where(norm.isfinite(), 1.0, norm)
+    divisor = (
+        ((norm + 1e-6) / config.clip_grad).clamp(min=1.0)
+        if config.clip_grad > 0
+        else torch.where(norm.isfinite(), 1.0, norm)
+    )
     for part in parts(optimizer):
         for group in part.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_mult", 1.0)
@@ -231,7 +258,9 @@ def _buckets(optimizer) -> Iterator[list[StatePart]]:
                         group, order = part.model_param_group_index_map[param]
                         settings = part.optimizer.param_groups[group]
                         master, run = settings["params"][order], ranges["param"]
-                        found.append(StatePart(param, run.start, run.end, master, part.optimizer.state[master], settings))
+                        found.append(
+                            StatePart(param, run.start, run.end, master, part.optimizer.state[master], settings)
+                        )
                     yield found
 
 
@@ -262,7 +291,9 @@ def set_state(optimizer, part: StatePart, master: torch.Tensor, moments: dict[st
         return
     owner = next(p for p in parts(optimizer) if part.param in p.model_param_group_index_map)
     for name in MOMENTS:
-        part.state[name] = moments[name].to(device=part.master.device, dtype=torch.float32).reshape(part.master.shape).clone()
+        part.state[name] = (
+            moments[name].to(device=part.master.device, dtype=torch.float32).reshape(part.master.shape).clone()
+        )
     if isinstance(owner.optimizer, torch.optim.AdamW):
         part.state["step"] = torch.tensor(float(count), dtype=torch.float32, device=part.master.device)
     else:
@@ -289,7 +320,9 @@ def refresh_masters(optimizer) -> None:
 
 
 def full_gradients(optimizer, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """This rank's gradients after the data-parallel reduction, made whole again from the runs of all data ranks. Collective."""
+    """This rank's gradients after the data-parallel reduction, made whole again from the runs of all data ranks.
+    Collective.
+    """
     from megatron.core import parallel_state as state
 
     out = []
@@ -299,7 +332,11 @@ def full_gradients(optimizer, parameters: list[torch.nn.Parameter]) -> list[torc
         whole = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
         whole[start:end] = param.main_grad.reshape(-1)[start:end]  # type: ignore[attr-defined]
         expert = not getattr(param, "allreduce", True)
-        group = state.get_expert_data_parallel_group() if expert else state.get_data_parallel_group(with_context_parallel=True)
+        group = (
+            state.get_expert_data_parallel_group()
+            if expert
+            else state.get_data_parallel_group(with_context_parallel=True)
+        )
         dist.all_reduce(whole, group=group)
         out.append(whole.view_as(param))
     return out

@@ -1,7 +1,7 @@
 """Global names and shards of parameters: what makes checkpoints, exports and weight sync independent of the layout.
 
-A global name is Megatron's, with global layer and expert numbers. A parameter may be cut over tensor ranks along one dimension;
-a gated fc1 is two stacked halves, each cut on its own. Layer specs say so through attributes set by `mark`.
+A global name is Megatron's, with global layer and expert numbers. A parameter may be cut over tensor ranks along one
+dimension; a gated fc1 is two stacked halves, each cut on its own. Layer specs say so through attributes set by `mark`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Shard:
         """This rank's part of the full tensor."""
         if self.dim is None or self.size == 1:
             return full
-        return torch.cat([half.chunk(self.size, self.dim)[self.rank] for half in full.chunk(self.halves, self.dim)], self.dim)
+        return torch.cat(
+            [half.chunk(self.size, self.dim)[self.rank] for half in full.chunk(self.halves, self.dim)], self.dim
+        )
 
     def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """The full tensor from the parts of all tensor ranks."""
@@ -68,14 +70,20 @@ def named_parameters(chunks: list[torch.nn.Module]) -> list[NamedParameter]:
     for chunk in chunks:
         offset = chunk.layer_offset  # type: ignore[attr-defined]
         experts = getattr(chunk.config, "num_moe_experts", None) or 0  # type: ignore[attr-defined]
-        expert_offset = state.get_expert_model_parallel_rank() * (experts // state.get_expert_model_parallel_world_size())
+        expert_offset = state.get_expert_model_parallel_rank() * (
+            experts // state.get_expert_model_parallel_world_size()
+        )
         for local_name, param in chunk.named_parameters():
             name = _renumber(local_name, "decoder.layers.", offset)
             name = _renumber(name, "local_experts.", expert_offset)
             for fused, plain in _FUSED.items():
                 name = name.replace(fused, plain)
             expert = not getattr(param, "allreduce", True)
-            dim = getattr(param, "partition_dim", -1) if getattr(param, "tensor_model_parallel", False) and not expert else -1
+            dim = (
+                getattr(param, "partition_dim", -1)
+                if getattr(param, "tensor_model_parallel", False) and not expert
+                else -1
+            )
             shard = Shard(
                 dim if dim >= 0 else None,
                 state.get_tensor_model_parallel_rank() if dim >= 0 else 0,
@@ -107,11 +115,17 @@ def gather(parameters: list[NamedParameter], tensors: list[torch.Tensor]) -> Ite
 
     # Owners differ between pipeline stages and, for experts, between expert ranks.
     tensor_group = state.get_tensor_model_parallel_group()
-    group = dist.group.WORLD if state.get_expert_model_parallel_world_size() > 1 else state.get_pipeline_model_parallel_group()
+    group = (
+        dist.group.WORLD
+        if state.get_expert_model_parallel_world_size() > 1
+        else state.get_pipeline_model_parallel_group()
+    )
     ranks = dist.get_process_group_ranks(group)
     held = {p.name: (p, tensor) for p, tensor in zip(parameters, tensors, strict=True) if not p.tied_copy}
     listings: list = [None] * len(ranks)
-    dist.all_gather_object(listings, [(n, p.shard.full_shape(t.shape), t.dtype) for n, (p, t) in held.items()], group=group)
+    dist.all_gather_object(
+        listings, [(n, p.shard.full_shape(t.shape), t.dtype) for n, (p, t) in held.items()], group=group
+    )
     owners: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
     for rank, listing in zip(ranks, listings, strict=True):
         for name, shape, dtype in listing:

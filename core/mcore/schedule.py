@@ -19,7 +19,8 @@ def run(
 ) -> list[Any]:
     """Forward (and backward when `train`) over `items`; `tokens` is the padded length of each, before context slicing.
 
-    `finish` runs on the last stage and returns (loss, record) when `train`, else what to collect. Only the last stage gets the list.
+    `finish` runs on the last stage and returns (loss, record) when `train`, else what to collect. Only the last stage
+    gets the list.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 

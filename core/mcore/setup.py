@@ -27,9 +27,11 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "env://", rank: int = -1, world: int = -1) -> None:
-    """Join the world (by default the one torchrun's variables describe): NCCL with CUDA, gloo without, or where ranks share a GPU. Every
-    collective has a deadline."""
+def start_process_group(
+    timeout_minutes: float = 10.0, *, init_method: str = "env://", rank: int = -1, world: int = -1
+) -> None:
+    """Join the world (by default the one torchrun's variables describe): NCCL with CUDA, gloo without, or where ranks
+    share a GPU. Every collective has a deadline."""
     if dist.is_initialized():
         return
     # NCCL's flight recorder tells, after a hang, which collective each rank was in.
@@ -40,7 +42,11 @@ def start_process_group(timeout_minutes: float = 10.0, *, init_method: str = "en
         gpus, here = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", max(world, 1)))
         backend = "cpu:gloo,cuda:nccl" if here <= gpus else "cpu:gloo,cuda:gloo"
         if here > gpus:
-            log.warning("%d ranks share %d GPU(s): their collectives go through host memory, which is right but slow", here, gpus)
+            log.warning(
+                "%d ranks share %d GPU(s): their collectives go through host memory, which is right but slow",
+                here,
+                gpus,
+            )
             shared_gpu.install()
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", max(rank, 0))) % gpus)
     timeout = timedelta(minutes=timeout_minutes)
@@ -80,7 +86,9 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> Groups:
         from megatron.core import parallel_state, tensor_parallel
     if parallel_state.model_parallel_is_initialized():
         if parallel != _active:
-            raise ConfigError(f"parallel: this process already runs {_active}; every engine in it must use the same layout")
+            raise ConfigError(
+                f"parallel: this process already runs {_active}; every engine in it must use the same layout"
+            )
     else:
         here = place(parallel, dist.get_rank(), dist.get_world_size())
         parallel_state.initialize_model_parallel(
@@ -93,8 +101,13 @@ def start_parallel(parallel: ParallelConfig, seed: int) -> Groups:
             distributed_timeout_minutes=max(1, round(parallel.timeout_minutes)),
             create_gloo_process_groups=False,
         )
-        if parallel_state.get_data_parallel_rank() != here.data_rank or parallel_state.get_data_parallel_world_size() != here.data_size:
-            raise ConfigError(f"parallel: megatron-core counts data ranks of {parallel} in another order than core/mesh.py")
+        if (
+            parallel_state.get_data_parallel_rank() != here.data_rank
+            or parallel_state.get_data_parallel_world_size() != here.data_size
+        ):
+            raise ConfigError(
+                f"parallel: megatron-core counts data ranks of {parallel} in another order than core/mesh.py"
+            )
         _active = parallel
     _complete_megatron()
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
@@ -133,11 +146,15 @@ def restore_generators(states: dict[str, torch.Tensor]) -> None:
     if torch.cuda.is_available() and "rng.cuda" in states:
         torch.cuda.set_rng_state(states["rng.cuda"])
     prefix = "rng.tracker."
-    tensor_parallel.get_cuda_rng_tracker().set_states({k[len(prefix) :]: v for k, v in states.items() if k.startswith(prefix)})
+    tensor_parallel.get_cuda_rng_tracker().set_states(
+        {k[len(prefix) :]: v for k, v in states.items() if k.startswith(prefix)}
+    )
 
 
 def expert_tensor_size(parallel: ParallelConfig) -> int:
-    """Tensor ranks inside an expert: whole experts when they are spread over ranks, cut like dense layers when they are not."""
+    """Tensor ranks inside an expert: whole experts when they are spread over ranks, cut like dense layers when they
+    are not.
+    """
     return 1 if parallel.expert > 1 else parallel.tensor
 
 

@@ -1,6 +1,7 @@
 """Several ranks on one GPU: right and slow, to try a layout with the real kernels before several GPUs are there.
 
-NCCL refuses two ranks on one device, and gloo does not take CUDA tensors everywhere: every collective of theirs goes through host memory.
+NCCL refuses two ranks on one device, and gloo does not take CUDA tensors everywhere: every collective of theirs goes
+through host memory.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce(host: torch.Tensor, op: Any, group: Any) -> None:
-    """Straight to the group: inside Megatron's blocks of coalesced collectives the public function would put it off to their end."""
+    """Straight to the group: inside Megatron's blocks of coalesced collectives the public function would put it off
+    to their end.
+    """
     options = dist.AllreduceOptions()
     options.reduceOp = op
     (group or dist.group.WORLD).allreduce([host], options).wait()
@@ -62,11 +65,18 @@ def _gather(host: torch.Tensor, group: Any) -> list[torch.Tensor]:
 
 
 def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
-    """Send what ranks tell one another through host memory, for tensors that `needs` names. Once, before Megatron is imported."""
+    """Send what ranks tell one another through host memory, for tensors that `needs` names. Once, before Megatron is
+    imported.
+    """
     if getattr(dist.all_reduce, "staged", False):
         return
-    plain = {name: getattr(dist, name) for name in ("all_reduce", "broadcast", "all_gather", "isend", "irecv", "send", "recv")}
-    plain |= {name: getattr(dist, name) for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")}
+    plain = {
+        name: getattr(dist, name)
+        for name in ("all_reduce", "broadcast", "all_gather", "isend", "irecv", "send", "recv")
+    }
+    plain |= {
+        name: getattr(dist, name) for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+    }
 
     def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
         if not needs(tensor):
@@ -84,7 +94,9 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         tensor.detach().copy_(host)
         return _Done() if async_op else None
 
-    def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+    def all_gather(
+        tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
         if not needs(tensor):
             return plain["all_gather"](tensor_list, tensor, group, async_op)
         host = _host(tensor)
@@ -92,7 +104,9 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
             into.detach().copy_(part)
         return _Done() if async_op else None
 
-    def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+    def all_gather_into_tensor(
+        output: torch.Tensor, tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
         if not needs(tensor):
             return plain["all_gather_into_tensor"](output, tensor, group, async_op)
         host = _host(tensor)
@@ -100,7 +114,11 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         return _Done() if async_op else None
 
     def reduce_scatter_tensor(
-        output: torch.Tensor, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
     ) -> Any:
         if not needs(tensor):
             return plain["reduce_scatter_tensor"](output, tensor, op, group, async_op)
@@ -109,7 +127,9 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         output.detach().view(-1).copy_(host.view(-1).chunk(dist.get_world_size(group))[dist.get_rank(group)])
         return _Done() if async_op else None
 
-    def all_to_all_single(output: torch.Tensor, tensor: torch.Tensor, *args: Any, async_op: bool = False, **options: Any) -> Any:
+    def all_to_all_single(
+        output: torch.Tensor, tensor: torch.Tensor, *args: Any, async_op: bool = False, **options: Any
+    ) -> Any:
         if not needs(tensor):
             return plain["all_to_all_single"](output, tensor, *args, async_op=async_op, **options)
         host, into = _host(tensor), _host(output)
@@ -132,7 +152,18 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         irecv(tensor, *args, **options).wait()
 
     all_reduce.staged = True  # type: ignore[attr-defined]
-    staged = (all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, isend, irecv, send, recv)
+    staged = (
+        all_reduce,
+        broadcast,
+        all_gather,
+        all_gather_into_tensor,
+        reduce_scatter_tensor,
+        all_to_all_single,
+        isend,
+        irecv,
+        send,
+        recv,
+    )
     for function in staged:
         for module in (dist, distributed_c10d):  # P2POp knows its operations by their place in the second
             setattr(module, function.__name__, function)

@@ -23,7 +23,9 @@ def _is_cuda(device: Any) -> bool:
 
 
 class _CudaToCpu(TorchFunctionMode):
-    """Sends CUDA device arguments to the CPU and answers `Tensor.type()` with the CUDA names the optimizers compare with."""
+    """Sends CUDA device arguments to the CPU and answers `Tensor.type()` with the CUDA names the optimizers compare
+    with.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

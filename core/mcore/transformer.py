@@ -65,7 +65,8 @@ def transformer_config(
             add_bias_linear=False,
         )
     if parallel.virtual_pipeline > 1:
-        # With two pipeline ranks both neighbours are one peer and batched sends pair wrongly: wrong gradients, no error.
+        # With two pipeline ranks both neighbours are one peer and batched sends pair wrongly: wrong gradients, no
+        # error.
         options.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     if parallel.recompute == "full":
         options.update(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
@@ -87,7 +88,8 @@ def transformer_config(
         add_qkv_bias=qkv_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Megatron's initialisers also set the sharding attributes, so they run; the weights themselves are drawn by the model's builder.
+        # Megatron's initialisers also set the sharding attributes, so they run; the weights themselves are drawn by the
+        # model's builder.
         init_method=_leave,
         output_layer_init_method=_leave,
         embedding_init_method=_leave,
@@ -102,7 +104,8 @@ def transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         use_cpu_initialization=True,
-        # The loss is a sum whose weights carry the normalisation: Megatron must not divide it by microbatches, context or data ranks.
+        # The loss is a sum whose weights carry the normalisation: Megatron must not divide it by microbatches, context
+        # or data ranks.
         calculate_per_token_loss=True,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,

@@ -1,6 +1,7 @@
 """Weight gradients added to their fp32 buffers by the matrix product itself, without a bf16 gradient in between.
 
-Megatron does this through an extension of NVIDIA apex. Where that is not installed, a product of torch's with fp32 output takes its place.
+Megatron does this through an extension of NVIDIA apex. Where that is not installed, a product of torch's with fp32
+output takes its place.
 """
 
 from __future__ import annotations

@@ -52,10 +52,16 @@ class Converter:
 
 CONVERTERS: dict[str, Converter] = {
     "text-game": Converter(
-        PAIR, "text_game:read", "GPT-simulator JSONL or zip, or a checkout's data folder", ("which", "rules", "examples", "split")
+        PAIR,
+        "text_game:read",
+        "GPT-simulator JSONL or zip, or a checkout's data folder",
+        ("which", "rules", "examples", "split"),
     ),
     "text-game-crawl": Converter(
-        PAIR, "crawl:read", "transitions rebuilt by running the games of a GPT-simulator checkout", ("which", "rules", "examples", "games")
+        PAIR,
+        "crawl:read",
+        "transitions rebuilt by running the games of a GPT-simulator checkout",
+        ("which", "rules", "examples", "games"),
     ),
     "rlvr-parquet": Converter(PAIR, "parquet:read_rlvr", "RLVR-World parquet: text game and web page"),
     "web-tasks": Converter(TASK, "web_tasks:read", "WebArena task configurations"),
@@ -100,19 +106,23 @@ def convert(
 ) -> ConvertReport:
     """Run a converter; with `out` None it is a dry run, which reads and checks everything and writes nothing.
 
-    Samples are checked and encoded in `workers` processes; the shards are the same for any number of them. The cursor and the
-    report so far are kept in each shard's index, so a killed conversion resumes to the same shards and report.
+    Samples are checked and encoded in `workers` processes; the shards are the same for any number of them. The cursor
+    and the report so far are kept in each shard's index, so a killed conversion resumes to the same shards and report.
     """
     if name not in CONVERTERS:
         raise ConfigError(f"unknown converter {name!r}, expected one of {', '.join(CONVERTERS)}")
     chosen = CONVERTERS[name]
     unknown = sorted(set(options) - set(chosen.options))
     if unknown:
-        raise ConfigError(f"converter {name} has no option {unknown[0]!r}; it has {', '.join(chosen.options) or 'none'}")
+        raise ConfigError(
+            f"converter {name} has no option {unknown[0]!r}; it has {', '.join(chosen.options) or 'none'}"
+        )
     report = ConvertReport(name, Path(source).name)
     if not Path(source).exists():
         raise ConfigError(f"{source}: not there")
-    writer = None if out is None else ShardWriter(out, kind=chosen.kind, max_bytes=max_bytes, resume=resume, check=False)
+    writer = (
+        None if out is None else ShardWriter(out, kind=chosen.kind, max_bytes=max_bytes, resume=resume, check=False)
+    )
     cursor = None
     if writer is not None and writer.cursor is not None:
         cursor, report = writer.cursor["at"], ConvertReport(**writer.cursor["report"])
@@ -147,14 +157,21 @@ def _prepare(kind: str, item: Item) -> Prepared:
         return bare, [], item.dropped or "no reason given"
     try:
         check_sample(KINDS[kind], item.sample, shard="", key=item.key or "")
-        flags = {name: True for part in ("extra.json", "meta.json") for name, v in item.sample.get(part, {}).items() if v is True}
+        flags = {
+            name: True
+            for part in ("extra.json", "meta.json")
+            for name, v in item.sample.get(part, {}).items()
+            if v is True
+        }
         return replace(bare, sample=flags), encode_sample(item.sample), None
     except (ShardError, ValueError) as error:
         said = f"{getattr(error, 'field', None) or ''} {getattr(error, 'reason', error)}"
         return replace(bare, where=f"{item.where}: {said}"), [], "does not fit the schema"
 
 
-def _account(item: Item, members: list[tuple[str, bytes]], problem: str | None, writer: ShardWriter | None, report: ConvertReport) -> None:
+def _account(
+    item: Item, members: list[tuple[str, bytes]], problem: str | None, writer: ShardWriter | None, report: ConvertReport
+) -> None:
     if problem is not None:
         report.drop(problem, item.where)
         return

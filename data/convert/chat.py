@@ -49,7 +49,9 @@ def sharegpt_messages(record: dict[str, Any]) -> list[dict[str, Any]] | str:
 
 
 def openai_messages(record: dict[str, Any]) -> list[dict[str, Any]] | str:
-    """Messages of a record in the usual {role, content} form, of prompt + completion, or of sharegpt; or why there are none."""
+    """Messages of a record in the usual {role, content} form, of prompt + completion, or of sharegpt; or why there
+    are none.
+    """
     if isinstance(record.get("messages"), list) and record["messages"] and "role" in record["messages"][0]:
         messages = [{k: m[k] for k in ("role", "content", "learn") if k in m} for m in record["messages"]]
         if not any(m.get("role") == "assistant" for m in messages):

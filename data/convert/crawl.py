@@ -1,8 +1,8 @@
 """Rebuilding transitions by running the games of a GPT-simulator checkout.
 
-This runs the checkout's own Python files: use a checkout you trust. For each prefix of a game's gold playthrough the game is started
-anew, the prefix replayed, and every possible action tried, in the order of the published data. A game that cannot be read or fails on
-the way is reported, and the others go on.
+This runs the checkout's own Python files: use a checkout you trust. For each prefix of a game's gold playthrough the
+game is started anew, the prefix replayed, and every possible action tried, in the order of the published data. A game
+that cannot be read or fails on the way is reported, and the others go on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def gold_actions(playthrough: str) -> list[str]:
 def ordered_actions(possible: Iterable[str], gold: str) -> list[str]:
     """The actions tried from one state, in the order that gives the published `state_id`s.
 
-    They are grouped by verb, verbs and actions as they first appear; the gold action is last. "look around" repeats "look" and is left out.
+    They are grouped by verb, verbs and actions as they first appear; the gold action is last. "look around" repeats
+    "look" and is left out.
     """
     by_verb: dict[str, list[str]] = {}
     for action in possible:
@@ -113,7 +114,9 @@ def read(
     examples: str | Path | None = None,
     games: str | None = None,
 ) -> Iterator[Item]:
-    """Crawl `data/games/*.py` of a checkout; `games` is a comma-separated choice. A resumed crawl begins the game it stood in again."""
+    """Crawl `data/games/*.py` of a checkout; `games` is a comma-separated choice. A resumed crawl begins the game it
+    stood in again.
+    """
     if which not in WHICH:
         raise ConfigError(f"which={which!r}: expected one of {', '.join(WHICH)}")
     folder = source / "data" / "games"
@@ -152,7 +155,9 @@ def _rows(path: Path, gold: list[str]) -> Iterator[dict[str, Any] | str]:
 
 
 def load_game(path: Path) -> ModuleType:
-    """A game file as a module. An f-string that reuses its own quotes, legal from Python 3.12 on, is rewritten where it is not."""
+    """A game file as a module. An f-string that reuses its own quotes, legal from Python 3.12 on, is rewritten where
+    it is not.
+    """
     lines = path.read_text(encoding="utf-8").split("\n")
     while True:
         try:

@@ -36,7 +36,11 @@ def read_lines(source: Path, cursor: list[Any] | None, suffixes: tuple[str, ...]
     for number, path in enumerate(files):
         relative = path.name if path == source else path.relative_to(source).as_posix()
         opened = zipfile.ZipFile(path) if path.suffix == ".zip" else None
-        names = [relative] if opened is None else [f"{relative}!{n}" for n in sorted(opened.namelist()) if n.endswith(suffixes)]
+        names = (
+            [relative]
+            if opened is None
+            else [f"{relative}!{n}" for n in sorted(opened.namelist()) if n.endswith(suffixes)]
+        )
         if not names:
             raise ConfigError(f"{path}: holds no {' or '.join(suffixes)} file")
         for name in names:

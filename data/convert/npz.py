@@ -1,4 +1,6 @@
-"""Video episodes in npz files (`image`, `action`), as the public video releases keep them, and episodes as samples. Lossless."""
+"""Video episodes in npz files (`image`, `action`), as the public video releases keep them, and episodes as samples.
+Lossless.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,29 @@ def episode_sample(
     first = next(iter(views.values()))
     for name, clip in views.items():
         if clip.ndim != 4 or clip.shape != first.shape:
-            raise ValueError(f"view {name} has shape {clip.shape}, expected [frames, height, width, channels] like the first view")
+            raise ValueError(
+                f"view {name} has shape {clip.shape}, expected [frames, height, width, channels] like the first view"
+            )
         if not np.issubdtype(clip.dtype, np.integer) or clip.min() < 0 or clip.max() > 255:
             raise ValueError(f"view {name}: pixels must be whole numbers of 0 to 255, found {clip.dtype}")
         if clip.dtype != first.dtype:
             raise ValueError(f"view {name} is {clip.dtype}, the first view is {first.dtype}")
     if actions is not None and len(actions) != len(first):
         raise ValueError(f"{len(actions)} actions for {len(first)} frames")
-    about = {"schema": VIDEO, "frames": len(first), "shape": list(first.shape[1:]), "dtype": first.dtype.name, "views": list(views), **meta}
+    about = {
+        "schema": VIDEO,
+        "frames": len(first),
+        "shape": list(first.shape[1:]),
+        "dtype": first.dtype.name,
+        "views": list(views),
+        **meta,
+    }
     sample: dict[str, Any] = {"meta.json": about}
     pictures = [picture for clip in views.values() for picture in clip.astype(np.uint8)]
     # PNG is left to the writer, which may encode in other processes
-    sample |= {f"frames.{i:04d}.{frames}": p if frames == "png" else encode_picture(p, frames) for i, p in enumerate(pictures)}
+    sample |= {
+        f"frames.{i:04d}.{frames}": p if frames == "png" else encode_picture(p, frames) for i, p in enumerate(pictures)
+    }
     if actions is not None:
         sample["actions.npy"] = actions
     if instruction is not None:

@@ -64,7 +64,12 @@ def read_rlvr(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
             yield Item(here, dropped="no ground truth", where=where, done=done)
             continue
         info = row.get("extra_info") or {}
-        extra: dict[str, Any] = {"schema": PAIR, "source": row.get("data_source"), "split": info.get("split"), "index": info.get("index")}
+        extra: dict[str, Any] = {
+            "schema": PAIR,
+            "source": row.get("data_source"),
+            "split": info.get("split"),
+            "index": info.get("index"),
+        }
         if isinstance(info.get("data_state"), str):
             extra |= {"state": _json_or_text(info["data_state"]), "action": info.get("data_action")}
             if game := _game(str(prompt[-1]["content"])):
@@ -73,7 +78,12 @@ def read_rlvr(source: Path, cursor: list[Any] | None) -> Iterator[Item]:
             if row.get(name) is not None:
                 extra[name] = row[name]
         messages = [{"role": m["role"], "content": m["content"]} for m in prompt]
-        yield Item(here, {"prompt.json": messages, "target.json": _json_or_text(truth), "extra.json": extra}, where=where, done=done)
+        yield Item(
+            here,
+            {"prompt.json": messages, "target.json": _json_or_text(truth), "extra.json": extra},
+            where=where,
+            done=done,
+        )
 
 
 # the words around the task of the game that is asked about: the release's, and ours
@@ -85,7 +95,9 @@ _TASK = (
 
 
 def _game(prompt: str) -> str:
-    """What tells the games of public rows apart, which have no column for it: the task that the prompt describes last."""
+    """What tells the games of public rows apart, which have no column for it: the task that the prompt describes
+    last.
+    """
     found = [words for pattern in _TASK for words in pattern.findall(prompt)]
     return " ".join(found[-1].split())[:80] if found else ""
 

@@ -1,4 +1,6 @@
-"""RT-1 episodes (OXE fractal20220817_data) from TFDS's TFRecord files, without TensorFlow. Frames keep their encoded bytes."""
+"""RT-1 episodes (OXE fractal20220817_data) from TFDS's TFRecord files, without TensorFlow. Frames keep their encoded
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def episode(features: dict[str, Feature], image: str = "image") -> dict[str, Any
             raise ValueError(f"action part {part}: expected {width} numbers for each of {len(frames)} steps")
         columns.append(values.reshape(len(frames), width).astype(np.float32))
     height, width, channels = picture_shape(frames[0])
-    meta = {"schema": VIDEO, "frames": len(frames), "shape": [height, width, channels], "dtype": "uint8", "views": [image]}
+    meta = {
+        "schema": VIDEO,
+        "frames": len(frames),
+        "shape": [height, width, channels],
+        "dtype": "uint8",
+        "views": [image],
+    }
     sample: dict[str, Any] = {"meta.json": {**meta, "source": "rt1"}}
     sample |= {f"frames.{i:04d}.{suffix}": frame for i, frame in enumerate(frames)}
     sample["actions.npy"] = np.concatenate(columns, axis=1)
@@ -61,7 +69,11 @@ def picture_shape(data: bytes) -> tuple[int, int, int]:
     while at + 9 < len(data):
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big"), data[at + 9]
+            return (
+                int.from_bytes(data[at + 5 : at + 7], "big"),
+                int.from_bytes(data[at + 7 : at + 9], "big"),
+                data[at + 9],
+            )
         at += 2 + size
     raise ValueError("a JPEG without a frame header")
 

@@ -1,4 +1,5 @@
-"""GPT-simulator transitions (ByteSized32 state prediction) to world-model pairs: what RLVR-World trains its text world model on.
+"""GPT-simulator transitions (ByteSized32 state prediction) to world-model pairs: what RLVR-World trains its text world
+model on.
 
 The prompt asks for a state difference: changed objects whole, removed ids, and the score when it changes.
 """
@@ -64,8 +65,12 @@ def difference(row: dict[str, Any]) -> dict[str, Any]:
 class Prompts:
     """Prompts from the rules of each game and two worked examples of one other game."""
 
-    def __init__(self, rules: dict[str, dict[str, str]], examples: dict[str, Any], example_game: str = "dishwasher") -> None:
-        """`rules` maps object, action and score to a text per game; `examples` has the rows `action` and `tick` of the example game."""
+    def __init__(
+        self, rules: dict[str, dict[str, str]], examples: dict[str, Any], example_game: str = "dishwasher"
+    ) -> None:
+        """`rules` maps object, action and score to a text per game; `examples` has the rows `action` and `tick` of
+        the example game.
+        """
         self.objects, self.actions, self.scores = (rules[name] for name in ("object", "action", "score"))
         self._opening = self._make_opening(examples, example_game)
 
@@ -75,15 +80,23 @@ class Prompts:
         loaded = _load(examples)
         if "full" not in loaded or not {"action", "tick"} <= set(loaded["full"]):
             raise ConfigError(f"{examples}: expected full.action and full.tick, the two worked examples")
-        return cls({name: _load(rules / f"{name}_rules.json") for name in ("object", "action", "score")}, loaded["full"])
+        return cls(
+            {name: _load(rules / f"{name}_rules.json") for name in ("object", "action", "score")}, loaded["full"]
+        )
 
     def _rules(self, game: str, task: str) -> str:
         if game not in self.objects or game not in self.actions or game not in self.scores:
             raise KeyError(game)
-        # the object rules are chunks divided by a line of ten "="; the last chunk is the world's own and is left out, as in the release
-        objects = "\n".join(self.objects[game].split(RULE_LINE)[:-1]) if RULE_LINE in self.objects[game] else self.objects[game]
+        # the object rules are chunks divided by a line of ten "="; the last chunk is the world's own and is left out,
+        # as in the release
+        objects = (
+            "\n".join(self.objects[game].split(RULE_LINE)[:-1])
+            if RULE_LINE in self.objects[game]
+            else self.objects[game]
+        )
         return (
-            f"The task of this game: {task}\n\nObjects and their rules:\n{objects}\n\nActions and their rules:\n{self.actions[game]}\n\n"
+            f"The task of this game: {task}\n\nObjects and their rules:\n{objects}\n\nActions and their "
+            f"rules:\n{self.actions[game]}\n\n"
             f"How the score is kept:\n{self.scores[game]}\n"
         )
 
@@ -92,7 +105,8 @@ class Prompts:
             "You simulate a text game. Given the state of the game as JSON and an action, "
             "work out the state after the action, the score included.\n"
             "An object that comes into being takes the next free uuid, counting up from the UUID base.\n"
-            "Answer with JSON of three keys: `modified`, a list of every object that is new or has changed, each written out whole; "
+            "Answer with JSON of three keys: `modified`, a list of every object that is new or has changed, each "
+            "written out whole; "
             "`removed`, a list of the uuids of objects that are gone; "
             "`score`, a dictionary of score, gameOver and gameWon, or {} if the score stays.\n"
             "Some things change by themselves as time passes; the tick of each object tells how.\n\n"
@@ -100,13 +114,18 @@ class Prompts:
             self._rules(game, examples["action"]["current_state"]["taskDesc"]),
         ]
         for name, title in (("action", "Example A, changed by the action"), ("tick", "Example B, changed by time")):
-            parts.append(f"{title}:\n{self._question(examples[name])}\nExpected answer:\n{difference(examples[name])!r}\n")
+            parts.append(
+                f"{title}:\n{self._question(examples[name])}\nExpected answer:\n{difference(examples[name])!r}\n"
+            )
         return "\n".join(parts)
 
     def _question(self, row: dict[str, Any]) -> str:
         # Python's repr, not JSON: True, False, None and single quotes, as the released models were trained
         state = game_state(row["current_state"], row["current_score_state"])
-        return f"State:\n{state!r}\nUUID base: {row['current_state']['max_UUID']}\nAction: {row['tick_state']['lastAction']}\n"
+        return (
+            f"State:\n{state!r}\nUUID base: {row['current_state']['max_UUID']}\nAction: "
+            f"{row['tick_state']['lastAction']}\n"
+        )
 
     def __call__(self, row: dict[str, Any]) -> str:
         rules = self._rules(row["game"], row["current_state"]["taskDesc"])

@@ -1,8 +1,9 @@
-"""WebRL rollouts (traces/ and actions/) to step samples, with the released pre-processing's stage 1, and its stage 2 as a function.
+"""WebRL rollouts (traces/ and actions/) to step samples, with the released pre-processing's stage 1, and its stage 2 as
+a function.
 
-Lengths, prompts and field names follow the release; where it is at fault we do the sane thing and say so: an unfinished task
-(score below 0) is dropped and not a failure, an early stop's empty response is dropped, the first success of a task is chosen over all
-traces and not by worker, and the length guard cuts the page, never the action.
+Lengths, prompts and field names follow the release; where it is at fault we do the sane thing and say so: an unfinished
+task (score below 0) is dropped and not a failure, an early stop's empty response is dropped, the first success of a
+task is chosen over all traces and not by worker, and the length guard cuts the page, never the action.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ RELEASED = ("observation", "next_observation", "action", "reward", "trajectory_r
 def round_prompt(intent: str, responses: Sequence[str], html: str) -> tuple[str, int]:
     """The prompt of round len(responses), and how many characters of the page were cut to fit.
 
-    As in the release the limit counts past rounds and the page; the instruction and the headers of this round come on top.
+    As in the release the limit counts past rounds and the page; the instruction and the headers of this round come on
+    top.
     """
     history = ""
     for k, response in enumerate(responses):
         history += f"Round {k}\n\n{USER}\n{intent if k == 0 else PAGE}\n\n{ASSISTANT}\n{response}\n\n"
     cut = max(0, len(history) + len(html) - MAX_CHARACTERS)
     page = html[: max(0, len(html) - cut)]
-    return f"Task Instruction: {intent}\n\n{history}Round {len(responses)}\n\n{USER}\n{page}\n\n{ASSISTANT}\n", min(cut, len(html))
+    return f"Task Instruction: {intent}\n\n{history}Round {len(responses)}\n\n{USER}\n{page}\n\n{ASSISTANT}\n", min(
+        cut, len(html)
+    )
 
 
 def trajectory_steps(steps: list[dict[str, Any]], score: float) -> list[dict[str, Any]]:
@@ -67,7 +71,9 @@ def trajectory_steps(steps: list[dict[str, Any]], score: float) -> list[dict[str
 
 
 def add_returns(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The release's mc_return: the discounted sum of the final score that every step carries. Only its sign means anything."""
+    """The release's mc_return: the discounted sum of the final score that every step carries. Only its sign means
+    anything.
+    """
     total = 0.0
     for record in reversed(records):
         total = record["reward"] + GAMMA * total
@@ -84,9 +90,11 @@ def replay_filter(
     high: float = 0.95,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Stage 2: steps of earlier successes that the actor finds neither sure nor unlikely, at most twice the new ones, mixed with them.
+    """Stage 2: steps of earlier successes that the actor finds neither sure nor unlikely, at most twice the new ones,
+    mixed with them.
 
-    `probability` is the geometric mean of the action's token probabilities under the actor of now. Of each task the first success counts.
+    `probability` is the geometric mean of the action's token probabilities under the actor of now. Of each task the
+    first success counts.
     """
     seen: set[str] = set()
     kept: list[dict[str, Any]] = []
@@ -116,7 +124,9 @@ def read(source: Path, cursor: str | None, *, replay: str = "all") -> Iterator[I
     files = sorted(traces.glob("*.jsonl"), key=lambda p: (len(p.stem), p.stem))
     names = [p.stem for p in files]
     # "task:step" of the last one taken
-    begin, taken = (0, -1) if cursor is None else (names.index(cursor.rpartition(":")[0]), int(cursor.rpartition(":")[2]))
+    begin, taken = (
+        (0, -1) if cursor is None else (names.index(cursor.rpartition(":")[0]), int(cursor.rpartition(":")[2]))
+    )
     for number in range(begin, len(files)):
         path, done = files[number], (number + 1) / len(files)
         for item in _trace_items(path, actions, replay, done):
@@ -156,10 +166,17 @@ def _trace_items(path: Path, actions: Path, replay: str, done: float) -> Iterato
         return
     acted = [s for s in steps if s["response"]]
     for i, record in enumerate(trajectory_steps(acted, score) if acted else []):
-        yield Item(f"{task}:{i}", step_sample(record, task, i), key=f"{task}-{i:04d}", where=f"{path.name}:{i}", done=done)
+        yield Item(
+            f"{task}:{i}", step_sample(record, task, i), key=f"{task}-{i:04d}", where=f"{path.name}:{i}", done=done
+        )
     for step in steps:
         if not step["response"]:
-            yield Item(f"{task}:{len(acted)}", dropped="empty response (early stop)", where=f"{path.name}:{step['index']}", done=done)
+            yield Item(
+                f"{task}:{len(acted)}",
+                dropped="empty response (early stop)",
+                where=f"{path.name}:{step['index']}",
+                done=done,
+            )
 
 
 def _from_release(source: Path, cursor: str | None, replay: str) -> Iterator[Item]:
@@ -176,15 +193,28 @@ def _from_release(source: Path, cursor: str | None, replay: str) -> Iterator[Ite
                 continue
             where, done = f"{source.name}[{number}]", (number + 1) / len(held)
             missing = next(
-                (k for k in ("observation", "next_observation", "action", "reward", "trajectory_reward") if k not in record), None
+                (
+                    k
+                    for k in ("observation", "next_observation", "action", "reward", "trajectory_reward")
+                    if k not in record
+                ),
+                None,
             )
-            reason = f"a step without {missing}" if missing else None if record["action"] else "empty response (early stop)"
+            reason = (
+                f"a step without {missing}" if missing else None if record["action"] else "empty response (early stop)"
+            )
             if reason is None and replay == "successes" and not record["trajectory_reward"]:
                 reason = "not a success"
             if reason is not None:
                 yield Item(here, dropped=reason, where=where, done=done)
             else:
-                yield Item(here, step_sample(record, f"release-{number}", i), key=f"release-{number:06d}-{i:04d}", where=where, done=done)
+                yield Item(
+                    here,
+                    step_sample(record, f"release-{number}", i),
+                    key=f"release-{number:06d}-{i:04d}",
+                    where=where,
+                    done=done,
+                )
 
 
 def step_sample(record: dict[str, Any], task_id: str, index: int) -> dict[str, Any]:

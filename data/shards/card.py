@@ -1,6 +1,7 @@
 """dataset.json, the card of a folder of shards: which shards belong to it and the checksum of each.
 
-What the card lists must be there. An index that was lost is made again from the tar, if the card proves that the tar is whole.
+What the card lists must be there. An index that was lost is made again from the tar, if the card proves that the tar is
+whole.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ def _parse(raw: bytes, path: str) -> dict[str, dict[str, Any]]:
     try:
         card = json.loads(raw)
         kind = card["kind"]
-        stated = {entry["name"]: {"kind": kind, **{key: entry[key] for key in ("samples", "bytes", "xxh3")}} for entry in card["shards"]}
+        stated = {
+            entry["name"]: {"kind": kind, **{key: entry[key] for key in ("samples", "bytes", "xxh3")}}
+            for entry in card["shards"]
+        }
         sealed = card.get("card_xxh3")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"not the card of a dataset ({error}); {_KEEP}", shard=path) from error
-    if set(card) - {"card_xxh3"} != _KEYS or (sealed is not None and sealed != _seal(card)):  # the first releases wrote no seal
+    # the first releases wrote no seal
+    if set(card) - {"card_xxh3"} != _KEYS or (sealed is not None and sealed != _seal(card)):
         raise ShardError(f"the card is not as it was written; {_KEEP}", shard=path)
     return stated
 
@@ -51,29 +56,42 @@ def check_shards(folder: str, present: list[str]) -> None:
     """Refuse a folder that lacks a shard of its card."""
     missing = missing_shards(folder, present)
     if missing:
-        raise ShardError(f"{CARD} lists it, and it is not here ({len(missing)} missing); {_KEEP}", shard=store.join(folder, missing[0]))
+        raise ShardError(
+            f"{CARD} lists it, and it is not here ({len(missing)} missing); {_KEEP}",
+            shard=store.join(folder, missing[0]),
+        )
 
 
 def open_index(path: str, data: memoryview) -> ShardIndex:
     """The index of a shard, agreeing with the card; without an index file it is made from the tar.
 
-    Shards of other writers have neither index nor card, and so no checksums. Where the card or a neighbour's index shows that
-    there were checksums, they are not silently done without: the card must prove the tar, or the shard is refused.
+    Shards of other writers have neither index nor card, and so no checksums. Where the card or a neighbour's index
+    shows that there were checksums, they are not silently done without: the card must prove the tar, or the shard is
+    refused.
     """
     name = store.base_name(path)
     folder = path[: -len(name)] or "."
     stated = read_card(folder).get(name)
     if store.exists(index_path(path)):
         index = load_index(path)
-        if stated and (len(index), index.tar_bytes, index.tar_xxh3) != (stated["samples"], stated["bytes"], stated["xxh3"]):
+        if stated and (len(index), index.tar_bytes, index.tar_xxh3) != (
+            stated["samples"],
+            stated["bytes"],
+            stated["xxh3"],
+        ):
             raise ShardError(f"its index describes another tar than {CARD} does; {_KEEP}", shard=path)
         return index
     if stated is None:
         if any(other.endswith(".index") for other in store.list_names(folder)):
-            raise ShardError("it has no index though its neighbours have, so nothing says whether it is whole; restore it", shard=path)
+            raise ShardError(
+                "it has no index though its neighbours have, so nothing says whether it is whole; restore it",
+                shard=path,
+            )
         return scan_index(path, data)
     if len(data) != stated["bytes"] or xxhash.xxh3_64_hexdigest(data) != stated["xxh3"]:
-        raise ShardError(f"its index is missing, and the tar is not the one of {CARD}; restore the index or the shard", shard=path)
+        raise ShardError(
+            f"its index is missing, and the tar is not the one of {CARD}; restore the index or the shard", shard=path
+        )
     return scan_index(path, data, sums=True, kind=stated["kind"])
 
 
@@ -86,7 +104,9 @@ def write_card(folder: str) -> dict[str, Any]:
             head = read_header(path)
             kinds.add(head["kind"])
             fields |= dict.fromkeys(head["fields"])
-            shards.append({"name": name, "samples": head["samples"], "bytes": head["tar_bytes"], "xxh3": head["tar_xxh3"]})
+            shards.append(
+                {"name": name, "samples": head["samples"], "bytes": head["tar_bytes"], "xxh3": head["tar_xxh3"]}
+            )
     kind = kinds.pop() if len(kinds) == 1 else None
     card = {
         "terrella_dataset": 1,
@@ -102,4 +122,6 @@ def write_card(folder: str) -> dict[str, Any]:
 
 
 def _seal(card: dict[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps({k: v for k, v in card.items() if k != "card_xxh3"}, sort_keys=True).encode())
+    return xxhash.xxh3_64_hexdigest(
+        json.dumps({k: v for k, v in card.items() if k != "card_xxh3"}, sort_keys=True).encode()
+    )

@@ -72,12 +72,17 @@ class Shard:
             name, decode = self._fields[field]
             if check and _sum(part) != stated:
                 raise ShardError(
-                    "checksum differs: the bytes changed since they were written", shard=self.path, sample=self.keys[i], field=name
+                    "checksum differs: the bytes changed since they were written",
+                    shard=self.path,
+                    sample=self.keys[i],
+                    field=name,
                 )
             try:
                 out[name] = decode(part)
             except Exception as error:
-                raise ShardError(f"cannot be decoded: {error}", shard=self.path, sample=self.keys[i], field=name) from error
+                raise ShardError(
+                    f"cannot be decoded: {error}", shard=self.path, sample=self.keys[i], field=name
+                ) from error
         return out
 
     def _choose(self, fields: Sequence[str]) -> None:
@@ -90,7 +95,11 @@ class Shard:
 
     def _require(self, fields: Sequence[str] | None) -> None:
         """No sample may lack a field that its kind, or the caller, needs."""
-        needed = list(fields) if fields is not None else (KINDS[self.index.kind].required if self.index.kind in KINDS else [])
+        needed = (
+            list(fields)
+            if fields is not None
+            else (KINDS[self.index.kind].required if self.index.kind in KINDS else [])
+        )
         if self.index.kind is not None and self.index.kind not in KINDS:
             raise ShardError(f"holds {self.index.kind} samples; this release reads {', '.join(KINDS)}", shard=self.path)
         owner_M = np.repeat(np.arange(len(self)), np.diff(self.index.first_S1.astype(np.int64)))
@@ -123,7 +132,8 @@ def lost_members(index: ShardIndex, size: int) -> list[tuple[str, str]]:
 class ShardSet:
     """The samples of a folder (or of a list of tars), numbered in the order of the shard names.
 
-    Samples named in quarantine.json are not counted and never read. `check` compares every member's checksum before it is decoded.
+    Samples named in quarantine.json are not counted and never read. `check` compares every member's checksum before it
+    is decoded.
     """
 
     def __init__(
@@ -199,7 +209,9 @@ class ShardSet:
 
 
 def find_shards(where: str | Path | Sequence[str | Path], complete: bool = True) -> list[str]:
-    """Tars of a folder in name order, or the given ones. A folder must hold all that its card lists, unless that is not asked for."""
+    """Tars of a folder in name order, or the given ones. A folder must hold all that its card lists, unless that is
+    not asked for.
+    """
     if isinstance(where, str | Path):
         if str(where).endswith(".tar"):
             paths = [str(where)]
@@ -226,4 +238,6 @@ def quarantined_keys(path: str) -> frozenset[str]:
         entries = json.loads(store.read_bytes(beside))["samples"]
         return frozenset(str(entry["sample"]) for entry in entries if entry["shard"] == store.base_name(path))
     except (ValueError, KeyError, TypeError) as error:
-        raise ShardError(f"not a list of samples set aside ({error}); delete it and run `terrella shards verify`", shard=beside) from error
+        raise ShardError(
+            f"not a list of samples set aside ({error}); delete it and run `terrella shards verify`", shard=beside
+        ) from error

@@ -1,8 +1,8 @@
 """The index beside a shard: where each member lies, and its checksum.
 
-A file `NAME.index` for `NAME.tar`: one line of JSON (counts, fields, the tar's size and checksum, the kind of sample, the
-writer's cursor), then the keys, then little-endian tables. Nothing in it is needed to read the tar, only to read it fast and safely.
-Suffixes: S samples, M members.
+A file `NAME.index` for `NAME.tar`: one line of JSON (counts, fields, the tar's size and checksum, the kind of sample,
+the writer's cursor), then the keys, then little-endian tables. Nothing in it is needed to read the tar, only to read it
+fast and safely. Suffixes: S samples, M members.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def read_header(tar: str) -> dict[str, Any]:
     try:
         head = json.loads(raw.split(b"\n", 1)[0])
         version, sealed = head["terrella_index"], head.pop("head_xxh3", None)  # the first releases wrote no seal
-        sound = set(head) == {*_HEAD, "terrella_index", "cursor"} and all(isinstance(head[key], kind) for key, kind in _HEAD.items())
+        sound = set(head) == {*_HEAD, "terrella_index", "cursor"} and all(
+            isinstance(head[key], kind) for key, kind in _HEAD.items()
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"not an index file; {_LOST}", shard=path) from error
     if version != VERSION:
@@ -130,12 +132,24 @@ def load_index(tar: str) -> ShardIndex:
     if members and int(field.max()) >= len(head["fields"]):
         raise ShardError(f"the index names {len(head['fields'])} fields and uses more; {_LOST}", shard=path)
     return ShardIndex(
-        keys, head["fields"], first, field, offset, size, sums, head["tar_bytes"], head["tar_xxh3"], head["kind"], head["cursor"]
+        keys,
+        head["fields"],
+        first,
+        field,
+        offset,
+        size,
+        sums,
+        head["tar_bytes"],
+        head["tar_xxh3"],
+        head["kind"],
+        head["cursor"],
     )
 
 
 def scan_index(tar: str, data: memoryview, *, sums: bool = False, kind: str | None = None) -> ShardIndex:
-    """An index made from the tar itself: how shards of other writers are read. Consecutive members of one key are one sample."""
+    """An index made from the tar itself: how shards of other writers are read. Consecutive members of one key are
+    one sample.
+    """
     keys: list[str] = []
     fields: dict[str, int] = {}
     first, field_of, offsets, sizes = [], [], [], []
@@ -163,7 +177,9 @@ def scan_index(tar: str, data: memoryview, *, sums: bool = False, kind: str | No
         sizes.append(size)
     found = None
     if sums:
-        found = np.array([xxhash.xxh3_64_intdigest(data[o : o + s]) for o, s in zip(offsets, sizes, strict=True)], dtype="<u8")
+        found = np.array(
+            [xxhash.xxh3_64_intdigest(data[o : o + s]) for o, s in zip(offsets, sizes, strict=True)], dtype="<u8"
+        )
     return ShardIndex(
         keys,
         list(fields),

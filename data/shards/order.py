@@ -1,6 +1,8 @@
-"""Orders: which sample comes at which position of an endless stream. Pure functions of (seed, position), so resuming costs nothing.
+"""Orders: which sample comes at which position of an endless stream. Pure functions of (seed, position), so resuming
+costs nothing.
 
-Random numbers come from a fixed integer hash, not from a library's generator: an order never changes with a version of numpy.
+Random numbers come from a fixed integer hash, not from a library's generator: an order never changes with a version of
+numpy.
 """
 
 from __future__ import annotations
@@ -40,13 +42,20 @@ class Order(Protocol):
 
 
 class ShuffledOrder:
-    """Every sample once an epoch. Shards are shuffled, then samples within windows of `window` shards, so few files are open at a time.
+    """Every sample once an epoch. Shards are shuffled, then samples within windows of `window` shards, so few files are
+    open at a time.
 
     `window=0` shuffles over all shards at once; `shuffle=False` is file order.
     """
 
     def __init__(
-        self, counts: Sequence[int] | np.ndarray, *, seed: int = 0, window: int = 16, shuffle: bool = True, first_id: int = 0
+        self,
+        counts: Sequence[int] | np.ndarray,
+        *,
+        seed: int = 0,
+        window: int = 16,
+        shuffle: bool = True,
+        first_id: int = 0,
     ) -> None:
         self.counts = np.asarray(counts, dtype=np.int64)
         self.size = int(self.counts.sum())

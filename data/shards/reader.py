@@ -1,7 +1,8 @@
 """Reading in an order, split over data-parallel ranks and worker processes, with a state that resumes exactly.
 
-The stream of positions 0, 1, 2, ... is global. Ranks deal the positions that are not yet consumed among themselves in turn, so the
-state is only which positions are consumed: all below `position`, and those of `ahead`. Ranks in step leave `ahead` empty.
+The stream of positions 0, 1, 2, ... is global. Ranks deal the positions that are not yet consumed among themselves in
+turn, so the state is only which positions are consumed: all below `position`, and those of `ahead`. Ranks in step leave
+`ahead` empty.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class ReaderState:
     ahead: tuple[int, ...] = ()  # consumed positions above it, rising
 
     def to_json(self) -> str:
-        return json.dumps({"identity": self.identity, "position": self.position, "ahead": _runs(self.ahead)}, separators=(",", ":"))
+        return json.dumps(
+            {"identity": self.identity, "position": self.position, "ahead": _runs(self.ahead)}, separators=(",", ":")
+        )
 
     @classmethod
     def from_json(cls, text: str) -> ReaderState:
@@ -45,10 +48,11 @@ class ReaderState:
 
 
 class Reader:
-    """Iterates over the samples of `data` (one ShardSet, or several numbered one after another) in an order, for one rank.
+    """Iterates over the samples of `data` (one ShardSet, or several numbered one after another) in an order, for one
+    rank.
 
-    `state()` is this rank's; merge_states() makes the one to store. When ranks take equally many samples, `state_in_step()` is
-    the merged state without any communication.
+    `state()` is this rank's; merge_states() makes the one to store. When ranks take equally many samples,
+    `state_in_step()` is the merged state without any communication.
     """
 
     def __init__(
@@ -116,7 +120,9 @@ class Reader:
         return self.sets[which][i - (int(self._ends[which - 1]) if which else 0)]
 
     def blocks(self, start: int, worker: int = 0, workers: int = 1, size: int = CHUNK) -> Iterator[Iterator[Any]]:
-        """This rank's samples from its start-th on in blocks of `size`; with several workers every `workers`-th block."""
+        """This rank's samples from its start-th on in blocks of `size`; with several workers every `workers`-th
+        block.
+        """
         limit = None if self.epochs is None else self.epochs * self.order.size
         size = min(size, max(16, self.order.size))
         for at in itertools.count(start + worker * size, size * workers):

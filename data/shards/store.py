@@ -29,7 +29,9 @@ def _filesystem(path: str | Path) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(f"{path}: reading a URL needs fsspec; install it (pip install fsspec) or copy the shards to a folder") from error
+        raise ConfigError(
+            f"{path}: reading a URL needs fsspec; install it (pip install fsspec) or copy the shards to a folder"
+        ) from error
     return fsspec.core.url_to_fs(str(path))
 
 
@@ -90,7 +92,9 @@ def view(path: str | Path) -> memoryview:
 
 
 def commit(temporary: Path, path: str | Path) -> None:
-    """Move a finished local file to its place in one step; to a URL it is uploaded (object stores show it only when whole)."""
+    """Move a finished local file to its place in one step; to a URL it is uploaded (object stores show it only when
+    whole).
+    """
     with open(temporary, "rb") as stream:
         os.fsync(stream.fileno())
     if is_url(path):

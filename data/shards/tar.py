@@ -16,7 +16,18 @@ MAX_SIZE = 8**11 - 1
 # mode 0444, uid 0, gid 0; between size and checksum the modification time 0
 _OWNER = b"0000444\0" + b"0000000\0" + b"0000000\0"
 _TIME = b"00000000000\0"
-_TAIL = b"0" + bytes(100) + b"ustar\0" + b"00" + bytes(32) + bytes(32) + b"0000000\0" + b"0000000\0" + bytes(155) + bytes(12)
+_TAIL = (
+    b"0"
+    + bytes(100)
+    + b"ustar\0"
+    + b"00"
+    + bytes(32)
+    + bytes(32)
+    + b"0000000\0"
+    + b"0000000\0"
+    + bytes(155)
+    + bytes(12)
+)
 _TAIL_SUM = sum(_TAIL)
 
 
@@ -57,7 +68,9 @@ def scan_tar(data: memoryview, shard: str) -> Iterator[tuple[str, int, int]]:
                     continue
                 end = member.offset_data + member.size
                 if end > len(data):
-                    raise ShardError(f"the tar ends inside it: {len(data)} bytes, {end} needed", shard=shard, sample=member.name)
+                    raise ShardError(
+                        f"the tar ends inside it: {len(data)} bytes, {end} needed", shard=shard, sample=member.name
+                    )
                 last = member.name
                 yield member.name, member.offset_data, member.size
     except tarfile.TarError as error:

@@ -50,11 +50,13 @@ class Verification:
         return {p.shard for p in self.problems if p.sample is None}
 
 
-def verify(where: str | Path, *, quarantine: bool = False, tell: Callable[[int, int], None] | None = None) -> Verification:
+def verify(
+    where: str | Path, *, quarantine: bool = False, tell: Callable[[int, int], None] | None = None
+) -> Verification:
     """Read everything: sizes, checksums, every member, the kind's schema, keys that occur twice.
 
-    With `quarantine` bad samples are added to quarantine.json beside the shards, and readers pass over them from then on.
-    Damage to a shard as a whole (no tar, a foreign index) cannot be set aside sample by sample and stays a problem.
+    With `quarantine` bad samples are added to quarantine.json beside the shards, and readers pass over them from then
+    on. Damage to a shard as a whole (no tar, a foreign index) cannot be set aside sample by sample and stays a problem.
     """
     found = Verification()
     paths = find_shards(where, complete=False)
@@ -90,7 +92,9 @@ def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> Non
     lost = dict(lost_members(index, len(data)))
     for key, member in lost.items():
         if key not in aside:
-            found.problems.append(Problem(name, key, member, f"the tar ends before it ({len(data)} bytes, {index.tar_bytes} written)"))
+            found.problems.append(
+                Problem(name, key, member, f"the tar ends before it ({len(data)} bytes, {index.tar_bytes} written)")
+            )
     before = len(found.problems)
     for i, key in enumerate(index.keys):
         if key in aside:
@@ -112,7 +116,9 @@ def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> Non
             found.problems.append(Problem(name, key, error.field, error.reason))
     untouched = not lost and len(found.problems) == before and not aside
     if summed and untouched and xxhash.xxh3_64_hexdigest(data) != index.tar_xxh3:
-        raise ShardError("every member is whole but the tar's checksum differs: a header or the padding changed", shard=name)
+        raise ShardError(
+            "every member is whole but the tar's checksum differs: a header or the padding changed", shard=name
+        )
 
 
 def _members(index: ShardIndex, data: memoryview, i: int, shard: str) -> Iterator[tuple[str, Any]]:
@@ -120,7 +126,9 @@ def _members(index: ShardIndex, data: memoryview, i: int, shard: str) -> Iterato
         member = index.fields[int(index.field_M[m])]
         part = data[int(index.offset_M[m]) : int(index.offset_M[m]) + int(index.size_M[m])]
         if index.xxh3_M is not None and xxhash.xxh3_64_intdigest(part) != int(index.xxh3_M[m]):
-            raise ShardError("checksum differs from when it was written", shard=shard, sample=index.keys[i], field=member)
+            raise ShardError(
+                "checksum differs from when it was written", shard=shard, sample=index.keys[i], field=member
+            )
         try:
             yield member, codecs.decoder(member)(part)
         except Exception as error:
@@ -161,5 +169,18 @@ def statistics(where: str | Path) -> dict[str, Any]:
     for name, parts in members.items():
         sizes = np.concatenate(parts)
         quantiles = np.quantile(sizes, [0.05, 0.5, 0.95]).round().astype(int).tolist()
-        fields[name] = {"count": len(sizes), "bytes": int(sizes.sum()), "p05": quantiles[0], "median": quantiles[1], "p95": quantiles[2]}
-    return {"shards": len(paths), "samples": samples, "bytes": total, "quarantined": aside, "kinds": kinds, "fields": fields}
+        fields[name] = {
+            "count": len(sizes),
+            "bytes": int(sizes.sum()),
+            "p05": quantiles[0],
+            "median": quantiles[1],
+            "p95": quantiles[2],
+        }
+    return {
+        "shards": len(paths),
+        "samples": samples,
+        "bytes": total,
+        "quarantined": aside,
+        "kinds": kinds,
+        "fields": fields,
+    }

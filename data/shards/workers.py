@@ -1,4 +1,6 @@
-"""Worker processes that read ahead. They hold no state: which samples were consumed is counted where they are handed out."""
+"""Worker processes that read ahead. They hold no state: which samples were consumed is counted where they are handed
+out.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-Blocks = Callable[[int, int, int, int], Iterator[Iterator[Any]]]  # from a place on, of one worker of so many, so many samples each
+# from a place on, of one worker of so many, so many samples each
+Blocks = Callable[[int, int, int, int], Iterator[Iterator[Any]]]
 BLOCK = 64
 DEADLINE_S = 600.0
 

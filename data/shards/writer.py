@@ -71,15 +71,23 @@ class ShardWriter:
             raise ConfigError(f"{self.folder} already holds {existing[0]}; resume, or choose an empty folder")
         for name in names:
             torn = name.startswith(f".{self.prefix}-") and name.endswith(".tmp")
-            orphan = name.startswith(self.prefix + "-") and name.endswith(".index") and name[: -len(".index")] + ".tar" not in names
+            orphan = (
+                name.startswith(self.prefix + "-")
+                and name.endswith(".index")
+                and name[: -len(".index")] + ".tar" not in names
+            )
             if torn or orphan:
                 store.remove(store.join(self.folder, name))
         for number, name in enumerate(existing):
             if name != f"{self.prefix}-{number:06d}.tar":
-                raise ShardError(f"expected {self.prefix}-{number:06d}.tar here: a shard in the middle is missing", shard=name)
+                raise ShardError(
+                    f"expected {self.prefix}-{number:06d}.tar here: a shard in the middle is missing", shard=name
+                )
             index = load_index(store.join(self.folder, name))
             if (index.kind or None) != (self.kind.name if self.kind else None):
-                raise ShardError(f"holds {index.kind} samples, this writer makes {self.kind and self.kind.name}", shard=name)
+                raise ShardError(
+                    f"holds {index.kind} samples, this writer makes {self.kind and self.kind.name}", shard=name
+                )
             self.samples += len(index)
             self.bytes += index.tar_bytes
             self.cursor = index.cursor
@@ -88,7 +96,11 @@ class ShardWriter:
 
     def write(self, sample: dict[str, Any], *, key: str | None = None, cursor: Any = None) -> str:
         """Add a sample; returns its key (by default its number). Values become bytes by the field's extension."""
-        key = key if key is not None else (f"{self.samples:09d}" if self.prefix == "shard" else f"{self.prefix}-{self.samples:09d}")
+        key = (
+            key
+            if key is not None
+            else (f"{self.samples:09d}" if self.prefix == "shard" else f"{self.prefix}-{self.samples:09d}")
+        )
         if self.kind is not None and self.check:
             check_sample(self.kind, sample, shard=self._next_name(), key=key)
         return self.write_encoded(encode_sample(sample), key=key, cursor=cursor)
@@ -98,7 +110,9 @@ class ShardWriter:
         if key in self._keys_seen:
             raise ShardError("the key was already written; keys must be unique", shard=self._next_name(), sample=key)
         if split_name(key + ".x") != (key, "x") or "\n" in key:
-            raise ValueError(f"key {key!r} must have no dot in its last part, no line break, and not begin with two underscores")
+            raise ValueError(
+                f"key {key!r} must have no dot in its last part, no line break, and not begin with two underscores"
+            )
         if not members:
             raise ValueError(f"sample {key} has no fields")
         need = sum(512 + len(data) + padding(len(data)) for _, data in members)
@@ -176,7 +190,9 @@ class _OpenShard:
         parts = []
         for field, data in members:
             at = self.at + 512
-            self.rows.append((self.fields.setdefault(field, len(self.fields)), at, len(data), xxhash.xxh3_64_intdigest(data)))
+            self.rows.append(
+                (self.fields.setdefault(field, len(self.fields)), at, len(data), xxhash.xxh3_64_intdigest(data))
+            )
             parts += [tar_header(f"{key}.{field}", len(data)), data, bytes(padding(len(data)))]
             self.at = at + len(data) + padding(len(data))
         self._put(b"".join(parts))
@@ -192,7 +208,9 @@ class _OpenShard:
         field, offset, size, sums = (np.array(c, dtype="<u8") for c in zip(*self.rows, strict=True))
         first = np.array([*self.first, len(self.rows)])
         total = self.at + len(END)
-        index = ShardIndex(self.keys, list(self.fields), first, field, offset, size, sums, total, self.digest.hexdigest(), kind, cursor)
+        index = ShardIndex(
+            self.keys, list(self.fields), first, field, offset, size, sums, total, self.digest.hexdigest(), kind, cursor
+        )
         path = store.join(self.folder, self.name)
         beside = self.temporary.with_name(f".{self.name}.index.tmp")
         beside.write_bytes(index.to_bytes())
@@ -223,7 +241,8 @@ def encode_sample(sample: dict[str, Any]) -> list[tuple[str, bytes]]:
 
 
 def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, chunk: int = 8) -> Iterator[R]:
-    """function(item) in `workers` processes, in the order of the items, a bounded number of them under way. 0 workers: right here.
+    """function(item) in `workers` processes, in the order of the items, a bounded number of them under way. 0 workers:
+    right here.
 
     What is written from it is the same for any number of workers.
     """
@@ -232,7 +251,9 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, ch
         return
     source = iter(items)
     waiting: deque[Future[list[R]]] = deque()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),)
+    ) as pool:
         while True:
             while len(waiting) < 4 * workers and (part := list(islice(source, chunk))):
                 waiting.append(pool.submit(_apply, function, part))

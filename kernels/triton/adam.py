@@ -66,7 +66,9 @@ _launches: dict[tuple[int, ...], list[_Launch]] = {}
 
 
 def _prepare(parts: Sequence[Any], rows: tuple[int, ...], device: torch.device) -> list[_Launch]:
-    """Sort tensors by what a launch must know when it is compiled: whether there is a copy, and whether all is aligned."""
+    """Sort tensors by what a launch must know when it is compiled: whether there is a copy, and whether all is
+    aligned.
+    """
     kinds: dict[tuple[bool, bool], list[int]] = {}
     for i, (*wide, copy, step) in enumerate(parts):
         fine = all(x.dtype == torch.float32 and x.is_contiguous() for x in (*wide, step))
@@ -85,12 +87,20 @@ def _prepare(parts: Sequence[Any], rows: tuple[int, ...], device: torch.device) 
 
 
 def triton_adam_update(
-    parts: Sequence[Any], divisor: torch.Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    parts: Sequence[Any],
+    divisor: torch.Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
 ) -> None:
     """See `adam_update`."""
-    # Thousands of tensors every step: one loop that only reads addresses, and everything else again only when one of them has changed.
+    # Thousands of tensors every step: one loop that only reads addresses, and everything else again only when one of
+    # them has changed.
     rows = tuple([x for p, g, m, v, copy, step in parts for x in (
-        p.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), 0 if copy is None else copy.data_ptr(), step.data_ptr(), p.numel(),
+        p.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), 0 if copy is None else copy.data_ptr(),
+        step.data_ptr(), p.numel(),
     )])  # fmt: skip
     launches = _launches.get(rows)
     if launches is None:
@@ -99,6 +109,7 @@ def triton_adam_update(
         launches = _launches[rows] = _prepare(parts, rows, divisor.device)
     for launch in launches:
         _adam_kernel[(len(launch.place),)](
-            launch.table, launch.place, divisor, float(lr), betas[0], betas[1], math.log2(betas[0]), math.log2(betas[1]), eps,
+            launch.table, launch.place, divisor, float(lr), betas[0], betas[1], math.log2(betas[0]),
+            math.log2(betas[1]), eps,
             float(weight_decay), BLOCK=BLOCK, CHUNK=CHUNK, COPY=launch.copy, ALIGNED=launch.aligned, num_warps=8,
         )  # fmt: skip

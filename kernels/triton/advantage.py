@@ -2,11 +2,11 @@
 
 Shape suffixes: S samples, G groups, B rows of T tokens, R rows of any length in N tokens.
 
-GAE is a reverse associative scan over affine maps, for any mask pattern. With X = lam A + V, the recursion
-A = r - V + gamma (lam A' + V') of a kept token over the next kept one is X = (1 - lam) V + lam r + gamma lam X', a map of one
-number; a masked token leaves X, a segment's last token starts from 0. Such maps compose to the same form, so a row is one scan of
-two numbers, and A = (X - V) / lam. A small lam would magnify rounding there: below a half the state is (A, V) itself, and the scan
-is over five numbers.
+GAE is a reverse associative scan over affine maps, for any mask pattern. With X = lam A + V, the recursion A = r - V +
+gamma (lam A' + V') of a kept token over the next kept one is X = (1 - lam) V + lam r + gamma lam X', a map of one
+number; a masked token leaves X, a segment's last token starts from 0. Such maps compose to the same form, so a row is
+one scan of two numbers, and A = (X - V) / lam. A small lam would magnify rounding there: below a half the state is (A,
+V) itself, and the scan is over five numbers.
 """
 
 from __future__ import annotations
@@ -37,10 +37,16 @@ def _group_kernel(
     r_ptr, valid_ptr, order_ptr, first_ptr, scale_ptr, adv_ptr, std_ptr, eps,
     METHOD: tl.constexpr, RAW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One group a program. In fp64, as rewards may differ by little beside their mean; a group is small, so that costs nothing."""
+    """One group a program. In fp64, as rewards may differ by little beside their mean; a group is small, so that
+    costs nothing.
+    """
     first, last = tl.load(first_ptr + tl.program_id(0)), tl.load(first_ptr + tl.program_id(0) + 1)
     lanes = tl.arange(0, BLOCK)
-    counts, totals, squares = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
+    counts, totals, squares = (
+        tl.zeros([BLOCK], tl.float64),
+        tl.zeros([BLOCK], tl.float64),
+        tl.zeros([BLOCK], tl.float64),
+    )
     for begin in range(first, last, BLOCK):
         _, r, on = _members(r_ptr, valid_ptr, order_ptr, begin + lanes, last)
         counts += on.to(tl.float64)
@@ -143,7 +149,9 @@ def _gae_kernel(
     r_ptr, v_ptr, m_ptr, end_ptr, boot_ptr, start_ptr, adv_ptr, ret_ptr, tokens, gamma, lam,
     BLOCK: tl.constexpr, BOOT: tl.constexpr, RESET: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One row a program; a thread owns four neighbouring tokens, so that threads exchange one map each and not one a token."""
+    """One row a program; a thread owns four neighbouring tokens, so that threads exchange one map each and not one a
+    token.
+    """
     GROUPS: tl.constexpr = BLOCK // 4
     row, T = _row(start_ptr, tokens, PACKED)
     X = 0.0
@@ -162,7 +170,9 @@ def _gae_kernel(
         a2, d2 = _compose_pair(a3, d3, a2, d2)
         a1, d1 = _compose_pair(a2, d2, a1, d1)
         a0, d0 = _compose_pair(a1, d1, a0, d0)
-        A, D, P, Q = tl.associative_scan((a0, d0, tl.full([GROUPS], 1.0, tl.float32), tl.zeros([GROUPS], tl.float32)), 0, _compose_before)
+        A, D, P, Q = tl.associative_scan(
+            (a0, d0, tl.full([GROUPS], 1.0, tl.float32), tl.zeros([GROUPS], tl.float32)), 0, _compose_before
+        )
         behind = P * X + Q
         states = tl.join(tl.join(a0 * behind + d0, a2 * behind + d2), tl.join(a1 * behind + d1, a3 * behind + d3))
         adv = (tl.reshape(states, [GROUPS, 4]) - v) * (1.0 / lam)
@@ -188,7 +198,9 @@ def _small_lam_kernel(
         a = tl.where(on, tl.where(keep, gamma * lam, 0.0), 1.0)
         b = tl.where(keep, gamma, 0.0)
         e = tl.where(on, 0.0, 1.0)
-        a, b, d, e, f = tl.associative_scan((a, b, tl.where(on, r - v, 0.0), e, tl.where(on, v, 0.0)), 0, _compose, reverse=True)
+        a, b, d, e, f = tl.associative_scan(
+            (a, b, tl.where(on, r - v, 0.0), e, tl.where(on, v, 0.0)), 0, _compose, reverse=True
+        )
         adv = a * A + b * V + d
         A, V = tl.sum(tl.where(lanes == 0, adv, 0.0), axis=0), tl.sum(tl.where(lanes == 0, e * V + f, 0.0), axis=0)
         _store(adv_ptr, ret_ptr, row + t, t < T, r, v, on, adv)
@@ -228,7 +240,8 @@ def triton_gae(
     kernel = _gae_kernel if lam >= 0.5 else _small_lam_kernel
     kernel[(rows,)](
         rewards, values, mask.view(torch.uint8), mask if reset is None else reset.contiguous().view(torch.uint8),
-        values if bootstrap_B is None else bootstrap_B.float().contiguous(), starts, advantages, returns, tokens, gamma, lam,
+        values if bootstrap_B is None else bootstrap_B.float().contiguous(), starts, advantages, returns, tokens,
+        gamma, lam,
         BLOCK=block, BOOT=bootstrap_B is not None, RESET=reset is not None, PACKED=lengths is not None, num_warps=warps,
     )  # fmt: skip
     return advantages, returns
@@ -247,7 +260,9 @@ def triton_group_advantage(
     """See `group_advantage`; `index_S` numbers the groups and is on the host."""
     device = rewards_S.device
     rewards_S = rewards_S.detach().float().contiguous()
-    valid_S = torch.ones_like(rewards_S, dtype=torch.bool) if valid_S is None else torch.as_tensor(valid_S).bool().to(device)
+    valid_S = (
+        torch.ones_like(rewards_S, dtype=torch.bool) if valid_S is None else torch.as_tensor(valid_S).bool().to(device)
+    )
     sizes_G = torch.bincount(index_S)
     order_S = torch.argsort(index_S, stable=True).to(device)
     first_G1 = torch.cat([sizes_G.new_zeros(1), sizes_G.cumsum(0)]).to(device)

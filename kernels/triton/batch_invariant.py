@@ -14,7 +14,8 @@ from ..dispatch import cdiv
 
 @triton.jit(do_not_specialize=["M"])  # one binary whatever the number of rows
 def _matmul_kernel(
-    a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, BM: tl.constexpr, BN: tl.constexpr,
+    a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, BM: tl.constexpr,
+    BN: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM)
@@ -30,7 +31,11 @@ def _matmul_kernel(
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
         a_ptrs += BK * stride_ak
         b_ptrs += BK * stride_bk
-    tl.store(c_ptr + m[:, None] * stride_cm + n[None, :], acc.to(c_ptr.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+    tl.store(
+        c_ptr + m[:, None] * stride_cm + n[None, :],
+        acc.to(c_ptr.dtype.element_ty),
+        mask=(m < M)[:, None] & (n < N)[None, :],
+    )
 
 
 def triton_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor | None) -> torch.Tensor:
@@ -42,7 +47,8 @@ def triton_matmul(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor |
         out_MN = torch.empty((M, N), dtype=a_MK.dtype, device=a_MK.device)
     if M:
         _matmul_kernel[(cdiv(N, 128), cdiv(M, 64))](
-            a_MK, b_KN, out_MN, M, N, K, a_MK.stride(0), 1, b_KN.stride(0), b_KN.stride(1), out_MN.stride(0), BM=64, BN=128, BK=64,
+            a_MK, b_KN, out_MN, M, N, K, a_MK.stride(0), 1, b_KN.stride(0), b_KN.stride(1), out_MN.stride(0), BM=64,
+            BN=128, BK=64,
             PRECISION="ieee" if a_MK.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
         )  # fmt: skip
     return out_MN

@@ -1,6 +1,7 @@
 """Triton side of kernels/decode_attention.py.
 
-Shape suffixes: T new tokens, N sequences, X tiles, R sequences of a tile, S splits, H query heads, G key heads, D head dimension.
+Shape suffixes: T new tokens, N sequences, X tiles, R sequences of a tile, S splits, H query heads, G key heads, D head
+dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ LOWEST = tl.constexpr(-1.0e30)
 @triton.jit
 def _append_kernel(
     x_ptr, q_ptr, k_ptr, v_ptr, base_ptr, table_ptr, qn_ptr, kn_ptr, row_ptr, offset_ptr, pages_ptr, len_ptr, width,
-    positions, eps, PAGE: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
+    positions, eps, PAGE: tl.constexpr, GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    SLOTS: tl.constexpr,
     DP: tl.constexpr, RAGGED: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -44,8 +46,12 @@ def _append_kernel(
     if NORM:
         rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
         query = e < PER
-        w = tl.where(query, tl.load(qn_ptr + d, mask=d < D, other=0.0), tl.load(kn_ptr + d, mask=d < D, other=0.0)).to(tl.float32)
-        wy = tl.where(query, tl.load(qn_ptr + mate, mask=turned, other=0.0), tl.load(kn_ptr + mate, mask=turned, other=0.0)).to(tl.float32)
+        w = tl.where(query, tl.load(qn_ptr + d, mask=d < D, other=0.0), tl.load(kn_ptr + d, mask=d < D, other=0.0)).to(
+            tl.float32
+        )
+        wy = tl.where(
+            query, tl.load(qn_ptr + mate, mask=turned, other=0.0), tl.load(kn_ptr + mate, mask=turned, other=0.0)
+        ).to(tl.float32)
         # rounded where the separate kernels round
         x = tl.where(e <= PER, (x * rstd * w).to(x_ptr.dtype.element_ty).to(tl.float32), x)
         y = tl.where(e <= PER, (y * rstd * wy).to(x_ptr.dtype.element_ty).to(tl.float32), y)
@@ -89,7 +95,8 @@ def _fold(q, k_ptr, v_ptr, at, inner, ok, seen, m, l, acc, scale, PRECISION: tl.
 
 @triton.jit
 def _attention_kernel(
-    q_ptr, o_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, len_ptr, width, tile_ptr, done_ptr, acc_ptr, ml_ptr, scale, PAGE: tl.constexpr,
+    q_ptr, o_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, len_ptr, width, tile_ptr, done_ptr, acc_ptr, ml_ptr, scale,
+    PAGE: tl.constexpr,
     GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, RAGGED: tl.constexpr, SHARED: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -145,8 +152,10 @@ def _attention_kernel(
 
 @triton.jit
 def _prefix_kernel(
-    q_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, width, rows_ptr, done_ptr, acc_ptr, ml_ptr, scale, PAGE: tl.constexpr, GROUPS: tl.constexpr,
-    PER: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, width, rows_ptr, done_ptr, acc_ptr, ml_ptr, scale, PAGE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     x = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1)
@@ -170,14 +179,18 @@ def _prefix_kernel(
             n = low + tl.arange(0, BN)
             at = ((page * GROUPS + g) * PAGE + n % PAGE) * D
             page = _pages(pages_ptr, low + BN, done, PAGE, BN)
-            m, l, acc = _fold(q, k_ptr, v_ptr, at, d, (n < done)[:, None] & (d < D), (n < done)[None, :], m, l, acc, scale, PRECISION)
+            m, l, acc = _fold(
+                q, k_ptr, v_ptr, at, d, (n < done)[:, None] & (d < D), (n < done)[None, :], m, l, acc, scale, PRECISION
+            )
         tl.store(ml_ptr + at_q * 2, m, mask=live)
         tl.store(ml_ptr + at_q * 2 + 1, l, mask=live)
         tl.store(acc_ptr + at_q[:, None] * D + d, acc, mask=live[:, None] & (d < D))
 
 
 @triton.jit
-def _merge_kernel(acc_ptr, ml_ptr, o_ptr, rows, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr):
+def _merge_kernel(
+    acc_ptr, ml_ptr, o_ptr, rows, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SP)
     d = tl.arange(0, DP)
@@ -191,7 +204,9 @@ def _merge_kernel(acc_ptr, ml_ptr, o_ptr, rows, D: tl.constexpr, DP: tl.constexp
 
 
 def row_shape(rows: int, dim: int, wide: bool) -> dict[str, int]:
-    """Keys a step of the loop, warps and stages, measured on an H200; fp32, which has no matrix unit, needs more threads."""
+    """Keys a step of the loop, warps and stages, measured on an H200; fp32, which has no matrix unit, needs more
+    threads.
+    """
     if rows > 16:
         return {"BN": 64, "num_warps": 4, "num_stages": 2}
     return {"BN": 32, "num_warps": 4 if wide else 1 if dim <= 64 else 2, "num_stages": 3}
@@ -223,13 +238,21 @@ def triton_append(
             tiles.row_T if ragged else rows.len_N, tiles.offset_T if ragged else rows.len_N,
             rows.table_NP, rows.len_N, rows.table_NP.stride(0), table_PC.shape[0], eps, PAGE=rows.page,
             GROUPS=groups, PER=per, D=dim, HALF=table_PC.shape[1] // 2, SLOTS=power_of_2(slots),
-            DP=_padded(dim), RAGGED=ragged, NORM=norms is not None, INTERLEAVED=interleaved, num_warps=2 if per > 1 else 1,
+            DP=_padded(dim), RAGGED=ragged, NORM=norms is not None, INTERLEAVED=interleaved,
+            num_warps=2 if per > 1 else 1,
         )  # fmt: skip
     return q_THD
 
 
 def triton_attention(
-    q_THD: torch.Tensor, cache: CacheLayer, rows: Rows, groups: int, scale: float, tiles: Tiles | None, shared: Shared | None, splits: int
+    q_THD: torch.Tensor,
+    cache: CacheLayer,
+    rows: Rows,
+    groups: int,
+    scale: float,
+    tiles: Tiles | None,
+    shared: Shared | None,
+    splits: int,
 ) -> torch.Tensor:
     """See `cached_attention`."""
     tokens, heads, dim = q_THD.shape
@@ -247,7 +270,8 @@ def triton_attention(
         tiles_x, together = shared.rows_XR.shape
         wide = max(16, power_of_2(together * per))
         _prefix_kernel[(tiles_x, groups)](
-            q_THD, cache.k, cache.v, cache.base_2, rows.table_NP, rows.table_NP.stride(0), shared.rows_XR, shared.done_N, acc, ml,
+            q_THD, cache.k, cache.v, cache.base_2, rows.table_NP, rows.table_NP.stride(0), shared.rows_XR,
+            shared.done_N, acc, ml,
             scale * LOG2E, BM=wide, R=together, BN=64, num_warps=4, num_stages=2, **common,
         )  # fmt: skip
     programs, most = (len(tiles.tile_X4), tiles.most) if ragged else (tokens, 1)

@@ -27,7 +27,9 @@ def _tanh(y):
 
 
 @triton.jit
-def _quantize_kernel(z_ptr, const_ptr, code_ptr, index_ptr, slope_ptr, N, C: tl.constexpr, CB: tl.constexpr, BLOCK: tl.constexpr):
+def _quantize_kernel(
+    z_ptr, const_ptr, code_ptr, index_ptr, slope_ptr, N, C: tl.constexpr, CB: tl.constexpr, BLOCK: tl.constexpr
+):
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, CB)
     ok = (n < N)[:, None] & (c < C)[None, :]
@@ -67,7 +69,9 @@ def _dequantize_kernel(index_ptr, const_ptr, code_ptr, N, size, C: tl.constexpr,
 @cache
 def _constants(levels: tuple[int, ...], device: torch.device) -> torch.Tensor:
     if math.prod(levels) > 1 << 24:
-        raise ValueError(f"an FSQ codebook of {math.prod(levels)} does not fit the kernel's fp32 index arithmetic (2**24)")
+        raise ValueError(
+            f"an FSQ codebook of {math.prod(levels)} does not fit the kernel's fp32 index arithmetic (2**24)"
+        )
     return torch.tensor([*fsq_constants(levels), list(levels)], dtype=torch.float32, device=device).contiguous()
 
 

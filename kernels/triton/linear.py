@@ -1,9 +1,12 @@
-"""Head matmul and log-prob kernels together, in row chunks: cuBLAS makes the logits, one kernel makes statistics or gradients of them.
+"""Head matmul and log-prob kernels together, in row chunks: cuBLAS makes the logits, one kernel makes statistics or
+gradients of them.
 
-Shape suffixes: N rows (tokens), R rows of a chunk, C columns of a range or chosen rows, H hidden, V vocabulary (this rank's shard).
+Shape suffixes: N rows (tokens), R rows of a chunk, C columns of a range or chosen rows, H hidden, V vocabulary (this
+rank's shard).
 
-Scoring costs one matmul. `triton_policy_loss` makes the gradients in the forward: the chunk of logits becomes its own gradient in
-place, then two more matmuls use it, so nothing is recomputed. `triton_linear_logprob` recomputes logits in its backward.
+Scoring costs one matmul. `triton_policy_loss` makes the gradients in the forward: the chunk of logits becomes its own
+gradient in place, then two more matmuls use it, so nothing is recomputed. `triton_linear_logprob` recomputes logits in
+its backward.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from .logprob import finish_rows, launch_backward, launch_stats, merge_shards, s
 from .policy import launch_terms, named_sums
 
 SCORE_BYTES = 640 << 20  # logits held at a time when scoring
-GRAD_BYTES = 1280 << 20  # logits held at a time when making gradients: fewer, larger chunks re-read the fp32 sums less often
+# logits held at a time when making gradients: fewer, larger chunks re-read the fp32 sums less often
+GRAD_BYTES = 1280 << 20
 
 ROW_TILE = 128  # chunks are whole matmul tiles
 COLUMN_TILE = 256
@@ -63,13 +67,17 @@ def add_matmul(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fre
 
 def check_dtypes(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> None:
     if hidden_NH.dtype != weight_VH.dtype:
-        raise ValueError(f"hidden states are {hidden_NH.dtype} and the head's weight {weight_VH.dtype}: cast one of them")
+        raise ValueError(
+            f"hidden states are {hidden_NH.dtype} and the head's weight {weight_VH.dtype}: cast one of them"
+        )
 
 
 class _LinearLogprob(torch.autograd.Function):
-    """Works in ranges of columns: each one's weight gradient is then a single product, and the small hidden gradient what is summed.
+    """Works in ranges of columns: each one's weight gradient is then a single product, and the small hidden gradient
+    what is summed.
 
-    The forward leaves the logits of its last range to the backward, which needs that much memory anyway and recomputes the others.
+    The forward leaves the logits of its last range to the backward, which needs that much memory anyway and recomputes
+    the others.
     """
 
     @staticmethod
@@ -128,7 +136,9 @@ def part_shard(shard: Shard, part: slice) -> Shard:
     return Shard(shard.start + part.start, max(0, min(part.stop, shard.valid) - part.start), shard.vocab)
 
 
-def part_logits(hidden_NH: torch.Tensor, weight_VH: torch.Tensor, part: slice, buffer: torch.Tensor, made: bool = False) -> torch.Tensor:
+def part_logits(
+    hidden_NH: torch.Tensor, weight_VH: torch.Tensor, part: slice, buffer: torch.Tensor, made: bool = False
+) -> torch.Tensor:
     """The logits of a range of columns, packed in the flat `buffer` (where they are when `made`)."""
     rows, columns = len(hidden_NH), part.stop - part.start
     out_NC = buffer[: rows * columns].view(rows, columns)
@@ -138,17 +148,21 @@ def part_logits(hidden_NH: torch.Tensor, weight_VH: torch.Tensor, part: slice, b
 def score_columns(
     hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, limit, keep=False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row; and, to `keep`, the last range's logits.
+    """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row; and, to `keep`, the last range's
+    logits.
 
-    One matmul, in ranges of columns, so that the weight, which is larger than the hidden states, is read once. There are two buffers: the
-    statistics of one range are made on a second stream while the next range is multiplied, which fills the gaps between kernels.
+    One matmul, in ranges of columns, so that the weight, which is larger than the hidden states, is read once. There
+    are two buffers: the statistics of one range are made on a second stream while the next range is multiplied, which
+    fills the gaps between kernels.
     """
     N = len(targets_N)
     two = hidden_NH.is_cuda and not keep
     parts = column_parts(N, len(weight_VH), hidden_NH.element_size(), limit // 2 if two else limit)
     buffers = [hidden_NH.new_empty(N * longest(parts)) for _ in range(2 if two and len(parts) > 1 else 1)]
     stats_PN4 = torch.empty((len(parts), N, 4), dtype=torch.float32, device=hidden_NH.device)
-    streams = (torch.cuda.current_stream(hidden_NH.device), second_stream(hidden_NH.device)) if len(buffers) > 1 else None
+    streams = (
+        (torch.cuda.current_stream(hidden_NH.device), second_stream(hidden_NH.device)) if len(buffers) > 1 else None
+    )
     read: list[torch.cuda.Event] = []  # the statistics of each range are done, its buffer free
     for i, (part, stats_N4) in enumerate(zip(parts, stats_PN4, strict=True)):
         if streams and i >= 2:
@@ -169,7 +183,9 @@ def score_columns(
 
 
 def score_whole_rows(hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, rows=1024) -> torch.Tensor:
-    """`score_columns` with the vocabulary in one piece: how it is cut depends on the number of rows, and so would a row's bits."""
+    """`score_columns` with the vocabulary in one piece: how it is cut depends on the number of rows, and so would a
+    row's bits.
+    """
     saved_4N = torch.empty((4, len(targets_N)), dtype=torch.float32, device=hidden_NH.device)
     stats_N4 = torch.empty((len(targets_N), 4), dtype=torch.float32, device=hidden_NH.device)
     for start in range(0, len(targets_N), rows):
@@ -181,12 +197,16 @@ def score_whole_rows(hidden_NH, weight_VH, targets_N, temperature, entropy, grou
     return saved_4N
 
 
-def triton_linear_logprob(hidden_NH, weight_VH, targets_N, *, temperature=1.0, entropy=False, group=None, vocab_size=None):
+def triton_linear_logprob(
+    hidden_NH, weight_VH, targets_N, *, temperature=1.0, entropy=False, group=None, vocab_size=None
+):
     """See `linear_logprob`."""
     check_dtypes(hidden_NH, weight_VH)
     shard = vocab_shard(len(weight_VH), group, vocab_size)
     gradient = torch.is_grad_enabled() and (hidden_NH.requires_grad or weight_VH.requires_grad)
-    return _LinearLogprob.apply(hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, entropy, group, shard, gradient)
+    return _LinearLogprob.apply(
+        hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, entropy, group, shard, gradient
+    )
 
 
 @dataclass
@@ -208,7 +228,9 @@ class _Job:
 
 
 def _sequence_parts(documents: Documents, rows: int) -> list[slice] | None:
-    """Chunks of whole documents of at most `rows` rows, or None when a document is longer or other ranks hold parts of it."""
+    """Chunks of whole documents of at most `rows` rows, or None when a document is longer or other ranks hold parts
+    of it.
+    """
     if documents.group is not None:
         return None
     numbers, counts = torch.unique_consecutive(documents.index_N, return_counts=True)
@@ -245,10 +267,11 @@ def _can_clip(terms: PolicyTerms, sequence: bool) -> bool:
 
 
 def _live_rows(grad_R: torch.Tensor) -> torch.Tensor | None:
-    """Sources of the rows that have a gradient, moved to the front, or None when too few are without one to save a matmul tile.
+    """Sources of the rows that have a gradient, moved to the front, or None when too few are without one to save a
+    matmul tile.
 
-    The places of rows without a gradient among the first are taken by rows from behind, so that in place nothing is overwritten
-    that is still to be read. Costs a wait for the GPU.
+    The places of rows without a gradient among the first are taken by rows from behind, so that in place nothing is
+    overwritten that is still to be read. Costs a wait for the GPU.
     """
     live_R = grad_R != 0
     count = int(live_R.sum())
@@ -273,7 +296,9 @@ class _PolicyLoss(torch.autograd.Function):
         if fresh:
             dweight_VH = torch.empty(weight_VH.shape, dtype=torch.float32, device=device)
         sequence = settings.by_sequence and job.terms.pg_weight is not None
-        parts = row_parts(N, columns, hidden_NH.element_size(), GRAD_BYTES if need_hidden or need_weight else SCORE_BYTES)
+        parts = row_parts(
+            N, columns, hidden_NH.element_size(), GRAD_BYTES if need_hidden or need_weight else SCORE_BYTES
+        )
         grad_N = torch.zeros(N, dtype=torch.float32, device=device)
         by_document = _sequence_parts(job.documents, longest(parts)) if sequence else parts
         scored = by_document is None
@@ -298,7 +323,9 @@ class _PolicyLoss(torch.autograd.Function):
             if not scored:
                 score_logits(logits_RV, targets_R, *options, None, True, job.group, saved_4R)
                 if sequence:
-                    grad_N[part], loss, sums = _coefficients(saved_4R[0], saved_4R[1], terms_R, settings, job.documents.select(part))
+                    grad_N[part], loss, sums = _coefficients(
+                        saved_4R[0], saved_4R[1], terms_R, settings, job.documents.select(part)
+                    )
                     totals.append((loss, sums))
                 elif backward:
                     launch_terms(saved_4R[0], None, terms_R, settings, grad_N[part])
@@ -324,8 +351,16 @@ class _PolicyLoss(torch.autograd.Function):
         if fresh:
             dweight_VH.zero_()
         if sequence and not scored:
-            job.values = torch.stack([loss for loss, _ in totals]).sum() if totals else hidden_NH.new_zeros((), dtype=torch.float32)
-            job.sums = {name: torch.stack([sums[name].float() for _, sums in totals]).sum() for name in totals[0][1]} if totals else {}
+            job.values = (
+                torch.stack([loss for loss, _ in totals]).sum()
+                if totals
+                else hidden_NH.new_zeros((), dtype=torch.float32)
+            )
+            job.sums = (
+                {name: torch.stack([sums[name].float() for _, sums in totals]).sum() for name in totals[0][1]}
+                if totals
+                else {}
+            )
         elif not sequence:
             values = launch_terms(job.saved_4N[0], job.saved_4N[1], job.terms, settings, None)
             job.values, job.sums = values[-1], named_sums(values)
@@ -346,7 +381,9 @@ class _PolicyLoss(torch.autograd.Function):
         return dhidden_NH, None if dweight_VH is None else dweight_VH.mul_(grad).to(ctx.weight_dtype), None
 
 
-def _row_order(terms: PolicyTerms, settings: PolicySettings, targets_N: torch.Tensor) -> tuple[torch.Tensor | None, int]:
+def _row_order(
+    terms: PolicyTerms, settings: PolicySettings, targets_N: torch.Tensor
+) -> tuple[torch.Tensor | None, int]:
     """(rows to compute, or None for all in order; how many can have a gradient). Those that cannot come last."""
     active_N = terms.active(targets_N)
     moving_N = active_N
@@ -363,16 +400,31 @@ def _row_order(terms: PolicyTerms, settings: PolicySettings, targets_N: torch.Te
 
 
 def triton_policy_loss(
-    hidden_NH, weight_VH, targets_N, terms, settings, *, group=None, vocab_size=None, documents=None, weight_grad_VH=None
+    hidden_NH,
+    weight_VH,
+    targets_N,
+    terms,
+    settings,
+    *,
+    group=None,
+    vocab_size=None,
+    documents=None,
+    weight_grad_VH=None,
 ) -> PolicyOutput:
     """See `linear_policy_loss`."""
-    if weight_grad_VH is not None and (weight_grad_VH.dtype != torch.float32 or weight_grad_VH.shape != weight_VH.shape):
+    if weight_grad_VH is not None and (
+        weight_grad_VH.dtype != torch.float32 or weight_grad_VH.shape != weight_VH.shape
+    ):
         raise ValueError(f"weight_grad_VH must be fp32 of shape {tuple(weight_VH.shape)}")
     check_dtypes(hidden_NH, weight_VH)
     total = len(targets_N)
     rows, moving = _row_order(terms, settings, targets_N)
     if rows is not None:
-        hidden_NH, targets_N, terms = hidden_NH.index_select(0, rows), targets_N.index_select(0, rows), terms.select(rows)
+        hidden_NH, targets_N, terms = (
+            hidden_NH.index_select(0, rows),
+            targets_N.index_select(0, rows),
+            terms.select(rows),
+        )
         documents = None if documents is None else documents.select(rows)
     shard, gradient = vocab_shard(len(weight_VH), group, vocab_size), torch.is_grad_enabled()
     job = _Job(targets_N.contiguous(), terms, settings, group, shard, documents, weight_grad_VH, moving, gradient)

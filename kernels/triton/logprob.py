@@ -2,11 +2,13 @@
 
 Shape suffixes: N rows (tokens), V vocabulary (this rank's shard), W ranks, 4 the statistics of one row.
 
-Forward: each thread keeps its own running (maximum, sum, weighted sum) over 16-byte vectors, so the loop has no reduction across
-threads; the tile that holds the target is taken last, with the target left out (see kernels/logprob.py for why).
+Forward: each thread keeps its own running (maximum, sum, weighted sum) over 16-byte vectors, so the loop has no
+reduction across threads; the tile that holds the target is taken last, with the target left out (see kernels/logprob.py
+for why).
 
-An odd vocabulary puts most rows off the 16-byte grid. Such a row is walked from the last grid point before it (`shift` logits early,
-which are the previous row's and left out), so that whole vectors are read; the few logits after its last whole vector come apart.
+An odd vocabulary puts most rows off the 16-byte grid. Such a row is walked from the last grid point before it (`shift`
+logits early, which are the previous row's and left out), so that whole vectors are read; the few logits after its last
+whole vector come apart.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ LOWEST = tl.constexpr(-1.0e30)
 
 @triton.jit
 def _fold(m, l, s, x, scale, ENT: tl.constexpr):
-    """Per-thread online softmax over one tile [RB, K]; s is the sum of 2^g g over the gaps g (in bits) to the running maximum.
+    """Per-thread online softmax over one tile [RB, K]; s is the sum of 2^g g over the gaps g (in bits) to the running
+    maximum.
 
     A logit of -inf makes s NaN (0 * -inf), which `_row_again` mends: cheaper than an instruction more for every logit.
     """
@@ -55,8 +58,8 @@ def _add_both(a1, b1, a2, b2):
 
 @triton.jit
 def _row_again(p, y, V, M, scale, RB: tl.constexpr, K: tl.constexpr):
-    """R and S (in bits) of a rare row summed again, for its entropy: where one token that is not the target holds most of the mass, R is
-    summed without it, else no digits are left; and logits of -inf add nothing."""
+    """R and S (in bits) of a rare row summed again, for its entropy: where one token that is not the target holds most
+    of the mass, R is summed without it, else no digits are left; and logits of -inf add nothing."""
     offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
     rest = tl.zeros([RB], tl.float32)
     ties = tl.zeros([RB], tl.float32)
@@ -75,7 +78,8 @@ def _row_again(p, y, V, M, scale, RB: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _row_stats(x_ptr, begin, y, V, scale, RB: tl.constexpr, K: tl.constexpr, ENT: tl.constexpr, ODD: tl.constexpr):
-    """(M, R, S, x_t) of the row at x_ptr + begin, as in the reference; y is the target's column or -1 when another rank owns it.
+    """(M, R, S, x_t) of the row at x_ptr + begin, as in the reference; y is the target's column or -1 when another rank
+    owns it.
 
     The target is left out after loading, not by the load's mask, which would break the 16-byte loads up.
     """
@@ -128,7 +132,8 @@ def _row_stats(x_ptr, begin, y, V, scale, RB: tl.constexpr, K: tl.constexpr, ENT
     if ENT:
         R, S = tl.reduce((l * w, w * (s + l * drop)), 0, _add_both)
         R -= 1.0
-        # Above a tenth the entropy is large enough for R's absolute error of 1e-7; a NaN means logits of -inf, or really a NaN.
+        # Above a tenth the entropy is large enough for R's absolute error of 1e-7; a NaN means logits of -inf, or
+        # really a NaN.
         if ((R < 0.1) & (R > -0.5) & (xt < M)) | (S != S):
             R, S = _row_again(row, column, V, M, scale, RB, K)
         S = S * LN2
@@ -234,7 +239,11 @@ def _merged(stats_ptr, row, live, N, W, scale, ROWS: tl.constexpr):
     taken = tl.zeros([ROWS], tl.int1)
     for w in range(W):
         p = stats_ptr + (w * N + row) * 4
-        m, r, s = tl.load(p, mask=live, other=LOWEST), tl.load(p + 1, mask=live, other=0.0), tl.load(p + 2, mask=live, other=0.0)
+        m, r, s = (
+            tl.load(p, mask=live, other=LOWEST),
+            tl.load(p + 1, mask=live, other=0.0),
+            tl.load(p + 2, mask=live, other=0.0),
+        )
         drop = (m - M) * scale
         a = tl.exp2(drop)
         own = (m == M) & (taken == 0)
@@ -258,7 +267,19 @@ def _merge_kernel(stats_ptr, out_ptr, N, W, scale, ROWS: tl.constexpr):
 
 @triton.jit
 def _finish_kernel(
-    stats_ptr, y_ptr, mask_ptr, out_ptr, N, W, plane, vocab, scale, inv_t_hi, inv_t_lo, ROWS: tl.constexpr, MASK: tl.constexpr
+    stats_ptr,
+    y_ptr,
+    mask_ptr,
+    out_ptr,
+    N,
+    W,
+    plane,
+    vocab,
+    scale,
+    inv_t_hi,
+    inv_t_lo,
+    ROWS: tl.constexpr,
+    MASK: tl.constexpr,
 ):
     """Statistics of W shards to the four outputs; masked rows give 0, a target outside the vocabulary NaN."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -293,12 +314,13 @@ def _tile_gradient(x, o, y, own, reference, log2z, constant, slope, scale, ENT: 
 
 @triton.jit
 def _backward_kernel(
-    x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, source_ptr, tiles, plane, stride, dstride, V, columns, start,
+    x_ptr, dx_ptr, y_ptr, saved_ptr, g_ptr, ge_ptr, mask_ptr, source_ptr, tiles, plane, stride, dstride, V, columns,
+    start,
     scale, inv_t,
     BLOCK: tl.constexpr, ENT: tl.constexpr, MASK: tl.constexpr, MOVE: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a row a program. ODD counts columns from the grid point before the row, and leaves what does not fill a vector at either
-    end of the row to the first tile's program."""
+    """One tile of a row a program. ODD counts columns from the grid point before the row, and leaves what does not fill
+    a vector at either end of the row to the first tile's program."""
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
     o = tile * BLOCK + tl.arange(0, BLOCK)
@@ -345,12 +367,18 @@ def _backward_kernel(
         if (owned & (y // BLOCK == tile)) | first:
             own = -g * _expm1(logprob)
             if ENT:
-                own -= ge * tl.exp2(logprob * LOG2E) * (tl.maximum(logprob, LOWEST, propagate_nan=tl.PropagateNan.ALL) + entropy)
+                own -= (
+                    ge
+                    * tl.exp2(logprob * LOG2E)
+                    * (tl.maximum(logprob, LOWEST, propagate_nan=tl.PropagateNan.ALL) + entropy)
+                )
             target = tl.where(owned, y, -1)
             d = _tile_gradient(x, o, target, own * inv_t, reference, log2z, constant, slope, scale, ENT, True)
             if ODD:
                 x_edge = tl.load(x_ptr + begin + edge, mask=outside & first, other=0.0)
-                d_edge = _tile_gradient(x_edge, edge, target, own * inv_t, reference, log2z, constant, slope, scale, ENT, True)
+                d_edge = _tile_gradient(
+                    x_edge, edge, target, own * inv_t, reference, log2z, constant, slope, scale, ENT, True
+                )
                 d_edge = tl.where(edge < valid, d_edge, 0.0)
                 tl.store(dx_ptr + dbegin + edge, d_edge.to(dx_ptr.dtype.element_ty), mask=outside & first)
         else:
@@ -373,7 +401,8 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def stats_config(vocab: int, entropy: bool, odd: bool = False) -> tuple[int, int, int | None]:
-    """(vectors RB of eight logits a tile, warps, register limit): from benchmarks/tune_kernels.py on an H200, see docs/kernels.md.
+    """(vectors RB of eight logits a tile, warps, register limit): from benchmarks/tune_kernels.py on an H200, see
+    docs/kernels.md.
 
     With an odd vocabulary 48 registers spill.
     """
@@ -399,11 +428,13 @@ def launch_stats(
     N = len(targets_N)
     if N == 0:
         return
-    # where a row begins in memory then decides which logits are added first, so not where its bits may not depend on the batch
+    # where a row begins in memory then decides which logits are added first, so not where its bits may not depend on
+    # the batch
     odd = bool(logits_NV.stride(0) % 16 or shard.valid % 16) and not is_batch_invariant()
     rows, warps, registers = config or stats_config(shard.valid, entropy, odd)
     _stats_kernel[(N,)](
-        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out_N4, logits_NV.stride(0), shard.valid, shard.start,
+        logits_NV, targets_N, targets_N if mask_N is None else mask_N, out_N4, logits_NV.stride(0), shard.valid,
+        shard.start,
         1.4426950408889634 / temperature,
         RB=rows, K=8, ENT=entropy, MASK=mask_N is not None,
         ODD=odd, num_warps=warps, maxnreg=registers,
@@ -420,7 +451,12 @@ def merge_shards(stats_WN4: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def finish_rows(
-    stats_WN4: torch.Tensor, targets_N: torch.Tensor, vocab: int, temperature: float, mask_N: torch.Tensor | None, out_4N: torch.Tensor
+    stats_WN4: torch.Tensor,
+    targets_N: torch.Tensor,
+    vocab: int,
+    temperature: float,
+    mask_N: torch.Tensor | None,
+    out_4N: torch.Tensor,
 ) -> None:
     """Log-prob, entropy, reference logit and log2 normaliser, the rows of `out_4N`, from the shards' statistics."""
     W, N, _ = stats_WN4.shape
@@ -467,7 +503,8 @@ def launch_backward(
 ) -> None:
     """Write d logits into `out_NV`, which may be `logits_NV`; rows without a gradient are not read.
 
-    Row i of `out_NV` comes from row `source_N[i]` of the logits; in place, no row may be both a source and another's place.
+    Row i of `out_NV` comes from row `source_N[i]` of the logits; in place, no row may be both a source and another's
+    place.
     """
     N, columns = out_NV.shape
     if N == 0:
@@ -502,7 +539,9 @@ class _TokenLogprob(torch.autograd.Function):
         shard, temperature, inplace = ctx.options
         out_NV = logits_NV.detach() if inplace else torch.empty_like(logits_NV)
         grad_entropy_N = None if grad_entropy_N is None else grad_entropy_N.contiguous()
-        launch_backward(logits_NV, out_NV, targets_N, saved_4N, grad_N.contiguous(), grad_entropy_N, shard, temperature, mask_N)
+        launch_backward(
+            logits_NV, out_NV, targets_N, saved_4N, grad_N.contiguous(), grad_entropy_N, shard, temperature, mask_N
+        )
         return out_NV, None, None, None, None, None, None, None, None
 
 
@@ -521,4 +560,6 @@ def triton_token_logprob(
     if logits_NV.stride(1) != 1:
         logits_NV = logits_NV.contiguous()
     shard = vocab_shard(logits_NV.shape[1], group, vocab_size)
-    return _TokenLogprob.apply(logits_NV, targets_N.contiguous(), temperature, mask_N, entropy, inplace_backward, group, shard)
+    return _TokenLogprob.apply(
+        logits_NV, targets_N.contiguous(), temperature, mask_N, entropy, inplace_backward, group, shard
+    )

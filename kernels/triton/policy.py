@@ -107,7 +107,8 @@ def _get(ptr, o, ok, HAS: tl.constexpr):
 def _terms_kernel(
     lp_ptr, ent_ptr, ce_ptr, pg_ptr, klw_ptr, entw_ptr, adv_ptr, old_ptr, ref_ptr, d_ptr, part_ptr, N,
     low, high, dual, kl_clamp,
-    RB: tl.constexpr, K: tl.constexpr, CE: tl.constexpr, PG: tl.constexpr, KL: tl.constexpr, ENT: tl.constexpr, ENTW: tl.constexpr,
+    RB: tl.constexpr, K: tl.constexpr, CE: tl.constexpr, PG: tl.constexpr, KL: tl.constexpr, ENT: tl.constexpr,
+    ENTW: tl.constexpr,
     OLD: tl.constexpr, DUAL: tl.constexpr, CLAMP: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
@@ -122,7 +123,12 @@ def _terms_kernel(
         ok = o < N
         lp = tl.load(lp_ptr + o, mask=ok, other=0.0)
         ent = _get(ent_ptr, o, ok, ENT)
-        ce, pg, klw, entw = _get(ce_ptr, o, ok, CE), _get(pg_ptr, o, ok, PG), _get(klw_ptr, o, ok, KL > 0), _get(entw_ptr, o, ok, ENTW)
+        ce, pg, klw, entw = (
+            _get(ce_ptr, o, ok, CE),
+            _get(pg_ptr, o, ok, PG),
+            _get(klw_ptr, o, ok, KL > 0),
+            _get(entw_ptr, o, ok, ENTW),
+        )
         adv, old, ref = _get(adv_ptr, o, ok, PG), _get(old_ptr, o, ok, OLD), _get(ref_ptr, o, ok, KL > 0)
         d, ce_loss, pg_loss, kl_loss, kl, approx, ratio, is_low, is_high, is_dual, clamped = policy_token(
             lp, ent, ce, pg, klw, entw, adv, old, ref, low, high, dual, kl_clamp, CE, PG, KL, OLD, DUAL, CLAMP

@@ -1,6 +1,7 @@
 """Triton side of kernels/qkv.py; the backward turns the other way and packs again.
 
-Shape suffixes: T tokens, C columns of the projection, H query heads, G key heads, D head dimension, R rotated dimensions.
+Shape suffixes: T tokens, C columns of the projection, H query heads, G key heads, D head dimension, R rotated
+dimensions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ def _place(token, h, H, G, EACH):
 def _pick(q_ptr, k_ptr, v_ptr, at, is_q, is_k, is_v):
     """Elements of three tensors, each masked to its own heads."""
     q = tl.load(q_ptr + at, mask=is_q, other=0.0).to(tl.float32)
-    return q + tl.load(k_ptr + at, mask=is_k, other=0.0).to(tl.float32) + tl.load(v_ptr + at, mask=is_v, other=0.0).to(tl.float32)
+    return (
+        q
+        + tl.load(k_ptr + at, mask=is_k, other=0.0).to(tl.float32)
+        + tl.load(v_ptr + at, mask=is_v, other=0.0).to(tl.float32)
+    )
 
 
 @triton.jit
@@ -58,9 +63,14 @@ def _qkv_kernel(
         tl.store(x_ptr + packed, (first * cos + second * sin).to(x_ptr.dtype.element_ty), mask=live)
         tl.store(x_ptr + packed + half, (second * cos - first * sin).to(x_ptr.dtype.element_ty), mask=live)
     else:
-        first, second = tl.load(x_ptr + packed, mask=live, other=0.0), tl.load(x_ptr + packed + half, mask=live, other=0.0)
+        first, second = (
+            tl.load(x_ptr + packed, mask=live, other=0.0),
+            tl.load(x_ptr + packed + half, mask=live, other=0.0),
+        )
         if BIAS:
-            first = (first.to(tl.float32) + tl.load(bias_ptr + h * D + o, mask=live, other=0.0).to(tl.float32)).to(x_ptr.dtype.element_ty)
+            first = (first.to(tl.float32) + tl.load(bias_ptr + h * D + o, mask=live, other=0.0).to(tl.float32)).to(
+                x_ptr.dtype.element_ty
+            )
             second = second.to(tl.float32) + tl.load(bias_ptr + h * D + half + o, mask=live, other=0.0).to(tl.float32)
             second = second.to(x_ptr.dtype.element_ty)
         first, second = first.to(tl.float32), second.to(tl.float32)
@@ -89,7 +99,8 @@ def _launch(x_TC, bias_C, q_THD, k_TGD, v_TGD, table_TR, backward: bool) -> None
     block = min(16, power_of_2(total))
     if tokens:
         _qkv_kernel[(tokens, cdiv(total, block))](
-            x_TC, x_TC if bias_C is None else bias_C, q_THD, k_TGD, v_TGD, table_TR, heads, groups, heads // groups, R=rotated, D=dim,
+            x_TC, x_TC if bias_C is None else bias_C, q_THD, k_TGD, v_TGD, table_TR, heads, groups, heads // groups,
+            R=rotated, D=dim,
             HALF=power_of_2(rotated // 2), REST=power_of_2(max(1, dim - rotated)), HEADS=block,
             BIAS=bias_C is not None, BACKWARD=backward, num_warps=4,
         )  # fmt: skip

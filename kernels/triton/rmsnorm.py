@@ -1,4 +1,5 @@
-"""Triton side of kernels/rmsnorm.py: one read forward, one read backward; the weight gradient in fp32 partial sums of fixed order.
+"""Triton side of kernels/rmsnorm.py: one read forward, one read backward; the weight gradient in fp32 partial sums of
+fixed order.
 
 Shape suffixes: N rows (tokens), H hidden, P programs.
 """
@@ -14,13 +15,17 @@ from .logprob import multiprocessors
 
 
 @triton.jit
-def _forward_kernel(x_ptr, res_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, H, eps, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr):
+def _forward_kernel(
+    x_ptr, res_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, H, eps, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
     ok = o < H
     x = tl.load(x_ptr + row * H + o, mask=ok, other=0.0)
     if RESIDUAL:
-        x = (x.to(tl.float32) + tl.load(res_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)).to(x_ptr.dtype.element_ty)
+        x = (x.to(tl.float32) + tl.load(res_ptr + row * H + o, mask=ok, other=0.0).to(tl.float32)).to(
+            x_ptr.dtype.element_ty
+        )
         tl.store(sum_ptr + row * H + o, x, mask=ok)
     x = x.to(tl.float32)
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / H + eps)
@@ -60,7 +65,9 @@ def _config(hidden: int) -> tuple[int, int]:
 
 
 def backward_config(hidden: int) -> tuple[int, int, int, int]:
-    """(rows at once, warps, programs for each multiprocessor, stages of the loads); benchmarks/tune_kernels.py times others."""
+    """(rows at once, warps, programs for each multiprocessor, stages of the loads); benchmarks/tune_kernels.py times
+    others.
+    """
     block, warps = _config(hidden)
     if 1024 < block <= 4096:  # timed on an H200 at 1536 and 4096
         return 1, 4, 8, 3
@@ -114,7 +121,9 @@ class _RMSNorm(torch.autograd.Function):
         return dx_NH, dweight_H.to(ctx.saved_tensors[1].dtype), dx_NH if ctx.residual else None, None
 
 
-def triton_rmsnorm(x: torch.Tensor, weight_H: torch.Tensor, residual: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def triton_rmsnorm(
+    x: torch.Tensor, weight_H: torch.Tensor, residual: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See `rmsnorm`; leading dimensions are flattened."""
     flat = None if residual is None else residual.reshape(-1, x.shape[-1]).contiguous()
     y_NH, sum_NH = _RMSNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_H, flat, eps)

@@ -14,7 +14,8 @@ from ..dispatch import cdiv, power_of_2
 
 @triton.jit
 def _rope_kernel(
-    x_ptr, y_ptr, table_ptr, pos_ptr, heads, positions, stride_t, stride_a, R: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    x_ptr, y_ptr, table_ptr, pos_ptr, heads, positions, stride_t, stride_a, R: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr,
     REST: tl.constexpr, AB: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -37,7 +38,9 @@ def _rope_kernel(
     if D > R:
         o = R + tl.arange(0, REST)[None, :]
         ok = (a < heads) & (o < D)
-        tl.store(y_ptr + (token * heads + a) * D + o, tl.load(x_ptr + token * stride_t + a * stride_a + o, mask=ok), mask=ok)
+        tl.store(
+            y_ptr + (token * heads + a) * D + o, tl.load(x_ptr + token * stride_t + a * stride_a + o, mask=ok), mask=ok
+        )
 
 
 def _turn(x_TAD: torch.Tensor, table_PR: torch.Tensor, positions_T: torch.Tensor, inverse: bool) -> torch.Tensor:
@@ -49,7 +52,8 @@ def _turn(x_TAD: torch.Tensor, table_PR: torch.Tensor, positions_T: torch.Tensor
     block = min(16, power_of_2(heads))
     if tokens:
         _rope_kernel[(tokens, cdiv(heads, block))](
-            x_TAD, y_TAD, table_PR, positions_T, heads, table_PR.shape[0], x_TAD.stride(0), x_TAD.stride(1), R=rotated, D=dim,
+            x_TAD, y_TAD, table_PR, positions_T, heads, table_PR.shape[0], x_TAD.stride(0), x_TAD.stride(1), R=rotated,
+            D=dim,
             HALF=power_of_2(rotated // 2), REST=power_of_2(max(1, dim - rotated)), AB=block, INVERSE=inverse,
             num_warps=4,
         )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Triton side of kernels/sample.py: one read of the row, and a second one of the eighth of it that holds the chosen token.
+"""Triton side of kernels/sample.py: one read of the row, and a second one of the eighth of it that holds the chosen
+token.
 
-A row is parts, a part is tiles, a tile is 16-byte vectors. The first kernel sums up every part; its threads keep running values of their
-own, so the long loop has no reduction across threads. The second goes down these levels, each time with what is left of the random
-number. Apart, because its registers would halve the number of the first one's programs in flight. Top-k and top-p come before both:
-they search the least logit that stays, and the two kernels then take the logits below it as not allowed.
-Shape suffixes: B rows, V vocabulary.
+A row is parts, a part is tiles, a tile is 16-byte vectors. The first kernel sums up every part; its threads keep
+running values of their own, so the long loop has no reduction across threads. The second goes down these levels, each
+time with what is left of the random number. Apart, because its registers would halve the number of the first one's
+programs in flight. Top-k and top-p come before both: they search the least logit that stays, and the two kernels then
+take the logits below it as not allowed. Shape suffixes: B rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def _allowed_tile(x_ptr, o, V, low, high, cut):
 
 @triton.jit
 def _weigh(x_ptr, o, V, low, high, floor, M, scale, TOP_P: tl.constexpr):
-    """(logits as integers in the same order, what each counts: its probability times a constant, or one). Below `floor`: nothing."""
+    """(logits as integers in the same order, what each counts: its probability times a constant, or one). Below
+    `floor`: nothing.
+    """
     x = tl.load(x_ptr + o, mask=o < V, other=-float("inf")).to(tl.float32)
     bits = x.to(tl.int32, bitcast=True)
     number = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
@@ -51,8 +54,23 @@ def _weigh(x_ptr, o, V, low, high, floor, M, scale, TOP_P: tl.constexpr):
 
 
 @triton.jit
-def _search(x_ptr, V, low, high, floor, M, scale, target, TOP_P: tl.constexpr, RB: tl.constexpr, K: tl.constexpr, DIGITS: tl.constexpr):
-    """The largest number with a weight of at least `target` at or above it, two bits of it in each pass over the row."""
+def _search(
+    x_ptr,
+    V,
+    low,
+    high,
+    floor,
+    M,
+    scale,
+    target,
+    TOP_P: tl.constexpr,
+    RB: tl.constexpr,
+    K: tl.constexpr,
+    DIGITS: tl.constexpr,
+):
+    """The largest number with a weight of at least `target` at or above it, two bits of it in each pass over the
+    row.
+    """
     inner = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
     found = tl.full([], -2147483648, tl.int32)
     for place in range(DIGITS):
@@ -72,7 +90,20 @@ def _search(x_ptr, V, low, high, floor, M, scale, target, TOP_P: tl.constexpr, R
 
 
 @triton.jit
-def _cut_kernel(x_ptr, t_ptr, low_ptr, high_ptr, k_ptr, p_ptr, cut_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr, DIGITS: tl.constexpr):
+def _cut_kernel(
+    x_ptr,
+    t_ptr,
+    low_ptr,
+    high_ptr,
+    k_ptr,
+    p_ptr,
+    cut_ptr,
+    stride,
+    V,
+    RB: tl.constexpr,
+    K: tl.constexpr,
+    DIGITS: tl.constexpr,
+):
     """The least logit of a row that top-k, then top-p of what is left, let stay."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride
@@ -81,7 +112,9 @@ def _cut_kernel(x_ptr, t_ptr, low_ptr, high_ptr, k_ptr, p_ptr, cut_ptr, stride, 
     floor = tl.full([], -2139095041, tl.int32)  # minus infinity
     if temperature != 0.0:
         if k > 0:
-            floor = tl.maximum(floor, _search(x_ptr, V, low, high, floor, 0.0, 1.0, k.to(tl.float32), False, RB, K, DIGITS))
+            floor = tl.maximum(
+                floor, _search(x_ptr, V, low, high, floor, 0.0, 1.0, k.to(tl.float32), False, RB, K, DIGITS)
+            )
         if share < 1.0:
             inner = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
             top = tl.full([RB], LOWEST, tl.float32)
@@ -105,10 +138,13 @@ def _scale(temperature):
 
 @triton.jit
 def _stats_kernel(
-    x_ptr, t_ptr, low_ptr, high_ptr, cut_ptr, stats_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr,
+    x_ptr, t_ptr, low_ptr, high_ptr, cut_ptr, stats_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr,
+    TILES: tl.constexpr,
     PARTS: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Of one part of a row: largest logit, sum of 2^((x - largest) scale), the same sum over the allowed ids, and their largest logit."""
+    """Of one part of a row: largest logit, sum of 2^((x - largest) scale), the same sum over the allowed ids, and
+    their largest logit.
+    """
     row, n = tl.program_id(1).to(tl.int64), tl.program_id(0)
     x_ptr += row * stride
     low, high = tl.load(low_ptr + row).to(tl.int32), tl.load(high_ptr + row).to(tl.int32)
@@ -147,7 +183,8 @@ def _stats_kernel(
 
 @triton.jit
 def _pick_kernel(
-    x_ptr, u_ptr, t_ptr, low_ptr, high_ptr, cut_ptr, stats_ptr, token_ptr, logprob_ptr, stride, V, RB: tl.constexpr, K: tl.constexpr,
+    x_ptr, u_ptr, t_ptr, low_ptr, high_ptr, cut_ptr, stats_ptr, token_ptr, logprob_ptr, stride, V, RB: tl.constexpr,
+    K: tl.constexpr,
     TILES: tl.constexpr, TP: tl.constexpr, PARTS: tl.constexpr, PP: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     BLOCK: tl.constexpr = RB * K
@@ -212,9 +249,21 @@ def triton_sample(
     cut_B, stride = logprob_B, logits_BV.stride(0)  # read where there are cuts only
     if rows:
         if cuts is not None:
-            cut_B, digits = torch.empty_like(logprob_B), 8 if logits_BV.dtype == torch.bfloat16 else 16  # bf16 is a float's upper half
+            # bf16 is a float's upper half
+            cut_B, digits = torch.empty_like(logprob_B), 8 if logits_BV.dtype == torch.bfloat16 else 16
             _cut_kernel[(rows,)](
-                logits_BV, temperature_B, low_B, high_B, *cuts, cut_B, stride, vocab, RB=lines, K=8, DIGITS=digits, num_warps=warps
+                logits_BV,
+                temperature_B,
+                low_B,
+                high_B,
+                *cuts,
+                cut_B,
+                stride,
+                vocab,
+                RB=lines,
+                K=8,
+                DIGITS=digits,
+                num_warps=warps,
             )
         shape = {"RB": lines, "K": 8, "TILES": tiles, "PARTS": parts, "CUT": cuts is not None, "num_warps": warps}
         _stats_kernel[(parts, rows)](logits_BV, temperature_B, low_B, high_B, cut_B, stats_BP4, stride, vocab, **shape)

@@ -22,7 +22,9 @@ def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, y_ptr, F, BLOCK: tl.constexpr, BACKWA
     s = tl.sigmoid(gate)
     if BACKWARD:
         dy = tl.load(dy_ptr + row * F + o, mask=ok, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * 2 * F + o, (dy * up * s * (1.0 + gate * (1.0 - s))).to(out_ptr.dtype.element_ty), mask=ok)
+        tl.store(
+            out_ptr + row * 2 * F + o, (dy * up * s * (1.0 + gate * (1.0 - s))).to(out_ptr.dtype.element_ty), mask=ok
+        )
         tl.store(out_ptr + row * 2 * F + F + o, (dy * gate * s).to(out_ptr.dtype.element_ty), mask=ok)
         if AGAIN:
             tl.store(y_ptr + row * F + o, (gate * s * up).to(y_ptr.dtype.element_ty), mask=ok)
@@ -30,12 +32,22 @@ def _swiglu_kernel(x_ptr, dy_ptr, out_ptr, y_ptr, F, BLOCK: tl.constexpr, BACKWA
         tl.store(out_ptr + row * F + o, (gate * s * up).to(out_ptr.dtype.element_ty), mask=ok)
 
 
-def _launch(x_N2F: torch.Tensor, dy_NF: torch.Tensor, out: torch.Tensor, backward: bool, y_NF: torch.Tensor | None = None) -> None:
+def _launch(
+    x_N2F: torch.Tensor, dy_NF: torch.Tensor, out: torch.Tensor, backward: bool, y_NF: torch.Tensor | None = None
+) -> None:
     rows, width = x_N2F.shape[0], x_N2F.shape[1] // 2
     if rows:
         block = min(2048, power_of_2(width))
         _swiglu_kernel[(rows, cdiv(width, block))](
-            x_N2F, dy_NF, out, out if y_NF is None else y_NF, width, BLOCK=block, BACKWARD=backward, AGAIN=y_NF is not None, num_warps=4
+            x_N2F,
+            dy_NF,
+            out,
+            out if y_NF is None else y_NF,
+            width,
+            BLOCK=block,
+            BACKWARD=backward,
+            AGAIN=y_NF is not None,
+            num_warps=4,
         )
 
 
@@ -85,7 +97,9 @@ def _weighted_kernel(x_ptr, w_ptr, dy_ptr, y_ptr, dx_ptr, dw_ptr, F, BLOCK: tl.c
             dy = tl.load(dy_ptr + row * F + o, mask=ok, other=0.0).to(tl.float32)
             parts += y * dy
             dy *= w
-            tl.store(dx_ptr + row * 2 * F + o, (dy * up * s * (1.0 + gate * (1.0 - s))).to(dx_ptr.dtype.element_ty), mask=ok)
+            tl.store(
+                dx_ptr + row * 2 * F + o, (dy * up * s * (1.0 + gate * (1.0 - s))).to(dx_ptr.dtype.element_ty), mask=ok
+            )
             tl.store(dx_ptr + row * 2 * F + F + o, (dy * gate * s).to(dx_ptr.dtype.element_ty), mask=ok)
     if BACKWARD:
         tl.store(dw_ptr + row, tl.sum(parts, 0).to(dw_ptr.dtype.element_ty))

@@ -1,4 +1,6 @@
-"""`terrella bench NAME`: the benchmarks of this project, each beside its rivals, recorded in one CSV and held against baselines."""
+"""`terrella bench NAME`: the benchmarks of this project, each beside its rivals, recorded in one CSV and held
+against baselines.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ BENCHES = {
     "e2e": "a whole RL recipe: tokens/s, and where the time goes",
     "video": "picture metrics, decoding and the reward of imagined clips",
 }
-# file -> what is drawn of a benchmark (its run: record.chart): bench, metric, title, and (case, caption) where not every case is wanted
+# file -> what is drawn of a benchmark (its run: record.chart): bench, metric, title, and (case, caption) where not
+# every case is wanted
 CHARTS = {
     "kernels.svg": (
         "kernels",
@@ -61,12 +64,29 @@ def available() -> list[str]:
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--out", type=click.Path(path_type=Path), help="CSV file to append to; default benchmarks/results.csv of the repository.")
-@click.option("--compare", is_flag=True, help="Fail when a figure of ours is over 10 % slower or 1 % larger than its baseline row.")
-@click.option("--charts", type=click.Path(path_type=Path), metavar="FOLDER", help="Draw the record's newest figures there and stop.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="CSV file to append to; default benchmarks/results.csv of the repository.",
+)
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Fail when a figure of ours is over 10 % slower or 1 % larger than its baseline row.",
+)
+@click.option(
+    "--charts",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Draw the record's newest figures there and stop.",
+)
 @click.option("--baseline", is_flag=True, help="Keep our new figures as the baseline rows of this GPU.")
-def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare: bool, charts: Path | None, baseline: bool) -> None:
-    """Run benchmark NAME; further OPTIONS are its own (try `terrella bench train -- --help`). Without NAME: list them."""
+def bench(
+    name: str | None, options: tuple[str, ...], out: Path | None, compare: bool, charts: Path | None, baseline: bool
+) -> None:
+    """Run benchmark NAME; further OPTIONS are its own (try `terrella bench train -- --help`). Without NAME: list
+    them.
+    """
     from ...benchmarks import record
 
     if charts:
@@ -98,7 +118,9 @@ def bench(name: str | None, options: tuple[str, ...], out: Path | None, compare:
 
 
 def run(command: list[str]) -> int:
-    """The exit code of a command. A request to end is passed on, so that what was measured until then is still judged and kept."""
+    """The exit code of a command. A request to end is passed on, so that what was measured until then is still
+    judged and kept.
+    """
     with subprocess.Popen(command) as process:
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
@@ -117,7 +139,9 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
             written.append(make_folder(folder) / file)
             write_atomic(written[-1], curves.chart(rows, bench, metric, title))
     for file, (bench, metric, title, wanted) in CHARTS.items():
-        found = [r for r in rows if r.bench == bench and r.metric == metric and not r.run_id.startswith(record.BASELINE)]
+        found = [
+            r for r in rows if r.bench == bench and r.metric == metric and not r.run_id.startswith(record.BASELINE)
+        ]
         on_gpu = [r for r in found if "NVIDIA" in r.gpu]
         cases = wanted or tuple((case, f"{case} ({r.gpu})") for case, r in {r.case: r for r in on_gpu or found}.items())
         shown = [r for r in on_gpu or found if r.case in {case for case, _ in cases}]
@@ -140,7 +164,9 @@ def judge(old: list[Row], new: list[Row]) -> None:
     rest = [r for r in compared if r.unit not in MEMORY_UNITS]
     worse = record.compare(old, rest, SLOWER) + record.compare(old, memory, LARGER)
     if worse:
-        raise TerrellaError(f"{len(worse)} of {len(compared)} figures are worse than their baseline:\n  " + "\n  ".join(worse))
+        raise TerrellaError(
+            f"{len(worse)} of {len(compared)} figures are worse than their baseline:\n  " + "\n  ".join(worse)
+        )
     click.echo(f"{len(compared)} figures compared with their baselines; none is worse")
 
 

@@ -122,7 +122,8 @@ def _rehearse(config: recipes.Recipe, layout: str | None, keep: Path | None) -> 
             click.echo(f"{config.name} went through in {took:.0f} s; nothing was learnt, and every stage ran")
             return
         failure = TerrellaError(
-            f"the rehearsal of {config.name} failed after {took:.0f} s: {said}" + (f"; it lies in {keep}" if keep else "")
+            f"the rehearsal of {config.name} failed after {took:.0f} s: {said}"
+            + (f"; it lies in {keep}" if keep else "")
         )
         failure.exit_code = code if code > 0 else TerrellaError.exit_code
         raise failure

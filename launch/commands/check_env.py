@@ -83,7 +83,8 @@ def check_environment(settings: Any) -> Iterator[str]:
         yield f"demonstration: {some}; supervised fine-tuning needs one of every task, RL needs none"
     elif means[SHOWN] <= means[EMPTY]:
         raise ConfigError(
-            f"demonstration: scores {means[SHOWN]:.3f}, the empty answer {means[EMPTY]:.3f}; one of play and demonstration is wrong"
+            f"demonstration: scores {means[SHOWN]:.3f}, the empty answer {means[EMPTY]:.3f}; one of play and "
+            "demonstration is wrong"
         )
     if len({played.reward for many in scores.values() for played in many}) == 1:
         yield "score: the same for all that was tried; RL learns from answers whose scores differ, so try a right one"
@@ -100,7 +101,8 @@ def check_tasks(tasks: Tasks, again: Tasks) -> str:
             if unlike(first, second):
                 raise ConfigError(
                     f"tasks: task {place} of '{split}' is {short(first)}, and {short(second)} in another process; "
-                    "a resumed run must see the same ones, so draw from random.Random(seed) and sort what comes out of sets"
+                    "a resumed run must see the same ones, so draw from random.Random(seed) and sort what comes out "
+                    "of sets"
                 )
     train, test = tasks.of("train"), tasks.of("test")
     known = {repr(task) for task in train if not isinstance(task, Sealed)}
@@ -137,7 +139,8 @@ class Contract:
         played = []
         for number, task in enumerate(self.chosen):
             where, one = f"play: task {short(task)} with {name}", self._episode(self.tasks, number, policy)
-            if one.end is not None and isinstance(one.end.reward, Invalid):  # first: the other process would only lose as much time
+            # first: the other process would only lose as much time
+            if one.end is not None and isinstance(one.end.reward, Invalid):
                 raise ConfigError(
                     f"{where} has no score: {one.end.reward.reason}; whatever the model answers is worth a number, "
                     "and Invalid is for faults of the machinery"
@@ -151,7 +154,8 @@ class Contract:
                     )
             if one.end is None:
                 raise ConfigError(
-                    f"{where} was not over after max_turns = {self.max_turns} answers; end it with `return score`, or raise max_turns"
+                    f"{where} was not over after max_turns = {self.max_turns} answers; end it with `return score`, or "
+                    "raise max_turns"
                 )
             if repr(one.end) != repr(other.end):
                 raise ConfigError(
@@ -179,7 +183,9 @@ class Contract:
         def policy(prompt: Prompt, number: int, turn: int) -> str:
             given = answer(prompt, self.chosen[number])
             if isinstance(given, Invalid):
-                raise ConfigError(f"baselines: '{name}' gave task {short(self.chosen[number])} no answer: {given.reason}")
+                raise ConfigError(
+                    f"baselines: '{name}' gave task {short(self.chosen[number])} no answer: {given.reason}"
+                )
             return given
 
         return policy
@@ -190,7 +196,8 @@ class Contract:
         def policy(prompt: Prompt, number: int, turn: int) -> str:
             if turn >= len(lessons[number]):
                 raise ConfigError(
-                    f"demonstration: of task {short(self.chosen[number])} ends after {turn} of its turns; give one answer a turn"
+                    f"demonstration: of task {short(self.chosen[number])} ends after {turn} of its turns; give one "
+                    "answer a turn"
                 )
             return lessons[number][turn]
 

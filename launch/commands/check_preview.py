@@ -123,7 +123,9 @@ def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator
     from ..stages.verbs import environment
 
     with environment(stage, job) as tasks:
-        split, temperature = ("train", stage.temperature) if isinstance(stage, Reinforce) else ("test", stage.temperatures[0])
+        split, temperature = (
+            ("train", stage.temperature) if isinstance(stage, Reinforce) else ("test", stage.temperatures[0])
+        )
 
         def play(sampler: Any, tokens: int) -> Trajectory:
             episode = tasks.episode(tasks.of(split)[0], 0, 0)

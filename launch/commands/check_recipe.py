@@ -89,14 +89,22 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
         yield Check("fail", "layout", str(error))
         return
     copies = recipe.ranks // p.model_size
-    cut = ", ".join(f"{name} {getattr(p, name)}" for name in ("tensor", "pipeline", "context", "expert") if getattr(p, name) > 1)
+    cut = ", ".join(
+        f"{name} {getattr(p, name)}" for name in ("tensor", "pipeline", "context", "expert") if getattr(p, name) > 1
+    )
     ranks = f"{recipe.ranks} rank{'s' if recipe.ranks > 1 else ''}"
-    yield Check("ok", "layout", f"{ranks}: {cut + ', ' if cut else ''}{copies} cop{'ies' if copies > 1 else 'y'} of the model")
+    yield Check(
+        "ok", "layout", f"{ranks}: {cut + ', ' if cut else ''}{copies} cop{'ies' if copies > 1 else 'y'} of the model"
+    )
     for stage in recipe.stages:
         for name in dealt_evenly(stage):
             number = getattr(stage, name)
             if number % copies:
-                near = f"{number // copies * copies} or {(number // copies + 1) * copies}" if number >= copies else str(copies)
+                near = (
+                    f"{number // copies * copies} or {(number // copies + 1) * copies}"
+                    if number >= copies
+                    else str(copies)
+                )
                 yield Check(
                     "fail",
                     f"stages.{stage.name}.{name}",
@@ -199,7 +207,9 @@ os._exit(0)
 
 
 def _own_code(recipe: Recipe) -> Iterator[Check]:
-    """Stages and algorithms of the user's run in the ranks: each is imported, in a process of its own, as it may hang or end it."""
+    """Stages and algorithms of the user's run in the ranks: each is imported, in a process of its own, as it may
+    hang or end it.
+    """
     algorithms = {f"stages.{stage.name}.algorithm": getattr(stage, "algorithm", None) for stage in recipe.stages}
     named = {f"stages.{stage.name}": stage for stage in recipe.stages} | algorithms
     for what, own in named.items():
@@ -223,7 +233,9 @@ def _imported(own: ByPath) -> str:
         try:
             code = child.wait(CHECKING_S)
         except subprocess.TimeoutExpired as error:
-            raise ConfigError(f"{own.path}: importing it did not finish within {CHECKING_S:g} s; do such work when it is called") from error
+            raise ConfigError(
+                f"{own.path}: importing it did not finish within {CHECKING_S:g} s; do such work when it is called"
+            ) from error
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # and what it started
@@ -235,7 +247,9 @@ def _imported(own: ByPath) -> str:
 
 
 def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
-    """What each stage checks of its own inputs before a run; an environment that one of them found at fault is not tried again."""
+    """What each stage checks of its own inputs before a run; an environment that one of them found at fault is not
+    tried again.
+    """
     faulty: list[Any] = []
     for stage in recipe.stages:
         env = getattr(stage, "env", None) or recipe.env

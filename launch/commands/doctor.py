@@ -1,4 +1,6 @@
-"""`terrella doctor [PATH ...]`: this machine, or a run directory, checkpoint, export or shards; one line for each finding, with the fix."""
+"""`terrella doctor [PATH ...]`: this machine, or a run directory, checkpoint, export or shards; one line for each
+finding, with the fix.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ STUCK_S = 120.0
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--quick", is_flag=True, help="Skip what reads or computes much: digests, shards, kernels.")
 def doctor(paths: tuple[Path, ...], quick: bool) -> None:
-    """Look for what is wrong: with this machine, or with each PATH (a run directory, a checkpoint, an export, a folder of shards)."""
+    """Look for what is wrong: with this machine, or with each PATH (a run directory, a checkpoint, an export, a
+    folder of shards).
+    """
     failed = 0
     for check in [check for path in paths for check in look(path, quick)] if paths else this_machine(quick):
         click.echo(check.line())
@@ -61,7 +65,14 @@ def packages() -> list[Check]:
         if name not in have:
             found.append(Check("fail", name, "not installed", "pip install -c requirements/constraints.txt -e ."))
         elif not have[name].startswith(start):
-            found.append(Check("warn", name, f"{have[name]}, tested with {start}x", "pip install -c requirements/constraints.txt -e ."))
+            found.append(
+                Check(
+                    "warn",
+                    name,
+                    f"{have[name]}, tested with {start}x",
+                    "pip install -c requirements/constraints.txt -e .",
+                )
+            )
     others = ", ".join(f"{name} {version}" for name, version in have.items())
     return [*found, Check("ok", "versions", others)]
 
@@ -85,7 +96,12 @@ def kernels() -> Check:
     ):
         worst = max(worst, float((got_N.double().cpu() - exact_N).abs().max()))
     if not worst < 1e-3:
-        return Check("fail", "kernels", f"log-probs are off by {worst:.2g} on {device}", "run `pytest tests/kernels` and report it")
+        return Check(
+            "fail",
+            "kernels",
+            f"log-probs are off by {worst:.2g} on {device}",
+            "run `pytest tests/kernels` and report it",
+        )
     return Check("ok", "kernels", f"log-probs agree with double precision to {worst:.1g} on {device}")
 
 
@@ -102,7 +118,12 @@ def look(path: Path, quick: bool) -> Iterator[Check]:
     elif path.suffix == ".tar" or list(path.glob("*.tar")):
         yield from guarded(str(path), lambda: shards(path, quick))
     else:
-        yield Check("warn", str(path), "neither a run directory, nor a checkpoint, nor a proven export, nor shards", "name one of those")
+        yield Check(
+            "warn",
+            str(path),
+            "neither a run directory, nor a checkpoint, nor a proven export, nor shards",
+            "name one of those",
+        )
 
 
 def checkpoint(path: Path, quick: bool) -> Check:
@@ -111,7 +132,9 @@ def checkpoint(path: Path, quick: bool) -> Check:
 
     reader = CheckpointReader(path, verify=not quick)
     size = sum(stated["bytes"] for stated in reader.manifest["files"].values())
-    return Check("ok", str(path), f"checkpoint of {size / 1e6:.1f} MB" + ("" if quick else ", every byte as it was written"))
+    return Check(
+        "ok", str(path), f"checkpoint of {size / 1e6:.1f} MB" + ("" if quick else ", every byte as it was written")
+    )
 
 
 def export(path: Path, quick: bool) -> Check:
@@ -121,7 +144,11 @@ def export(path: Path, quick: bool) -> Check:
     from ...models.folder import verify_export
 
     proof = verify_export(path)
-    return Check("ok", str(path), f"export of {len(proof['tensors']) or len(proof['files'])} proven parts, every byte as it was written")
+    return Check(
+        "ok",
+        str(path),
+        f"export of {len(proof['tensors']) or len(proof['files'])} proven parts, every byte as it was written",
+    )
 
 
 def shards(path: Path, quick: bool) -> Check:
@@ -151,11 +178,18 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
     yield from pace(run.metrics, path, held)
     yield from ranks(path, held)
     for text in slow_ranks(path) if held else ():
-        yield Check("warn", "slow rank", text, "nvidia-smi and top on that host: heat, another program; drain the node if it lasts")
+        yield Check(
+            "warn",
+            "slow rank",
+            text,
+            "nvidia-smi and top on that host: heat, another program; drain the node if it lasts",
+        )
     for finding in check_metrics(run.metrics):
         level = {"error": "fail", "warning": "warn", "note": "ok"}[finding.level]
-        yield Check(level, "numbers", finding.text, "docs/troubleshooting.md names causes" if level != "ok" else "")  # type: ignore[arg-type]
-    yield from guarded("finished stages", lambda: finished(path, [str(stage.get("name")) for stage in run.config.get("stages", ())]))
+        yield Check(level, "numbers", finding.text, ("docs/troubleshooting.md names causes") if level != "ok" else "")  # type: ignore[arg-type]
+    yield from guarded(
+        "finished stages", lambda: finished(path, [str(stage.get("name")) for stage in run.config.get("stages", ())])
+    )
     for folder in sorted((path / "checkpoints").glob("*/step-*")):
         yield from guarded(str(folder), lambda folder=folder: checkpoint(folder, quick))
     for folder in sorted(p for p in (path / "stages").glob("*/shards") if p.is_dir()):
@@ -169,7 +203,9 @@ def finished(path: Path, stages: list[str]) -> list[Check]:
     """What finished stages left, by the sums that they left with it."""
     changed = Run(path, "").verify(stages)
     fix = "restore the file from a backup"
-    return [Check("warn", "record", text, fix) for text in changed] or [Check("ok", "finished stages", "all as they were left")]
+    return [Check("warn", "record", text, fix) for text in changed] or [
+        Check("ok", "finished stages", "all as they were left")
+    ]
 
 
 def owner(path: Path) -> Iterator[Check]:
@@ -186,7 +222,10 @@ def owner(path: Path) -> Iterator[Check]:
         return False
     late = silent > 2 * RENEW_S
     yield Check(
-        "warn" if late else "ok", "owner", f"{who}, last sign {silent:.0f} s ago", "look at the file system's speed" if late else ""
+        "warn" if late else "ok",
+        "owner",
+        f"{who}, last sign {silent:.0f} s ago",
+        "look at the file system's speed" if late else "",
     )
     return True
 
@@ -196,13 +235,19 @@ def ended(path: Path) -> Iterator[Check]:
     for file in sorted((path / "logs").glob("rank-*.error.json"))[:8]:
         error = read_json(file)
         yield Check(
-            "fail", file.name.removesuffix(".error.json"), error["message"], f"exit code {error['exit_code']}; docs/troubleshooting.md"
+            "fail",
+            file.name.removesuffix(".error.json"),
+            error["message"],
+            f"exit code {error['exit_code']}; docs/troubleshooting.md",
         )
     crashes = path / "logs" / "crashes"
     if crashes.exists():
         lines = crashes.read_text().splitlines()
         yield Check(
-            "warn", "restarts", f"{len(lines)} crashes of cluster jobs, the last with code {lines[-1].split()[-1]}", "read logs/*.log"
+            "warn",
+            "restarts",
+            f"{len(lines)} crashes of cluster jobs, the last with code {lines[-1].split()[-1]}",
+            "read logs/*.log",
         )
 
 
@@ -221,16 +266,30 @@ def pace(metrics: list[dict[str, Any]], path: Path, held: bool) -> Iterator[Chec
     every = last["step"] - rows[-2]["step"] if len(rows) > 1 else 1
     text = f"{stage} at step {last['step']}, {typical:.2f} s each (median), last one recorded {age:.0f} s ago"
     if held and age > max(STUCK_S, 10 * typical * every):
-        yield Check("fail", "steps", text, "it is stuck: see the ranks below; if it lasts, stop the job and start it again")
+        yield Check(
+            "fail", "steps", text, "it is stuck: see the ranks below; if it lasts, stop the job and start it again"
+        )
     elif len(rows) >= 10 and statistics.median(r["time/step_s"] for r in rows[-5:]) > 1.5 * typical:
-        yield Check("warn", "steps", text + "; the last ones are 1.5 x slower", "look for longer rollouts, a hot GPU or a busy host")
+        yield Check(
+            "warn",
+            "steps",
+            text + "; the last ones are 1.5 x slower",
+            "look for longer rollouts, a hot GPU or a busy host",
+        )
     else:
         yield Check("ok", "steps", text)
-    rollout = [r["time/rollout_s"] / r["time/step_s"] for r in rows if isinstance(r.get("time/rollout_s"), float) and r["time/step_s"] > 0]
+    rollout = [
+        r["time/rollout_s"] / r["time/step_s"]
+        for r in rows
+        if isinstance(r.get("time/rollout_s"), float) and r["time/step_s"] > 0
+    ]
     if rollout and statistics.median(rollout) > 0.7:
         share = 100 * statistics.median(rollout)
         yield Check(
-            "warn", "time", f"{share:.0f} % of a step is sampling", "add sampler GPUs, shorten answers, or sample ahead of training"
+            "warn",
+            "time",
+            f"{share:.0f} % of a step is sampling",
+            "add sampler GPUs, shorten answers, or sample ahead of training",
         )
 
 
@@ -244,7 +303,10 @@ def ranks(path: Path, held: bool) -> Iterator[Check]:
     if silent:
         hosts = ", ".join(sorted({beats[rank]["host"] for rank in silent}))
         yield Check(
-            "fail", "ranks", f"{sorted(silent)} on {hosts} gave no sign for {5 * health.BEAT_S:.0f} s", "their node or file system hangs"
+            "fail",
+            "ranks",
+            f"{sorted(silent)} on {hosts} gave no sign for {5 * health.BEAT_S:.0f} s",
+            "their node or file system hangs",
         )
     places: dict[str, list[int]] = {}
     for rank, beat in sorted(beats.items()):
@@ -252,4 +314,9 @@ def ranks(path: Path, held: bool) -> Iterator[Check]:
             places.setdefault(beat["at"], []).append(rank)
     for place, members in places.items():
         many = f"{len(members)} ranks, first {members[0]}" if len(members) > 1 else f"rank {members[0]}"
-        yield Check("warn", many, f"at {place} for over {STUCK_S:.0f} s", "the rank that stands elsewhere than the others holds them up")
+        yield Check(
+            "warn",
+            many,
+            f"at {place} for over {STUCK_S:.0f} s",
+            "the rank that stands elsewhere than the others holds them up",
+        )

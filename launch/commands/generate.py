@@ -14,7 +14,11 @@ from ...core.errors import ConfigError
 @click.command()
 @click.argument("model", metavar="RUN_OR_FOLDER", type=click.Path(path_type=Path))
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
-@click.option("--chat", is_flag=True, help="Chat: an empty line or Ctrl-D ends it. The default where there is a template and no prompt.")
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="Chat: an empty line or Ctrl-D ends it. The default where there is a template and no prompt.",
+)
 @click.option("--system", help="With --chat: the system's message.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="0 is greedy.")
@@ -30,7 +34,8 @@ def generate(
     samples: int,
     seed: int,
 ) -> None:
-    """Continue every PROMPT with the model of a run or of a Hugging Face folder; `-` reads the prompt from standard input.
+    """Continue every PROMPT with the model of a run or of a Hugging Face folder; `-` reads the prompt from standard
+    input.
 
     Without a prompt: a chat where the model has a chat template, otherwise a prompt that the run itself recorded.
     """
@@ -55,7 +60,8 @@ def generate(
 
 def _chat(loaded: Any, system: str | None, settings: dict[str, Any], seed: int) -> None:
     messages = [{"role": "system", "content": system}] if system else []
-    loaded.chat_prompt([{"role": "user", "content": "x"}])  # a model that cannot chat is refused before anything is typed
+    # a model that cannot chat is refused before anything is typed
+    loaded.chat_prompt([{"role": "user", "content": "x"}])
     while True:
         click.echo("> ", nl=False)
         said = sys.stdin.readline().strip()

@@ -1,4 +1,6 @@
-"""`terrella eval` and `terrella worlds imagine` for grid world models: any exported folder, on fresh rooms, without an engine."""
+"""`terrella eval` and `terrella worlds imagine` for grid world models: any exported folder, on fresh rooms, without
+an engine.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,24 @@ FRESH_SEED = 5_000_000  # rooms no shipped recipe trains on
 
 def _options(command: Any) -> Any:
     for option in (
-        click.option("--model", type=click.Path(path_type=Path), required=True, help="A Hugging Face folder (with --url: a model's name)."),
+        click.option(
+            "--model",
+            type=click.Path(path_type=Path),
+            required=True,
+            help="A Hugging Face folder (with --url: a model's name).",
+        ),
         click.option("--n", type=click.IntRange(1), default=512, show_default=True, help="Tasks."),
         click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="States to imagine."),
-        click.option("--walk", type=click.IntRange(0), default=8, show_default=True, help="Random actions before the start, at most."),
-        click.option("--rooms", type=click.IntRange(1), default=256, show_default=True, help="Fresh rooms to draw tasks from."),
+        click.option(
+            "--walk",
+            type=click.IntRange(0),
+            default=8,
+            show_default=True,
+            help="Random actions before the start, at most.",
+        ),
+        click.option(
+            "--rooms", type=click.IntRange(1), default=256, show_default=True, help="Fresh rooms to draw tasks from."
+        ),
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file."),
     ):
@@ -46,10 +61,16 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
     source, _ = weight_source(model, config)
     weights = {name: source(name) for name in parameter_names(config)}
     pool = [dynamics.start(FRESH_SEED + i) for i in range(rooms)]
-    return dynamics, EmbeddedSampler(lambda: weights, config), [make_task(dynamics, pool, i, steps, walk, seed) for i in range(n)]
+    return (
+        dynamics,
+        EmbeddedSampler(lambda: weights, config),
+        [make_task(dynamics, pool, i, steps, walk, seed) for i in range(n)],
+    )
 
 
-def _drift(dynamics: Any, sampler: Any, tasks: list, steps: int, name: str, temperatures: tuple[float, ...], seed: int) -> dict[str, Any]:
+def _drift(
+    dynamics: Any, sampler: Any, tasks: list, steps: int, name: str, temperatures: tuple[float, ...], seed: int
+) -> dict[str, Any]:
     """The table of imagined grids that still equal the true ones after 1, 2, ... steps."""
     from ...rl.grid.evaluate import imagine
     from ...rl.text_games.world import drift_table
@@ -67,21 +88,51 @@ def _drift(dynamics: Any, sampler: Any, tasks: list, steps: int, name: str, temp
 @click.command("eval")
 @click.argument("world")
 @_options
-@click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0, 1.0), show_default=True)
+@click.option(
+    "--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0, 1.0), show_default=True
+)
 @click.option("--url", help="Language: an OpenAI-compatible address; its key is read from TERRELLA_API_KEY.")
 @click.option(
-    "--data", type=click.Path(path_type=Path, exists=True), help="Language: a folder of pair shards in place of our own questions."
+    "--data",
+    type=click.Path(path_type=Path, exists=True),
+    help="Language: a folder of pair shards in place of our own questions.",
 )
-@click.option("--prompt", type=click.Choice(["bare", "full"]), default="full", show_default=True, help="Language: with rules and examples?")
-@click.option("--mode", type=click.Choice(["strict", "faithful"]), default="strict", show_default=True, help="Language: the judge.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Language.")
-@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="Language: as the model was trained.")
 @click.option(
-    "--drift", type=click.IntRange(0), default=0, help="Grids, text games: states still exact after 1 to so many steps, of --n episodes."
+    "--prompt",
+    type=click.Choice(["bare", "full"]),
+    default="full",
+    show_default=True,
+    help="Language: with rules and examples?",
 )
-@click.option("--game", "games", multiple=True, help="Text games: walk this one (may be repeated); without it, all of ours.")
+@click.option(
+    "--mode",
+    type=click.Choice(["strict", "faithful"]),
+    default="strict",
+    show_default=True,
+    help="Language: the judge.",
+)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Language.")
+@click.option(
+    "--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="Language: as the model was trained."
+)
+@click.option(
+    "--drift",
+    type=click.IntRange(0),
+    default=0,
+    help="Grids, text games: states still exact after 1 to so many steps, of --n episodes.",
+)
+@click.option(
+    "--game", "games", multiple=True, help="Text games: walk this one (may be repeated); without it, all of ours."
+)
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Agents: episodes of each seed.")
-@click.option("--format", "fmt", type=click.Choice(["answer", "think", "state"]), default="think", show_default=True, help="Agents.")
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["answer", "think", "state"]),
+    default="think",
+    show_default=True,
+    help="Agents.",
+)
 @click.option("--coordinates", is_flag=True, help="Agents: show and ask for states with their coordinates.")
 @click.option("--turns", type=click.IntRange(1), default=5, show_default=True, help="Agents.")
 @click.option("--actions", type=click.IntRange(1), default=5, show_default=True, help="Agents: in a turn.")
@@ -113,8 +164,8 @@ def evaluate(
 ) -> None:
     """Score a world model of WORLD beside copying the state and the true world, with 95 % intervals.
 
-    WORLD is a Sokoban tag, or text-game or web-page for language world models. With --url any tag plays: the served model is then
-    an agent in that world, on --n seeds from 123.
+    WORLD is a Sokoban tag, or text-game or web-page for language world models. With --url any tag plays: the served
+    model is then an agent in that world, on --n seeds from 123.
     """
     from ...rl.grid.evaluate import copy_baseline, imagine, score_predictions, summarise
     from ..language import DOMAINS, evaluate_language, show
@@ -167,7 +218,9 @@ def evaluate(
     progress = Progress("eval", len(temperatures))
     for done, temperature in enumerate(temperatures, 1):
         scores, _ = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
-        rows.append((f"{model.name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}", summarise(scores)))
+        rows.append(
+            (f"{model.name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}", summarise(scores))
+        )
         progress.update(done)
     rows.append(("the true world", summarise([score_predictions(t, t.truths) for t in tasks])))
     columns = ["1 step exact", f"all {steps} steps exact", "1 step changed cells", f"{steps} steps changed cells"]
@@ -177,14 +230,18 @@ def evaluate(
         click.echo(f"{name[:31]:32}" + "".join(f"{cell:>26}" for cell in cells))
     click.echo(f"n = {n} tasks in {rooms} fresh rooms; percent, 95 % intervals")
     if out:
-        write_json(out, {"columns": columns, "rows": [{"name": name, "cells": summary.cells()} for name, summary in rows]})
+        write_json(
+            out, {"columns": columns, "rows": [{"name": name, "cells": summary.cells()} for name, summary in rows]}
+        )
 
 
 @click.command()
 @click.argument("world")
 @_options
 @click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
-def imagine(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float) -> None:
+def imagine(
+    world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float
+) -> None:
     """Imagine trajectories with a world model of WORLD and print them, or write them as JSON lines."""
     from ...rl.grid import evaluate as grid
 
@@ -199,5 +256,7 @@ def imagine(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, 
         click.echo(f"task {row['prompt_id']}: {100 * row['reward']:.0f} % of the states exact")
         for turn in row["turns"]:
             click.echo(f"  {turn['action']}: {'exact' if turn['exact'] else 'wrong'}")
-            for before, predicted, truth in zip(*(turn[k].split("\n") for k in ("prompt", "prediction", "truth")), strict=True):
+            for before, predicted, truth in zip(
+                *(turn[k].split("\n") for k in ("prompt", "prediction", "truth")), strict=True
+            ):
                 click.echo(f"    {before}   {predicted}   {truth}")

@@ -1,4 +1,6 @@
-"""`terrella launch RECIPE`: a recipe on a SLURM cluster. Renders sbatch scripts a person can read, checks, submits, follows."""
+"""`terrella launch RECIPE`: a recipe on a SLURM cluster. Renders sbatch scripts a person can read, checks, submits,
+follows.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
 @click.option("--partition", "-p", help="SLURM partition; default: the cluster's.")
 @click.option("--account", "-A", help="SLURM account.")
 @click.option("--qos", help="SLURM quality of service.")
-@click.option("--time", default="4:00:00", show_default=True, help="Limit of one start; the job requeues itself until done.")
+@click.option(
+    "--time", default="4:00:00", show_default=True, help="Limit of one start; the job requeues itself until done."
+)
 @click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of each node; 0 trains on the CPU.")
 @click.option("--ranks-per-node", type=int, help="Processes on each node; default one on each GPU.")
 @click.option("--cpus", type=int, help="CPUs of each node; default what the partition gives.")
@@ -39,25 +43,55 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
 @click.option("--interface", help="Network interface of rendezvous and gloo, e.g. ib0.")
 @click.option("--venv", help="Virtual environment to activate on the nodes.")
 @click.option("--container", help="Container image with terrella inside.")
-@click.option("--runtime", type=click.Choice(["pyxis", "apptainer"]), default="pyxis", show_default=True, help="What runs the container.")
+@click.option(
+    "--runtime",
+    type=click.Choice(["pyxis", "apptainer"]),
+    default="pyxis",
+    show_default=True,
+    help="What runs the container.",
+)
 @click.option("--mount", "mounts", multiple=True, metavar="FROM:TO", help="Folder to mount into the container.")
 @click.option("--setup", multiple=True, metavar="LINE", help="Shell line before the start, e.g. 'module load cuda'.")
-@click.option("--rollout-nodes", type=int, default=0, show_default=True, help="Nodes beside the trainer's for vLLM servers.")
+@click.option(
+    "--rollout-nodes", type=int, default=0, show_default=True, help="Nodes beside the trainer's for vLLM servers."
+)
 @click.option("--rollout-partition", help="Partition of those nodes; makes the job heterogeneous.")
 @click.option("--rollout-constraint", help="Node feature of those nodes; likewise.")
 @click.option("--rollout-gpus", type=int, help="GPUs of each of those nodes; likewise.")
 @click.option("--ray", is_flag=True, help="Start a Ray cluster in the allocation and let it place trainer and servers.")
-@click.option("--restarts", type=int, default=RESTARTS, show_default=True, help="Requeues after crashes; time limits do not count.")
+@click.option(
+    "--restarts",
+    type=int,
+    default=RESTARTS,
+    show_default=True,
+    help="Requeues after crashes; time limits do not count.",
+)
 @click.option("--run", "folder", help="Run directory on a shared file system; default runs/RECIPE.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the recipe.")
-@click.option("--split-after", multiple=True, metavar="STAGE", help="End a job after this stage and chain the next; 'all' for every stage.")
-@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=[A,B]", help="One array task for each value; several give all combinations.")
+@click.option(
+    "--split-after",
+    multiple=True,
+    metavar="STAGE",
+    help="End a job after this stage and chain the next; 'all' for every stage.",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="KEY=[A,B]",
+    help="One array task for each value; several give all combinations.",
+)
 @click.option("--at-once", type=int, help="Array tasks that run at the same time.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts and stop; needs no SLURM.")
 @click.option("--job-shell", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_print_job_shell)
 @click.option("--follow", is_flag=True, help="Print the jobs' states and logs until they end.")
 def launch(
-    recipe: str, folder: str | None, overrides: tuple[str, ...], split_after: tuple[str, ...], sweeps: tuple[str, ...], **options: Any
+    recipe: str,
+    folder: str | None,
+    overrides: tuple[str, ...],
+    split_after: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Run RECIPE on a SLURM cluster."""
     dry_run, follow, at_once = options.pop("dry_run"), options.pop("follow"), options.pop("at_once")
@@ -94,7 +128,8 @@ def command_line() -> str:
     words = ["terrella", "launch", context.params["recipe"]]
     for option in context.command.params:
         value = context.params.get(option.name or "")
-        left_alone = value is None or value is False or value == () or value == option.default  # not `in`: 0 GPUs are a choice
+        # not `in`: 0 GPUs are a choice
+        left_alone = value is None or value is False or value == () or value == option.default
         if not isinstance(option, click.Option) or option.name in ("dry_run", "follow") or left_alone:
             continue
         flag = option.opts[0]

@@ -18,7 +18,9 @@ CATALOGUE = Path(__file__).parent.parent / "catalogue.yaml"
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """What every method that ships shows, and for each of its recipes by name: parameters, hardware, and time where it was measured."""
+    """What every method that ships shows, and for each of its recipes by name: parameters, hardware, and time where
+    it was measured.
+    """
     return yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
 
 
@@ -52,7 +54,9 @@ def _text(name: str) -> str:
     text, tree = path.read_text(encoding="utf-8"), recipes.settings_tree(name)
     if not {"base", "envs"} & yaml.safe_load(text).keys():
         return text
-    return f"# {name}, made of several files of the project\n" + yaml.safe_dump(plain(tree), sort_keys=False, allow_unicode=True)
+    return f"# {name}, made of several files of the project\n" + yaml.safe_dump(
+        plain(tree), sort_keys=False, allow_unicode=True
+    )
 
 
 def _list() -> None:

@@ -1,4 +1,6 @@
-"""`terrella sampler-host FOLDER`: this machine lends itself to a run's samplers; started beside the trainer by a cluster job."""
+"""`terrella sampler-host FOLDER`: this machine lends itself to a run's samplers; started beside the trainer by a
+cluster job.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from ..nodes import count_gpus
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--name", help="Name or address of this machine as the trainer sees it; default its host name.")
 def sampler_host(folder: Path, name: str | None) -> None:
-    """Leave this machine's address in FOLDER and start vLLM servers here when the trainer of a run asks, until ended by a signal."""
+    """Leave this machine's address in FOLDER and start vLLM servers here when the trainer of a run asks, until ended
+    by a signal.
+    """
     lend(folder, name)
 
 

@@ -1,4 +1,6 @@
-"""`terrella serve RUN_OR_FOLDER`: a trained model behind an OpenAI-compatible address. One request at a time; vLLM serves many."""
+"""`terrella serve RUN_OR_FOLDER`: a trained model behind an OpenAI-compatible address. One request at a time; vLLM
+serves many.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,22 @@ READ_S = 60.0  # a client that sends nothing for so long is let go
 
 @click.command()
 @click.argument("model", metavar="RUN_OR_FOLDER", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 opens it to the network.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 opens it to the network."
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--name", help="Name of the model in requests; default the folder's. (Of the machine, for a sampler host.)")
+@click.option(
+    "--name", help="Name of the model in requests; default the folder's. (Of the machine, for a sampler host.)"
+)
 def serve(model: Path, host: str, port: int, name: str | None) -> None:
-    """Serve the model of a run or of a Hugging Face folder at http://HOST:PORT/v1 until Ctrl-C. The folder is only read."""
+    """Serve the model of a run or of a Hugging Face folder at http://HOST:PORT/v1 until Ctrl-C. The folder is only
+    read.
+    """
     from ...rl.rollout.hosts import VARIABLE
     from ..text_model import TextModel, model_folder
 
-    if os.environ.get(VARIABLE, "").rpartition(":")[0] == str(model):  # in job scripts of before `terrella sampler-host`
+    # in job scripts of before `terrella sampler-host`
+    if os.environ.get(VARIABLE, "").rpartition(":")[0] == str(model):
         from .sampler_host import lend
 
         lend(model, name)
@@ -40,7 +49,10 @@ def serve(model: Path, host: str, port: int, name: str | None) -> None:
     model_folder(model)  # a wrong path is told before torch is loaded
     service = open_service(TextModel(model), host, port, name or model.resolve().name)
     try:
-        click.echo(f"serving {model} as '{name or model.resolve().name}' at http://{host}:{service.server_address[1]}/v1; Ctrl-C ends it")
+        click.echo(
+            f"serving {model} as '{name or model.resolve().name}' at http://{host}:{service.server_address[1]}/v1; "
+            "Ctrl-C ends it"
+        )
         service.serve_forever()
     except KeyboardInterrupt:
         click.echo("ended")
@@ -66,7 +78,13 @@ def open_service(model: TextModel, host: str, port: int, name: str) -> Threading
             answers = model.complete(
                 prompts,
                 max_new_tokens=int(
-                    _number(body, "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens", 256, 1, 1 << 20)
+                    _number(
+                        body,
+                        "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens",
+                        256,
+                        1,
+                        1 << 20,
+                    )
                 ),
                 temperature=_number(body, "temperature", 1.0, 0.0, 100.0),
                 samples=int(samples),
@@ -94,7 +112,10 @@ def open_service(model: TextModel, host: str, port: int, name: str) -> Threading
             if self.path == "/v1/models":
                 self._say(200, {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "terrella"}]})
             else:
-                self._say(200 if self.path == "/health" else 404, {} if self.path == "/health" else _error(f"{self.path}: no such address"))
+                self._say(
+                    200 if self.path == "/health" else 404,
+                    {} if self.path == "/health" else _error(f"{self.path}: no such address"),
+                )
 
         def do_POST(self) -> None:
             try:

@@ -31,7 +31,9 @@ def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> 
         if not sign:
             raise ConfigError(f"-o {pair}: write it as name=value")
         if name not in known:
-            raise ConfigError(f"-o {pair}: converter {converter} has no option {name!r}; it has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"-o {pair}: converter {converter} has no option {name!r}; it has {', '.join(known) or 'none'}"
+            )
         told[name] = value
     return told
 
@@ -40,11 +42,15 @@ def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> 
 @click.argument("converter", required=False)
 @click.argument("source", required=False, type=click.Path(path_type=Path))
 @click.argument("out", required=False)
-@click.option("-o", "option", multiple=True, metavar="NAME=VALUE", help="An option of the converter, such as which=gold.")
+@click.option(
+    "-o", "option", multiple=True, metavar="NAME=VALUE", help="An option of the converter, such as which=gold."
+)
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 @click.option("--resume", is_flag=True, help="Go on after the whole shards that are there.")
 @click.option("--limit", type=int, help="Stop after so many records of the source.")
-@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes that check and encode.")
+@click.option(
+    "--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes that check and encode."
+)
 @click.option("--max-mb", type=int, default=256, show_default=True, help="Largest size of a shard.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def make(
@@ -83,7 +89,10 @@ def make(
     if as_json:
         click.echo(json.dumps(report.__dict__, ensure_ascii=False))
         return
-    click.echo(f"{'would write' if dry_run else 'wrote'} {report.written} of {report.read} records" + ("" if dry_run else f" to {out}"))
+    click.echo(
+        f"{'would write' if dry_run else 'wrote'} {report.written} of {report.read} records"
+        + ("" if dry_run else f" to {out}")
+    )
     for name, count in sorted(report.counts.items()):
         click.echo(f"  {name}: {count}")
     for reason, count in sorted(report.dropped.items(), key=lambda pair: -pair[1]):
@@ -93,11 +102,31 @@ def make(
 @shards.command()
 @click.argument("source")
 @click.argument("out")
-@click.option("--url", required=True, help="An OpenAI-compatible address, http://host:8000/v1; its key is read from TERRELLA_API_KEY.")
+@click.option(
+    "--url",
+    required=True,
+    help="An OpenAI-compatible address, http://host:8000/v1; its key is read from TERRELLA_API_KEY.",
+)
 @click.option("--model", required=True, help="The teacher's name there.")
-@click.option("--tokenizer", required=True, help="The model that is to imitate: a folder, or owner/name@commit; lengths are counted by it.")
-@click.option("--max-tokens", type=click.IntRange(1), default=4000, show_default=True, help="Drop longer answers, reasoning included.")
-@click.option("--keep-unchanged", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Share kept of rows without a change.")
+@click.option(
+    "--tokenizer",
+    required=True,
+    help="The model that is to imitate: a folder, or owner/name@commit; lengths are counted by it.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=4000,
+    show_default=True,
+    help="Drop longer answers, reasoning included.",
+)
+@click.option(
+    "--keep-unchanged",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Share kept of rows without a change.",
+)
 @click.option("--n", type=click.IntRange(1), help="Ask only so many questions, spread over the source.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True)
 @click.option("--together", type=click.IntRange(1), default=8, show_default=True, help="Requests in flight.")
@@ -115,9 +144,11 @@ def teacher(
     together: int,
     seed: int,
 ) -> None:
-    """Ask a teacher the questions at SOURCE (shards of pairs); its right answers, with their reasoning, become shards at OUT.
+    """Ask a teacher the questions at SOURCE (shards of pairs); its right answers, with their reasoning, become shards
+    at OUT.
 
-    Every answer is noted in OUT.responses.jsonl as it comes: after an interruption the same command asks only what is missing.
+    Every answer is noted in OUT.responses.jsonl as it comes: after an interruption the same command asks only what is
+    missing.
     """
     from ...core.progress import Progress
     from ...data.schema import PAIR
@@ -144,7 +175,9 @@ def teacher(
 
         told = {"max_tokens": max_tokens, "keep_unchanged": keep_unchanged, "seed": seed}
         for sample in reasoned_samples(pairs, counted(), lambda text: len(words.encode(text)), harvest, **told):
-            writer.write({name: value for name, value in sample.items() if not name.startswith("__")}, key=sample["__key__"])
+            writer.write(
+                {name: value for name, value in sample.items() if not name.startswith("__")}, key=sample["__key__"]
+            )
     click.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in harvest.__dict__.items()))
     if harvest.invalid == harvest.asked:
         raise StorageError(f"{url}: not one question was answered; the same command asks again")
@@ -226,7 +259,10 @@ def stats(where: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(told))
         return
-    click.echo(f"{told['samples']} samples in {told['shards']} shards, {told['bytes'] / 1e6:.1f} MB, {told['quarantined']} in quarantine")
+    click.echo(
+        f"{told['samples']} samples in {told['shards']} shards, {told['bytes'] / 1e6:.1f} MB, {told['quarantined']} "
+        "in quarantine"
+    )
     for kind, count in told["kinds"].items():
         click.echo(f"  {kind}: {count}")
     click.echo(f"  {'field':24} {'count':>9} {'MB':>9} {'p05 B':>9} {'median B':>9} {'p95 B':>9}")

@@ -31,7 +31,9 @@ from ..supervise import STOPPED, Span, run_workers
 @click.argument("recipe")
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Run directory; default runs/RECIPE.")
 @own_options
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.rlvr.steps=50.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. --set stages.rlvr.steps=50."
+)
 @click.option(
     "--wait",
     type=float,
@@ -39,15 +41,42 @@ from ..supervise import STOPPED, Span, run_workers
     help="Seconds to wait for an owner that is alive; a silent one is replaced after 30.",
 )
 @click.option("--until", metavar="STAGE", help="Stop after this stage; the same command without it goes on.")
-@click.option("--back-to", metavar="STAGE[:STEP]", help="Repeat from this stage, or its checkpoint of STEP; what lies beyond is set aside.")
-@click.option("--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command.")
-@click.option("--node-rank", type=int, default=0, envvar=["TERRELLA_NODE_RANK", "SLURM_NODEID"], help="Which of them this is, from 0.")
-@click.option("--coordinator", default=Place.coordinator, envvar="TERRELLA_COORDINATOR", help="host:port of the first machine.")
-@click.option("--ray", is_flag=True, help="Let the Ray cluster of this machine, or of RAY_ADDRESS, place --nodes machines.")
+@click.option(
+    "--back-to",
+    metavar="STAGE[:STEP]",
+    help="Repeat from this stage, or its checkpoint of STEP; what lies beyond is set aside.",
+)
+@click.option(
+    "--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command."
+)
+@click.option(
+    "--node-rank",
+    type=int,
+    default=0,
+    envvar=["TERRELLA_NODE_RANK", "SLURM_NODEID"],
+    help="Which of them this is, from 0.",
+)
+@click.option(
+    "--coordinator", default=Place.coordinator, envvar="TERRELLA_COORDINATOR", help="host:port of the first machine."
+)
+@click.option(
+    "--ray", is_flag=True, help="Let the Ray cluster of this machine, or of RAY_ADDRESS, place --nodes machines."
+)
 @click.option("--sampler-hosts", type=int, default=0, help="With --ray: further machines for the run's vLLM servers.")
-@click.option("--replay", type=click.Path(path_type=Path), metavar="RUN", help="Train on the rollouts of this finished run again.")
-@click.option("--profile", is_flag=True, help="Trace two steps of every rank into RUN/profile (chrome://tracing; NVTX ranges for nsys).")
-@click.option("--steps", multiple=True, metavar="[STAGE=]N", help="Train RL stages to step N; a finished run goes on from where it ended.")
+@click.option(
+    "--replay", type=click.Path(path_type=Path), metavar="RUN", help="Train on the rollouts of this finished run again."
+)
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Trace two steps of every rank into RUN/profile (chrome://tracing; NVTX ranges for nsys).",
+)
+@click.option(
+    "--steps",
+    multiple=True,
+    metavar="[STAGE=]N",
+    help="Train RL stages to step N; a finished run goes on from where it ended.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the resolved settings and stages, and stop.")
 def train(
     recipe: str,
@@ -93,7 +122,9 @@ def train(
     if ray and back_to is not None:
         raise ConfigError("--back-to: go back without --ray first, with --until the stage before")
     if ray:
-        _raise_if_stopped(folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay, profile, steps))
+        _raise_if_stopped(
+            folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay, profile, steps)
+        )
         return
     me = introduce(place, schema.digest(config)) if nodes > 1 else {}
     if not place.leads:
@@ -145,7 +176,8 @@ def replaying(config: recipes.Recipe, run: Path) -> recipes.Recipe:
             journal = run / "stages" / stage.name / "journal"
             if not any(journal.glob("samples-*.jsonl")):
                 raise ConfigError(
-                    f"--replay {run}: {journal} holds no rollouts; train with --set stages.{stage.name}.rollouts.keep_samples=true"
+                    f"--replay {run}: {journal} holds no rollouts; train with --set "
+                    f"stages.{stage.name}.rollouts.keep_samples=true"
                 )
             stage = replace(stage, rollouts=replace(rollouts, replay=str(journal.absolute())))
         stages.append(stage)
@@ -178,7 +210,9 @@ def _on_ray(
 
 @contextmanager
 def _early_stop(folder: Path) -> Iterator[None]:
-    """A request to stop outside of the stages ends the command as one within them does. A container's first process would ignore it."""
+    """A request to stop outside of the stages ends the command as one within them does. A container's first process
+    would ignore it.
+    """
 
     def stop(_number: int, _frame: object) -> None:
         _raise_if_stopped(folder, STOPPED)
@@ -203,7 +237,9 @@ def _report(folder: Path) -> None:
 
 
 def _tell(folder: Path) -> None:
-    """What happened, in plain words, and where to look. A rehearsal's folder goes with it, and its model learnt nothing."""
+    """What happened, in plain words, and where to look. A rehearsal's folder goes with it, and its model learnt
+    nothing.
+    """
     from ..outlook import ending
     from ..rehearse import REHEARSAL_VARIABLE
 

@@ -1,4 +1,6 @@
-"""`terrella report RUN --live`: a running run in the terminal: stage, step, reward, speed, time left, health. It only reads."""
+"""`terrella report RUN --live`: a running run in the terminal: stage, step, reward, speed, time left, health. It
+only reads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from ..report.load import RunData, load_run, number
 
 RECENT = 20  # records that the speed and the time left are judged by
 SPARKS = "▁▂▃▄▅▆▇█"
-SHOWN = ("reward/mean", "reward/perfect", "loss", "kl", "entropy", "clip_fraction", "logprob_drift/mean", "grad_norm", "lr", "invalid")
+SHOWN = (
+    "reward/mean",
+    "reward/perfect",
+    "loss",
+    "kl",
+    "entropy",
+    "clip_fraction",
+    "logprob_drift/mean",
+    "grad_norm",
+    "lr",
+    "invalid",
+)
 
 
 @dataclass
@@ -56,7 +69,11 @@ class View:
 def planned_stages(run: RunData) -> list[tuple[str, int | None]]:
     """(name, steps) of the recipe's stages in order, then of any stage that only the record knows."""
     stages = run.config.get("stages")
-    planned = [(str(s["name"]), s.get("steps")) for s in stages if isinstance(s, dict) and "name" in s] if isinstance(stages, list) else []
+    planned = (
+        [(str(s["name"]), s.get("steps")) for s in stages if isinstance(s, dict) and "name" in s]
+        if isinstance(stages, list)
+        else []
+    )
     known = {name for name, _ in planned}
     return planned + [(name, None) for name in dict.fromkeys(r["stage"] for r in run.metrics) if name not in known]
 
@@ -68,7 +85,9 @@ def seconds_left(points: list[dict[str, Any]], step: int, total: int | None) -> 
 
 
 def utilisation(run: RunData, tokens_per_s: float) -> float | None:
-    """Share of the GPUs' bf16 peak that the tokens' forward and backward passes take; None on GPUs that the planner does not know."""
+    """Share of the GPUs' bf16 peak that the tokens' forward and backward passes take; None on GPUs that the planner
+    does not know.
+    """
     from ...models.config import ModelConfig
     from ...models.geometry import count
     from ..plan.machine import GPUS
@@ -77,7 +96,12 @@ def utilisation(run: RunData, tokens_per_s: float) -> float | None:
     gpu = next((gpu for key, gpu in GPUS.items() if key.upper() in names[0]), None)
     if gpu is None or not isinstance(run.config.get("model"), dict):
         return None
-    return 6.0 * count(ModelConfig(**run.config["model"])).active * tokens_per_s / (gpu.bf16 * int(run.config.get("ranks", 1)))
+    return (
+        6.0
+        * count(ModelConfig(**run.config["model"])).active
+        * tokens_per_s
+        / (gpu.bf16 * int(run.config.get("ranks", 1)))
+    )
 
 
 def queue_depths(folder: Path) -> dict[str, int]:
@@ -94,7 +118,10 @@ def queue_depths(folder: Path) -> dict[str, int]:
     for path in folder.glob("samples-*.jsonl"):
         if match := SAMPLES.fullmatch(path.name):
             newest[int(match[1])] = newest.get(int(match[1]), 0) + path.read_bytes().count(b"\n")
-    return {"prompts open": counts["issued"] - counts["trained"], "continuations done": newest[max(newest)] if newest else 0}
+    return {
+        "prompts open": counts["issued"] - counts["trained"],
+        "continuations done": newest[max(newest)] if newest else 0,
+    }
 
 
 def slow_ranks(folder: Path) -> list[str]:
@@ -115,11 +142,15 @@ def look(folder: Path, now: float | None = None) -> View:
         if outcome is not None:
             stages.append(StageView(name, "done", step, total or outcome.get("steps")))
         else:
-            stages.append(StageView(name, "running" if records else "waiting", step, total, seconds_left(records, step, total)))
+            stages.append(
+                StageView(name, "running" if records else "waiting", step, total, seconds_left(records, step, total))
+            )
     lease = read_json(folder / "lease.json") or {}
     view = View(run.name, stages, findings=check_metrics(run.metrics), released=bool(lease.get("released")))
     # The record is in the recipe's order, so its last stage is the one at work.
-    current = next((name for name in reversed([s.name for s in stages]) if any(r["stage"] == name for r in run.metrics)), None)
+    current = next(
+        (name for name in reversed([s.name for s in stages]) if any(r["stage"] == name for r in run.metrics)), None
+    )
     if current is not None:
         records = [record for record in run.metrics if record["stage"] == current]
         for name in SHOWN:
@@ -147,7 +178,9 @@ def sparkline(values: list[float], width: int = 40) -> str:
     shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     means = [sum(share) / len(share) for share in shares]
     low, high = min(means), max(means)
-    return "".join(SPARKS[int((value - low) / (high - low) * (len(SPARKS) - 1))] if high > low else SPARKS[0] for value in means)
+    return "".join(
+        SPARKS[int((value - low) / (high - low) * (len(SPARKS) - 1))] if high > low else SPARKS[0] for value in means
+    )
 
 
 def status(view: View) -> str:
@@ -175,7 +208,13 @@ def render(view: View) -> Any:
         filled = 20 if stage.state == "done" else round(20 * share)
         color = {"done": "green", "running": "cyan", "waiting": "dim"}[stage.state]
         bar = Text("━" * filled, style=color) + Text("━" * (20 - filled), style="bright_black")
-        left = clock(stage.left_s) if stage.state == "running" and stage.left_s is not None else "done" if stage.state == "done" else ""
+        left = (
+            clock(stage.left_s)
+            if stage.state == "running" and stage.left_s is not None
+            else "done"
+            if stage.state == "done"
+            else ""
+        )
         stages.add_row(
             Text(stage.name, style="bold" if stage.state == "running" else color),
             bar,
@@ -198,9 +237,13 @@ def render(view: View) -> Any:
     loud = [finding for finding in view.findings if finding.level != "note"]
     health = Text("healthy: no alarm in the record", style="green")
     if loud:
-        health = Text("\n").join(Text(f"{f.level}: {f.text}", style="red" if f.level == "error" else "yellow") for f in loud[:5])
+        health = Text("\n").join(
+            Text(f"{f.level}: {f.text}", style="red" if f.level == "error" else "yellow") for f in loud[:5]
+        )
     if view.slow:
-        health = Text("\n").join([*([health] if loud else []), *(Text(f"slow: {text}", style="yellow") for text in view.slow)])
+        health = Text("\n").join(
+            [*([health] if loud else []), *(Text(f"slow: {text}", style="yellow") for text in view.slow)]
+        )
     parts = [stages, Text(""), numbers]
     if len(view.trend) > 1:
         parts += [Text(""), Text.assemble((f"{view.trend_name}  ", "dim"), (sparkline(view.trend), "cyan"))]
@@ -233,7 +276,9 @@ def watch(run: Path, once: bool, every: float, give_up: float) -> None:
                 if view.finished or view.released:
                     return
                 if view.silent_s is not None and view.silent_s > give_up:
-                    raise DeadlineError(f"{run}: no new record for {clock(view.silent_s)} (--give-up {give_up:g}); see {run / 'logs'}")
+                    raise DeadlineError(
+                        f"{run}: no new record for {clock(view.silent_s)} (--give-up {give_up:g}); see {run / 'logs'}"
+                    )
                 time.sleep(max(every, 4 * (time.monotonic() - begun)))  # a long record must not keep a core busy
     except KeyboardInterrupt:
         return

@@ -1,4 +1,6 @@
-"""`terrella shards web`: the scripts around WebRL's release, on its files: process-data, gen-task, generate-test-data, score."""
+"""`terrella shards web`: the scripts around WebRL's release, on its files: process-data, gen-task,
+generate-test-data, score.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,35 @@ def web() -> None:
 
 @web.command("process-data")
 @click.option("--stage", "stages", type=click.IntRange(1, 2), multiple=True, default=(1, 2), show_default=True)
-@click.option("--rollout-path", "--rollout_path", type=FOLDER, help="Result folder with traces/ and actions/; stage 1 reads it.")
-@click.option("--add-reward", "--add_reward", is_flag=True, help="Stage 1: label by the outcome reward model, not by the stored score.")
-@click.option("--orm-path", "--orm_path", type=FOLDER, help="Hugging Face folder of the outcome reward model, for --add-reward.")
 @click.option(
-    "--experience-paths", "--experience_paths", type=FOLDER, multiple=True, help="Stage-1 files of earlier phases (.jsonl or .pt)."
+    "--rollout-path", "--rollout_path", type=FOLDER, help="Result folder with traces/ and actions/; stage 1 reads it."
 )
-@click.option("--actor-path", "--actor_path", type=FOLDER, help="Hugging Face folder of the current actor; stage 2 asks it.")
-@click.option("--output-path", "--output_path", type=FOLDER, required=True, help="X.jsonl of stage 1; stage 2 writes X_filter.jsonl.")
+@click.option(
+    "--add-reward",
+    "--add_reward",
+    is_flag=True,
+    help="Stage 1: label by the outcome reward model, not by the stored score.",
+)
+@click.option(
+    "--orm-path", "--orm_path", type=FOLDER, help="Hugging Face folder of the outcome reward model, for --add-reward."
+)
+@click.option(
+    "--experience-paths",
+    "--experience_paths",
+    type=FOLDER,
+    multiple=True,
+    help="Stage-1 files of earlier phases (.jsonl or .pt).",
+)
+@click.option(
+    "--actor-path", "--actor_path", type=FOLDER, help="Hugging Face folder of the current actor; stage 2 asks it."
+)
+@click.option(
+    "--output-path",
+    "--output_path",
+    type=FOLDER,
+    required=True,
+    help="X.jsonl of stage 1; stage 2 writes X_filter.jsonl.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 def process_data(
     stages: tuple[int, ...],
@@ -68,7 +91,10 @@ def process_data(
         trajectories = release.stage_one(found.rollouts)
         release.write_lines(output_path, trajectories)
         wins = sum(t[0]["trajectory_reward"] for t in trajectories)
-        click.echo(f"{output_path}: {len(trajectories)} trajectories, {wins} of them successes, {sum(map(len, trajectories))} steps")
+        click.echo(
+            f"{output_path}: {len(trajectories)} trajectories, {wins} of them successes, "
+            f"{sum(map(len, trajectories))} steps"
+        )
         for reason, count in found.dropped.items():
             click.echo(f"  dropped {count}: {reason}")
     if 2 in stages:
@@ -79,7 +105,9 @@ def process_data(
         new = release.read_experience(output_path)
         earlier = [t for path in experience_paths for t in release.read_experience(path)]
         scorer = FolderScorer(actor_path) if actor_path and earlier else None
-        chosen = release.stage_two(earlier, new, lambda s: scorer.probability(s["observation"], s["action"]) if scorer else 0.0, seed)
+        chosen = release.stage_two(
+            earlier, new, lambda s: scorer.probability(s["observation"], s["action"]) if scorer else 0.0, seed
+        )
         target = output_path.with_name(f"{output_path.stem}_filter.jsonl")
         release.write_lines(target, chosen)
         replayed = sum("rank_score" in s for s in chosen)
@@ -89,10 +117,16 @@ def process_data(
 @web.command("gen-task")
 @click.argument("failed", type=FOLDER)
 @click.argument("out", type=FOLDER)
-@click.option("--url", required=True, help="An OpenAI-compatible address, http://host:8000/v1; its key is read from OPENAI_API_KEY.")
+@click.option(
+    "--url",
+    required=True,
+    help="An OpenAI-compatible address, http://host:8000/v1; its key is read from OPENAI_API_KEY.",
+)
 @click.option("--model", required=True, help="The model's name there.")
 @click.option("--count", type=click.IntRange(1), default=500, show_default=True, help="Tasks to keep.")
-@click.option("--feasible/--no-feasible", default=True, show_default=True, help="Ask of every task whether the site can do it.")
+@click.option(
+    "--feasible/--no-feasible", default=True, show_default=True, help="Ask of every task whether the site can do it."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 def gen_task(failed: Path, out: Path, url: str, model: str, count: int, feasible: bool, seed: int) -> None:
     """New instructions from FAILED, JSONL of {"task", "web"}; they are appended to OUT in the same form.
@@ -112,7 +146,11 @@ def gen_task(failed: Path, out: Path, url: str, model: str, count: int, feasible
 @web.command("generate-test-data")
 @click.argument("raw", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
-    "--address", "addresses", multiple=True, metavar="NAME=URL", help="In place of the environment variable NAME, such as REDDIT."
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="NAME=URL",
+    help="In place of the environment variable NAME, such as REDDIT.",
 )
 @click.option("--out", type=FOLDER, help="Folder to write to; beside RAW by default.")
 def generate_test_data(raw: Path, addresses: tuple[str, ...], out: Path | None) -> None:
@@ -124,7 +162,10 @@ def generate_test_data(raw: Path, addresses: tuple[str, ...], out: Path | None) 
     for pair in addresses:
         name, sign, url = pair.partition("=")
         if not sign or f"__{name}__" not in REAL_PLACEHOLDERS:
-            raise ConfigError(f"--address {pair}: write it as NAME=URL with one of {', '.join(p.strip('_') for p in REAL_PLACEHOLDERS)}")
+            raise ConfigError(
+                f"--address {pair}: write it as NAME=URL with one of "
+                f"{', '.join(p.strip('_') for p in REAL_PLACEHOLDERS)}"
+            )
         known[name] = url
     tasks = release.expand_tasks(raw, known)
     name, folder = raw.name.removesuffix(".json").removesuffix(".raw"), out or raw.parent

@@ -1,4 +1,6 @@
-"""`terrella worlds list|serve|score|imagine`: our worlds for other trainers, and how well trained models imagine them."""
+"""`terrella worlds list|serve|score|imagine`: our worlds for other trainers, and how well trained models imagine
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from .imagine import imagine
 
 @click.group()
 def worlds() -> None:
-    """Worlds for other trainers: list them, serve one over OpenEnv (HTTP and WebSocket), score models of them, see what one imagines."""
+    """Worlds for other trainers: list them, serve one over OpenEnv (HTTP and WebSocket), score models of them, see
+    what one imagines.
+    """
 
 
 worlds.add_command(imagine)
 
 
 @worlds.command("list")
-@click.option("--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags.")
+@click.option(
+    "--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags."
+)
 def list_worlds(tag_files: tuple[str, ...]) -> None:
     """Name every world, how long an episode is and what its actions are."""
     from ...rl.exchange.offers import find_offer, names
@@ -36,14 +42,40 @@ def list_worlds(tag_files: tuple[str, ...]) -> None:
 @worlds.command()
 @click.argument("what", metavar="NAME|RUN")
 @click.option("--of", "world", help="RUN is a trained world model: the name of the world that it imagines.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 opens it to the network.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 opens it to the network."
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--clients", type=click.IntRange(1), default=256, show_default=True, help="Connections at once; further ones are refused.")
-@click.option("--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="RUN: of one imagined step.")
-@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="RUN: as a text game's model was trained.")
-@click.option("--prompt", type=click.Choice(["full", "bare"]), default="bare", show_default=True, help="RUN: of a text game's model.")
-def serve(what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], **model: Any) -> None:
+@click.option(
+    "--clients",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Connections at once; further ones are refused.",
+)
+@click.option(
+    "--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags."
+)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="RUN: of one imagined step."
+)
+@click.option(
+    "--pad-prompts-to",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="RUN: as a text game's model was trained.",
+)
+@click.option(
+    "--prompt",
+    type=click.Choice(["full", "bare"]),
+    default="bare",
+    show_default=True,
+    help="RUN: of a text game's model.",
+)
+def serve(
+    what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], **model: Any
+) -> None:
     """Serve a world by NAME, or the one that the model of a RUN or folder imagines, over OpenEnv until Ctrl-C.
 
     A model's world is played beside the true one: every step says whether the imagined state is still the true one.
@@ -56,7 +88,9 @@ def serve(what: str, world: str | None, host: str, port: int, clients: int, tag_
     folder = Path(what)
     if folder.is_dir():
         if world is None:
-            raise ConfigError(f"{what}: is a folder; name the world that its model imagines with --of NAME (`terrella worlds list`)")
+            raise ConfigError(
+                f"{what}: is a folder; name the world that its model imagines with --of NAME (`terrella worlds list`)"
+            )
         from ..imagined import Imagining, offer_of
 
         offer = offer_of(folder, find_offer(world, *tag_files), Imagining(**model), click.echo)
@@ -73,17 +107,38 @@ def serve(what: str, world: str | None, host: str, port: int, clients: int, tag_
 
 @worlds.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL|URL#NAME...")
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(["text-game", "web-page"]), help="Only these; without it, both.")
-@click.option("--n", type=click.IntRange(1), default=200, show_default=True, help="Transitions of each kind that no recipe trains on.")
-@click.option("--walks", type=click.IntRange(1), default=32, show_default=True, help="Games walked for the drift, and by each policy.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice(["text-game", "web-page"]), help="Only these; without it, both."
+)
+@click.option(
+    "--n",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Transitions of each kind that no recipe trains on.",
+)
+@click.option(
+    "--walks",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Games walked for the drift, and by each policy.",
+)
 @click.option("--steps", type=click.IntRange(1), default=8, show_default=True, help="Of a walk.")
-@click.option("--game", "games", multiple=True, help="Ask about this text game (may be repeated); without it, all of ours.")
-@click.option("--prompt", type=click.Choice(["full", "bare"]), default="full", show_default=True, help="With rules and examples?")
+@click.option(
+    "--game", "games", multiple=True, help="Ask about this text game (may be repeated); without it, all of ours."
+)
+@click.option(
+    "--prompt", type=click.Choice(["full", "bare"]), default="full", show_default=True, help="With rules and examples?"
+)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
-@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="As the model was trained.")
+@click.option(
+    "--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="As the model was trained."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file.")
 def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **asked: Any) -> None:
-    """Judge world models by rules, beside copying and the true world: the next state, drift, policy ranking, changes of pages.
+    """Judge world models by rules, beside copying and the true world: the next state, drift, policy ranking, changes of
+    pages.
 
     A model is a folder, a run, or any OpenAI-compatible address (its key is read from TERRELLA_API_KEY).
     """
@@ -93,7 +148,9 @@ def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **a
     from ..score import score as score_models
 
     how = Decoding(asked.pop("max_new_tokens"), asked.pop("pad_prompts_to"))
-    table = score_models([answerer(model, how) for model in models], Asked(kinds=kinds or ("text-game", "web-page"), **asked))
+    table = score_models(
+        [answerer(model, how) for model in models], Asked(kinds=kinds or ("text-game", "web-page"), **asked)
+    )
     show(table)
     show_ranking(table["ranking"])
     if out:

@@ -1,4 +1,6 @@
-"""`terrella plan`: what a model costs on a cluster, which layout is best and why, how it scales, and how far to trust the numbers."""
+"""`terrella plan`: what a model costs on a cluster, which layout is best and why, how it scales, and how far to
+trust the numbers.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,15 @@ SIMULATED = (1024, 2048, 4096, 8192, 16384)
 @click.option("--sequence", type=int, default=4096, show_default=True, help="Tokens of a sequence.")
 @click.option("--batch", type=int, default=256, show_default=True, help="Sequences of an optimizer step.")
 @click.option("--precision", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
-@click.option("--cache-tokens", type=int, default=0, help="Tokens in the key-value cache of a sampler on the same GPUs.")
-@click.option("--layout", "wanted", metavar="T,P,V,C,E,M", help="Judge one layout: tensor,pipeline,virtual,context,expert,microbatch.")
+@click.option(
+    "--cache-tokens", type=int, default=0, help="Tokens in the key-value cache of a sampler on the same GPUs."
+)
+@click.option(
+    "--layout",
+    "wanted",
+    metavar="T,P,V,C,E,M",
+    help="Judge one layout: tensor,pipeline,virtual,context,expert,microbatch.",
+)
 @click.option("--top", type=int, default=5, show_default=True, help="Layouts to print.")
 @click.option("--simulate", is_flag=True, help="Scale the best layout to 1,024 - 16,384 GPUs with failures.")
 @click.option("--published", is_flag=True, help="Print predicted beside published figures, and the error.")
@@ -73,14 +82,18 @@ def plan(
     click.echo(f"{tried} layouts tried, {len(found.fitting)} fit; ruled out by: {reasons or 'nothing'}")
     if not found.fitting:
         layout, reason = min(found.refused, key=lambda pair: (not pair[1].startswith("memory"), pair[0].microbatch))
-        raise ConfigError(f"no layout fits; the nearest, {layout.text()}, fails: {reason}. Take more GPUs, a shorter sequence or fp8")
+        raise ConfigError(
+            f"no layout fits; the nearest, {layout.text()}, fails: {reason}. Take more GPUs, a shorter sequence or fp8"
+        )
     for number, candidate in enumerate(found.fitting[:top], 1):
         click.echo(f"{number}. {_line(candidate, kind)}")
     best = found.fitting[0]
     click.echo("why the first:")
     for line in explain(best, found):
         click.echo(f"  {line}")
-    click.echo("memory of its fullest GPU: " + ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in best.memory.table()))
+    click.echo(
+        "memory of its fullest GPU: " + ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in best.memory.table())
+    )
     click.echo(f"in a recipe: {schema.to_plain(best.layout.settings())}")
     if simulate:
         click.echo("\n".join(simulated_table(work, best.layout, kind)))
@@ -92,7 +105,9 @@ def geometry(name: str) -> ModelConfig:
         return GEOMETRIES[name.lower()]
     if name in shipped() or name in methods() or name.endswith((".yaml", ".yml")):
         return recipes.load(name).model.sizes
-    raise ConfigError(f"'{name}' is no model size and no recipe; sizes: {', '.join(GEOMETRIES)}; recipes: {', '.join(shipped())}")
+    raise ConfigError(
+        f"'{name}' is no model size and no recipe; sizes: {', '.join(GEOMETRIES)}; recipes: {', '.join(shipped())}"
+    )
 
 
 def _parse(text: str, gpus: int) -> Layout:
@@ -135,7 +150,8 @@ def simulated_table(work: Work, layout: Layout, kind: str) -> list[str]:
         batch = max(work.batch, scaled.data * scaled.microbatch * max(1, layout.microbatches(work)))
         o = outlook(replace(work, batch=batch), scaled, GPUS[kind])
         lines.append(
-            f"{gpus:8,} {batch:6,} {o.step.total:10.2f} {100 * o.step.mfu(GPUS[kind]):6.1f} {o.failures:9.0f} {o.save_s:7.1f} "
+            f"{gpus:8,} {batch:6,} {o.step.total:10.2f} {100 * o.step.mfu(GPUS[kind]):6.1f} {o.failures:9.0f} "
+            f"{o.save_s:7.1f} "
             f"{clock(o.interval_s):>11} {100 * o.efficiency:13.1f} {100 * o.simulated:12.1f}"
         )
     return lines
@@ -146,23 +162,35 @@ def published_table() -> list[str]:
     c = fitted()
     lines = [
         "H100, tokens/s/GPU. Constants come from one H200 only "
-        f"(matmul {100 * c.gemm:.0f} % of peak, copy {100 * c.bandwidth:.0f} % of the data sheet, x{c.slack:.2f} for the rest); "
+        f"(matmul {100 * c.gemm:.0f} % of peak, copy {100 * c.bandwidth:.0f} % of the data sheet, x{c.slack:.2f} for "
+        "the rest); "
         "nothing was fitted on the figures below.",
-        f"{'model':16} {'':4} {'GPUs':>5}  {'layout':28} {'GBS':>5} {'published':>9} {'predicted':>9} {'error':>7}  source; assumed",
+        (
+            f"{'model':16} {'':4} {'GPUs':>5}  {'layout':28} {'GBS':>5} {'published':>9} {'predicted':>9} "
+            f"{'error':>7}  "
+            "source; assumed"
+        ),
     ]
     for p in HELD_OUT:
         lines.append(
-            f"{p.model:16} {p.precision:4} {p.layout.gpus:5}  {p.layout.text().replace(' recompute', ''):28} {p.batch:5} "
-            f"{p.tokens_per_s:9,.0f} {p.predicted():9,.0f} {100 * p.error():+6.1f}%  {p.source}{'; ' + p.assumed if p.assumed else ''}"
+            f"{p.model:16} {p.precision:4} {p.layout.gpus:5}  {p.layout.text().replace(' recompute', ''):28} "
+            f"{p.batch:5} "
+            f"{p.tokens_per_s:9,.0f} {p.predicted():9,.0f} {100 * p.error():+6.1f}%  "
+            f"{p.source}{'; ' + p.assumed if p.assumed else ''}"
         )
     for group in dict.fromkeys(p.group for p in HELD_OUT):
         n = sum(p.group == group for p in HELD_OUT)
         lines.append(f"mean absolute error, {group}: {100 * mean_error(group):.1f} % of {n}")
     lines.append(f"mean absolute error, all: {100 * mean_error():.1f} % of {len(HELD_OUT)}")
     steps = [f"{s.case} with {s.impl}: x{getattr(c, s.constant):.2f}" for s in expert_steps()]
-    told = f"measured by us: {'; '.join(steps)}" if steps else "none was measured by us; take ours for the most that the hardware gives"
+    told = (
+        f"measured by us: {'; '.join(steps)}"
+        if steps
+        else "none was measured by us; take ours for the most that the hardware gives"
+    )
     lines.append(
-        f"models with experts: {told}. The makers' own figures for one model, layout and GPU differ by 2 (qwen3-30b-a3b, 25.09 and 25.11) "
+        f"models with experts: {told}. The makers' own figures for one model, layout and GPU differ by 2 "
+        "(qwen3-30b-a3b, 25.09 and 25.11) "
         "with the way tokens are routed"
     )
     return lines

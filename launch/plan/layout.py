@@ -18,7 +18,9 @@ class Work:
     sequence: int
     batch: int  # sequences of one optimizer step
     precision: Literal["bf16", "fp8"] = "bf16"
-    own: bool = True  # this engine: fused head and loss, gradients summed after the last microbatch; else megatron-core tuned by its makers
+    # this engine: fused head and loss, gradients summed after the last microbatch; else megatron-core tuned by its
+    # makers
+    own: bool = True
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,11 @@ class Layout:
     expert: int = 1
     microbatch: int = 1
     recompute: Literal["none", "selective", "full"] = "none"
-    fsdp: bool = False  # weights and gradients sharded too; for comparing with published rows, not offered by this engine
+    # weights and gradients sharded too; for comparing with published rows, not offered by this engine
+    fsdp: bool = False
     overlap_experts: bool = False  # likewise: token exchange hidden behind the other half of the batch
-    once_a_node: bool = False  # likewise: a token crosses the network once for each node (DeepEP, HybridEP), not once for each expert
+    # likewise: a token crosses the network once for each node (DeepEP, HybridEP), not once for each expert
+    once_a_node: bool = False
     drop: bool = False  # likewise: an expert takes a fixed number of tokens, so that nothing is padded
 
     @property
@@ -84,9 +88,14 @@ def impossible(layout: Layout, work: Work) -> str | None:
     except (ConfigError, ValueError) as error:
         return str(error)
     if work.batch % (layout.data * layout.microbatch):
-        return f"batch: {work.batch} sequences do not divide over {layout.data} data-parallel ranks x {layout.microbatch}"
+        return (
+            f"batch: {work.batch} sequences do not divide over {layout.data} data-parallel ranks x {layout.microbatch}"
+        )
     if layout.virtual > 1 and layout.microbatches(work) % layout.pipeline:
-        return f"virtual_pipeline: {layout.microbatches(work)} microbatches are no multiple of the {layout.pipeline} pipeline stages"
+        return (
+            f"virtual_pipeline: {layout.microbatches(work)} microbatches are no multiple of the {layout.pipeline} "
+            "pipeline stages"
+        )
     if work.sequence % (2 * layout.context * layout.tensor):
         return f"context: {work.sequence} tokens do not divide into {2 * layout.context} x {layout.tensor} parts"
     return None

@@ -1,4 +1,6 @@
-"""Training steps of models with experts that this project has measured on an H200, as `terrella bench train` recorded them."""
+"""Training steps of models with experts that this project has measured on an H200, as `terrella bench train`
+recorded them.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,20 @@ class Measured:
 
 
 def expert_steps(path: Path | None = None) -> list[Measured]:
-    """The newest step for each constant that has one; none where the record holds no model with experts, or is not installed."""
+    """The newest step for each constant that has one; none where the record holds no model with experts, or is not
+    installed.
+    """
     from ...benchmarks import record
     from ...benchmarks.train import find_case
 
     newest: dict[str, record.Row] = {}
     for row in record.read(path or record.RESULTS):
-        if row.bench == "train" and row.metric == "tokens_per_s" and "H200" in row.gpu and not row.run_id.startswith(record.BASELINE):
+        if (
+            row.bench == "train"
+            and row.metric == "tokens_per_s"
+            and "H200" in row.gpu
+            and not row.run_id.startswith(record.BASELINE)
+        ):
             try:
                 experts = find_case(row.case)[0].experts
             except ValueError:  # a case of another time
@@ -43,5 +52,9 @@ def expert_steps(path: Path | None = None) -> list[Measured]:
         if row is not None:
             model, lengths = find_case(row.case)
             work = Work(model, sequence=max(lengths), batch=len(lengths), own=constant.startswith("own"))
-            found.append(Measured(constant, row.impl, row.case, work, Layout(1, microbatch=len(lengths)), sum(lengths) / row.value))
+            found.append(
+                Measured(
+                    constant, row.impl, row.case, work, Layout(1, microbatch=len(lengths)), sum(lengths) / row.value
+                )
+            )
     return found

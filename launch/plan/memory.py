@@ -1,4 +1,6 @@
-"""Bytes on one GPU: weights, gradients, optimizer, activations, what is at work, and the cache of a colocated sampler."""
+"""Bytes on one GPU: weights, gradients, optimizer, activations, what is at work, and the cache of a colocated
+sampler.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from .machine import Gpu
 RUNTIME = 3.5e9  # CUDA context, NCCL and cuBLAS buffers; assumed
 FRAGMENTS = 0.06  # of the activations: what the allocator holds beyond what is asked for; assumed
 CHUNK = 1280 * 2.0**20  # logits that the fused head holds at a time (kernels/triton/linear.py)
-LOGIT = 10.0  # a logit of megatron-core: in bf16, in fp32, and its exponential; seen: peaks of 81.1 GiB, and of 63.3 all in bf16
+# a logit of megatron-core: in bf16, in fp32, and its exponential; seen: peaks of 81.1 GiB, and of 63.3 all in bf16
+LOGIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ def parameters_here(work: Work, layout: Layout) -> tuple[float, float]:
 
 
 def cache_bytes(work: Work, layout: Layout, tokens: int) -> float:
-    """Keys and values of `tokens` tokens that a sampler on the same GPUs keeps, at the trainer's tensor-parallel size."""
+    """Keys and values of `tokens` tokens that a sampler on the same GPUs keeps, at the trainer's tensor-parallel
+    size.
+    """
     m = work.model
     return 4.0 * m.layers * m.kv_heads * m.head_dim * tokens / layout.tensor
 
@@ -68,10 +73,14 @@ def memory(work: Work, layout: Layout, cache_tokens: int = 0) -> Memory:
     here, share = dense + expert, layout.data if layout.fsdp else 1
     tokens = layout.microbatch * work.sequence / layout.context
     stage_layers = m.layers / layout.pipeline
-    # the first stage of 1F1B keeps `pipeline` microbatches in flight; interleaving adds (pipeline - 1) / virtual of one more
-    in_flight = layout.pipeline + (layout.pipeline - 1) / layout.virtual if layout.virtual > 1 else float(layout.pipeline)
+    # the first stage of 1F1B keeps `pipeline` microbatches in flight; interleaving adds (pipeline - 1) / virtual of one
+    # more
+    in_flight = (
+        layout.pipeline + (layout.pipeline - 1) / layout.virtual if layout.virtual > 1 else float(layout.pipeline)
+    )
     in_flight = min(in_flight, max(1, layout.microbatches(work)))
-    remade = work.own and work.precision == "bf16"  # our layers make the gated product again; fp8 takes TransformerEngine's
+    # our layers make the gated product again; fp8 takes TransformerEngine's
+    remade = work.own and work.precision == "bf16"
     kept = tokens / layout.tensor * stage_layers * activation_bytes(m, layout.recompute, remade) * in_flight
     if layout.recompute == "full":
         kept += tokens / layout.tensor * activation_bytes(m, "none", remade)  # the layer being made again

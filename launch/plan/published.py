@@ -52,7 +52,8 @@ _OSS = Layout(64, pipeline=4, expert=8, recompute="selective")
 _SHOWN = "tokens dropped; exchange not hidden, as in its recipe"
 _HIDDEN = "exchange hidden, as its recipe asks"
 
-# every H100 row of a decoder that this project can describe, in the makers' summaries 25.09 to 26.06 and README (DeepSeek-V3 is left out)
+# every H100 row of a decoder that this project can describe, in the makers' summaries 25.09 to 26.06 and README
+# (DeepSeek-V3 is left out)
 HELD_OUT = (
     Published("dense", "llama3-8b", "fp8", _8B, 8192, 128, 14079, f"{BRIDGE} 25.09", "selective recompute"),
     Published("dense", "llama3-8b", "fp8", _8B, 8192, 128, 14451, f"{BRIDGE} 25.11", "selective recompute"),
@@ -64,8 +65,28 @@ HELD_OUT = (
     Published("dense", "llama3-405b", "fp8", _405B, 8192, 512, 292, f"{BRIDGE} 25.11"),
     Published("dense", "llama3-405b", "fp8", _405B, 8192, 1536, 311, f"{BRIDGE} 26.02"),
     Published("dense", "llama3-405b", "fp8", _405B, 8192, 1536, 328, f"{BRIDGE} 26.04", "GBS of 26.02"),
-    Published("dense", "gpt3-175b", "bf16", Layout(96, tensor=4, pipeline=8, virtual=6), 4096, 1152, 0.47, MEGATRON, "TP4 PP8 VPP6 MBS1"),
-    Published("dense", "gpt3-175b", "bf16", Layout(4608, tensor=8, pipeline=8, virtual=6), 4096, 1152, 0.42, MEGATRON, "TP8 PP8 VPP6 MBS1"),
+    Published(
+        "dense",
+        "gpt3-175b",
+        "bf16",
+        Layout(96, tensor=4, pipeline=8, virtual=6),
+        4096,
+        1152,
+        0.47,
+        MEGATRON,
+        "TP4 PP8 VPP6 MBS1",
+    ),
+    Published(
+        "dense",
+        "gpt3-175b",
+        "bf16",
+        Layout(4608, tensor=8, pipeline=8, virtual=6),
+        4096,
+        1152,
+        0.42,
+        MEGATRON,
+        "TP8 PP8 VPP6 MBS1",
+    ),
     Published(
         "experts",
         "qwen3-30b-a3b",
@@ -79,7 +100,17 @@ HELD_OUT = (
     ),
     Published("experts", "qwen3-30b-a3b", "fp8", Layout(16, 1, 2, 24, 1, 8, 2), 4096, 512, 5275, f"{BRIDGE} 25.11"),
     Published("experts", "qwen3-30b-a3b", "fp8", Layout(16, 1, 2, 12, 1, 8, 1), 4096, 1024, 5113, f"{BRIDGE} 26.02"),
-    Published("experts", "qwen3-30b-a3b", "fp8", Layout(16, expert=16, once_a_node=True), 4096, 1024, 8826, f"{BRIDGE} 26.06", "HybridEP"),
+    Published(
+        "experts",
+        "qwen3-30b-a3b",
+        "fp8",
+        Layout(16, expert=16, once_a_node=True),
+        4096,
+        1024,
+        8826,
+        f"{BRIDGE} 26.06",
+        "HybridEP",
+    ),
     Published(
         "experts",
         "qwen3-235b-a22b",
@@ -93,8 +124,20 @@ HELD_OUT = (
     ),
     Published("experts", "qwen3-235b-a22b", "fp8", _235B, 4096, 2048, 1575, f"{BRIDGE} 25.11", _HIDDEN),
     Published("experts", "qwen3-235b-a22b", "fp8", _235B, 4096, 8192, 1633, f"{BRIDGE} 26.02", _HIDDEN),
-    Published("experts", "qwen3-235b-a22b", "fp8", _235B, 4096, 8192, 1712, f"{BRIDGE} 26.04", f"layout of 26.02; {_HIDDEN}"),
-    Published("experts", "gpt-oss-120b", "bf16", replace(_OSS, microbatch=4), 4096, 512, 5630, f"{BRIDGE} 25.11", "full attention"),
+    Published(
+        "experts", "qwen3-235b-a22b", "fp8", _235B, 4096, 8192, 1712, f"{BRIDGE} 26.04", f"layout of 26.02; {_HIDDEN}"
+    ),
+    Published(
+        "experts",
+        "gpt-oss-120b",
+        "bf16",
+        replace(_OSS, microbatch=4),
+        4096,
+        512,
+        5630,
+        f"{BRIDGE} 25.11",
+        "full attention",
+    ),
     Published("experts", "gpt-oss-120b", "bf16", _OSS, 4096, 1280, 5993, f"{BRIDGE} 26.02", "full attention"),
     Published("other software", "llama3-8b", "bf16", _8B, 8192, 8, 6667, f"{TITAN} Dec 2024", "500 W GPUs, MBS1"),
     Published("other software", "llama3-8b", "fp8", _8B, 8192, 8, 8532, f"{TITAN} Dec 2024", "500 W GPUs, MBS1"),

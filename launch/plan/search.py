@@ -48,7 +48,9 @@ def layouts(work: Work, gpus: int, gpu: Gpu) -> Iterator[Layout]:
                 for expert in [e for e in SIZES if e <= work.model.experts] or [1]:
                     if expert > gpus // pipeline:
                         continue
-                    for virtual in [v for v in range(1, 13) if work.model.layers % (pipeline * v) == 0] if pipeline > 1 else [1]:
+                    for virtual in (
+                        [v for v in range(1, 13) if work.model.layers % (pipeline * v) == 0] if pipeline > 1 else [1]
+                    ):
                         for microbatch in (1, 2, 4, 8):
                             for recompute in ("none", "full"):
                                 yield Layout(gpus, tensor, pipeline, virtual, context, expert, microbatch, recompute)
@@ -65,7 +67,9 @@ def search(work: Work, gpus: int, gpu: Gpu, cache_tokens: int = 0) -> Found:
             found.refused.append((layout, reason or ""))
         else:
             found.fitting.append(Candidate(layout, used, step_time(work, layout, gpu)))
-    found.fitting.sort(key=lambda c: (c.time.total, c.layout.tensor * c.layout.pipeline * c.layout.context, c.layout.microbatch))
+    found.fitting.sort(
+        key=lambda c: (c.time.total, c.layout.tensor * c.layout.pipeline * c.layout.context, c.layout.microbatch)
+    )
     return found
 
 
@@ -80,7 +84,9 @@ def explain(best: Candidate, found: Found) -> list[str]:
         others = [c for c in found.fitting if getattr(c.layout, name) != mine]
         if others:
             other = others[0]
-            lines.append(f"best with another {name}: {other.layout.text()}, {100 * (other.time.total / t.total - 1):+.0f} % time")
+            lines.append(
+                f"best with another {name}: {other.layout.text()}, {100 * (other.time.total / t.total - 1):+.0f} % time"
+            )
         elif any(getattr(layout, name) != mine for layout, _ in found.refused):
             layout, reason = next((layout, reason) for layout, reason in found.refused if getattr(layout, name) != mine)
             lines.append(f"no other {name} works; e.g. {layout.text()}: {reason}")

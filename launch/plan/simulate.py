@@ -1,4 +1,6 @@
-"""A long run on thousands of GPUs: the step's time at that size, failures at the published rate, and how often to save."""
+"""A long run on thousands of GPUs: the step's time at that size, failures at the published rate, and how often to
+save.
+"""
 
 from __future__ import annotations
 

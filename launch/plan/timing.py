@@ -30,7 +30,16 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return self.compute + self.tensor + self.expert + self.context + self.stages + self.bubble + self.data + self.optimizer
+        return (
+            self.compute
+            + self.tensor
+            + self.expert
+            + self.context
+            + self.stages
+            + self.bubble
+            + self.data
+            + self.optimizer
+        )
 
     @property
     def tokens_per_s(self) -> float:
@@ -44,7 +53,9 @@ class StepTime:
 
 @cache
 def fitted() -> Constants:
-    """The constants with those that training steps on an H200 decide: two dense, and one with experts where the record holds one."""
+    """The constants with those that training steps on an H200 decide: two dense, and one with experts where the
+    record holds one.
+    """
     constants, one = Constants(), Layout(gpus=1, microbatch=4)
     for name, own, seconds in (("slack", False, ANCHOR_S), ("own_slack", True, OWN_ANCHOR_S)):
         work = Work(GEOMETRIES["qwen2.5-1.5b"], sequence=4096, batch=4, own=own)
@@ -55,7 +66,9 @@ def fitted() -> Constants:
 
 
 def expert_factor(step: Measured, constants: Constants) -> float:
-    """The factor of the experts' part that gives the measured time; 1 where the host is slower than the device, as that tells nothing."""
+    """The factor of the experts' part that gives the measured time; 1 where the host is slower than the device, as
+    that tells nothing.
+    """
     return _factor(step.constant, step.work, step.layout, step.seconds, constants)
 
 
@@ -82,7 +95,13 @@ def step_time(work: Work, layout: Layout, gpu: Gpu, constants: Constants | None 
     layers = m.layers / layout.pipeline
     layer, tensor, expert, ring = _layer(work, layout, gpu, c, tokens)
     head = _matmul(tokens, m.hidden, m.padded_vocab / layout.tensor, gpu, c)
-    head += tokens * m.padded_vocab / layout.tensor * (c.own_loss_bytes if work.own else c.loss_bytes) / (c.bandwidth * gpu.bandwidth)
+    head += (
+        tokens
+        * m.padded_vocab
+        / layout.tensor
+        * (c.own_loss_bytes if work.own else c.loss_bytes)
+        / (c.bandwidth * gpu.bandwidth)
+    )
     head *= _slack(work, c)
     each = layer + tensor + expert + ring
     mean = layers * each + head / layout.pipeline  # the head sits on the last stage: the others wait for it
@@ -95,7 +114,9 @@ def step_time(work: Work, layout: Layout, gpu: Gpu, constants: Constants | None 
         stages=micro * _between_stages(work, layout, gpu, c, tokens, layers * each),
         bubble=bubble,
         # interleaved stages sum a chunk's gradients while the others' last microbatches still run
-        data=_data(work, layout, gpu, c, (layers * each + head) * (layout.pipeline if layout.virtual > 1 else 1), micro),
+        data=_data(
+            work, layout, gpu, c, (layers * each + head) * (layout.pipeline if layout.virtual > 1 else 1), micro
+        ),
         optimizer=_optimizer(work, layout, gpu, c),
         tokens_per_gpu=work.batch * work.sequence / layout.gpus,
         flops_per_gpu=flops_per_token(m, work.sequence) * work.batch * work.sequence / layout.gpus,
@@ -106,29 +127,48 @@ def _slack(work: Work, c: Constants) -> float:
     return c.own_slack if work.own else c.slack
 
 
-def _matmul(rows: float, inner: float, columns: float, gpu: Gpu, c: Constants, *, fp8: bool = False, weights: float = 1.0) -> float:
+def _matmul(
+    rows: float, inner: float, columns: float, gpu: Gpu, c: Constants, *, fp8: bool = False, weights: float = 1.0
+) -> float:
     """Forward and both backward products; `weights` matrices share the rows. The operands' traffic is not hidden."""
     operand = 1.0 if fp8 else 2.0
     moved = operand * (rows * inner + weights * inner * columns) + 2.0 * rows * columns
-    return 3.0 * (2.0 * rows * inner * columns / (c.gemm * (gpu.fp8 if fp8 else gpu.bf16)) + moved / (c.bandwidth * gpu.bandwidth))
+    return 3.0 * (
+        2.0 * rows * inner * columns / (c.gemm * (gpu.fp8 if fp8 else gpu.bf16)) + moved / (c.bandwidth * gpu.bandwidth)
+    )
 
 
 def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) -> tuple[float, float, float, float]:
-    """Compute, and exposed tensor, expert and context traffic, of one layer and one microbatch, forward and backward."""
+    """Compute, and exposed tensor, expert and context traffic, of one layer and one microbatch, forward and
+    backward.
+    """
     m, counts = work.model, count(work.model)
     bandwidth = c.bandwidth * gpu.bandwidth
     shard = tokens / layout.tensor
     passes = 4.0 / 3.0 if layout.recompute == "full" else 1.0
-    q, kv, wide, fp8, tp = m.heads * m.head_dim, m.kv_heads * m.head_dim, mlp_width(m), work.precision == "fp8", layout.tensor
-    matmul = _matmul(tokens, m.hidden, (q + 2 * kv) / tp, gpu, c, fp8=fp8) + _matmul(tokens, q / tp, m.hidden, gpu, c, fp8=fp8)
+    q, kv, wide, fp8, tp = (
+        m.heads * m.head_dim,
+        m.kv_heads * m.head_dim,
+        mlp_width(m),
+        work.precision == "fp8",
+        layout.tensor,
+    )
+    matmul = _matmul(tokens, m.hidden, (q + 2 * kv) / tp, gpu, c, fp8=fp8) + _matmul(
+        tokens, q / tp, m.hidden, gpu, c, fp8=fp8
+    )
     if not m.experts:
-        matmul += _matmul(tokens, m.hidden, 2 * m.ffn / tp, gpu, c, fp8=fp8) + _matmul(tokens, m.ffn / tp, m.hidden, gpu, c, fp8=fp8)
+        matmul += _matmul(tokens, m.hidden, 2 * m.ffn / tp, gpu, c, fp8=fp8) + _matmul(
+            tokens, m.ffn / tp, m.hidden, gpu, c, fp8=fp8
+        )
     pairs = shard * work.sequence * m.heads * (9.0 / 7.0 if layout.recompute == "full" else 1.0)
     attention = pairs * (7.0 * m.head_dim / (c.gemm * gpu.bf16) + c.softmax / gpu.fp32)
     traffic = shard * (60.0 * m.hidden + (20.0 if layout.recompute == "selective" else 16.0) * wide) * passes
-    traffic += 8.0 * (counts.attention + (0 if m.experts else counts.mlp)) / layout.tensor  # gradients are added up in fp32
+    # gradients are added up in fp32
+    traffic += 8.0 * (counts.attention + (0 if m.experts else counts.mlp)) / layout.tensor
     if fp8:  # inputs and gradients of every matmul are read, and written in two layouts
-        traffic += 4.0 * shard * (2.0 * m.hidden + 2.0 * q + 2.0 * kv + (0.0 if m.experts else 2.0 * m.hidden + 3.0 * wide))
+        traffic += (
+            4.0 * shard * (2.0 * m.hidden + 2.0 * q + 2.0 * kv + (0.0 if m.experts else 2.0 * m.hidden + 3.0 * wide))
+        )
     compute = matmul * passes + attention + traffic / bandwidth
     if m.experts:
         compute += _experts(work, layout, gpu, c, shard) * (c.own_experts if work.own else c.experts)
@@ -138,10 +178,21 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     tensor = 0.0
     if layout.tensor > 1:
         gathers = (5.0 if m.experts else 10.0) * passes
-        tensor = gathers * tokens * m.hidden * 2.0 * (layout.tensor - 1) / layout.tensor / (c.nvlink * gpu.nvlink) * c.tensor_exposed
+        tensor = (
+            gathers
+            * tokens
+            * m.hidden
+            * 2.0
+            * (layout.tensor - 1)
+            / layout.tensor
+            / (c.nvlink * gpu.nvlink)
+            * c.tensor_exposed
+        )
     ring = 0.0
     if layout.context > 1:
-        speed = c.nvlink * gpu.nvlink if layout.tensor * layout.context <= gpu.gpus_per_node else c.network * gpu.network
+        speed = (
+            c.nvlink * gpu.nvlink if layout.tensor * layout.context <= gpu.gpus_per_node else c.network * gpu.network
+        )
         moved = 3.0 * tokens * 4.0 * kv / layout.tensor * (layout.context - 1)
         ring = max(0.0, moved / speed - attention * _slack(work, c))
     return compute, tensor, _exchange(work, layout, gpu, c, shard, compute), ring
@@ -156,7 +207,8 @@ def _experts(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float) -
     matmul = _matmul(rows, m.hidden, 2 * m.expert_ffn, gpu, c, fp8=fp8, weights=local)
     matmul += _matmul(rows, m.expert_ffn, m.hidden, gpu, c, fp8=fp8, weights=local)
     matmul += 6.0 * shard * m.hidden * m.experts / (c.gemm * gpu.fp32)  # the router's product, in fp32
-    # copies of a token read, written in the experts' order and added up; with an exchange also sent, received and sorted, both ways
+    # copies of a token read, written in the experts' order and added up; with an exchange also sent, received and
+    # sorted, both ways
     traffic = (12.0 if layout.expert == 1 else 40.0) * copies * m.hidden * passes
     traffic += 8.0 * count(m).mlp / layout.expert  # gradients are added up in fp32
     if work.own:  # each pass copies the experts' weights side by side for its grouped products
@@ -192,7 +244,9 @@ def _exchange(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float, 
 
 
 def _between_stages(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float, hide_s: float) -> float:
-    """Activations to the next stage and gradients back, for one microbatch; interleaved stages send while they compute."""
+    """Activations to the next stage and gradients back, for one microbatch; interleaved stages send while they
+    compute.
+    """
     if layout.pipeline == 1:
         return 0.0
     speed = c.nvlink * gpu.nvlink if layout.gpus <= gpu.gpus_per_node else c.network * gpu.network
@@ -201,7 +255,9 @@ def _between_stages(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: 
 
 
 def _data(work: Work, layout: Layout, gpu: Gpu, c: Constants, hide_s: float, micro: int) -> float:
-    """Gradients summed in fp32 and weights gathered in bf16; the published systems hide it behind a microbatch, this engine does not."""
+    """Gradients summed in fp32 and weights gathered in bf16; the published systems hide it behind a microbatch, this
+    engine does not.
+    """
     dense, expert = parameters_here(work, layout)
     copies, expert_copies = layout.data * layout.context, max(1, layout.gpus // (layout.pipeline * layout.expert))
     if copies == 1 and expert_copies == 1:
@@ -216,7 +272,9 @@ def _data(work: Work, layout: Layout, gpu: Gpu, c: Constants, hide_s: float, mic
 
 
 def _optimizer(work: Work, layout: Layout, gpu: Gpu, c: Constants) -> float:
-    """Adam on this GPU's share, the norm and zeroing of all gradients here, and what the host does alone at both ends of a step."""
+    """Adam on this GPU's share, the norm and zeroing of all gradients here, and what the host does alone at both
+    ends of a step.
+    """
     dense, expert = parameters_here(work, layout)
     share = dense / (layout.data * layout.context) + expert / max(1, layout.gpus // (layout.pipeline * layout.expert))
     here = share if layout.fsdp else dense + expert

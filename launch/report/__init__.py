@@ -34,18 +34,25 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
     """Nested settings as dotted keys; lists of plain values stay on one line."""
     if isinstance(value, dict) and value:
         return {
-            key: text for name, inner in value.items() for key, text in flatten(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+            key: text
+            for name, inner in value.items()
+            for key, text in flatten(inner, f"{prefix}.{name}" if prefix else str(name)).items()
         }
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         named = all(isinstance(item, dict) and item.get("name") for item in value)
         places = [f"{prefix}.{item['name']}" if named else f"{prefix}[{index}]" for index, item in enumerate(value)]
-        return {key: text for place, inner in zip(places, value, strict=True) for key, text in flatten(inner, place).items()}
+        return {
+            key: text for place, inner in zip(places, value, strict=True) for key, text in flatten(inner, place).items()
+        }
     return {prefix: "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)}
 
 
 def condense(proof: dict[str, Any]) -> dict[str, Any]:
     """An export's proof without the digests of its tensors, which only their number is shown of."""
-    return {key: f"{len(value)} digests" if key == "tensors" and isinstance(value, dict) else value for key, value in proof.items()}
+    return {
+        key: f"{len(value)} digests" if key == "tensors" and isinstance(value, dict) else value
+        for key, value in proof.items()
+    }
 
 
 def differing_settings(runs: list[RunData]) -> list[tuple[str, list[str]]]:
@@ -92,7 +99,8 @@ def default_summary(run: RunData) -> tuple[str, list[str]]:
         if len(points) >= 2:
             first, last = edge_means(points)
             paragraphs.append(
-                f"In {stage} the mean reward went from {short(first)} (first tenth of the steps) to {short(last)} (last tenth)."
+                f"In {stage} the mean reward went from {short(first)} (first tenth of the steps) to {short(last)} "
+                "(last tenth)."
             )
     return headline, paragraphs
 
@@ -137,7 +145,11 @@ def findings_of(runs: list[RunData], invalid: Counter | None = None, rollouts_re
         if difference is not None and tolerance is not None and not difference <= tolerance:
             own.append(
                 Finding(
-                    "error", f"The exported model’s logits differ by {short(difference)}, more than the {short(tolerance)} that is allowed"
+                    "error",
+                    (
+                        f"The exported model’s logits differ by {short(difference)}, more than the {short(tolerance)} "
+                        "that is allowed"
+                    ),
                 )
             )
         if run.missing:
@@ -195,7 +207,11 @@ def render(runs: list[RunData]) -> str:
         "rollouts": records,
     }
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("report.html").render(
         runs=runs,

@@ -1,4 +1,6 @@
-"""Videos in the report: moving pictures (animated PNG) and sheets of frames, with metrics frame by frame. Complete in the page."""
+"""Videos in the report: moving pictures (animated PNG) and sheets of frames, with metrics frame by frame. Complete
+in the page.
+"""
 
 from __future__ import annotations
 

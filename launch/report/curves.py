@@ -109,7 +109,9 @@ def short(value: float) -> str:
 
 
 def thin(points: Points, limit: int) -> Points:
-    """At most about `limit` points, keeping both ends and every bucket's smallest and largest value, so spikes survive."""
+    """At most about `limit` points, keeping both ends and every bucket's smallest and largest value, so spikes
+    survive.
+    """
     if len(points) <= limit:
         return points
     buckets = max(1, limit // 2 - 1)
@@ -156,7 +158,9 @@ def axis(values: Sequence[float], may_log: bool) -> tuple[float, float, bool, li
         ticks = (
             tens
             if len(tens) > 2
-            else [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+            else [
+                factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high
+            ]
         )
         return low, high, True, ticks[:: max(1, math.ceil(len(ticks) / 5))]
     if low == high:
@@ -205,7 +209,9 @@ def collect(run: RunData) -> dict[tuple[str, str], Points]:
     return found
 
 
-def make_panel(title: str, about: str, lines: list[tuple[str, int, int, dict[str, Points]]], limit: int, may_log: bool) -> Panel:
+def make_panel(
+    title: str, about: str, lines: list[tuple[str, int, int, dict[str, Points]]], limit: int, may_log: bool
+) -> Panel:
     """Lays out one panel. Each line is (label, colour, dash, points by stage)."""
     stages = list(dict.fromkeys(stage for *_, by_stage in lines for stage in by_stage))
     room = (WIDTH - LEFT - RIGHT - STAGE_GAP * (len(stages) - 1)) / len(stages)
@@ -224,7 +230,12 @@ def make_panel(title: str, about: str, lines: list[tuple[str, int, int, dict[str
             if not points:
                 continue
             kept = thin(points, limit)
-            part = Part(index, [step for step, _ in kept], [float(f"{value:.5g}") for _, value in kept], path_of(panel, band, kept))
+            part = Part(
+                index,
+                [step for step, _ in kept],
+                [float(f"{value:.5g}") for _, value in kept],
+                path_of(panel, band, kept),
+            )
             if len(points) >= SMOOTH_FROM:
                 part.smooth = path_of(panel, band, moving_mean(points))
             entry.parts.append(part)
@@ -232,14 +243,17 @@ def make_panel(title: str, about: str, lines: list[tuple[str, int, int, dict[str
         panel.series.append(entry)
     first = panel.series[0].parts[0]
     panel.label = (
-        f"{title}, {about}: {panel.series[0].label} goes from {short(first.values[0])} at {bands[first.band].stage} step {first.steps[0]} "
+        f"{title}, {about}: {panel.series[0].label} goes from {short(first.values[0])} at {bands[first.band].stage} "
+        f"step {first.steps[0]} "
         f"to {short(panel.series[0].last)} at the end"
     )
     return panel
 
 
 def build_panels(runs: list[RunData]) -> tuple[list[Panel], list[Panel]]:
-    """The named panels that have something to say, and one panel for each remaining group of metrics, quiet ones first."""
+    """The named panels that have something to say, and one panel for each remaining group of metrics, quiet ones
+    first.
+    """
     tables = [collect(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for _, name in table))
     rl_stages = {stage for table in tables for stage, name in table if name.startswith("reward")}

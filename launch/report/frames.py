@@ -1,4 +1,6 @@
-"""The report's first picture: one held-out room, before and after training, side by side. Drawn as SVG, so that it needs no script."""
+"""The report's first picture: one held-out room, before and after training, side by side. Drawn as SVG, so that it
+needs no script.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,20 @@ class Side:
 def draw(label: str, text: str) -> Frame | None:
     """A board of known symbols, or None."""
     rows = text.split("\n")
-    if not rows[0] or len(rows) > MOST_CELLS or len(rows[0]) > MOST_CELLS or any(len(row) != len(rows[0]) for row in rows):
+    if (
+        not rows[0]
+        or len(rows) > MOST_CELLS
+        or len(rows[0]) > MOST_CELLS
+        or any(len(row) != len(rows[0]) for row in rows)
+    ):
         return None
     if not set("".join(rows)) <= set(SHAPES):
         return None
     cells = [
-        (x * CELL, y * CELL, name) for y, row in enumerate(rows) for x, symbol in enumerate(row) for name in (SHAPES[symbol] or ("floor",))
+        (x * CELL, y * CELL, name)
+        for y, row in enumerate(rows)
+        for x, symbol in enumerate(row)
+        for name in (SHAPES[symbol] or ("floor",))
     ]
     return Frame(label, cells, len(rows[0]), len(rows), " / ".join(rows))
 
@@ -77,7 +87,11 @@ def read(run: RunData, stem: str) -> dict[str, dict[str, Any]]:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(record, dict) and isinstance(record.get("reward"), int | float) and isinstance(record.get("turns"), list):
+            if (
+                isinstance(record, dict)
+                and isinstance(record.get("reward"), int | float)
+                and isinstance(record.get("turns"), list)
+            ):
                 found.setdefault(str(record.get("prompt_id")), record)
     return found
 
@@ -90,7 +104,9 @@ def outcome_of(record: dict[str, Any]) -> str:
 
 
 def before_and_after(run: RunData) -> list[Side]:
-    """Both sides of the first kept room in which training made a difference (the first room where it made none); empty without any."""
+    """Both sides of the first kept room in which training made a difference (the first room where it made none);
+    empty without any.
+    """
     pair = run.summary.get("compare")
     if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(p, dict) and p.get("rollouts") for p in pair):
         return []
@@ -98,7 +114,10 @@ def before_and_after(run: RunData) -> list[Side]:
     common = [key for key in before if key in after]
     better = [key for key in common if after[key]["reward"] > before[key]["reward"]]
     for key in better + common:
-        sides = [Side(str(p["name"]), outcome_of(side[key]), frames_of(side[key])) for p, side in zip(pair, (before, after), strict=True)]
+        sides = [
+            Side(str(p["name"]), outcome_of(side[key]), frames_of(side[key]))
+            for p, side in zip(pair, (before, after), strict=True)
+        ]
         if all(side.frames for side in sides):
             return sides
     return []

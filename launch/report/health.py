@@ -19,13 +19,16 @@ FLAT_STEPS = 5
 
 NOISE = 2.0  # standard errors that a reward must move by before it counts as moved
 BROKEN = "lower the learning rate, and look at the rollouts of that step"
-TENTH, FEWEST = 10, 20  # first and last tenth of a stage are compared; below so many steps nothing is said of its reward
+# first and last tenth of a stage are compared; below so many steps nothing is said of its reward
+TENTH, FEWEST = 10, 20
 
 NOT_METRICS = ("stage", "step")
 
 # what to do about an alarm of rl/health.py; `watch` and the end screen print the same lines
 REMEDIES = {
-    "reward_std": "all samples of a prompt score alike: choose tasks of mixed difficulty, or a reward with steps between 0 and 1",
+    "reward_std": (
+        "all samples of a prompt score alike: choose tasks of mixed difficulty, or a reward with steps between 0 and 1"
+    ),
     "entropy": "raise temperature, add algorithm.entropy_coef or algorithm.kl_coef, or lower the learning rate",
     "repetition": "lower the learning rate or add algorithm.kl_coef; look at the last rollouts",
     "truncated": "raise max_new_tokens, or penalise length in the reward",
@@ -83,7 +86,11 @@ def recorded_faults(metrics: list[dict[str, Any]]) -> list[Finding]:
         if alarm == "entropy" and name != alarm and reward_move(metrics, stage) > NOISE:
             continue  # where the reward rises, certainty is what was learnt
         what = f"alarm “{alarm}”" if name.startswith("alarm/") else f"{name} updates"
-        remedy = REMEDIES.get(alarm) if name.startswith("alarm/") else "gradients were not finite: lower the learning rate or clip_grad"
+        remedy = (
+            REMEDIES.get(alarm)
+            if name.startswith("alarm/")
+            else "gradients were not finite: lower the learning rate or clip_grad"
+        )
         found.append(Finding("warning", f"{stage}: {what} at {spell_steps(steps)}" + (f"; {remedy}" if remedy else "")))
     return found
 
@@ -100,22 +107,34 @@ def invalid_rollouts(metrics: list[dict[str, Any]], stage: str) -> list[Finding]
                     shares[name].append(value)
                 else:
                     totals[name] += value
-    found = [Finding("note", f"{stage}: {name}: {total:g} rollouts in all, left out of the statistics") for name, total in totals.items()]
+    found = [
+        Finding("note", f"{stage}: {name}: {total:g} rollouts in all, left out of the statistics")
+        for name, total in totals.items()
+    ]
     for name, values in shares.items():
         level = "warning" if max(values) > INVALID_SHARE else "note"
-        found.append(Finding(level, f"{stage}: {name}: up to {100 * max(values):.1f} % of a step’s rollouts, left out of the statistics"))
+        found.append(
+            Finding(
+                level,
+                f"{stage}: {name}: up to {100 * max(values):.1f} % of a step’s rollouts, left out of the statistics",
+            )
+        )
     return found
 
 
 def reward_move(metrics: list[dict[str, Any]], stage: str) -> float:
-    """By how many standard errors the mean reward of the last tenth of a stage is above that of the first; 0 where nothing can be said."""
+    """By how many standard errors the mean reward of the last tenth of a stage is above that of the first; 0 where
+    nothing can be said.
+    """
     points = [value for _, value in series(metrics, stage, "reward/mean")]
     if len(points) < FEWEST:
         return 0.0
     size = max(2, len(points) // TENTH)
     first, last = points[:size], points[-size:]
     means = [sum(part) / size for part in (first, last)]
-    variance = sum(sum((v - m) ** 2 for v in part) / (size - 1) / size for part, m in zip((first, last), means, strict=True))
+    variance = sum(
+        sum((v - m) ** 2 for v in part) / (size - 1) / size for part, m in zip((first, last), means, strict=True)
+    )
     gain = means[1] - means[0]
     return gain / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, gain) if gain else 0.0
 
@@ -128,14 +147,29 @@ def nothing_learnt(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
         cause = "no group had samples of different reward" if rewards else "nothing carries a loss"
         remedy = REMEDIES["reward_std"] if rewards else "look at the roles of the data with terrella shards inspect"
         return [
-            Finding("warning", f"{stage}: nothing was learnt: the gradient was 0 in all {len(norms)} recorded steps, as {cause}; {remedy}")
+            Finding(
+                "warning",
+                (
+                    f"{stage}: nothing was learnt: the gradient was 0 in all {len(norms)} recorded steps, as {cause}; "
+                    f"{remedy}"
+                ),
+            )
         ]
     if len(rewards) >= FEWEST and abs(reward_move(metrics, stage)) <= NOISE:
         size = max(2, len(rewards) // TENTH)
         first, last = (sum(v for _, v in part) / size for part in (rewards[:size], rewards[-size:]))
-        text = f"{stage}: nothing was learnt that shows: mean reward {first:.3g} in the first tenth of the steps, {last:.3g} in the last"
+        text = (
+            f"{stage}: nothing was learnt that shows: mean reward {first:.3g} in the first tenth of the steps, "
+            f"{last:.3g} in the last"
+        )
         return [
-            Finding("warning", f"{text}; train longer (--steps), raise the learning rate, or begin with tasks that are sometimes solved")
+            Finding(
+                "warning",
+                (
+                    f"{text}; train longer (--steps), raise the learning rate, or begin with tasks that are sometimes "
+                    "solved"
+                ),
+            )
         ]
     return []
 
@@ -149,7 +183,10 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
         found.append(
             Finding(
                 "warning",
-                f"{stage}: the reward had no spread in the last {FLAT_STEPS} steps, so nothing can be learnt; {REMEDIES['reward_std']}",
+                (
+                    f"{stage}: the reward had no spread in the last {FLAT_STEPS} steps, so nothing can be learnt; "
+                    f"{REMEDIES['reward_std']}"
+                ),
             )
         )
     trained = series(metrics, stage, "trained_share")
@@ -157,24 +194,44 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
         found.append(
             Finding(
                 "warning",
-                f"{stage}: no group had a reward difference in the last {FLAT_STEPS} steps, nothing was trained; {REMEDIES['reward_std']}",
+                (
+                    f"{stage}: no group had a reward difference in the last {FLAT_STEPS} steps, nothing was trained; "
+                    f"{REMEDIES['reward_std']}"
+                ),
             )
         )
-    metrics = [record for record in metrics if record.get("trained_share") != 0]  # without trained tokens nothing below was measured
+    # without trained tokens nothing below was measured
+    metrics = [record for record in metrics if record.get("trained_share") != 0]
     entropy = series(metrics, stage, "entropy")
-    acts = bool(series(metrics, stage, "reward/mean"))  # a world model that imitates a deterministic world should become certain
-    if acts and not rises and len(entropy) >= FLAT_STEPS and entropy[0][1] > 0 and entropy[-1][1] < ENTROPY_COLLAPSE * entropy[0][1]:
+    # a world model that imitates a deterministic world should become certain
+    acts = bool(series(metrics, stage, "reward/mean"))
+    if (
+        acts
+        and not rises
+        and len(entropy) >= FLAT_STEPS
+        and entropy[0][1] > 0
+        and entropy[-1][1] < ENTROPY_COLLAPSE * entropy[0][1]
+    ):
         text = f"{stage}: entropy fell from {entropy[0][1]:.3g} to {entropy[-1][1]:.3g} and the reward did not rise"
         found.append(Finding("warning", f"{text}; {REMEDIES['entropy']}"))
     clipped = series(metrics, stage, "clip_fraction")
     if clipped and clipped[-1][1] > CLIP_SHARE:
         found.append(
-            Finding("warning", f"{stage}: {100 * clipped[-1][1]:.0f} % of the tokens were clipped at step {clipped[-1][0]}; try a lower lr")
+            Finding(
+                "warning",
+                (
+                    f"{stage}: {100 * clipped[-1][1]:.0f} % of the tokens were clipped at step {clipped[-1][0]}; try a "
+                    "lower lr"
+                ),
+            )
         )
     drift = series(metrics, stage, "logprob_drift/mean")
     worst = max(drift, key=lambda point: point[1], default=None)
     if worst and worst[1] > DRIFT_MEAN:
-        text = f"{stage}: sampler and trainer disagree by {worst[1]:.3g} nats a token at step {worst[0]}; check weight sync and precision"
+        text = (
+            f"{stage}: sampler and trainer disagree by {worst[1]:.3g} nats a token at step {worst[0]}; check "
+            "weight sync and precision"
+        )
         found.append(Finding("warning", text))
     return found
 
@@ -196,23 +253,43 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
             continue
         if not any(row.get("kind") == "baseline" for row in table["rows"]):
             found.append(
-                Finding("warning", f"“{table['title']}” has no baseline row; its scores cannot be judged alone: add one to the evaluation")
+                Finding(
+                    "warning",
+                    (
+                        f"“{table['title']}” has no baseline row; its scores cannot be judged alone: add one to the "
+                        "evaluation"
+                    ),
+                )
             )
-        cells = [cell for row in table["rows"] if row.get("kind") != "ceiling" for cell in row["cells"] if isinstance(cell, dict)]
-        bare = sum(1 for cell in cells if cell.get("value") is not None and (cell.get("low") is None or cell.get("n") is None))
+        cells = [
+            cell
+            for row in table["rows"]
+            if row.get("kind") != "ceiling"
+            for cell in row["cells"]
+            if isinstance(cell, dict)
+        ]
+        bare = sum(
+            1 for cell in cells if cell.get("value") is not None and (cell.get("low") is None or cell.get("n") is None)
+        )
         if (worse := below_baseline(table)) is not None:
             found.append(worse)
         if bare:
-            found.append(Finding("note", f"“{table['title']}”: {bare} scores come without an interval or a sample size"))
+            found.append(
+                Finding("note", f"“{table['title']}”: {bare} scores come without an interval or a sample size")
+            )
     return found
 
 
 def below_baseline(table: dict[str, Any]) -> Finding | None:
-    """Where a model does worse than the best trivial baseline, in shares (0 to 1) or a unit that the table names; more is better unless
-    the table says otherwise."""
+    """Where a model does worse than the best trivial baseline, in shares (0 to 1) or a unit that the table names; more
+    is better unless the table says otherwise."""
     below = []
     for index, column in enumerate(table["columns"]):
-        scores = [(row, number(row["cells"][index].get("value"))) for row in table["rows"] if isinstance(row["cells"][index], dict)]
+        scores = [
+            (row, number(row["cells"][index].get("value")))
+            for row in table["rows"]
+            if isinstance(row["cells"][index], dict)
+        ]
         sign = -1 if column in table.get("lower", []) else 1
         trivials = [score for row, score in scores if row.get("kind") == "baseline" and score is not None]
         trivial = max(trivials, key=lambda score: sign * score, default=None)
@@ -221,9 +298,16 @@ def below_baseline(table: dict[str, Any]) -> Finding | None:
             continue
         write = "{:.4g}".format if unit else "{:.1%}".format
         for row, score in scores:
-            best = number(row["cells"][index].get("high" if sign > 0 else "low"))  # chance alone puts half of all equals below
-            if row.get("kind") == "model" and score is not None and sign * (score if best is None else best) < sign * trivial:
-                below.append(f"{row.get('name')} in “{column}” ({write(score)} against {write(trivial)})".replace("%", " %"))
+            # chance alone puts half of all equals below
+            best = number(row["cells"][index].get("high" if sign > 0 else "low"))
+            if (
+                row.get("kind") == "model"
+                and score is not None
+                and sign * (score if best is None else best) < sign * trivial
+            ):
+                below.append(
+                    f"{row.get('name')} in “{column}” ({write(score)} against {write(trivial)})".replace("%", " %")
+                )
     if not below:
         return None
     more = f", and {len(below) - 2} more" if len(below) > 2 else ""

@@ -1,4 +1,6 @@
-"""Reads a run directory for people to look at: tolerant of missing and half-written parts, and never silent about them."""
+"""Reads a run directory for people to look at: tolerant of missing and half-written parts, and never silent about
+them.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,9 @@ def load_run(run_dir: str | Path) -> RunData:
     if not path.is_dir():
         raise ConfigError(f"{path}: no such run directory")
     if not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "environment.json", "results")):
-        raise ConfigError(f"{path}: not a run directory (it has no config.yaml, metrics.jsonl, environment.json or results/)")
+        raise ConfigError(
+            f"{path}: not a run directory (it has no config.yaml, metrics.jsonl, environment.json or results/)"
+        )
     run = RunData(path, path.resolve().name)
 
     config = path / "config.yaml"

@@ -20,7 +20,9 @@ TURN_TEXTS = ("context", "prompt", "action", "answer", "prediction", "truth", "a
 
 
 def recorded_prompt(run: Path, stages: Collection[str] = ()) -> tuple[Path, str] | None:
-    """A prompt as a model of the run read it, and its file: from the newest rollouts, those of `stages` before all others."""
+    """A prompt as a model of the run read it, and its file: from the newest rollouts, those of `stages` before all
+    others.
+    """
 
     def place(path: Path) -> tuple[bool, float]:
         return path.stem.rpartition("-")[0] in stages, path.stat().st_mtime
@@ -42,7 +44,11 @@ def spread(items: list[Any], count: int) -> list[Any]:
 
 def cut(value: Any, limit: int) -> str:
     text = value if isinstance(value, str) else "" if value is None else str(value)
-    return text if len(text) <= limit else f"{text[:limit]}\n… {len(text) - limit} more characters are in the run directory"
+    return (
+        text
+        if len(text) <= limit
+        else f"{text[:limit]}\n… {len(text) - limit} more characters are in the run directory"
+    )
 
 
 def find_grid(text: str, like: str) -> str | None:
@@ -59,7 +65,9 @@ def find_grid(text: str, like: str) -> str | None:
 
 
 def shape_turn(turn: Any, previous_truth: str | None, limit: int) -> dict[str, Any]:
-    """One turn with texts cut to `limit`; `before` is the true state it started from, which tells changed cells from kept ones."""
+    """One turn with texts cut to `limit`; `before` is the true state it started from, which tells changed cells from
+    kept ones.
+    """
     if not isinstance(turn, dict):
         return {"prediction": cut(turn, limit)}
     shaped: dict[str, Any] = {name: cut(turn[name], limit) for name in TURN_TEXTS if turn.get(name) is not None}
@@ -84,7 +92,9 @@ def shape_record(record: dict[str, Any], run: int, file: RolloutFile, limit: int
         turns.append(shape_turn(turn, previous, limit))
         previous = turns[-1].get("truth")
     known = {"stage", "step", "prompt_id", "sample", "reward", "invalid", "turns"}
-    extra = {key: value for key, value in record.items() if key not in known and isinstance(value, str | int | float | bool)}
+    extra = {
+        key: value for key, value in record.items() if key not in known and isinstance(value, str | int | float | bool)
+    }
     reward = record.get("reward")
     return {
         "run": run,
@@ -92,7 +102,9 @@ def shape_record(record: dict[str, Any], run: int, file: RolloutFile, limit: int
         "step": file.step,
         "prompt": cut(record.get("prompt_id", ""), 200),
         "sample": cut(record.get("sample", ""), 20),
-        "reward": reward if isinstance(reward, int | float) and reward == reward and abs(reward) != float("inf") else None,
+        "reward": reward
+        if isinstance(reward, int | float) and reward == reward and abs(reward) != float("inf")
+        else None,
         "invalid": cut(record["invalid"], 500) if record.get("invalid") else None,
         "turns": turns,
         "extra": {cut(key, 100): cut(value, 500) for key, value in extra.items()},
@@ -107,11 +119,16 @@ def choose(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 def build_rollouts(runs: list[RunData]) -> tuple[list[dict[str, Any]], int, Counter]:
-    """(records to embed, how many the files read hold, invalid reasons there). The result is cut until it fits the budget."""
+    """(records to embed, how many the files read hold, invalid reasons there). The result is cut until it fits the
+    budget.
+    """
     chosen: list[tuple[int, RolloutFile]] = []
     for index, run in enumerate(runs):
         for stage in dict.fromkeys(file.stage for file in run.rollout_files):
-            chosen += [(index, file) for file in spread([file for file in run.rollout_files if file.stage == stage], STEPS_A_STAGE)]
+            chosen += [
+                (index, file)
+                for file in spread([file for file in run.rollout_files if file.stage == stage], STEPS_A_STAGE)
+            ]
     for index, file in chosen:
         runs[index].problems += read_rollouts(file)
     invalid: Counter = Counter()
@@ -121,7 +138,9 @@ def build_rollouts(runs: list[RunData]) -> tuple[list[dict[str, Any]], int, Coun
 
     count, limit = RECORDS_A_STEP, TEXT_LIMIT
     while True:
-        records = [shape_record(record, index, file, limit) for index, file in chosen for record in choose(file.records, count)]
+        records = [
+            shape_record(record, index, file, limit) for index, file in chosen for record in choose(file.records, count)
+        ]
         if len(json.dumps(records)) <= BYTES_IN_ALL or not chosen:
             return records, total, invalid
         if count > 1 or limit > 200:

@@ -1,4 +1,6 @@
-"""Evaluation tables as a report shows them: percentages, 95 % intervals as small bars, one body of rows for each run."""
+"""Evaluation tables as a report shows them: percentages, 95 % intervals as small bars, one body of rows for each
+run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ KINDS = {"baseline": "baseline", "model": "model", "control": "control", "ceilin
 
 @dataclass(frozen=True)
 class Cell:
-    """A score ready to print; `dot`, `left`, `width` and `base` (the best baseline) are per cent of the bar's length."""
+    """A score ready to print; `dot`, `left`, `width` and `base` (the best baseline) are per cent of the bar's
+    length.
+    """
 
     text: str
     interval: str
@@ -67,7 +71,13 @@ def shape_cell(raw: Any, percent: bool, low: float, high: float, base: float | N
     width = round(place(stop) - left, 2) if stop is not None else 0.0
     sample = f"n = {int(cell['n']):,}" if cell["n"] is not None else ""
     return Cell(
-        write(value) + (" %" if percent else ""), interval, sample, place(value), left, width, place(base) if base is not None else None
+        write(value) + (" %" if percent else ""),
+        interval,
+        sample,
+        place(value),
+        left,
+        width,
+        place(base) if base is not None else None,
     )
 
 
@@ -79,7 +89,12 @@ def shape_rows(tables: list[dict[str, Any]], column_count: int) -> list[list[Row
         seen = [value for cell in cells for key in ("value", "low", "high") if (value := cell[key]) is not None]
         percent = tables[0].get("unit") is None and bool(seen) and min(seen) >= 0 and max(seen) <= 1
         low, high = (0.0, 1.0) if percent else (min(seen, default=0.0), max(seen, default=1.0))
-        scores = [values_of(row["cells"][index])["value"] for table in tables for row in table["rows"] if row.get("kind") == "baseline"]
+        scores = [
+            values_of(row["cells"][index])["value"]
+            for table in tables
+            for row in table["rows"]
+            if row.get("kind") == "baseline"
+        ]
         best = min if tables[0]["columns"][index] in tables[0].get("lower", []) else max
         scales.append((percent, low, high, best((score for score in scores if score is not None), default=None)))
     return [

@@ -18,8 +18,8 @@ def positive(settings: Any, *names: str) -> None:
 
 
 def references(stage: Any, env: Any = None) -> list[str]:
-    """The earlier stages that a stage names, in the fields that its class lists in `uses`; and the one that made what its environment
-    reads, be that its own or the recipe's `env`."""
+    """The earlier stages that a stage names, in the fields that its class lists in `uses`; and the one that made what
+    its environment reads, be that its own or the recipe's `env`."""
     found: list[str] = []
     if hasattr(stage, "env") and (made := getattr(stage.env or env, "data", None)) not in (None, stage.name):
         found.append(made)
@@ -30,7 +30,9 @@ def references(stage: Any, env: Any = None) -> list[str]:
 
 
 def dealt_evenly(stage: Any) -> tuple[str, ...]:
-    """The settings, listed by a stage's class in `even`, that must be a multiple of the data-parallel ranks: each takes an equal part."""
+    """The settings, listed by a stage's class in `even`, that must be a multiple of the data-parallel ranks: each
+    takes an equal part.
+    """
     return getattr(stage, "even", ())
 
 
@@ -56,7 +58,8 @@ class OnPolicy:
     samples_per_prompt: int  # size of a group
     steps: int  # rollouts in all
     optimizer: OptimizerConfig
-    updates_per_rollout: int = 1  # mini-batches of whole groups that a step's rollout is cut into, an optimizer step each
+    # mini-batches of whole groups that a step's rollout is cut into, an optimizer step each
+    updates_per_rollout: int = 1
     epochs_per_rollout: int = 1  # times that a rollout is gone through
     temperature: float = 1.0
     drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
@@ -73,7 +76,8 @@ class OnPolicy:
             raise ValueError("samples_per_prompt: a group needs at least 2 samples")
         if self.updates_per_rollout > self.prompts_per_step:
             raise ValueError(
-                f"updates_per_rollout: {self.updates_per_rollout} mini-batches of whole groups need as many prompts_per_step, "
+                f"updates_per_rollout: {self.updates_per_rollout} mini-batches of whole groups need as many "
+                "prompts_per_step, "
                 f"not {self.prompts_per_step}"
             )
 

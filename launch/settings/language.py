@@ -10,7 +10,9 @@ from .base import positive
 
 @dataclass(frozen=True)
 class TextGameData:
-    """Transitions of our own text games as shards of questions and answers, with held-out rows and held-out games; and a tokenizer."""
+    """Transitions of our own text games as shards of questions and answers, with held-out rows and held-out games;
+    and a tokenizer.
+    """
 
     kind: Literal["text-game-data"]
     name: str
@@ -21,7 +23,8 @@ class TextGameData:
     prompt: Literal["bare", "full"] = "bare"  # full adds rules and two worked examples, for models that read
     pad_prompts_to: int = 32  # prompts are padded in front to a multiple of this, so that many are decoded together
     samples_per_shard: int = 4096
-    own_tokenizer: bool = False  # learn one even where the recipe has a start: its model of games then begins from fresh weights
+    # learn one even where the recipe has a start: its model of games then begins from fresh weights
+    own_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         positive(self, "seeds", "heldout_per_verb", "pad_prompts_to", "samples_per_shard")
@@ -33,7 +36,9 @@ class TextGameData:
 
 @dataclass(frozen=True)
 class WebPageData:
-    """Recorded page transitions as shards of questions and change lists, with held-out episodes and held-out pages; and a tokenizer."""
+    """Recorded page transitions as shards of questions and change lists, with held-out episodes and held-out pages;
+    and a tokenizer.
+    """
 
     kind: Literal["web-page-data"]
     name: str
@@ -42,7 +47,8 @@ class WebPageData:
     heldout_every: int = 5  # every so many-th episode is held out
     prompt: Literal["bare", "full"] = "bare"  # full adds the instructions
     pad_prompts_to: int = 32
-    own_tokenizer: bool = False  # learn one even where the recipe has a start: its model of pages then begins from fresh weights
+    # learn one even where the recipe has a start: its model of pages then begins from fresh weights
+    own_tokenizer: bool = False
 
     def __post_init__(self) -> None:
         positive(self, "pad_prompts_to")
@@ -52,7 +58,9 @@ class WebPageData:
 
 @dataclass(frozen=True)
 class LanguageData:
-    """Questions that lie in shards of pairs already, such as converted public data or the reasoned answers of a teacher."""
+    """Questions that lie in shards of pairs already, such as converted public data or the reasoned answers of a
+    teacher.
+    """
 
     kind: Literal["language-data"]
     name: str

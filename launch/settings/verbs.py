@@ -21,14 +21,16 @@ class Start:
 
     kind: Literal["start"]
     name: str
-    folder: str | None = None  # its folder, or a model of the hub pinned to a commit; its sizes must be those of `model`
+    # its folder, or a model of the hub pinned to a commit; its sizes must be those of `model`
+    folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
     """Training tasks are played, by a model or without one, and what is worth imitating becomes shards for sft stages.
 
-    Where the environment names this very stage as its `data`, the environment itself makes what all stages read: rooms, and play in them.
+    Where the environment names this very stage as its `data`, the environment itself makes what all stages read: rooms,
+    and play in them.
     """
 
     kind: Literal["collect"]
@@ -36,8 +38,10 @@ class Collect:
     prompts: int  # training tasks, from the first on
     samples_per_prompt: int = 1
     env: EnvironmentSettings | None = None  # default: the recipe's
-    model: str | None = None  # the stage whose model plays; without one demonstrations do, or in worlds the random policy
-    again: str | None = None  # a collect stage with a model: its very answers are taken again, for an environment that teaches otherwise
+    # the stage whose model plays; without one demonstrations do, or in worlds the random policy
+    model: str | None = None
+    # a collect stage with a model: its very answers are taken again, for an environment that teaches otherwise
+    again: str | None = None
     least_reward: float | None = None  # episodes below it teach nothing: rejection sampling
     validation_share: float = 0.2  # of the episodes, held out to say what an sft stage learnt
     max_new_tokens: int = 400
@@ -57,7 +61,9 @@ class Collect:
 
 @dataclass(frozen=True, kw_only=True)
 class Tune:
-    """Supervised fine-tuning: cross-entropy on the environment's demonstrations, or on what a collect stage left, all turns of it."""
+    """Supervised fine-tuning: cross-entropy on the environment's demonstrations, or on what a collect stage left,
+    all turns of it.
+    """
 
     kind: Literal["sft"]
     name: str
@@ -66,12 +72,15 @@ class Tune:
     sequences_per_step: int
     optimizer: OptimizerConfig
     steps: int | None = None
-    epochs: float | None = None  # over the training tasks, or what was collected; give either epochs, steps or match_tokens_of
+    # over the training tasks, or what was collected; give either epochs, steps or match_tokens_of
+    epochs: float | None = None
     match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
     env: EnvironmentSettings | None = None  # default: the recipe's
     lora: Lora | None = None
-    prompt_weight: float = 0.0  # of the prompts' own tokens, beside 1 of the answers': models from scratch learn to copy from them
-    prompt_loss: float = 0.0  # weight of the mean loss over the prompts' tokens, beside 1 of that over the answers', however long they are
+    # of the prompts' own tokens, beside 1 of the answers': models from scratch learn to copy from them
+    prompt_weight: float = 0.0
+    # weight of the mean loss over the prompts' tokens, beside 1 of that over the answers', however long they are
+    prompt_loss: float = 0.0
     microbatch_tokens: int = 8192
     checkpoint_every: int = 100
     log_every: int = 10
@@ -81,7 +90,8 @@ class Tune:
         positive(self, "sequences_per_step", "microbatch_tokens", "checkpoint_every", "log_every")
         if min(self.prompt_weight, self.prompt_loss) < 0 or (self.prompt_weight and self.prompt_loss):
             raise ValueError(
-                f"prompt_weight: {self.prompt_weight} and prompt_loss: {self.prompt_loss} must not be negative; give one of them at most"
+                f"prompt_weight: {self.prompt_weight} and prompt_loss: {self.prompt_loss} must not be negative; give "
+                "one of them at most"
             )
         lengths = {"steps": self.steps, "epochs": self.epochs, "match_tokens_of": self.match_tokens_of}
         if self.data is not None and self.env is not None:
@@ -110,7 +120,8 @@ class Reinforce(OnPolicy):
     kind: Literal["rl"]
     max_new_tokens: int | None = None  # of one turn; environments whose answers have a length of their own need none
     env: EnvironmentSettings | None = None  # default: the recipe's
-    actions: int | None = None  # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
+    # stop once this stage and those in `counting` have taken so many actions; `steps` is then the most
+    actions: int | None = None
     counting: list[str] = field(default_factory=list)  # collect stages whose actions count as this stage's
     validation: HeldOut | None = None  # on held-out tasks; rollouts.validation is on a cut of the training tasks
     lora: Lora | None = None
@@ -119,9 +130,15 @@ class Reinforce(OnPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "microbatch_tokens", *(name for name in ("max_new_tokens", "actions") if getattr(self, name) is not None))
+        positive(
+            self,
+            "microbatch_tokens",
+            *(name for name in ("max_new_tokens", "actions") if getattr(self, name) is not None),
+        )
         if self.validation is not None and self.rollouts.validation.every:
-            raise ValueError("validation: on held-out tasks, or by rollouts.validation on a cut of the training tasks; leave one out")
+            raise ValueError(
+                "validation: on held-out tasks, or by rollouts.validation on a cut of the training tasks; leave one out"
+            )
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,8 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Comparison):
-    """Held-out tasks for several stages' models, beside trivial policies and, where there are demonstrations, the true answers.
+    """Held-out tasks for several stages' models, beside trivial policies and, where there are demonstrations, the true
+    answers.
 
     Give `models`, or `arms`: models with names, and environments to meet their tasks in, of their own.
     """
@@ -177,9 +195,11 @@ class Score(Comparison):
 
 @dataclass(frozen=True)
 class OwnStage(KindByPath):
-    """A stage of one's own, `kind: file.py:name`: `def name(stage, job)` is called on every rank, and gives its outcome as a dict.
+    """A stage of one's own, `kind: file.py:name`: `def name(stage, job)` is called on every rank, and gives its outcome
+    as a dict.
 
-    `stage.args` holds the further keys; `job` has the run's folder, the mesh of ranks, the recipe and the outcomes of earlier stages.
+    `stage.args` holds the further keys; `job` has the run's folder, the mesh of ranks, the recipe and the outcomes of
+    earlier stages.
     """
 
     name: str = field(kw_only=True)

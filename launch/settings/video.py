@@ -1,4 +1,6 @@
-"""Settings of the stages that only video has: episodes, tokenizer, tokens, Real2Sim; they read the recipe's env. Without torch."""
+"""Settings of the stages that only video has: episodes, tokenizer, tokens, Real2Sim; they read the recipe's env.
+Without torch.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ class VideoData:
     episodes: int = 0  # to record for training
     heldout_episodes: int = 0  # to record for evaluation
     frames: int = 24  # of an episode
-    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])  # what the recorded policies are asked to do
-    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])  # who acts, dealt evenly to the episodes
+    # what the recorded policies are asked to do
+    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
+    # who acts, dealt evenly to the episodes
+    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
     first_seed: int = 100_000
     workers: int = 0  # processes that record; 0 means the stage itself
 
@@ -45,7 +49,8 @@ class VideoTokenizerTraining:
     clips_per_step: int  # clips of a batch
     optimizer: OptimizerConfig
     frames_per_clip: int = 8  # frames drawn from each
-    window: int = 0  # compressive: frames are drawn from a window of this length behind the context frame; 0 means consecutive frames
+    # compressive: frames are drawn from a window of this length behind the context frame; 0 means consecutive frames
+    window: int = 0
     augment: bool = True  # crops and colours are varied at random
     loss: TokenizerLoss = field(default_factory=TokenizerLoss)  # terms and their weights
     bf16: bool = False
@@ -83,14 +88,17 @@ class VideoTokens:
 
 @dataclass(frozen=True)
 class VideoReal2Sim:
-    """Policies of graded skill, tried inside world models and in the true simulator: do the two agree on who is better?"""
+    """Policies of graded skill, tried inside world models and in the true simulator: do the two agree on who is
+    better?
+    """
 
     kind: Literal["video-real2sim"]
     name: str
     models: list[str]  # the stages whose world models are tried
     data: str  # the video-tokens stage
     tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])  # of the table-top scene
-    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])  # whose success rates are compared
+    # whose success rates are compared
+    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
     episodes: int = 30  # initial frames of each task
     frames: int = 24  # of an episode
     top_k: int = 100  # tokens to sample from

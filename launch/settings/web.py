@@ -36,13 +36,16 @@ class Training:
 
 @dataclass(frozen=True)
 class WebTasks:
-    """New instructions from failures: instances of failed templates, or written by a language model where `url` is set; then filters."""
+    """New instructions from failures: instances of failed templates, or written by a language model where `url` is
+    set; then filters.
+    """
 
     kind: Literal["web-tasks"]
     name: str
     failures: list[str]  # collect or web-judge stages
     count: int  # instructions to write
-    critic: str | None = None  # keeps tasks whose first state it values in [low, high]; without one nothing is filtered by value
+    # keeps tasks whose first state it values in [low, high]; without one nothing is filtered by value
+    critic: str | None = None
     low: float = 0.05  # the least value
     high: float = 0.75  # the greatest value
     url: str = ""  # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
@@ -57,7 +60,9 @@ class WebTasks:
 
 @dataclass(frozen=True)
 class WebJudge:
-    """The outcome reward model says what succeeded, in place of the world: verdicts on the episodes of a collect stage."""
+    """The outcome reward model says what succeeded, in place of the world: verdicts on the episodes of a collect
+    stage.
+    """
 
     kind: Literal["web-judge"]
     name: str
@@ -68,7 +73,9 @@ class WebJudge:
 
 @dataclass(frozen=True)
 class WebOrm:
-    """The outcome reward model: YES or NO after intent, actions and last page, learnt from rollouts that the world judged."""
+    """The outcome reward model: YES or NO after intent, actions and last page, learnt from rollouts that the world
+    judged.
+    """
 
     kind: Literal["web-orm"]
     name: str
@@ -88,7 +95,9 @@ class WebOrm:
 
 @dataclass(frozen=True)
 class WebReplay:
-    """A phase's experience: all new steps, and earlier successes' steps that the actor finds neither sure nor unlikely."""
+    """A phase's experience: all new steps, and earlier successes' steps that the actor finds neither sure nor
+    unlikely.
+    """
 
     kind: Literal["web-replay"]
     name: str
@@ -128,7 +137,8 @@ class WebActor:
     method: Method = "paper"  # the loss: the publication's, the released code's, or a baseline
     beta: float = 1.0  # paper: the strength of the pull to the reference
     length_normalize: bool = True  # paper: mean rather than sum of the token log-ratios
-    lam: float = 0.5  # paper: weight of one-step advantages, the rest is the outcome's; digirl: trust in the outcome, a step
+    # paper: weight of one-step advantages, the rest is the outcome's; digirl: trust in the outcome, a step
+    lam: float = 0.5
     uses: ClassVar[tuple[str, ...]] = ("init", "data", "critic")
 
     def __post_init__(self) -> None:
@@ -139,8 +149,9 @@ class WebActor:
 
 @dataclass(frozen=True)
 class WebPhases:
-    """WebRL's phases. The block is replaced by the stages NAME-1-tasks, -rollout, -replay, -critic, -actor, NAME-2-tasks and so on, and at
-    the end NAME-eval with a row for every phase; each is resumed like any other stage."""
+    """WebRL's phases. The block is replaced by the stages NAME-1-tasks, -rollout, -replay, -critic, -actor,
+    NAME-2-tasks and so on, and at the end NAME-eval with a row for every phase; each is resumed like any other stage.
+    """
 
     kind: Literal["webrl"]
     name: str
@@ -153,7 +164,8 @@ class WebPhases:
     actor: Training  # how the actor is trained in a phase
     critic: Training  # how the critic is trained in a phase
     orm: str | None = None  # the web-orm stage that judges in place of the world
-    method: PhaseMethod = "paper"  # grpo is on-policy: its episodes are played as it learns, `samples` of a task at a time
+    # grpo is on-policy: its episodes are played as it learns, `samples` of a task at a time
+    method: PhaseMethod = "paper"
     beta: float = 1.0  # as in web-actor
     length_normalize: bool = True  # as in web-actor
     lam: float = 0.5  # as in web-actor
@@ -175,12 +187,20 @@ class WebPhases:
     def __post_init__(self) -> None:
         positive(self, "phases", "tasks", "max_new_tokens", "evaluate")
         if self.url and self.orm is None:
-            raise ValueError("orm: written instructions have no ground truth; name the stage of an outcome reward model")
+            raise ValueError(
+                "orm: written instructions have no ground truth; name the stage of an outcome reward model"
+            )
         if self.method == "grpo" and (self.samples < 2 or self.url):
-            raise ValueError("samples: method grpo compares samples of one task, at least 2, by the world's score; it takes no url")
+            raise ValueError(
+                "samples: method grpo compares samples of one task, at least 2, by the world's score; it takes no url"
+            )
 
-    def _rollout(self, env: WebSiteEnvironment, name: str, actor: str, tasks: str, samples: int) -> list[Collect | WebJudge]:
-        """The actor on a phase's tasks, judged by the world; or by the reward model, then what was played is a stage of its own."""
+    def _rollout(
+        self, env: WebSiteEnvironment, name: str, actor: str, tasks: str, samples: int
+    ) -> list[Collect | WebJudge]:
+        """The actor on a phase's tasks, judged by the world; or by the reward model, then what was played is a stage
+        of its own.
+        """
         played = name if self.orm is None else f"{name.removesuffix('rollout')}played"
         playing = Collect(
             kind="collect",
@@ -221,19 +241,29 @@ class WebPhases:
     def stages(self, env: EnvironmentSettings | None) -> list[WebStage | Collect | Reinforce | Score]:
         """The stages of all phases in order, on the sites of the recipe's `env`."""
         if not isinstance(env, WebSiteEnvironment):
-            raise ValueError(f"env: the stage '{self.name}' of kind webrl needs web sites; give the recipe env: {{kind: web-site, ...}}")
+            raise ValueError(
+                f"env: the stage '{self.name}' of kind webrl needs web sites; give the recipe env: "
+                f"{{kind: web-site, ...}}"
+            )
         found: list[WebStage | Collect | Reinforce | Score] = []
         actor, critic, played = self.init, None, [self.first]
         for number in range(1, self.phases + 1):
             prefix = f"{self.name}-{number}"
-            tasks, rollout, replay, judge, policy = (f"{prefix}-{part}" for part in ("tasks", "rollout", "replay", "critic", "actor"))
+            tasks, rollout, replay, judge, policy = (
+                f"{prefix}-{part}" for part in ("tasks", "rollout", "replay", "critic", "actor")
+            )
             if self.method == "grpo":
-                found += [WebTasks("web-tasks", tasks, list(played), self.tasks), self._on_policy(env, actor, tasks, policy)]
+                found += [
+                    WebTasks("web-tasks", tasks, list(played), self.tasks),
+                    self._on_policy(env, actor, tasks, policy),
+                ]
                 found += self._rollout(env, rollout, policy, tasks, 1)  # its failures are the next seeds
                 actor, played = policy, [*played, rollout]
                 continue
             found += [
-                WebTasks("web-tasks", tasks, list(played), self.tasks, critic, self.low, self.high, self.url, self.model),
+                WebTasks(
+                    "web-tasks", tasks, list(played), self.tasks, critic, self.low, self.high, self.url, self.model
+                ),
                 *self._rollout(env, rollout, actor, tasks, self.samples),
                 WebReplay(
                     "web-replay",
@@ -251,7 +281,18 @@ class WebPhases:
                 found.append(WebCritic("web-critic", judge, self.init, replay, self.critic, critic))
                 critic = judge
             found.append(
-                WebActor("web-actor", policy, actor, replay, self.actor, critic, self.method, self.beta, self.length_normalize, self.lam)
+                WebActor(
+                    "web-actor",
+                    policy,
+                    actor,
+                    replay,
+                    self.actor,
+                    critic,
+                    self.method,
+                    self.beta,
+                    self.length_normalize,
+                    self.lam,
+                )
             )
             actor, played = policy, [*played, rollout]
         if not self.evaluated:

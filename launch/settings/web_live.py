@@ -1,4 +1,6 @@
-"""Settings of the web stages of world models: pages to learn them from, and planning with them. Importable without torch."""
+"""Settings of the web stages of world models: pages to learn them from, and planning with them. Importable without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .language import WebPageData
 
 @dataclass(frozen=True)
 class WebSitePages(WebPageData):
-    """Page transitions of training tasks on the recipe's sites, in the shape of web-page-data: the oracle's actions, and random ones."""
+    """Page transitions of training tasks on the recipe's sites, in the shape of web-page-data: the oracle's actions,
+    and random ones.
+    """
 
     kind: Literal["web-site-pages"]  # type: ignore[assignment]
     tasks: int = 400  # training tasks that are played
@@ -28,7 +32,9 @@ class WebSitePages(WebPageData):
 
 @dataclass(frozen=True)
 class WebPlan:
-    """An actor on held-out tasks with and without a world model to plan with, by arms, beside the random policy and the oracle."""
+    """An actor on held-out tasks with and without a world model to plan with, by arms, beside the random policy and
+    the oracle.
+    """
 
     kind: Literal["web-plan"]
     name: str

@@ -1,4 +1,6 @@
-"""Asks the cluster what it has, so that a wrong partition, account or log path is an error now and not a dead job later."""
+"""Asks the cluster what it has, so that a wrong partition, account or log path is an error now and not a dead job
+later.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ def ask(*command: str, stdin: str | None = None) -> subprocess.CompletedProcess[
     try:
         return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=ANSWER_S)
     except FileNotFoundError as error:
-        raise TerrellaError(f"{command[0]}: no such command here; run this on a SLURM login node, or use --dry-run") from error
+        raise TerrellaError(
+            f"{command[0]}: no such command here; run this on a SLURM login node, or use --dry-run"
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise DeadlineError(f"{command[0]}: the SLURM controller did not answer within {ANSWER_S:.0f} s; try `scontrol ping`") from error
+        raise DeadlineError(
+            f"{command[0]}: the SLURM controller did not answer within {ANSWER_S:.0f} s; try `scontrol ping`"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,33 @@ def _gpus(gres: str) -> int:
 def check_partition(settings: JobSettings) -> None:
     """The partition, and that of the sampler nodes where it is another, exists, is up, and is large enough."""
     known = partitions()
-    _check_part(settings, known, "--partition", settings.partition, "--nodes", settings.nodes_asked, "--gpus", settings.gpus)
+    _check_part(
+        settings, known, "--partition", settings.partition, "--nodes", settings.nodes_asked, "--gpus", settings.gpus
+    )
     if settings.mixed:
         name = settings.rollout_partition or settings.partition
         gpus = settings.gpus if settings.rollout_gpus is None else settings.rollout_gpus
-        _check_part(settings, known, "--rollout-partition", name, "--rollout-nodes", settings.rollout_nodes, "--rollout-gpus", gpus)
+        _check_part(
+            settings,
+            known,
+            "--rollout-partition",
+            name,
+            "--rollout-nodes",
+            settings.rollout_nodes,
+            "--rollout-gpus",
+            gpus,
+        )
 
 
 def _check_part(
-    settings: JobSettings, known: list[Partition], option: str, name: str | None, count: str, nodes: int, gpu: str, gpus: int
+    settings: JobSettings,
+    known: list[Partition],
+    option: str,
+    name: str | None,
+    count: str,
+    nodes: int,
+    gpu: str,
+    gpus: int,
 ) -> None:
     names = ", ".join(sorted(p.name for p in known))
     chosen = [p for p in known if p.name == name or (name is None and p.default)]
@@ -94,12 +118,20 @@ def _check_part(
     if gpus > p.gpus:
         raise ConfigError(f"{gpu}: {gpus} is more than the {p.gpus} GPUs that a node of partition '{p.name}' has")
     if p.limit_s is not None and seconds(settings.time) > p.limit_s:
-        raise ConfigError(f"--time: {settings.time} is beyond the limit of partition '{p.name}' ({p.limit_s // 60} minutes)")
+        raise ConfigError(
+            f"--time: {settings.time} is beyond the limit of partition '{p.name}' ({p.limit_s // 60} minutes)"
+        )
 
 
 def check_account(settings: JobSettings) -> str | None:
-    """Where the cluster keeps accounts, the user has the one that is named, or any at all. Returns what could not be checked."""
-    unchecked = f"--account {settings.account}: not checked, because this cluster keeps no accounts" if settings.account else None
+    """Where the cluster keeps accounts, the user has the one that is named, or any at all. Returns what could not be
+    checked.
+    """
+    unchecked = (
+        f"--account {settings.account}: not checked, because this cluster keeps no accounts"
+        if settings.account
+        else None
+    )
     if not shutil.which("sacctmgr"):
         return unchecked
     user = getpass.getuser()
@@ -108,9 +140,13 @@ def check_account(settings: JobSettings) -> str | None:
         return unchecked  # no accounting on this cluster: sbatch itself decides
     accounts = sorted({line.strip() for line in answer.stdout.splitlines() if line.strip()})
     if not accounts and _enforced():
-        raise ConfigError(f"--account: this cluster wants an account and user '{user}' has none; ask its administrators")
+        raise ConfigError(
+            f"--account: this cluster wants an account and user '{user}' has none; ask its administrators"
+        )
     if settings.account is not None and accounts and settings.account not in accounts:
-        raise ConfigError(f"--account: user '{user}' may not use '{settings.account}'; choose one of: {', '.join(accounts)}")
+        raise ConfigError(
+            f"--account: user '{user}' may not use '{settings.account}'; choose one of: {', '.join(accounts)}"
+        )
     return None
 
 
@@ -133,7 +169,10 @@ def check_script(text: str) -> None:
     answer = ask("sbatch", "--test-only", stdin=text)
     if answer.returncode:
         said = (answer.stderr or answer.stdout).strip().splitlines()
-        raise ConfigError(f"sbatch would refuse this job: {said[-1].removeprefix('allocation failure: ') if said else 'no reason given'}")
+        raise ConfigError(
+            "sbatch would refuse this job: "
+            f"{said[-1].removeprefix('allocation failure: ') if said else 'no reason given'}"
+        )
 
 
 def check_all(settings: JobSettings, run: Path, logs: Path, texts: list[str]) -> str | None:

@@ -1,4 +1,6 @@
-"""Turns a recipe and job settings into sbatch scripts: one, a chain of dependent ones, or an array. Equal input, equal bytes."""
+"""Turns a recipe and job settings into sbatch scripts: one, a chain of dependent ones, or an array. Equal input,
+equal bytes.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,8 @@ def check(config: Recipe, settings: JobSettings) -> None:
             if size is not None and size % copies:
                 up = -(-size // copies) * copies
                 raise ConfigError(
-                    f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of {settings.nodes} nodes; "
+                    f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of "
+                    f"{settings.nodes} nodes; "
                     f"use fewer nodes, or --set stages.{stage.name}.{key}={up}"
                 )
 
@@ -140,7 +143,9 @@ def render(plan: Plan) -> list[Script]:
     """All scripts of a plan, checked against the recipe."""
     combinations = sweep_settings(plan.sweeps)
     if combinations and plan.settings.mixed:
-        raise ConfigError("--sweep: SLURM has no arrays of heterogeneous jobs; leave out --rollout-partition, -constraint and -gpus")
+        raise ConfigError(
+            "--sweep: SLURM has no arrays of heterogeneous jobs; leave out --rollout-partition, -constraint and -gpus"
+        )
     config = load(plan)
     for combination in combinations:
         load(plan, combination)

@@ -50,13 +50,18 @@ class JobSettings:
         if not TIME.fullmatch(self.time):
             raise ConfigError(f"--time: '{self.time}' is no SLURM time; write minutes, H:MM:SS or D-HH:MM:SS")
         if seconds(self.time) <= 2 * SIGNAL_S:
-            raise ConfigError(f"--time: '{self.time}' leaves no room to save {SIGNAL_S} s before the limit; ask for at least 5 minutes")
+            raise ConfigError(
+                f"--time: '{self.time}' leaves no room to save {SIGNAL_S} s before the limit; ask for at least 5 "
+                "minutes"
+            )
         if self.rollout_nodes < 0:
             raise ConfigError(f"--rollout-nodes: {self.rollout_nodes} must not be negative")
         if self.mixed and not self.rollout_nodes:
             raise ConfigError("--rollout-partition, --rollout-constraint, --rollout-gpus: need --rollout-nodes")
         if self.mixed and self.ray:
-            raise ConfigError("--ray: a Ray cluster spans one kind of node; leave out --rollout-partition, -constraint and -gpus")
+            raise ConfigError(
+                "--ray: a Ray cluster spans one kind of node; leave out --rollout-partition, -constraint and -gpus"
+            )
         if self.container and self.venv:
             raise ConfigError("--container and --venv: choose one")
         if self.mounts and not self.container:
@@ -74,7 +79,9 @@ class JobSettings:
     @property
     def mixed(self) -> bool:
         """Whether the sampler nodes are asked for on their own terms: a heterogeneous job."""
-        return self.rollout_partition is not None or self.rollout_constraint is not None or self.rollout_gpus is not None
+        return (
+            self.rollout_partition is not None or self.rollout_constraint is not None or self.rollout_gpus is not None
+        )
 
     @property
     def nodes_asked(self) -> int:

@@ -14,7 +14,17 @@ from .render import Script
 
 POLL_S = 2.0
 SILENT_S = 300.0
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
+ENDED = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,9 @@ def write_scripts(scripts: Sequence[Script], folder: Path) -> list[Path]:
 
 
 def submit(scripts: Sequence[Script], paths: Sequence[Path], logs: Path) -> list[Submitted]:
-    """Submit in order, with logs in `logs`. Each job, or each task of an array, waits for the one before it to end well."""
+    """Submit in order, with logs in `logs`. Each job, or each task of an array, waits for the one before it to end
+    well.
+    """
     done: list[Submitted] = []
     for script, path in zip(scripts, paths, strict=True):
         command = ["sbatch", "--parsable", f"--output={logs}/%x-{'%A_%a' if script.tasks > 1 else '%j'}.log"]
@@ -50,7 +62,9 @@ def submit(scripts: Sequence[Script], paths: Sequence[Path], logs: Path) -> list
             queued = f"; already in the queue: {', '.join(d.job for d in done)}" if done else ""
             raise TerrellaError(f"sbatch: {answer.stderr.strip()}{queued}")
         job = answer.stdout.strip().split(";")[0]
-        done.append(Submitted(job, path, logs / f"{script.name}-{job}{'_0' if script.tasks > 1 else ''}.log", script.tasks))
+        done.append(
+            Submitted(job, path, logs / f"{script.name}-{job}{'_0' if script.tasks > 1 else ''}.log", script.tasks)
+        )
     return done
 
 
@@ -76,7 +90,13 @@ def follow(job: Submitted, say: Callable[[str], None], poll_s: float = POLL_S) -
         if now != state:
             reason = known.get("Reason", "None")
             where = known.get("NodeList", "")
-            detail = f" ({reason})" if reason != "None" and now == "PENDING" else f" on {where}" if where and where != "(null)" else ""
+            detail = (
+                f" ({reason})"
+                if reason != "None" and now == "PENDING"
+                else f" on {where}"
+                if where and where != "(null)"
+                else ""
+            )
             say(f"job {job.job}: {now.lower()}{detail}")
             state = now
         read = _tail(job.log, read, say)

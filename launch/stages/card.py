@@ -1,4 +1,6 @@
-"""What an export's README.md says of the run behind it: recipe, base model, data, scores beside baselines, and the prompt format."""
+"""What an export's README.md says of the run behind it: recipe, base model, data, scores beside baselines, and the
+prompt format.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,15 @@ def base_of(recipe: Recipe, model: str) -> str | None:
 
 
 def about_run(job: Job, model: str, chats: bool) -> str:
-    """The card's sections about the run that trained the model of stage `model`; its evaluations are those that ran before the export."""
+    """The card's sections about the run that trained the model of stage `model`; its evaluations are those that ran
+    before the export.
+    """
     recipe, run = job.recipe, load_run(job.run.path)
     base = base_of(recipe, model) or "fresh weights"
     parts = [
         "## Training",
-        f"- Recipe `{recipe.name}`, seed {recipe.seed}, with Terrella {__version__}; all its settings are at the end of this page.\n"
+        f"- Recipe `{recipe.name}`, seed {recipe.seed}, with Terrella {__version__}; all its settings are at "
+        "the end of this page.\n"
         f"- Base model: {base}\n" + "\n".join(_stage_lines(job, model)),
         "\n".join(_data_lines(job)),
         "## Scores",
@@ -55,7 +60,11 @@ def _stage_lines(job: Job, model: str) -> Iterator[str]:
     stage: Any
     for stage in _lineage(job.recipe, model):
         outcome = job.outcome(stage.name)
-        counts = [f"{outcome[key]:,} {words}" for key, words in (("steps", "steps"), ("tokens", "gradient tokens")) if outcome.get(key)]
+        counts = [
+            f"{outcome[key]:,} {words}"
+            for key, words in (("steps", "steps"), ("tokens", "gradient tokens"))
+            if outcome.get(key)
+        ]
         algorithm = [stage.algorithm.kind] if hasattr(stage, "algorithm") else []
         yield f"- Stage `{stage.name}`: {', '.join([stage.kind, *algorithm, *counts])}"
 
@@ -79,11 +88,17 @@ def _scores(headline: str | None, tables: list[Table], seed: int) -> Iterator[st
     for table in tables:
         for _, rows, note in table.bodies:
             lines = [_row([table.title, "", *table.columns]), _row(["---"] * (2 + len(table.columns)))]
-            lines += [_row([row.name, row.kind, *(_cell(cell.text, cell.interval, cell.sample) for cell in row.cells)]) for row in rows]
+            lines += [
+                _row([row.name, row.kind, *(_cell(cell.text, cell.interval, cell.sample) for cell in row.cells)])
+                for row in rows
+            ]
             yield "\n".join(lines)
             if note:
                 yield note
-    yield f"One run with seed {seed}: intervals are 95 % over the samples of that evaluation, and say nothing of other seeds."
+    yield (
+        f"One run with seed {seed}: intervals are 95 % over the samples of that evaluation, and say nothing of "
+        "other seeds."
+    )
 
 
 def _cell(text: str, interval: str, sample: str) -> str:

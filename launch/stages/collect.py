@@ -36,7 +36,9 @@ def _makes_data(stage: Collect, job: Job) -> bool:
 def check(stage: Collect, job: Job) -> None:
     """Before the run starts: the environment opens and has training tasks."""
     if _makes_data(stage, job) and (stage.model, stage.again, stage.least_reward) != (None, None, None):
-        raise ConfigError(f"stages: {stage.name}: the environment makes its own data here; leave model, again and least_reward out")
+        raise ConfigError(
+            f"stages: {stage.name}: the environment makes its own data here; leave model, again and least_reward out"
+        )
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_tasks(tasks, "train", stage.name)
@@ -47,7 +49,9 @@ def check(stage: Collect, job: Job) -> None:
 
 
 def run(stage: Collect, job: Job) -> dict[str, Any]:
-    """Play all tasks and write the lessons. After a kill what was sampled is not sampled again; shards are written last."""
+    """Play all tasks and write the lessons. After a kill what was sampled is not sampled again; shards are written
+    last.
+    """
     with environment(stage, job) as tasks:
         if _makes_data(stage, job):
             return job.mesh.from_main(lambda: tasks.make(job.run.guard))
@@ -107,7 +111,9 @@ def _play(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: li
 
 
 def _teaches(stage: Collect, trajectory: Trajectory) -> bool:
-    return stage.least_reward is None or (not isinstance(trajectory.reward, Invalid) and trajectory.reward >= stage.least_reward)
+    return stage.least_reward is None or (
+        not isinstance(trajectory.reward, Invalid) and trajectory.reward >= stage.least_reward
+    )
 
 
 def _empty(stage: Collect, job: Job) -> None:

@@ -34,7 +34,8 @@ TOKENIZER = "tokenizer"  # the folder of it in a stage's own
 
 
 def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer] | None = None) -> dict[str, Any]:
-    """Where a recipe's models start: weights and tokenizer of a Hugging Face model, or fresh weights and the tokenizer that `make` gives.
+    """Where a recipe's models start: weights and tokenizer of a Hugging Face model, or fresh weights and the tokenizer
+    that `make` gives.
 
     Writes the tokenizer and the first checkpoint; the stage's outcome names it.
     """
@@ -54,13 +55,17 @@ def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer]
 
 
 def check_start(job: Job, stage: str, named: str | None, text: bool = True) -> None:
-    """Refuse a start folder that is not there, is not the recipe's model, lacks weights, or, of text, has more tokens than the model."""
+    """Refuse a start folder that is not there, is not the recipe's model, lacks weights, or, of text, has more
+    tokens than the model.
+    """
     if not named or not job.mesh.is_main:
         return
     try:
         folder = resolve(named)
     except ConfigError as error:
-        raise ConfigError(f"stages: {stage}.folder: {error}; name another with --set stages.{stage}.folder=PATH") from error
+        raise ConfigError(
+            f"stages: {stage}.folder: {error}; name another with --set stages.{stage}.folder=PATH"
+        ) from error
     if not (folder / "config.json").is_file():
         raise ConfigError(f"stages: {stage}.folder = {named} holds no config.json; name a Hugging Face folder")
     weight_source(folder, require_same(folder, job.model))
@@ -69,7 +74,9 @@ def check_start(job: Job, stage: str, named: str | None, text: bool = True) -> N
 
 
 def first_checkpoint(job: Job, stage: str, folder: Path | None) -> str:
-    """A stage's checkpoint that nothing was trained for: a Hugging Face folder's weights, or fresh ones. Its path within the run."""
+    """A stage's checkpoint that nothing was trained for: a Hugging Face folder's weights, or fresh ones. Its path
+    within the run.
+    """
     engine = build_engine(job, None)
     if folder:
         import_hf(engine, folder)
@@ -78,17 +85,25 @@ def first_checkpoint(job: Job, stage: str, folder: Path | None) -> str:
     return str(where.relative_to(job.run.path))
 
 
-def build_engine(job: Job, optimizer: OptimizerConfig | None, init: str | None = None, lora: Lora | None = None) -> Engine:
-    """A fresh engine, with the final weights of stage `init` where one is named; adapters start as if they were not there."""
+def build_engine(
+    job: Job, optimizer: OptimizerConfig | None, init: str | None = None, lora: Lora | None = None
+) -> Engine:
+    """A fresh engine, with the final weights of stage `init` where one is named; adapters start as if they were not
+    there.
+    """
     adapters = LoraConfig(lora.rank, lora.alpha) if lora else None
-    engine = Engine(build_gpt(job.model, lora=adapters), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
+    engine = Engine(
+        build_gpt(job.model, lora=adapters), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed
+    )
     if init is not None:
         load_final(job, engine, init, plain=lora is None)
     return engine
 
 
 def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None:
-    """The final weights of a stage into an engine that may have adapters or a value head beyond them; the stage's own adapters merged."""
+    """The final weights of a stage into an engine that may have adapters or a value head beyond them; the stage's
+    own adapters merged.
+    """
     trained: Lora | None = getattr(next(s for s in job.recipe.stages if s.name == init), "lora", None)
     reader = open_final(job, init)
     if plain and trained is None:
@@ -109,30 +124,38 @@ def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None
 
 
 def open_final(job: Job, stage: str) -> CheckpointReader:
-    """The verified checkpoint that a stage ended with. Nothing takes the place of a damaged one but the same steps again."""
+    """The verified checkpoint that a stage ended with. Nothing takes the place of a damaged one but the same steps
+    again.
+    """
     try:
         return open_verified(final_checkpoint(job, stage))
     except (StorageError, ConfigError) as error:
         raise StorageError(
-            f"{error}. Stage '{stage}' ended with this checkpoint: restore it from a backup, or add --back-to {stage} to the same command, "
+            f"{error}. Stage '{stage}' ended with this checkpoint: restore it from a backup, or add --back-to {stage} "
+            "to the same command, "
             "which repeats the stage from its newest whole checkpoint"
         ) from error
 
 
 def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
     """A critic: the stage's starting weights with a fresh value head."""
-    engine = Engine(build_gpt(job.model, value_head="scalar"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
+    engine = Engine(
+        build_gpt(job.model, value_head="scalar"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed
+    )
     load_final(job, engine, init)
     return engine
 
 
 def split_cut(items: Sequence[T], validation: Validation, stage: str) -> tuple[Sequence[T], Sequence[T]]:
-    """What a stage trains on, and the cut it validates on: the last so many items. Without validation everything is trained on."""
+    """What a stage trains on, and the cut it validates on: the last so many items. Without validation everything is
+    trained on.
+    """
     if not validation.every:
         return items, []
     if len(items) <= validation.prompts:
         raise ConfigError(
-            f"stages: {stage}.rollouts.validation.prompts = {validation.prompts} leaves nothing of the {len(items)} to train on; lower it"
+            f"stages: {stage}.rollouts.validation.prompts = {validation.prompts} leaves nothing of the {len(items)} "
+            "to train on; lower it"
         )
     return items[: -validation.prompts], items[-validation.prompts :]
 
@@ -171,21 +194,27 @@ class Checkpoints:
                     open_verified(step_folder(self.beside(name), step))
                 extra = engine.load(step_folder(self.folder, step))
                 if extra.get("of", [self.stage, step]) != [self.stage, step]:
-                    raise StorageError(f"{step_folder(self.folder, step)}: is the checkpoint of {extra['of']}, under another name")
+                    raise StorageError(
+                        f"{step_folder(self.folder, step)}: is the checkpoint of {extra['of']}, under another name"
+                    )
                 break
             except StorageError as error:
-                self.job.warn(f"{error}. This checkpoint is passed over, and the steps after the one before it are repeated")
+                self.job.warn(
+                    f"{error}. This checkpoint is passed over, and the steps after the one before it are repeated"
+                )
         else:
             if found:
                 raise StorageError(
-                    f"{self.folder}: none of its checkpoints is whole; restore one from a backup, or add --back-to {self.stage}:0 "
+                    f"{self.folder}: none of its checkpoints is whole; restore one from a backup, or add --back-to "
+                    f"{self.stage}:0 "
                     "to the same command, which repeats the stage from its beginning"
                 )
         if self.job.mesh.is_main:
             record, written = self.job.run.metrics, extra.get("metrics")
             if written and (found := record.digest(self.stage, step)) != written:
                 self.job.warn(changed_rows(record.path, self.stage, found["rows"], written["rows"]))
-            later = self.job.later(self.stage)  # one that has trained keeps its rows: an extended run resumes an earlier stage after it
+            # one that has trained keeps its rows: an extended run resumes an earlier stage after it
+            later = self.job.later(self.stage)
             record.rewind(self.stage, step, tuple(name for name in later if not steps_in(self.job.checkpoints(name))))
         return step, extra
 
@@ -193,8 +222,12 @@ class Checkpoints:
         """Where the checkpoints of another engine of the stage lie, such as a critic."""
         return self.folder.with_name(f"{self.folder.name}-{name}")
 
-    def save(self, engine: Engine, step: int, extra: dict[str, Any], others: Mapping[str, Engine] = MappingProxyType({})) -> None:
-        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage. `others` are saved first."""
+    def save(
+        self, engine: Engine, step: int, extra: dict[str, Any], others: Mapping[str, Engine] = MappingProxyType({})
+    ) -> None:
+        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage. `others` are
+        saved first.
+        """
         stop = self.job.end_of_step()
         if not (stop or step % self.every == 0 or step == self.last):
             return
@@ -202,7 +235,8 @@ class Checkpoints:
             self.job.run.guard()
         for name, other in others.items():
             other.save(step_folder(self.beside(name), step), {})
-        metrics = self.job.run.metrics.digest(self.stage, step) if self.job.mesh.is_main else None  # extra is written by the main rank
+        # extra is written by the main rank
+        metrics = self.job.run.metrics.digest(self.stage, step) if self.job.mesh.is_main else None
         engine.save(step_folder(self.folder, step), {**extra, "of": [self.stage, step], "metrics": metrics})
         if self.job.mesh.is_main:
             for folder in (self.folder, *map(self.beside, others)):
@@ -211,7 +245,9 @@ class Checkpoints:
             raise StopRequested
 
     def _prune(self, folder: Path, newest: int) -> None:
-        """Keep the newest two: the one just proven whole, and the one before it. What killed saves left behind goes too."""
+        """Keep the newest two: the one just proven whole, and the one before it. What killed saves left behind goes
+        too.
+        """
         import shutil
 
         old = [step_folder(folder, step) for step in steps_in(folder) if step <= newest][:-2]
@@ -224,7 +260,9 @@ class Checkpoints:
 
 
 def sampler_of(stage: Any, job: Job) -> SamplerConfig:
-    """What an evaluation samples with: its own choice, or that of the recipe's first RL stage, which is sent whole models."""
+    """What an evaluation samples with: its own choice, or that of the recipe's first RL stage, which is sent whole
+    models.
+    """
     if stage.sampler is not None:
         return stage.sampler
     trained = (other.rollouts.sampler for other in job.recipe.stages if isinstance(other, OnPolicy))
@@ -233,10 +271,14 @@ def sampler_of(stage: Any, job: Job) -> SamplerConfig:
 
 
 @contextmanager
-def sampling(job: Job, stage: str, settings: SamplerConfig) -> Iterator[Callable[[str], AbstractContextManager[tuple[Sampler, Engine]]]]:
-    """One sampler for all models of an evaluation, ended with the block: servers start once. Every rank opens it; leaders sample.
+def sampling(
+    job: Job, stage: str, settings: SamplerConfig
+) -> Iterator[Callable[[str], AbstractContextManager[tuple[Sampler, Engine]]]]:
+    """One sampler for all models of an evaluation, ended with the block: servers start once. Every rank opens it;
+    leaders sample.
 
-    What it yields brings a stage's final weights into the sampler and its engine, which has the device again when that block ends.
+    What it yields brings a stage's final weights into the sampler and its engine, which has the device again when that
+    block ends.
     """
     engine = build_engine(job, None)
     opened = open_sampler(settings, engine, job.model, job.stage_folder(stage) / "sampler", mesh=job.mesh)

@@ -52,7 +52,9 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
                             for part, asked in parts.items():
                                 kept = met.shown_as(arm.model, temperature, part)
                                 shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
-                                judged[arm.name, temperature, part] = _play(stage, job, met, sampler, asked, temperature, kept)
+                                judged[arm.name, temperature, part] = _play(
+                                    stage, job, met, sampler, asked, temperature, kept
+                                )
                                 progress.update(len(judged))
                     for part, asked in parts.items():
                         probes[arm.name, part] = met.probe(partial(_logprobs, engine), asked)
@@ -101,7 +103,9 @@ def _logprobs(engine: Engine, batches: list[PackedBatch]) -> list[Any]:
 
 
 def cost_of(job: Job, model: str) -> tuple[int, int]:
-    """(actions, gradient tokens) that a model took: its stage, those it started from, and the episodes they learnt from."""
+    """(actions, gradient tokens) that a model took: its stage, those it started from, and the episodes they learnt
+    from.
+    """
     actions = tokens = 0
     played: set[str] = set()
     name: str | None = model

@@ -19,7 +19,9 @@ FOLDER = "export"
 
 
 def run(stage: Export, job: Job) -> dict[str, Any]:
-    """Write, prove and publish the folder. What has its name already, whoever made it, is moved aside and never deleted."""
+    """Write, prove and publish the folder. What has its name already, whoever made it, is moved aside and never
+    deleted.
+    """
     engine = build_engine(job, None, stage.model)
     final, partial, tokenizer = (job.run.path / name for name in (FOLDER, f".{FOLDER}.partial", f".{FOLDER}.tokenizer"))
     if job.mesh.is_main:
@@ -41,7 +43,9 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
     proof = export_hf(engine, partial, carry_from=tokenizer)
     if job.mesh.is_main:
         shutil.rmtree(tokenizer)
-        card = model_card(partial, job.recipe.name, base_of(job.recipe, stage.model), about_run(job, stage.model, chats))
+        card = model_card(
+            partial, job.recipe.name, base_of(job.recipe, stage.model), about_run(job, stage.model, chats)
+        )
         write_atomic(partial / README, card)
         settle(partial)
         aside = set_aside(job.run.path, [final])

@@ -63,5 +63,7 @@ def write_parts(
 
 def tokenizer_of(job: Job) -> Tokenizer:
     """The tokenizer of a recipe of text: that of its start, or the one that its data stage learnt."""
-    stage = next((s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData) and not s.own_tokenizer), None)
+    stage = next(
+        (s for s in job.recipe.stages if isinstance(s, TextGameData | WebPageData) and not s.own_tokenizer), None
+    )
     return (stage and learnt_tokenizer(job, stage.name)) or verb_tokenizer(job)

@@ -36,6 +36,8 @@ def _rows(stage: LanguageData) -> dict[str, int]:
         try:
             read_pair(shards[0])
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"stages: {stage.name}.{part} = {folder} holds no pairs of question and answer ({error!r})") from error
+            raise ConfigError(
+                f"stages: {stage.name}.{part} = {folder} holds no pairs of question and answer ({error!r})"
+            ) from error
         rows[f"{part}_rows"] = len(shards)
     return rows

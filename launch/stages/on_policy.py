@@ -1,4 +1,6 @@
-"""RL as a stage of a recipe: two engines, resumed, journaled, watched, recorded and saved; it ends early when a budget is spent."""
+"""RL as a stage of a recipe: two engines, resumed, journaled, watched, recorded and saved; it ends early when a
+budget is spent.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,25 @@ class _Spent(Exception):
 
 
 class StageTrainer(Trainer):
-    """The trainer of an RL stage. A subclass gives its episodes, and says what the record, the report and the terminal show of them."""
+    """The trainer of an RL stage. A subclass gives its episodes, and says what the record, the report and the
+    terminal show of them.
+    """
 
     can_refill = True
     free_text: bool = True  # length and repetition of answers are watched
     shows_turns: bool = True  # the report shows episodes turn by turn
     stage: OnPolicy
 
-    def __init__(self, stage: OnPolicy, job: Job, params: SamplingParams, microbatch_tokens: int, lora: Lora | None = None) -> None:
+    def __init__(
+        self, stage: OnPolicy, job: Job, params: SamplingParams, microbatch_tokens: int, lora: Lora | None = None
+    ) -> None:
         job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
         self.stage, self.job = stage, job
         engine, self.frozen = build_engine(job, stage.optimizer, stage.init, lora), build_engine(job, None, stage.init)
         self.checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
-        self.start, kept = self.checkpoints.resume(engine, beside=("critic",) if "values" in needs(stage.algorithm) else ())
+        self.start, kept = self.checkpoints.resume(
+            engine, beside=("critic",) if "values" in needs(stage.algorithm) else ()
+        )
         self.counts = {name: kept.get(name, 0) for name in self.counted()}
         self.done = {"steps": self.start, "tokens": kept.get("tokens", 0)}
         self.progress_line = Progress(stage.name, stage.steps, start=self.start, speak=job.mesh.is_main)
@@ -115,7 +123,8 @@ class StageTrainer(Trainer):
         return made
 
     def more_episodes(self, step: int, number: int) -> list[Any]:
-        return self.deal(self.stage.steps + step * getattr(self.algorithm, "refills", 0) + number)  # prompts that no step has
+        # prompts that no step has
+        return self.deal(self.stage.steps + step * getattr(self.algorithm, "refills", 0) + number)
 
     def places(self, number: int) -> Sequence[int]:
         """This data rank's places of the so many-th step in the endless stream of prompts."""
@@ -136,8 +145,12 @@ class StageTrainer(Trainer):
     def rest(self) -> dict[str, float]:
         return self.session.rest()
 
-    def record(self, step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]) -> None:
-        values = self.session.observe(step, values, trajectories, limit=self.params.max_new_tokens if self.free_text else None)
+    def record(
+        self, step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]
+    ) -> None:
+        values = self.session.observe(
+            step, values, trajectories, limit=self.params.max_new_tokens if self.free_text else None
+        )
         values = values | self.measure(step, trajectories)
         if self.spent():
             self.checkpoints.last = step + 1

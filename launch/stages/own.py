@@ -25,7 +25,10 @@ def run(stage: OwnStage, job: Job) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"stages: {stage.name}: {stage.path} failed: {describe_error(error, stage.path)}") from error
     if outcome is not None and not isinstance(outcome, dict):
-        raise ConfigError(f"stages: {stage.name}: {stage.path} gave {type(outcome).__name__}; a dict of what it made, or None, is needed")
+        raise ConfigError(
+            f"stages: {stage.name}: {stage.path} gave {type(outcome).__name__}; a dict of what it made, or None, is "
+            "needed"
+        )
     try:
         json.dumps(outcome)
     except (TypeError, ValueError, RecursionError) as error:

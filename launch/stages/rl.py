@@ -64,7 +64,9 @@ class TaskTrainer(StageTrainer):
 
     def deal(self, number: int) -> list[Any]:
         asked = [(place, self.train_tasks[self.order(place)]) for place in self.places(number)]
-        return [self.tasks.episode(task, place, k) for place, task in asked for k in range(self.stage.samples_per_prompt)]
+        return [
+            self.tasks.episode(task, place, k) for place, task in asked for k in range(self.stage.samples_per_prompt)
+        ]
 
     def held_back(self) -> list[Any]:
         samples = range(self.stage.rollouts.validation.samples)
@@ -84,7 +86,11 @@ class TaskTrainer(StageTrainer):
             parts = self.mesh.gather(self.tasks.tally(trajectories))
             for name in self.counts:
                 self.counts[name] += sum(part[name] for part in parts)
-        return {**self.tasks.measures(trajectories, self.mesh.gather), **self.counts, **self.on_held_out_tasks(step + 1)}
+        return {
+            **self.tasks.measures(trajectories, self.mesh.gather),
+            **self.counts,
+            **self.on_held_out_tasks(step + 1),
+        }
 
     def on_held_out_tasks(self, step: int) -> dict[str, float]:
         """Scores on tasks of the test split, where the stage asks for them."""
@@ -93,7 +99,9 @@ class TaskTrainer(StageTrainer):
             return {}
         chosen = list(enumerate(self.tasks.some(asked.prompts)))
         episodes = self.mesh.share([self.tasks.episode(task, i, k) for i, task in chosen for k in range(asked.samples)])
-        played = self.mesh.from_leader(lambda: self.play(self.sampler, list(episodes), fold(self.job.recipe.seed, 5, step)))
+        played = self.mesh.from_leader(
+            lambda: self.play(self.sampler, list(episodes), fold(self.job.recipe.seed, 5, step))
+        )
         everywhere = [t for part in self.mesh.gather(played) for t in part]
         return {f"validation/{name}": value for name, value in self.tasks.scores(everywhere, asked.samples).items()}
 

@@ -29,7 +29,14 @@ class Session:
     """One stage's rollouts: its sampler, what the journal keeps of them, and the alarms that watch them."""
 
     def __init__(
-        self, job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any], updates: int = 1
+        self,
+        job: Job,
+        stage: str,
+        engine: Engine,
+        settings: Rollouts,
+        start: int,
+        extra: dict[str, Any],
+        updates: int = 1,
     ) -> None:
         folder = job.stage_folder(stage)
         self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
@@ -45,32 +52,46 @@ class Session:
             self.sampler: Sampler = ReplaySampler(Path(settings.replay))
             self.publish, self.close, self.rest = None, lambda: None, dict
             return
-        opened = open_sampler(settings.sampler, engine, job.model, folder / "sampler", mesh=job.mesh, ahead=settings.ahead)
+        opened = open_sampler(
+            settings.sampler, engine, job.model, folder / "sampler", mesh=job.mesh, ahead=settings.ahead
+        )
         self.sampler = JournalSampler(opened.sampler, self.journal, lambda: engine.steps, staleness=self.staleness)
         self.publish, self.close, self.rest = opened.publish, opened.close, opened.rest or dict
 
     def validate(
-        self, step: int, episodes: Callable[[], list[Any] | None], play: Callable[[Sampler, list[Any]], list[Trajectory]]
+        self,
+        step: int,
+        episodes: Callable[[], list[Any] | None],
+        play: Callable[[Sampler, list[Any]], list[Trajectory]],
     ) -> dict[str, float]:
         """Every so many steps the rewards of the episodes of the cut, which no step trains on."""
         every = self.settings.validation.every
-        inner = self.sampler.inner if isinstance(self.sampler, JournalSampler) else None  # the journal is for what is trained
+        # the journal is for what is trained
+        inner = self.sampler.inner if isinstance(self.sampler, JournalSampler) else None
         held_back = None if inner is None or not every or step % every else episodes()
         if inner is None or held_back is None:
             return {}
         mesh = self.job.mesh
         played = mesh.from_leader(lambda: play(inner, held_back))
         require_valid(played, self.settings.max_invalid_share, mesh.gather, f"validation after {step} steps")
-        values = {f"validation/{key.removeprefix('reward/')}": value for key, value in describe(played, mesh.gather).items()}
+        values = {
+            f"validation/{key.removeprefix('reward/')}": value for key, value in describe(played, mesh.gather).items()
+        }
         if mesh.is_main:
             log.info("%d steps: validation reward %.3f", step, values["validation/mean"])
         return values | {"validation/steps": float(step)}
 
-    def observe(self, step: int, values: dict[str, Any], trajectories: Sequence[Trajectory], limit: int | None) -> dict[str, Any]:
-        """Note the step's prompts as trained and sound the alarms, on every rank. With `limit`, the most tokens of an answer of free
-        text, its length and repetition are watched too. Returns what to record."""
+    def observe(
+        self, step: int, values: dict[str, Any], trajectories: Sequence[Trajectory], limit: int | None
+    ) -> dict[str, Any]:
+        """Note the step's prompts as trained and sound the alarms, on every rank. With `limit`, the most tokens of an
+        answer of free text, its length and repetition are watched too. Returns what to record."""
         if limit is not None:
-            answers = [tuple(i for i, r in zip(s.ids, s.roles, strict=True) if r == Role.ACTION) for t in trajectories for s in t.sequences]
+            answers = [
+                tuple(i for i, r in zip(s.ids, s.roles, strict=True) if r == Role.ACTION)
+                for t in trajectories
+                for s in t.sequences
+            ]
             parts = self.job.mesh.gather((sample_values(answers, limit), len(answers)))
             total = max(sum(n for _, n in parts), 1)
             values = values | {key: sum(v[key] * n for v, n in parts) / total for key in parts[0][0]}
@@ -93,7 +114,9 @@ class Session:
         if "values" not in needs(algorithm):
             return None
         if optimizer is None:
-            raise ConfigError(f"critic: algorithm {algorithm.kind} trains one; give its optimizer, e.g. critic: {{lr: 1e-5}}")
+            raise ConfigError(
+                f"critic: algorithm {algorithm.kind} trains one; give its optimizer, e.g. critic: {{lr: 1e-5}}"
+            )
         critic = build_critic(self.job, optimizer, init)
         if start:
             critic.load(step_folder(checkpoints.beside("critic"), start))
@@ -101,7 +124,9 @@ class Session:
         return critic
 
     def save(self, checkpoints: Checkpoints, step: int, state: dict[str, Any]) -> None:
-        """The checkpoint when it is time, with the alarms' memory in it; then samples that no resume can ask for are forgotten."""
+        """The checkpoint when it is time, with the alarms' memory in it; then samples that no resume can ask for are
+        forgotten.
+        """
         try:
             checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others)
         finally:
@@ -115,8 +140,8 @@ class Session:
 def open_session(
     job: Job, stage: str, engine: Engine, settings: Rollouts, start: int, extra: dict[str, Any], updates: int = 1
 ) -> Iterator[Session]:
-    """A session whose servers end with it. `start` and `extra` are what the stage resumed from; a rollout is followed by `updates`
-    optimizer steps."""
+    """A session whose servers end with it. `start` and `extra` are what the stage resumed from; a rollout is followed
+    by `updates` optimizer steps."""
     session = Session(job, stage, engine, settings, start, extra, updates)
     try:
         yield session

@@ -109,7 +109,8 @@ def lessons_of(stage: Tune, job: Job) -> Iterator[Lessons]:
     collected = Collected(job, stage.data, TRAIN)
     if not len(collected):
         raise ConfigError(
-            f"stages: {stage.name}.data: stage '{stage.data}' left nothing to imitate: no valid episode of it was a lesson, by its "
+            f"stages: {stage.name}.data: stage '{stage.data}' left nothing to imitate: no valid episode of it was a "
+            "lesson, by its "
             "least_reward or by what its env asks of an answer, such as only_tagged; loosen them, or warm its model up"
         )
     yield collected
@@ -127,10 +128,14 @@ def prompt_tokens(lesson: TokenSequence, pad_id: int) -> np.ndarray:
     return read
 
 
-def weighted(lesson: TokenSequence, total: int, prompt_weight: float, pad_id: int, prompt_loss: float = 0.0) -> TrainSequence:
-    """A lesson whose answer tokens weigh 1 / total of the step, and its prompt's `prompt_weight` times that, or each `prompt_loss`. Padding
-    is not learnt."""
-    weight = sum((role_weight(lesson, role, 1.0 / total) for role in LEARNT[1:]), role_weight(lesson, LEARNT[0], 1.0 / total))
+def weighted(
+    lesson: TokenSequence, total: int, prompt_weight: float, pad_id: int, prompt_loss: float = 0.0
+) -> TrainSequence:
+    """A lesson whose answer tokens weigh 1 / total of the step, and its prompt's `prompt_weight` times that, or each
+    `prompt_loss`. Padding is not learnt."""
+    weight = sum(
+        (role_weight(lesson, role, 1.0 / total) for role in LEARNT[1:]), role_weight(lesson, LEARNT[0], 1.0 / total)
+    )
     if prompt_weight:
         weight = weight + role_weight(lesson, Role.PROMPT, prompt_weight / total) * (np.asarray(lesson.ids) != pad_id)
     if prompt_loss:
@@ -147,7 +152,9 @@ def check(stage: Tune, job: Job) -> None:
 
 
 def run(stage: Tune, job: Job) -> dict[str, Any]:
-    """Train to the last step and say how many answer tokens it took. Leaders read the lessons and hand them to their peers."""
+    """Train to the last step and say how many answer tokens it took. Leaders read the lessons and hand them to their
+    peers.
+    """
     with lessons_of(stage, job) as lessons:
         order = lessons.order(job.recipe.seed)
         engine = build_engine(job, stage.optimizer, stage.init, stage.lora)
@@ -162,7 +169,9 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
             total = sum(job.mesh.gather(answer_tokens(chosen)))
             read = stage.prompt_loss
             if read:  # of every prompt token
-                read /= max(sum(job.mesh.gather(int(sum(prompt_tokens(lesson, lessons.pad_id).sum() for lesson in chosen)))), 1)
+                read /= max(
+                    sum(job.mesh.gather(int(sum(prompt_tokens(lesson, lessons.pad_id).sum() for lesson in chosen)))), 1
+                )
             rows = [weighted(lesson, max(total, 1), stage.prompt_weight, lessons.pad_id, read) for lesson in chosen]
             return spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total
 
@@ -179,7 +188,9 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
 
 
 def fit(stage: Tune, job: Job, engine: Engine, steps: int, portion_of: Callable[[int], Portion]) -> dict[str, Any]:
-    """Train to the last step, going on from the stage's newest checkpoint: take a step's portion, learn, watch, log, save."""
+    """Train to the last step, going on from the stage's newest checkpoint: take a step's portion, learn, watch, log,
+    save.
+    """
     checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
     start, kept = checkpoints.resume(engine)
     tokens = kept.get("tokens", 0)
@@ -200,7 +211,9 @@ def fit(stage: Tune, job: Job, engine: Engine, steps: int, portion_of: Callable[
         require_finite(values, step)
         took = time.monotonic() - begun
         if job.mesh.is_main and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
-            job.run.metrics.append(stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": learnt / took})
+            job.run.metrics.append(
+                stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": learnt / took}
+            )
         progress.update(step + 1, f"loss {values['loss']:.4f}")
         checkpoints.save(engine, step + 1, {"tokens": tokens})
     return {"steps": steps, "tokens": tokens, "checkpoint": checkpoints.final()}

@@ -1,4 +1,6 @@
-"""Where models begin: weights and tokenizer of a Hugging Face folder, or fresh weights and the tokenizer of the environment."""
+"""Where models begin: weights and tokenizer of a Hugging Face folder, or fresh weights and the tokenizer of the
+environment.
+"""
 
 from __future__ import annotations
 

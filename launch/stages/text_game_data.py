@@ -17,14 +17,23 @@ TOKENIZER_TEXTS = 1500  # what the tokenizer learns from
 
 
 def run(stage: TextGameData, job: Job) -> dict[str, Any]:
-    """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again, crawling takes seconds."""
+    """Write the three parts and, unless the recipe has a start, the tokenizer; a killed stage begins again, crawling
+    takes seconds.
+    """
     outcome: dict[str, Any] = {}
     if job.mesh.is_main:
         rows = crawl_all([*stage.games, *stage.unseen_games], range(stage.seeds))
         split = split_rows(rows, each=stage.heldout_per_verb, unseen_games=stage.unseen_games, seed=job.recipe.seed)
         if missing := not_learnt(split):
-            log.warning("heldout_per_verb: nothing is left to learn %d kinds of rows from (%s); take more seeds", len(missing), missing[0])
-        parts, style = (split.train, split.test, split.unseen_games), prompts() if stage.prompt == "full" else bare_prompt
+            log.warning(
+                "heldout_per_verb: nothing is left to learn %d kinds of rows from (%s); take more seeds",
+                len(missing),
+                missing[0],
+            )
+        parts, style = (
+            (split.train, split.test, split.unseen_games),
+            prompts() if stage.prompt == "full" else bare_prompt,
+        )
         every = max(1, len(split.train) // TOKENIZER_TEXTS)
         write_parts(job, stage, parts, lambda row, name: pair_of(row, style, name), names_in(split.train), every)
         outcome = {

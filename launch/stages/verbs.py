@@ -1,4 +1,6 @@
-"""What the stages collect, sft, rl and eval share: the environment of a stage, opened, and the tokenizer of the recipe's start."""
+"""What the stages collect, sft, rl and eval share: the environment of a stage, opened, and the tokenizer of the
+recipe's start.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def start_of(job: Job) -> Start:
     """The recipe's start."""
     starts = [stage for stage in job.recipe.stages if isinstance(stage, Start)]
     if len(starts) != 1:
-        raise ConfigError(f"stages: the kinds collect, sft, rl and eval need exactly one stage of kind start, not {len(starts)}")
+        raise ConfigError(
+            f"stages: the kinds collect, sft, rl and eval need exactly one stage of kind start, not {len(starts)}"
+        )
     return starts[0]
 
 
@@ -46,11 +50,15 @@ def has_start(job: Job) -> bool:
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
-    """The tokenizer that the start left, or will leave; in a recipe without a start the one that its environment prescribes."""
+    """The tokenizer that the start left, or will leave; in a recipe without a start the one that its environment
+    prescribes.
+    """
     given = None if has_start(job) else given_tokenizer(environments_of(job.recipe))
     if given is not None:
         if given.vocab_size > job.model.vocab:
-            raise ConfigError(f"model.vocab = {job.model.vocab} is below the {given.vocab_size} tokens of the recipe's env")
+            raise ConfigError(
+                f"model.vocab = {job.model.vocab} is below the {given.vocab_size} tokens of the recipe's env"
+            )
         return given
     start = start_of(job)
     kept = job.stage_folder(start.name) / TOKENIZER
@@ -71,11 +79,16 @@ def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
     kept = job.run.path / ROWS
     known: dict[str, str] = read_json(kept) or {}
     if known and (not isinstance(known, dict) or known.pop("digest", None) != json_digest(known)):
-        raise StorageError(f"{kept}: damaged, it does not match its own digest; restore it from a backup, or start in another --run folder")
+        raise StorageError(
+            f"{kept}: damaged, it does not match its own digest; restore it from a backup, or start in another --run "
+            "folder"
+        )
     now = {str(path): rows_digest(path) for path in (settings.train, settings.test) if path and Path(path).exists()}
     changed = next((path for path, digest in now.items() if known.get(path, digest) != digest), None)
     if changed is not None:
-        raise ConfigError(f"{changed}: has changed since this run was started; restore it, or start a run in another --run folder")
+        raise ConfigError(
+            f"{changed}: has changed since this run was started; restore it, or start a run in another --run folder"
+        )
     if now.keys() - known.keys() and job.run.token:  # a check has no run to write to
         job.run.guard()
         known |= now
@@ -87,7 +100,9 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     """The stage's environment, or the recipe's; its process ends with the block."""
     settings = stage.env or job.recipe.env
     if settings is None:
-        raise ConfigError(f"env: stage '{stage.name}' needs an environment; give the recipe a section env, or the stage one")
+        raise ConfigError(
+            f"env: stage '{stage.name}' needs an environment; give the recipe a section env, or the stage one"
+        )
     if isinstance(settings, DataEnvironment) and job.mesh.is_main:
         _require_same_rows(settings, job)
     made = made_for(settings, job)
@@ -95,7 +110,8 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
         tokenizer = None  # its tokens are codes, and have no text
     else:
         tokenizer = learnt_tokenizer(job, made.name) if made else tokenizer_of(job)
-    most = job.model.max_positions if tokenizer is not None else None  # nobody knows yet how many tokens a prompt will have
+    # nobody knows yet how many tokens a prompt will have
+    most = job.model.max_positions if tokenizer is not None else None
     loading_s = LOADING_S if job.run.token else CHECKING_S
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
         tasks.stage, tasks.seed, tasks.ranks = stage.name, job.recipe.seed, job.mesh.data_size
@@ -124,16 +140,22 @@ def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
 
 
 def learns_tokenizer(recipe: Recipe, stage: str) -> bool:
-    """Whether a stage that makes questions learns a tokenizer from them: its own, or the recipe's where nothing else brings one."""
+    """Whether a stage that makes questions learns a tokenizer from them: its own, or the recipe's where nothing else
+    brings one.
+    """
     own = any(getattr(other, "own_tokenizer", False) for other in recipe.stages if other.name == stage)
-    given = any(isinstance(other, Start) for other in recipe.stages) or given_tokenizer(environments_of(recipe)) is not None
+    given = (
+        any(isinstance(other, Start) for other in recipe.stages) or given_tokenizer(environments_of(recipe)) is not None
+    )
     return own or not given
 
 
 def require_judged(tasks: Tasks, split: Split, samples: int = 1) -> None:
     """Refuse an environment whose episodes nothing judges, or whose judge misses something."""
     if not tasks.judged():
-        raise ConfigError("env.reward: nothing judges the answers; name one: file.py:function, exact, contains or number")
+        raise ConfigError(
+            "env.reward: nothing judges the answers; name one: file.py:function, exact, contains or number"
+        )
     tasks.require_judge(split, samples)
 
 

@@ -26,9 +26,14 @@ def check(stage: VideoData, job: Job) -> None:
 
 def _episodes(stage: VideoData) -> dict[str, Any]:
     assert stage.shards is not None
-    held = {split: len(Episodes(stage.shards, every=stage.heldout_every, heldout=split == "heldout")) for split in ("train", "heldout")}
+    held = {
+        split: len(Episodes(stage.shards, every=stage.heldout_every, heldout=split == "heldout"))
+        for split in ("train", "heldout")
+    }
     if not held["train"] or not held["heldout"]:
-        raise ConfigError(f"stages: {stage.name}.shards has {held['train']} + {held['heldout']} episodes; lower heldout_every")
+        raise ConfigError(
+            f"stages: {stage.name}.shards has {held['train']} + {held['heldout']} episodes; lower heldout_every"
+        )
     return {"episodes": held["train"], "heldout_episodes": held["heldout"]}
 
 
@@ -46,6 +51,8 @@ def run(stage: VideoData, job: Job) -> dict[str, Any]:
             ("heldout", stage.heldout_episodes, stage.first_seed + stage.episodes),
         ):
             progress = Progress(f"recording, {split}", count)
-            record(job.stage_folder(stage.name) / split, list(plans(count, seed, *made)), stage.workers, progress.update)
+            record(
+                job.stage_folder(stage.name) / split, list(plans(count, seed, *made)), stage.workers, progress.update
+            )
     job.mesh.barrier()
     return {"episodes": stage.episodes, "heldout_episodes": stage.heldout_episodes}

@@ -1,4 +1,6 @@
-"""Real2Sim: graded policies in world models and in the true simulator; r, MMRV and the mean gap say whether a model may stand in."""
+"""Real2Sim: graded policies in world models and in the true simulator; r, MMRV and the mean gap say whether a model
+may stand in.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def check(stage: VideoReal2Sim, job: Job) -> None:
     robot = video_settings(job).actions
     if robot != "tabletop":
         raise ConfigError(
-            f"stages: {stage.name} runs on the table-top scene and not with env.actions = {robot}: RT-1's policies are TensorFlow files, "
+            f"stages: {stage.name} runs on the table-top scene and not with env.actions = {robot}: RT-1's policies "
+            "are TensorFlow files, "
             "and their success was judged by a person who watched the last frame; take the stage out"
         )
     if stage.truth is not None:
@@ -59,7 +62,9 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
             with of(name) as (sampler, _):
                 for task, policy in product(stage.tasks, stage.policies):
                     given = (stage, job, sampler, decoder, bins, task, policy, mine, np.asarray(truth["first"][task]))
-                    found[name][f"{task}/{policy}"] = sum(job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g))))
+                    found[name][f"{task}/{policy}"] = sum(
+                        job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g)))
+                    )
                     progress.update(done := done + 1)
     told = describe(stage, truth, found)
     if job.mesh.is_main:
@@ -108,7 +113,9 @@ def make_truth(stage: VideoReal2Sim, folder: Any, height: int, width: int) -> No
 
 
 def keep_truth(folder: Path, episodes: int, rates: dict[str, Any]) -> None:
-    """Write down what happened, with digests of it and of the frames beside it: a later start, or another run, trusts it."""
+    """Write down what happened, with digests of it and of the frames beside it: a later start, or another run,
+    trusts it.
+    """
     told = {"episodes": episodes, "rates": rates, "frames": file_digest(folder / FIRST)}
     write_json(folder / TRUTH, {**told, "digest": json_digest(told)})
 
@@ -117,11 +124,15 @@ def load_truth(path: str) -> dict[str, Any]:
     """What make_truth kept: the JSON file, and the first frames beside it."""
     told = read_json(Path(path))
     if told is None:
-        raise ConfigError(f"truth: {path} is not there; run the stage once where MuJoCo is installed and copy its {TRUTH} and {FIRST}")
+        raise ConfigError(
+            f"truth: {path} is not there; run the stage once where MuJoCo is installed and copy its {TRUTH} and {FIRST}"
+        )
     beside = Path(path).with_name(FIRST)
     if "digest" in told:  # those of earlier releases have none
         if told.pop("digest") != json_digest(told):
-            raise StorageError(f"{path}: damaged, it does not match its own digest; restore it, or delete it and it is made again")
+            raise StorageError(
+                f"{path}: damaged, it does not match its own digest; restore it, or delete it and it is made again"
+            )
         if not beside.is_file() or told.pop("frames") != file_digest(beside):
             raise StorageError(f"{beside}: is not the one that {path} was written with; restore both, or delete both")
     with np.load(beside, allow_pickle=False) as held:
@@ -144,7 +155,9 @@ def imagined(
     for player, e in zip(players, which, strict=True):
         player.reset(policy_seed(stage.first_seed, e))
     seed = fold(job.recipe.seed, 51, stage.policies.index(policy), sorted(TASKS).index(task), which[0])
-    simulator = WorldModelSimulator(sampler, decoder, bins, top_k=stage.top_k, repetition_penalty=stage.repetition_penalty, seed=seed)
+    simulator = WorldModelSimulator(
+        sampler, decoder, bins, top_k=stage.top_k, repetition_penalty=stage.repetition_penalty, seed=seed
+    )
     ending = ENDINGS[video_settings(job).actions]
     frames = run_policy(simulator, players, first[list(which)], [TASKS[task]] * len(which), stage.frames, ending)
     return sum(succeeded(task, clip[-1], first[e]) for clip, e in zip(frames, which, strict=True))
@@ -157,7 +170,13 @@ def describe(stage: VideoReal2Sim, truth: dict[str, Any], found: dict[str, dict[
     if truth["episodes"] != n:
         raise ConfigError(f"truth: made with {truth['episodes']} episodes, the stage asks for {n}")
     real = [rates[k]["wins"] / n for k in keys]
-    rows = [{"name": "true simulator", "kind": "ceiling", "cells": [proportion(rates[k]["wins"], n).to_cell() for k in keys]}]
+    rows = [
+        {
+            "name": "true simulator",
+            "kind": "ceiling",
+            "cells": [proportion(rates[k]["wins"], n).to_cell() for k in keys],
+        }
+    ]
     rows.append(
         {
             "name": "true frames, judged by the detector",
@@ -166,7 +185,10 @@ def describe(stage: VideoReal2Sim, truth: dict[str, Any], found: dict[str, dict[
         }
     )
     agree = sum(rates[k]["agree"] for k in keys)
-    rows += [{"name": name, "kind": "model", "cells": [proportion(wins[k], n).to_cell() for k in keys]} for name, wins in found.items()]
+    rows += [
+        {"name": name, "kind": "model", "cells": [proportion(wins[k], n).to_cell() for k in keys]}
+        for name, wins in found.items()
+    ]
     half = {k: 0.5 for k in keys}
     lines, outcome = [], {"detector_agrees": agree / (n * len(keys))}
     for name, model in [
@@ -178,7 +200,10 @@ def describe(stage: VideoReal2Sim, truth: dict[str, Any], found: dict[str, dict[
         lines.append({"name": name, "kind": kind, "cells": [a.r if a.r == a.r else "no spread", a.mmrv, a.gap]})
         if kind == "model":
             outcome |= {f"{name}/r": a.r if a.r == a.r else None, f"{name}/mmrv": a.mmrv, f"{name}/gap": a.gap}
-    note = f"{n} episodes of {stage.frames} frames each; the detector agrees with the simulator on {agree} of {n * len(keys)} true ones."
+    note = (
+        f"{n} episodes of {stage.frames} frames each; the detector agrees with the simulator on {agree} of "
+        f"{n * len(keys)} true ones."
+    )
     columns = ["Pearson r", "MMRV", "mean gap"]
     return {
         "table": {"title": f"Success of policies: {stage.name}", "columns": keys, "rows": rows, "note": note},

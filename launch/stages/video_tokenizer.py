@@ -30,7 +30,8 @@ from ..settings.video import VideoTokenizerTraining
 from .verbs import made_by
 from .video_data import video_settings
 
-STATE = re.compile(r"state-(\d{7})(?:-([0-9a-f]{32}))?\.pt")  # step, xxh3-128 of its bytes; states of earlier releases have none
+# step, xxh3-128 of its bytes; states of earlier releases have none
+STATE = re.compile(r"state-(\d{7})(?:-([0-9a-f]{32}))?\.pt")
 
 
 def check(stage: VideoTokenizerTraining, job: Job) -> None:
@@ -64,12 +65,16 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
     source = episodes_of(made_by(stage.data, job), "train")
     config = video_settings(job).tokenizer
     still = usual_picture(source).to(device()) if config.still else None
-    trainer = TokenizerTrainer(config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, still=still)
+    trainer = TokenizerTrainer(
+        config, stage.loss, stage.optimizer, device=device(), bf16=stage.bf16, seed=job.recipe.seed, still=still
+    )
     start = resume(job, stage.name, folder, trainer)
     progress = Progress(stage.name, stage.steps, start=start, speak=job.mesh.is_main)
     ranks = job.mesh.ranks  # every rank holds the whole tokenizer, whatever the layout of the transformer
     if stage.clips_per_step % ranks:
-        raise ConfigError(f"stages: {stage.name}.clips_per_step = {stage.clips_per_step} must be a multiple of the {ranks} ranks")
+        raise ConfigError(
+            f"stages: {stage.name}.clips_per_step = {stage.clips_per_step} must be a multiple of the {ranks} ranks"
+        )
     mine = stage.clips_per_step // ranks
     for step in range(start, stage.steps):
         begun = time.monotonic()
@@ -79,7 +84,9 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
         if job.mesh.is_main and (done % stage.log_every == 0 or done == stage.steps):
             took = time.monotonic() - begun
             pictures = frames.shape[0] * frames.shape[1] * ranks
-            job.run.metrics.append(stage.name, done, {**values, "time/step_s": took, "time/frames_per_s": pictures / took})
+            job.run.metrics.append(
+                stage.name, done, {**values, "time/step_s": took, "time/frames_per_s": pictures / took}
+            )
         progress.update(done, f"l1 {values['l1']:.4f}  psnr {values['psnr']:.1f}")
         stop = job.mesh.any_rank(job.stop_asked)
         if stop or done % stage.checkpoint_every == 0:
@@ -90,7 +97,9 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
 
 
 def usual_picture(source: Episodes, most: int = 64) -> torch.Tensor:
-    """What the camera sees when nothing is in the way: the median of the first, middle and last frames of some episodes; [3, H, W]."""
+    """What the camera sees when nothing is in the way: the median of the first, middle and last frames of some
+    episodes; [3, H, W].
+    """
     chosen = range(0, len(source), max(1, len(source) // most))
     frames = [source.frames(e, [0, source.length(e) // 2, source.length(e) - 1]) for e in chosen]
     return to_pictures(np.median(np.concatenate(frames), 0).astype(np.uint8), "cpu")
@@ -102,7 +111,8 @@ def batch(
     """Clips number `first` and on: pixels depend on the seed and the number alone."""
     compressive = video_settings(job).tokenizer.kind == "compressive"
     taken = [
-        training_clip(source, fold(job.recipe.seed, 11), first + i, stage.frames_per_clip, compressive, stage.window) for i in range(count)
+        training_clip(source, fold(job.recipe.seed, 11), first + i, stage.frames_per_clip, compressive, stage.window)
+        for i in range(count)
     ]
     stacked = [np.concatenate([context[None], frames]) if context is not None else frames for frames, context in taken]
     clips = to_pictures(np.stack(stacked), device())
@@ -121,14 +131,16 @@ def table(stage: VideoTokenizerTraining, job: Job, told: dict[str, float]) -> di
         {"name": stage.name, "kind": "model", "cells": found},
     ]
     note = (
-        f"{stage.heldout_clips} held-out clips of {stage.frames_per_clip} frames, encoded and decoded: {config.frame_tokens} tokens a frame"
+        f"{stage.heldout_clips} held-out clips of {stage.frames_per_clip} frames, encoded and decoded: "
+        f"{config.frame_tokens} tokens a frame"
     )
     note += f", {config.context_tokens} a context frame, codebook {config.codebook}."
     return {"title": f"Reconstruction: {stage.name}", "columns": columns, "rows": rows, "note": note, "lower": ["mae"]}
 
 
 def resume(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> int:
-    """Load the newest whole state, and cut the metrics record back to its step, which is returned; 0 where there is no state.
+    """Load the newest whole state, and cut the metrics record back to its step, which is returned; 0 where there is no
+    state.
 
     A damaged state is named, and the one before it taken.
     """
@@ -139,10 +151,14 @@ def resume(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> int
             stated = STATE.fullmatch(path.name)[2]  # type: ignore[index]
             if stated is None or file_digest(path) == stated:
                 return path.name
-            job.warn(f"{path}: damaged, its bytes do not match the digest in its name. This state is passed over, and steps are repeated")
+            job.warn(
+                f"{path}: damaged, its bytes do not match the digest in its name. This state is passed over, and "
+                "steps are repeated"
+            )
         if found:
             raise StorageError(
-                f"{folder}: none of its states is whole; restore one from a backup, or add --back-to {stage} to the same command, "
+                f"{folder}: none of its states is whole; restore one from a backup, or add --back-to {stage} to the "
+                "same command, "
                 "which repeats the stage from its beginning"
             )
         return None
@@ -152,7 +168,9 @@ def resume(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> int
     if name:
         step = int(STATE.fullmatch(name)[1])  # type: ignore[index]
         if held["step"] != step:
-            raise StorageError(f"{folder / name}: is the state of step {held['step']}, under another name; move it away")
+            raise StorageError(
+                f"{folder / name}: is the state of step {held['step']}, under another name; move it away"
+            )
         trainer.load(held)
     if job.mesh.is_main:
         record, written = job.run.metrics, held.get("metrics")
@@ -180,20 +198,28 @@ def keep(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> None:
 
 @torch.no_grad()
 def heldout(stage: VideoTokenizerTraining, job: Job, model: VideoTokenizer) -> dict[str, float]:
-    """Reconstruction of frames that were not trained on, beside the copy of the context or of the mean picture, and code use."""
+    """Reconstruction of frames that were not trained on, beside the copy of the context or of the mean picture, and
+    code use.
+    """
     source = episodes_of(made_by(stage.data, job), "test")
     names: tuple[Any, ...] = ("mae", "psnr", "ssim")
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in (*names, "baseline_psnr")}
     codes = []
     for first in range(0, stage.heldout_clips, stage.clips_per_step):
-        frames, context = batch(stage, job, source, first, min(stage.clips_per_step, stage.heldout_clips - first), augment=False)
+        frames, context = batch(
+            stage, job, source, first, min(stage.clips_per_step, stage.heldout_clips - first), augment=False
+        )
         with torch.autocast(device().type, torch.bfloat16, enabled=stage.bf16):
             found = model.tokenize(frames, context)
             made = model.detokenize(found).float()
         codes.append(found.frames_BTN.cpu())
         for name, value in frame_metrics(made, frames, names).items():
             scores[name].append(value.flatten().cpu())
-        trivial = context[:, None].expand_as(frames) if context is not None else frames.mean((-1, -2), keepdim=True).expand_as(frames)
+        trivial = (
+            context[:, None].expand_as(frames)
+            if context is not None
+            else frames.mean((-1, -2), keepdim=True).expand_as(frames)
+        )
         scores["baseline_psnr"].append(frame_metrics(trivial, frames, ("psnr",))["psnr"].flatten().cpu())
     used, perplexity = utilisation(torch.cat([c.flatten() for c in codes]), model.config.codebook)
     told = {f"heldout/{name}": float(torch.cat(parts).mean()) for name, parts in scores.items()}

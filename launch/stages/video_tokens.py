@@ -57,9 +57,16 @@ def write_split(stage: VideoTokens, job: Job, model: VideoTokenizer, split: Spli
         left = iter(places[writer.samples :])
         while group := list(islice(left, stage.batch)):
             for place, row in zip(group, rows(group, source, model, stage, layout, bins), strict=True):
-                meta = {"schema": VIDEO_TOKENS, "layout": layout.describe(), "codebook": layout.codebook, "tokenizer": stage.tokenizer}
+                meta = {
+                    "schema": VIDEO_TOKENS,
+                    "layout": layout.describe(),
+                    "codebook": layout.codebook,
+                    "tokenizer": stage.tokenizer,
+                }
                 meta |= {"episode": place.episode, "start": place.start, "context": place.context}
-                writer.write({"tokens.npy": row.astype(np.uint16), "meta.json": meta}, key=f"{prefix}-{writer.samples:08d}")
+                writer.write(
+                    {"tokens.npy": row.astype(np.uint16), "meta.json": meta}, key=f"{prefix}-{writer.samples:08d}"
+                )
             progress.update(writer.samples)
     return writer.samples
 

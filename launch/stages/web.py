@@ -1,4 +1,6 @@
-"""What WebRL's stages share: the recipe's web sites and prompts, kept trajectories, scoring over ranks, and one training loop."""
+"""What WebRL's stages share: the recipe's web sites and prompts, kept trajectories, scoring over ranks, and one
+training loop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ VERDICTS = "verdicts.json"  # of the outcome reward model, by the key of an epis
 def sites_of(job: Job) -> WebSiteEnvironment:
     """The web sites that the recipe is about."""
     if not isinstance(job.recipe.env, WebSiteEnvironment):
-        raise ConfigError("env: web stages need the web sites that agents act on; give the recipe env: {kind: web-site, ...}")
+        raise ConfigError(
+            "env: web stages need the web sites that agents act on; give the recipe env: {kind: web-site, ...}"
+        )
     return job.recipe.env
 
 
@@ -51,7 +55,9 @@ def read_played(job: Job, stage: str) -> list[WebTrajectory]:
 
 
 def read_steps(job: Job, stage: str) -> list[WebTrajectory]:
-    """The episodes of a collect stage, or those that a stage of verdicts judged; their keys say where they come from."""
+    """The episodes of a collect stage, or those that a stage of verdicts judged; their keys say where they come
+    from.
+    """
     settings = next(other for other in job.recipe.stages if other.name == stage)
     if isinstance(settings, WebJudge):
         verdicts = read_json(job.stage_folder(stage) / VERDICTS)
@@ -60,12 +66,15 @@ def read_steps(job: Job, stage: str) -> list[WebTrajectory]:
         kept = read_played(job, stage)
         if any(t.score is None for t in kept):
             raise ConfigError(
-                f"stages: the tasks of '{stage}' have no ground truth; let a stage of kind web-judge judge its episodes, and name that one"
+                f"stages: the tasks of '{stage}' have no ground truth; let a stage of kind web-judge judge its "
+                "episodes, and name that one"
             )
     return [replace(t, key=f"{stage}/{t.key}") for t in kept]
 
 
-def score_all(job: Job, engine: Engine, rows: Sequence[TrainSequence], score: ScoreFn, budget: int) -> dict[str, dict[int, np.ndarray]]:
+def score_all(
+    job: Job, engine: Engine, rows: Sequence[TrainSequence], score: ScoreFn, budget: int
+) -> dict[str, dict[int, np.ndarray]]:
     """Per-token results of all rows by name and row, each data rank scoring its part."""
     longest = max(len(row.ids) for row in rows)
     shared = spread(job.mesh.share(rows), max(budget, longest), job.mesh, job.model.hidden)
@@ -85,8 +94,8 @@ def fit(
     loss: LossFn,
     describe: Callable[[dict[str, float]], dict[str, float]],
 ) -> dict[str, Any]:
-    """Train on `count` items in a fresh order every epoch. `rows(mine, whole)` makes this rank's sequences of a step, `whole` being all
-    of the step's items. Resumes from the stage's newest checkpoint."""
+    """Train on `count` items in a fresh order every epoch. `rows(mine, whole)` makes this rank's sequences of a step,
+    `whole` being all of the step's items. Resumes from the stage's newest checkpoint."""
     steps = max(1, round(training.epochs * count / training.sequences_per_step))
     checkpoints = Checkpoints(job, stage, training.checkpoint_every, steps)
     begin, _ = checkpoints.resume(engine)
@@ -98,7 +107,9 @@ def fit(
         places = range(step * training.sequences_per_step, (step + 1) * training.sequences_per_step)
         whole = [order(place // count)[place % count] for place in places]
         mine = list(job.mesh.share(whole))
-        result = engine.step(spread(rows(mine, whole), training.microbatch_tokens, job.mesh, job.model.hidden).batches, loss)
+        result = engine.step(
+            spread(rows(mine, whole), training.microbatch_tokens, job.mesh, job.model.hidden).batches, loss
+        )
         values = {**describe(result.metrics), "grad_norm": result.grad_norm, "lr": result.lr}
         require_finite(values, step)
         if job.mesh.is_main and ((step + 1) % training.log_every == 0 or step + 1 == steps):

@@ -1,4 +1,6 @@
-"""The actor's epoch: advantages of the frozen critic, the actor at the phase's start as reference, one of six methods."""
+"""The actor's epoch: advantages of the frozen critic, the actor at the phase's start as reference, one of six
+methods.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,20 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
     experience, training = experience_of(job, stage.data), stage.training
     values = None
     if stage.critic is not None:
-        values = values_of(job, build_twin(job, None, stage.critic, stage.critic), experience, training.microbatch_tokens)
+        values = values_of(
+            job, build_twin(job, None, stage.critic, stage.critic), experience, training.microbatch_tokens
+        )
     chosen = set(experience.steps)
-    weighed = [w for w in weigh(stage.method, experience.trajectories, values, lam=stage.lam) if (w.trajectory, w.index) in chosen]
+    weighed = [
+        w
+        for w in weigh(stage.method, experience.trajectories, values, lam=stage.lam)
+        if (w.trajectory, w.index) in chosen
+    ]
     told = {"learnt": len(weighed), "positive": sum(w.value > 0 for w in weighed)}
     if not weighed:  # filtered imitation of a phase without success, for one: the actor stays as it is
-        log.warning("stage %s: method %s keeps no step of this phase; the actor stays as it is", stage.name, stage.method)
+        log.warning(
+            "stage %s: method %s keeps no step of this phase; the actor stays as it is", stage.name, stage.method
+        )
         where = step_folder(job.checkpoints(stage.name), 0)
         build_engine(job, None, stage.init).save(where, {})
         return {"steps": 0, "items": 0, "checkpoint": str(where.relative_to(job.run.path)), **told}

@@ -18,7 +18,9 @@ from .web_replay import experience_of
 
 def build_twin(job: Job, optimizer: OptimizerConfig | None, init: str, resume: str | None = None) -> Engine:
     """A critic: an earlier one's weights, or a policy's with fresh heads."""
-    engine = Engine(build_gpt(job.model, value_head="twin"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
+    engine = Engine(
+        build_gpt(job.model, value_head="twin"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed
+    )
     if resume is not None:
         engine.load_weights(open_final(job, resume).full)
     else:
@@ -41,6 +43,10 @@ def run(stage: WebCritic, job: Job) -> dict[str, Any]:
         return found
 
     def describe(sums: dict[str, float]) -> dict[str, float]:
-        return {"loss": sums["loss"], "accuracy": sums["right"] / sums["states"], "positive": sums["positive"] / sums["states"]}
+        return {
+            "loss": sums["loss"],
+            "accuracy": sums["right"] / sums["states"],
+            "positive": sums["positive"] / sums["states"],
+        }
 
     return fit(job, stage.name, engine, stage.training, len(experience.steps), rows, twin_loss, describe)

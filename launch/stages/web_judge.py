@@ -1,4 +1,6 @@
-"""The outcome reward model's verdicts on the episodes of a collect stage, which later stages believe in place of the world's."""
+"""The outcome reward model's verdicts on the episodes of a collect stage, which later stages believe in place of the
+world's.
+"""
 
 from __future__ import annotations
 

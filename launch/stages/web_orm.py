@@ -45,13 +45,16 @@ def probabilities(job: Job, engine: Engine, trajectories: Sequence[WebTrajectory
 def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     """Train on YES and NO in equal parts by weight, and measure what the held-out tasks say."""
     # the world's score is the truth here, whatever a rollout's reward came from
-    known = [(name, replace(t, reward=t.score)) for name in stage.data for t in read_steps(job, name) if t.score is not None]
+    known = [
+        (name, replace(t, reward=t.score)) for name in stage.data for t in read_steps(job, name) if t.score is not None
+    ]
     learnt = [t for _, t in known if not held_out(t.intent, stage.heldout_every)]
     kept_back = [(name, t) for name, t in known if held_out(t.intent, stage.heldout_every)]
     wins = sum(t.success for t in learnt)
     if not 0 < wins < len(learnt):
         raise ConfigError(
-            f"stages: {stage.name}: {wins} of {len(learnt)} trajectories of {', '.join(stage.data)} succeeded; it needs both kinds: raise"
+            f"stages: {stage.name}: {wins} of {len(learnt)} trajectories of {', '.join(stage.data)} succeeded; it "
+            "needs both kinds: raise"
             " steps of the imitation before it, or samples of the rollout"
         )
     prompter = prompter_of(job, verdict=True)
@@ -68,13 +71,19 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     said = probabilities(job, engine, [t for _, t in kept_back])
     judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
     told = _measured(stage, job, judged, learnt)
-    return {**outcome, "learnt": {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins}, **told}
+    return {
+        **outcome,
+        "learnt": {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins},
+        **told,
+    }
 
 
 def _measured(
     stage: WebOrm, job: Job, judged: Sequence[tuple[str, WebTrajectory, float]], lessons: Sequence[WebTrajectory]
 ) -> dict[str, Any]:
-    """Write the table of all held-out trajectories with their stages and P(YES); what the stage tells. `lessons` teach the baseline."""
+    """Write the table of all held-out trajectories with their stages and P(YES); what the stage tells. `lessons`
+    teach the baseline.
+    """
     chosen = [(t, p) for _, t, p in judged]
     kinds = {t.task.task_id: (t.task.template_id, t.task.template) for t in pool_of(sites_of(job))}
     known = [(kinds.get(t.task_id, t.site), t.success) for t in lessons]
@@ -87,9 +96,19 @@ def _measured(
         rows += [(name, "model", _accuracy(part)) for name, part in parts.items() if part]
         table = {
             "title": f"Outcome reward model on held-out tasks: {stage.name}",
-            "columns": ["accuracy", "mean of both classes", "of successes", "of failures", "always the commoner answer"],
-            "rows": [{"name": name, "kind": kind, "cells": [_cell(found[key]) for key in SHARES]} for name, kind, found in rows],
-            "note": f"{len(chosen)} trajectories of {len({t.intent for t, _ in chosen})} tasks that it was not trained on, against the"
+            "columns": [
+                "accuracy",
+                "mean of both classes",
+                "of successes",
+                "of failures",
+                "always the commoner answer",
+            ],
+            "rows": [
+                {"name": name, "kind": kind, "cells": [_cell(found[key]) for key in SHARES]}
+                for name, kind, found in rows
+            ],
+            "note": f"{len(chosen)} trajectories of {len({t.intent for t, _ in chosen})} tasks that it was not "
+            "trained on, against the"
             " world's score; always the commoner answer has 50 % as the mean of both classes. Wilson's 95 % intervals.",
         }
         job.run.write_result(stage.name, table)

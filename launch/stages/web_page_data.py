@@ -24,7 +24,10 @@ def run(stage: WebPageData, job: Job) -> dict[str, Any]:
     outcome: dict[str, Any] = {}
     if job.mesh.is_main:
         split = split_pages(load_transitions(stage.transitions), every=stage.heldout_every, unseen=stage.unseen_pages)
-        parts, style = (split.train, split.test, split.unseen_pages), page_prompt if stage.prompt == "full" else bare_page_prompt
+        parts, style = (
+            (split.train, split.test, split.unseen_pages),
+            page_prompt if stage.prompt == "full" else bare_page_prompt,
+        )
         changed = write_parts(job, stage, parts, lambda step, name: page_pair(step, style, name), IDS)
         for name, members in zip(PARTS, parts, strict=True):
             outcome |= {f"{name}_rows": len(members), f"{name}_changed": changed[name]}

@@ -20,7 +20,15 @@ from ...rl.webrl.episode import act_randomly
 from ...rl.webrl.plan_config import PlanArm
 from ...rl.webrl.planning import Planner, PredictedPage, Tally, Value, WorldModel
 from ...rl.webrl.sites import Players, make_world, pool_of
-from ...rl.webrl.world_models import CorruptedWorld, CriticValue, LanguageWorld, Progress, SampledValue, TrueWorld, oracle_pages
+from ...rl.webrl.world_models import (
+    CorruptedWorld,
+    CriticValue,
+    LanguageWorld,
+    Progress,
+    SampledValue,
+    TrueWorld,
+    oracle_pages,
+)
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
 from ..settings.verbs import Reinforce, Tune
@@ -39,7 +47,9 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     pool = pool_of(sites_of(job), "test")
     tasks = pool[: stage.n] if stage.n else pool
     if not all(t.steps for t in tasks):
-        raise ConfigError(f"stages: {stage.name}: planning is measured on tasks with an oracle; choose a tag of the local sites")
+        raise ConfigError(
+            f"stages: {stage.name}: planning is measured on tasks with an oracle; choose a tag of the local sites"
+        )
     known = make_world(sites_of(job), "test")
     ways = {t.task.task_id: oracle_pages(known, t) for t in tasks}
     found: dict[str, Results] = {}
@@ -66,7 +76,12 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
 
 
 def _play(
-    stage: WebPlan, job: Job, arm: PlanArm, actor: OpenSampler, tasks: list[SiteTask], ways: dict[str, list[PredictedPage]]
+    stage: WebPlan,
+    job: Job,
+    arm: PlanArm,
+    actor: OpenSampler,
+    tasks: list[SiteTask],
+    ways: dict[str, list[PredictedPage]],
 ) -> tuple[Results, Tally, dict[str, int], int]:
     """One arm on this rank's tasks; results, tally and counts of all ranks."""
     prompter, seed, at_once = prompter_of(job), fold(job.recipe.seed, SEED), sites_of(job).at_once
@@ -111,7 +126,12 @@ def _open(stage: WebPlan, job: Job, model: str, name: str, stack: ExitStack) -> 
 
 
 def _world(
-    stage: WebPlan, job: Job, arm: PlanArm, tasks: list[SiteTask], ways: dict[str, list[PredictedPage]], stack: ExitStack
+    stage: WebPlan,
+    job: Job,
+    arm: PlanArm,
+    tasks: list[SiteTask],
+    ways: dict[str, list[PredictedPage]],
+    stack: ExitStack,
 ) -> WorldModel | None:
     seed = fold(job.recipe.seed, SEED, 1)
     if arm.world == "none":
@@ -121,7 +141,10 @@ def _world(
         trained = next(s for s in job.recipe.stages if s.name == arm.model)
         pages = stack.enter_context(environment(trained, job)) if isinstance(trained, Tune | Reinforce) else None
         if not isinstance(pages, WebPageTasks):
-            raise ConfigError(f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one with an env of web-page")
+            raise ConfigError(
+                f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one with an env of "
+                "web-page"
+            )
         opened = _open(stage, job, arm.model, f"{arm.name} world", stack)
         params = pages.params(arm.max_new_tokens, 0.0)
         return LanguageWorld(opened.sampler, pages.tokenizer, pages.style, params, seed, pages.multiple)
@@ -144,7 +167,10 @@ def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: 
         params = SamplingParams(256, 1.0, stop_ids=prompter.stop_ids)
         return SampledValue(actor.sampler, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
     if job.recipe.parallel.model_size > 1:
-        raise ConfigError(f"stages: arm '{arm.name}': value: critic needs tensor, pipeline and context = 1, as every rank plans for itself")
+        raise ConfigError(
+            f"stages: arm '{arm.name}': value: critic needs tensor, pipeline and context = 1, as every rank plans for "
+            "itself"
+        )
     assert arm.critic is not None
     critic = build_twin(job, None, arm.critic, resume=arm.critic)
 
@@ -172,17 +198,26 @@ def _rate(results: Results, site: str = ALL) -> Any:
 
 
 def _table(
-    stage: WebPlan, found: dict[str, Results], ends: dict[str, Results], tasks: list[SiteTask], invalid: int, told: dict[str, Any]
+    stage: WebPlan,
+    found: dict[str, Results],
+    ends: dict[str, Results],
+    tasks: list[SiteTask],
+    invalid: int,
+    told: dict[str, Any],
 ) -> dict[str, Any]:
     sites = sorted({t.task.sites[0] for t in tasks})
     kinds = {arm.name: "control" if arm.control else "model" for arm in stage.arms}
     lines = [("random policy", "baseline", ends["random policy"])]
     lines += [(name, kinds[name], results) for name, results in found.items()]
     lines.append(("oracle", "ceiling", ends["oracle"]))
-    rows = [{"name": name, "kind": kind, "cells": [_rate(results, s).to_cell() for s in (ALL, *sites)]} for name, kind, results in lines]
+    rows = [
+        {"name": name, "kind": kind, "cells": [_rate(results, s).to_cell() for s in (ALL, *sites)]}
+        for name, kind, results in lines
+    ]
     pages = [f"{n}: {t['exact']} of {t['checked']} expected pages came true" for n, t in told.items() if t["checked"]]
     note = (
-        f"{len(tasks)} test tasks, one episode each, temperature {stage.temperature:g}; Wilson's 95 % intervals; {invalid} invalid episodes"
+        f"{len(tasks)} test tasks, one episode each, temperature {stage.temperature:g}; Wilson's 95 % intervals; "
+        f"{invalid} invalid episodes"
     )
     note = ". ".join([f"{note} left out", *pages]) + "."
     return {"title": "Planning with a world model", "columns": [ALL, *sites], "rows": rows, "note": note}
@@ -198,4 +233,7 @@ def _summary(stage: WebPlan, found: dict[str, Results]) -> dict[str, Any]:
             gain = paired_difference([best[k][1] for k in both], [results[k][1] for k in both])
             points = f"{100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
             lines.append(f"Against {name} ({percent(_rate(results))}): {points}.")
-    return {"headline": f"{stage.headline} solves {percent(_rate(best))} of {len(best)} held-out tasks.", "paragraphs": lines}
+    return {
+        "headline": f"{stage.headline} solves {percent(_rate(best))} of {len(best)} held-out tasks.",
+        "paragraphs": lines,
+    }

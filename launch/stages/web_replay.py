@@ -1,4 +1,6 @@
-"""A phase's experience: all new steps, and earlier steps chosen by the actor's perplexity. What was chosen is a list of places."""
+"""A phase's experience: all new steps, and earlier steps chosen by the actor's perplexity. What was chosen is a list
+of places.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,13 @@ def run(stage: WebReplay, job: Job) -> dict[str, Any]:
         write_json(folder / CHOSEN, {"chosen": [[earlier[p.trajectory].key, p.step] for p in chosen]})
         table = bins(probabilities, stage.low, stage.high)
         rows_ = [{"name": name, "kind": "model", "cells": [e.to_cell()]} for name, e in table.items() if e.n]
-        note = f"{len(places)} steps of earlier successes, one success a task; {len(chosen)} are replayed beside {new} new steps."
+        note = (
+            f"{len(places)} steps of earlier successes, one success a task; {len(chosen)} are replayed beside "
+            f"{new} new steps."
+        )
         job.run.write_result(
-            stage.name, {"title": f"Perplexity of earlier steps, {stage.name}", "columns": ["share"], "rows": rows_, "note": note}
+            stage.name,
+            {"title": f"Perplexity of earlier steps, {stage.name}", "columns": ["share"], "rows": rows_, "note": note},
         )
     return {
         "new": new,

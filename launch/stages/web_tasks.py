@@ -36,13 +36,18 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
 
     def filtered(tasks: list[SiteTask], valued: list[tuple[float, float]], count: int, nearest: bool) -> Made:
         # one rank asks the language model, so that all have the same tasks
-        return job.mesh.from_main(lambda: select(tasks, count, (lambda _: valued) if valued else None, api, stage.low, stage.high, nearest))
+        return job.mesh.from_main(
+            lambda: select(tasks, count, (lambda _: valued) if valued else None, api, stage.low, stage.high, nearest)
+        )
 
-    # known tasks are all tried at once; what a language model writes has no end, so it is asked until enough came through the filters
+    # known tasks are all tried at once; what a language model writes has no end, so it is asked until enough came
+    # through the filters
     for turn in range(ROUNDS if api else 1):
         missing = stage.count - len(kept.tasks)
         wanted = missing * SPARE if critic is not None else missing
-        candidates = job.mesh.from_main(partial(_make, stage, job.recipe.seed, (seen, failed, pool), api, wanted, tried, turn))
+        candidates = job.mesh.from_main(
+            partial(_make, stage, job.recipe.seed, (seen, failed, pool), api, wanted, tried, turn)
+        )
         if not candidates:
             break
         valued = _values(stage, job, critic, candidates) if critic is not None else []
@@ -58,7 +63,8 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
     if job.mesh.is_main:
         if not kept.tasks:
             raise ConfigError(
-                f"stages: {stage.name}: no task came through the filters ({dict(kept.counts)}); give other failures or another model"
+                f"stages: {stage.name}: no task came through the filters ({dict(kept.counts)}); give other failures "
+                "or another model"
             )
         if kept.counts["nearest"]:
             log.warning(
@@ -70,7 +76,11 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
             )
         if len(kept.tasks) < stage.count and api is not None:
             log.warning(
-                "stage %s: %d of %d tasks came through the filters: %s", stage.name, len(kept.tasks), stage.count, dict(kept.counts)
+                "stage %s: %d of %d tasks came through the filters: %s",
+                stage.name,
+                len(kept.tasks),
+                stage.count,
+                dict(kept.counts),
             )
         job.run.guard()
         write_tasks(folder / TASKS, kept.tasks)
@@ -80,7 +90,13 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
 
 
 def _make(
-    stage: WebTasks, seed: int, known: tuple[list, list, list[SiteTask]], api: ChatApi | None, wanted: int, tried: list[SiteTask], turn: int
+    stage: WebTasks,
+    seed: int,
+    known: tuple[list, list, list[SiteTask]],
+    api: ChatApi | None,
+    wanted: int,
+    tried: list[SiteTask],
+    turn: int,
 ) -> list[SiteTask]:
     (seen, failed, pool), seed = known, seed + sum(map(ord, stage.name))
     if api is None:

@@ -16,7 +16,17 @@ from .qwen import QWEN2, QWEN3, QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, GLM)}
 
-__all__ = ["FAMILIES", "Family", "from_hf", "hf_names", "parameter_names", "read_config", "read_hf_config", "to_hf", "write_hf_config"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "from_hf",
+    "hf_names",
+    "parameter_names",
+    "read_config",
+    "read_hf_config",
+    "to_hf",
+    "write_hf_config",
+]
 
 
 def read_config(folder: str | Path) -> ModelConfig:
@@ -36,10 +46,14 @@ def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConf
     packed = hf.get("quantization_config")
     if packed:
         how = packed.get("quant_method") if isinstance(packed, dict) else packed
-        raise ConfigError(f"{source}: quantization_config: {how} weights cannot be trained; name the folder before quantization")
+        raise ConfigError(
+            f"{source}: quantization_config: {how} weights cannot be trained; name the folder before quantization"
+        )
     try:
         if hf.get("quantization_config") is not None:
-            raise ValueError("quantization_config: quantised weights are not supported; take the model's unquantised release")
+            raise ValueError(
+                "quantization_config: quantised weights are not supported; take the model's unquantised release"
+            )
         if kind == "chatglm":
             return read_chatglm_config(hf)
         if kind not in FAMILIES:

@@ -1,7 +1,7 @@
 """What a family says of its Hugging Face form, and the tensor mapping most families share.
 
-A global tensor maps to one or several Hugging Face tensors. Queries, keys and values are packed per key head: its queries, its key,
-its value; gate and up projections are stacked. Rows that pad the vocabulary exist only on our side.
+A global tensor maps to one or several Hugging Face tensors. Queries, keys and values are packed per key head: its
+queries, its key, its value; gate and up projections are stacked. Rows that pad the vocabulary exist only on our side.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def hf_names(family: Family, name: str) -> list[str]:
     if inner.startswith("self_attention.linear_qkv."):
         return [f"{prefix}self_attn.{part}_proj.{kind}" for part in "qkv"]
     if inner == "mlp.linear_fc1.weight":
-        return [f"{prefix}mlp.gate_up_proj.weight"] if family.fused_mlp else [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
+        return (
+            [f"{prefix}mlp.gate_up_proj.weight"]
+            if family.fused_mlp
+            else [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
+        )
     expert = re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)\.linear_fc([12])\.weight", inner)
     if expert:
         parts = ("gate", "up") if expert[2] == "1" else ("down",)
@@ -112,7 +116,9 @@ def from_hf(family: Family, config: ModelConfig, name: str, get: Get) -> torch.T
         wanted = hf_shape(config, hf)
         if tuple(parts[-1].shape) != wanted or not parts[-1].is_floating_point():
             found = f"{parts[-1].dtype} {list(parts[-1].shape)}"
-            raise ConfigError(f"tensor '{hf}' is {found}, config.json makes it a float of {list(wanted)}; one of the two is wrong")
+            raise ConfigError(
+                f"tensor '{hf}' is {found}, config.json makes it a float of {list(wanted)}; one of the two is wrong"
+            )
     if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         return torch.nn.functional.pad(parts[0], (0, 0, 0, config.padded_vocab - parts[0].shape[0]))
     if "linear_qkv" in name:
@@ -164,7 +170,9 @@ def read_rope(hf: dict[str, Any]) -> dict[str, Any]:
         scaling = RopeScaling(
             kind=kind,
             factor=float(rope["factor"]),
-            original_max_positions=int(rope.get("original_max_position_embeddings", hf.get("max_position_embeddings", 0))),
+            original_max_positions=int(
+                rope.get("original_max_position_embeddings", hf.get("max_position_embeddings", 0))
+            ),
             low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
             high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
             beta_fast=float(rope.get("beta_fast") or 32.0),
@@ -180,8 +188,8 @@ def read_rope(hf: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """The rotary settings of config.json: `rope_parameters`, and where positions are scaled also `rope_scaling`, which is the only one
-    that transformers 4 reads."""
+    """The rotary settings of config.json: `rope_parameters`, and where positions are scaled also `rope_scaling`, which
+    is the only one that transformers 4 reads."""
     out: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rotary_fraction != 1.0:
         out["partial_rotary_factor"] = config.rotary_fraction
@@ -196,7 +204,11 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
             "high_freq_factor": s.high_freq_factor,
         }
     if s.kind == "yarn":
-        out |= {"original_max_position_embeddings": s.original_max_positions, "beta_fast": s.beta_fast, "beta_slow": s.beta_slow}
+        out |= {
+            "original_max_position_embeddings": s.original_max_positions,
+            "beta_fast": s.beta_fast,
+            "beta_slow": s.beta_slow,
+        }
         out |= {"truncate": s.truncate} if not s.truncate else {}
         out |= {"attention_factor": s.attention_factor} if s.attention_factor is not None else {}
     return {"rope_parameters": out, "rope_scaling": {key: value for key, value in out.items() if key != "rope_theta"}}

@@ -16,7 +16,9 @@ GLM = Family(
     "GlmForCausalLM",
     read=lambda hf: {
         "qkv_bias": bool(hf.get("attention_bias", True)),
-        "rotary_fraction": float((hf.get("rope_parameters") or {}).get("partial_rotary_factor", hf.get("partial_rotary_factor", 0.5))),
+        "rotary_fraction": float(
+            (hf.get("rope_parameters") or {}).get("partial_rotary_factor", hf.get("partial_rotary_factor", 0.5))
+        ),
         "rotary_interleaved": True,
     },
     write=lambda config: {"attention_bias": config.qkv_bias, "partial_rotary_factor": config.rotary_fraction},
@@ -26,7 +28,12 @@ GLM = Family(
 
 def read_chatglm_config(hf: dict[str, Any]) -> ModelConfig:
     """config.json of the releases that carried their own code (model_type chatglm)."""
-    fixed = {"rmsnorm": True, "add_bias_linear": False, "post_layer_norm": True, "apply_residual_connection_post_layernorm": False}
+    fixed = {
+        "rmsnorm": True,
+        "add_bias_linear": False,
+        "post_layer_norm": True,
+        "apply_residual_connection_post_layernorm": False,
+    }
     for key, wanted in fixed.items():
         if hf.get(key, wanted) != wanted:
             raise ValueError(f"{key}: only {wanted} is supported")

@@ -23,7 +23,9 @@ def _read_qwen3(hf: dict[str, Any]) -> dict[str, Any]:
 
 def _read_moe(hf: dict[str, Any]) -> dict[str, Any]:
     if hf.get("decoder_sparse_step", 1) != 1 or hf.get("mlp_only_layers"):
-        raise ValueError("decoder_sparse_step, mlp_only_layers: only models whose every layer has experts are supported")
+        raise ValueError(
+            "decoder_sparse_step, mlp_only_layers: only models whose every layer has experts are supported"
+        )
     return {
         **_read_qwen3(hf),
         "experts": int(hf.get("num_experts", hf.get("num_local_experts", 0))),

@@ -15,7 +15,9 @@ _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312
 
 
 def augment_clips(clips_BT3HW: torch.Tensor, generator: torch.Generator, *, crop: bool = True) -> torch.Tensor:
-    """Brightness, contrast and saturation x[0.9, 1.1] and hue ±0.05 of a turn (in YIQ); with `crop` 80-100 % of the picture."""
+    """Brightness, contrast and saturation x[0.9, 1.1] and hue ±0.05 of a turn (in YIQ); with `crop` 80-100 % of the
+    picture.
+    """
 
     def draw(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))

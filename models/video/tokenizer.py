@@ -14,7 +14,8 @@ from ...kernels.fsq import fsq_dequantize, fsq_quantize
 from .blocks import Decoder, Encoder
 from .config import TokenizerConfig
 
-SPREAD = 3.0  # of a still camera's first latents: codes that begin all alike are ignored by the decoder, and then stay so
+# of a still camera's first latents: codes that begin all alike are ignored by the decoder, and then stay so
+SPREAD = 3.0
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,19 @@ class FrameTokenizer(nn.Module):
     def detokenize(self, codes: Codes, cache: ContextCache | None = None) -> torch.Tensor:
         """Pictures of the frames, clamped to [0, 1]."""
         B, T, _ = codes.frames_BTN.shape
-        code = fsq_dequantize(codes.frames_BTN, self.config.levels).view(B * T, *self.config.grid, -1).permute(0, 3, 1, 2)
-        pictures = _upon(self.still, self.decoder(self.post_quant_linear(code.to(self.post_quant_linear.weight.dtype)))[0])
+        code = (
+            fsq_dequantize(codes.frames_BTN, self.config.levels).view(B * T, *self.config.grid, -1).permute(0, 3, 1, 2)
+        )
+        pictures = _upon(
+            self.still, self.decoder(self.post_quant_linear(code.to(self.post_quant_linear.weight.dtype)))[0]
+        )
         return pictures.clamp(0, 1).view(B, T, 3, self.config.height, self.config.width)
 
 
 class CompressiveTokenizer(nn.Module):
-    """A context frame by its full grid of codes; the other frames by one code a patch, encoded and decoded beside it."""
+    """A context frame by its full grid of codes; the other frames by one code a patch, encoded and decoded beside
+    it.
+    """
 
     def __init__(self, config: TokenizerConfig) -> None:
         super().__init__()
@@ -124,7 +131,9 @@ class CompressiveTokenizer(nn.Module):
         p = self.config.patch
         return z_BCHW.view(B, C, H // p, p, W // p, p).permute(0, 2, 4, 3, 5, 1).reshape(B, -1, p * p * C)
 
-    def _decode_frames(self, code_BND: torch.Tensor, T: int, features: torch.Tensor, context_B3HW: torch.Tensor) -> torch.Tensor:
+    def _decode_frames(
+        self, code_BND: torch.Tensor, T: int, features: torch.Tensor, context_B3HW: torch.Tensor
+    ) -> torch.Tensor:
         p, (H, W) = self.config.patch, self.config.grid
         z = self.post_quant_linear(code_BND).view(-1, H // p, W // p, p, p, self.config.latent)
         z_BCHW = z.permute(0, 5, 1, 3, 2, 4).reshape(-1, self.config.latent, H, W)
@@ -153,7 +162,11 @@ class CompressiveTokenizer(nn.Module):
     @torch.no_grad()
     def context_cache(self, context_BK: torch.Tensor) -> ContextCache:
         """The context's picture and features; decode as many frames beside it as wanted."""
-        code = fsq_dequantize(context_BK, self.config.levels).view(len(context_BK), *self.config.grid, -1).permute(0, 3, 1, 2)
+        code = (
+            fsq_dequantize(context_BK, self.config.levels)
+            .view(len(context_BK), *self.config.grid, -1)
+            .permute(0, 3, 1, 2)
+        )
         picture, middle = self.decoder(self.post_quant_conv(code.to(self.post_quant_conv.weight.dtype)))
         return ContextCache(_upon(self.still, picture).clamp(0, 1), middle)
 
@@ -166,7 +179,9 @@ class CompressiveTokenizer(nn.Module):
             cache = self.context_cache(codes.context_BK)
         B, T, N = codes.frames_BTN.shape
         code = fsq_dequantize(codes.frames_BTN, self.config.levels).view(B * T, N, -1)
-        pictures = self._decode_frames(code.to(self.post_quant_linear.weight.dtype), T, cache.features, cache.picture_B3HW)
+        pictures = self._decode_frames(
+            code.to(self.post_quant_linear.weight.dtype), T, cache.features, cache.picture_B3HW
+        )
         return pictures.clamp(0, 1).view(B, T, 3, self.config.height, self.config.width)
 
 

@@ -44,7 +44,13 @@ class TokenizerTrainer:
         self.model: VideoTokenizer = build_tokenizer(config).to(self.device).train()
         if self.model.still is not None and still is not None:
             self.model.still.data.copy_(still)
-        adam = {"betas": optimizer.betas, "eps": optimizer.eps, "weight_decay": optimizer.weight_decay, "lr": optimizer.lr, "fused": True}
+        adam = {
+            "betas": optimizer.betas,
+            "eps": optimizer.eps,
+            "weight_decay": optimizer.weight_decay,
+            "lr": optimizer.lr,
+            "fused": True,
+        }
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **adam)
         self.perceptual = load_lpips(loss.net, self.device) if loss.lpips else None
         self.adversary = self.adversary_optimizer = None
@@ -88,10 +94,17 @@ class TokenizerTrainer:
             if value != value or abs(value) == float("inf"):
                 raise NumericsError(f"tokenizer step {self.step_number}: {name} is {value}; lower the learning rate")
         error = (fake.detach().clamp(0, 1) - real).square().mean()
-        return told | {"psnr": float(-10 * torch.log10(error + 1e-8)), "codes_used": used, "perplexity": perplexity, "lr": self._lr()}
+        return told | {
+            "psnr": float(-10 * torch.log10(error + 1e-8)),
+            "codes_used": used,
+            "perplexity": perplexity,
+            "lr": self._lr(),
+        }
 
     def _weighted(self, fake: torch.Tensor, real: torch.Tensor, below: torch.Tensor | None) -> torch.Tensor:
-        """L1 over all pixels, and again over those that moved, however few: a frame lies upon its context, that upon the still picture."""
+        """L1 over all pixels, and again over those that moved, however few: a frame lies upon its context, that upon
+        the still picture.
+        """
         error = (fake - real).abs()
         if not self.loss.moved or self.model.still is None:
             return error.mean()
@@ -106,13 +119,16 @@ class TokenizerTrainer:
 
     def _train_adversary(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
         assert self.adversary is not None and self.adversary_optimizer is not None
-        loss = hinge_loss(self.adversary(real), self.adversary(fake)) + self.loss.penalty * gradient_penalty(self.adversary, real)
+        loss = hinge_loss(self.adversary(real), self.adversary(fake)) + self.loss.penalty * gradient_penalty(
+            self.adversary, real
+        )
         self._update(loss, self.adversary, self.adversary_optimizer)
         return loss
 
     def _update(self, loss: torch.Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.backends.mkldnn.flags(enabled=False):  # on ARM its small convolutions take up to twice the time of plain ones
+        # on ARM its small convolutions take up to twice the time of plain ones
+        with torch.backends.mkldnn.flags(enabled=False):
             loss.backward()
         if self.adversary is not None and model is self.model:
             self.adversary.zero_grad(set_to_none=True)  # the tokenizer's loss went through it
@@ -133,7 +149,10 @@ class TokenizerTrainer:
         """All that a resumed training needs."""
         held = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step_number}
         if self.adversary is not None and self.adversary_optimizer is not None:
-            held |= {"adversary": self.adversary.state_dict(), "adversary_optimizer": self.adversary_optimizer.state_dict()}
+            held |= {
+                "adversary": self.adversary.state_dict(),
+                "adversary_optimizer": self.adversary_optimizer.state_dict(),
+            }
         return held
 
     def load(self, held: dict[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""Agents behind an OpenAI-compatible address: the same prompts, formats and scores as for models of our own, by messages."""
+"""Agents behind an OpenAI-compatible address: the same prompts, formats and scores as for models of our own, by
+messages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class ApiPlayer:
     settings: AgentSettings
 
     def play(self, seats: Sequence[Seat], progress: Callable[[int], None] = lambda done: None) -> list[Trajectory]:
-        """All seats, several at a time. A line that fails, or a world that breaks, makes a trajectory Invalid, never a failure."""
+        """All seats, several at a time. A line that fails, or a world that breaks, makes a trajectory Invalid, never
+        a failure.
+        """
         with ThreadPoolExecutor(self.teacher.together) as pool:
             waiting = {pool.submit(self.episode, seat): i for i, seat in enumerate(seats)}
             found: dict[int, Trajectory] = {}
@@ -68,7 +72,11 @@ class ApiPlayer:
                 return ended(result)
             history[-1].response, history[-1].reward = parsed.response or " ", result.reward
             rewards.append(result.reward)
-            penalty, actions, words = penalty + result.penalty, actions + len(result.executed), words + len(said.split())
+            penalty, actions, words = (
+                penalty + result.penalty,
+                actions + len(result.executed),
+                words + len(said.split()),
+            )
             right += parsed.ok
             effective += bool(result.info.get("action_is_effective", False))
             success = bool(result.info.get("success", False)) and not result.truncated

@@ -11,7 +11,9 @@ Variant = Literal["truth", "belief", "masked", "blanked", "random_coordinates"]
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Shape of an episode: what is shown, what must be written, how long it lasts, and what is paid beside the world's reward."""
+    """Shape of an episode: what is shown, what must be written, how long it lasts, and what is paid beside the
+    world's reward.
+    """
 
     fmt: Format = "think"  # answer, think, or state: with observation and prediction tags
     max_turns: int = 5  # turns of an episode at most
@@ -20,7 +22,8 @@ class AgentSettings:
     format_penalty: float = -0.1  # added to the reward of a turn whose answer is malformed
     coordinates: bool = False  # states are shown and asked for with their coordinates (state estimation)
     prompt: Literal["full", "bare"] = "full"  # bare shows states alone, for models from scratch
-    observation_reward: float = 0.0  # world-modelling online: paid for a written observation that is right, in a turn of right format
+    # world-modelling online: paid for a written observation that is right, in a turn of right format
+    observation_reward: float = 0.0
     prediction_reward: float = 0.0  # likewise for the predicted next state
     signed: ClassVar[tuple[str, ...]] = ("format_penalty", "observation_reward", "prediction_reward")
 
@@ -37,13 +40,15 @@ class WorldsEnvironment(AgentSettings):
 
     kind: Literal["worlds"]
     tags: list[str]  # of rl/worlds/tags.yaml or tag_files
-    weights: list[float] = field(default_factory=list)  # how often each tag comes in training; without any all come equally often
+    # how often each tag comes in training; without any all come equally often
+    weights: list[float] = field(default_factory=list)
     test_tags: list[str] = field(default_factory=list)  # of the held-out tasks; without any the same
     tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
     first_seed: int = 10_000  # of the training tasks
     test_seed: int = 123  # the first of the held-out ones
     random_actions: int = 3  # a turn of the random policy
-    states: Variant = "truth"  # in the tags of collected turns; ablations: belief, masked, blanked (symbol by symbol), random_coordinates
+    # in the tags of collected turns; ablations: belief, masked, blanked (symbol by symbol), random_coordinates
+    states: Variant = "truth"
     learn_blanks: bool = False  # blanked states carry a loss, so that the shape of an answer is learnt and nothing else
     only_tagged: bool = True  # turns whose tags are not all there are no lessons
 
@@ -52,4 +57,6 @@ class WorldsEnvironment(AgentSettings):
         if not self.tags or self.random_actions < 1:
             raise ValueError("tags: at least one is needed, and random_actions at least 1")
         if self.weights and (len(self.weights) != len(self.tags) or min(self.weights) < 0 or sum(self.weights) <= 0):
-            raise ValueError(f"weights: one for each of the {len(self.tags)} tags, none negative and not all 0, not {self.weights}")
+            raise ValueError(
+                f"weights: one for each of the {len(self.tags)} tags, none negative and not all 0, not {self.weights}"
+            )

@@ -1,6 +1,7 @@
 """An agent's episode in a world: turns of prompt and answer, on the very token ids that were sampled.
 
-Nothing sampled is ever tokenised again: a later context repeats earlier answers by their ids, and only what the world says is encoded.
+Nothing sampled is ever tokenised again: a later context repeats earlier answers by their ids, and only what the world
+says is encoded.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class AgentEpisode:
         return self.context_of([turn.answer for turn in self.turns[:-1]])
 
     def context_of(self, answers: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Ids that ask for the turn after these answers: the rules, then the turns in the window, ending in the opening tag."""
+        """Ids that ask for the turn after these answers: the rules, then the turns in the window, ending in the
+        opening tag.
+        """
         last = len(answers)
         first = max(0, last + 1 - self.settings.window) if self.settings.window else 0
         opening = self.chat.agent + OPENING[self.settings.fmt]
@@ -110,7 +113,9 @@ class AgentEpisode:
         """Take the answer: parse it, execute its actions, note the state they led to."""
         text = OPENING[self.settings.fmt] + readable(self.tokenizer, sample.ids)
         parsed = parse(text, self.settings.fmt, self.settings.actions_per_turn)
-        result = attempt(play, self.world, parsed.actions, self.task.max_actions - self.actions, self.settings.format_penalty)
+        result = attempt(
+            play, self.world, parsed.actions, self.task.max_actions - self.actions, self.settings.format_penalty
+        )
         if isinstance(result, Invalid):
             self.fault = result
             return

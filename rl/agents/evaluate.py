@@ -1,4 +1,6 @@
-"""Scores of agents on fixed seeds: Pass@1 and Pass@k with intervals over seeds, what their turns did, how well they know states."""
+"""Scores of agents on fixed seeds: Pass@1 and Pass@k with intervals over seeds, what their turns did, how well they
+know states.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,16 @@ def difference(after: AgentScores, before: AgentScores, k: int = 1) -> Estimate:
 
 
 def state_perplexity(
-    score: Scorer, instances: Sequence[Instance], tokenizer: Tokenizer, settings: AgentSettings, *, coordinates: bool, alone: bool
+    score: Scorer,
+    instances: Sequence[Instance],
+    tokenizer: Tokenizer,
+    settings: AgentSettings,
+    *,
+    coordinates: bool,
+    alone: bool,
 ) -> float:
-    """exp of the mean negative log-probability of the first state's tokens, as it stands in the first prompt, or `alone`: after no
-    prompt at all but one token. NaN where the world has no coordinates to show."""
+    """exp of the mean negative log-probability of the first state's tokens, as it stands in the first prompt, or
+    `alone`: after no prompt at all but one token. NaN where the world has no coordinates to show."""
     mode = "text_with_coordinates" if coordinates else "text"
     shown = AgentSettings(fmt=settings.fmt, coordinates=coordinates, prompt=settings.prompt)
     rows, spans = [], []
@@ -95,7 +103,8 @@ def _find(context: Sequence[int], state: Sequence[int], tokenizer: Tokenizer, te
     for at in range(len(context) - 1, -1, -1):
         if tokenizer.decode(list(context[at : at + len(state)])).strip() == text.strip():
             return at
-    # pieces of a learnt tokenizer may join the state's edges with their surroundings: take the shortest window that holds it
+    # pieces of a learnt tokenizer may join the state's edges with their surroundings: take the shortest window that
+    # holds it
     for size in range(len(state) + 1, len(state) + 5):
         for at in range(len(context) - size, -1, -1):
             if text.strip() in tokenizer.decode(list(context[at : at + size])):
@@ -103,7 +112,9 @@ def _find(context: Sequence[int], state: Sequence[int], tokenizer: Tokenizer, te
     raise ValueError("the state was not found in its own prompt")
 
 
-def baseline_rows(task: Task, seeds: Sequence[int], k: int, rollouts: int = 100) -> list[tuple[str, str, Estimate, Estimate]]:
+def baseline_rows(
+    task: Task, seeds: Sequence[int], k: int, rollouts: int = 100
+) -> list[tuple[str, str, Estimate, Estimate]]:
     """(name, kind, Pass@1, Pass@k) of the random policy and of the ceiling where one is known."""
     passes = random_policy(task, seeds, rollouts, (1, k))
     rows = [(f"random policy, {rollouts} rollouts a seed", "baseline", passes[1], passes[k])]

@@ -1,4 +1,5 @@
-"""What an agent reads and writes: prompts built from the instantiated world, the tags of its answer, and the turn they make.
+"""What an agent reads and writes: prompts built from the instantiated world, the tags of its answer, and the turn they
+make.
 
 Parsing is by plain search, linear in the text, whatever a model writes.
 """
@@ -19,18 +20,25 @@ FORMATS: dict[str, str] = {
     "answer": "<answer> [your answer] </answer>",
     "think": "<think> [your thoughts] </think> <answer> [your answer] </answer>",
     "state": (
-        "<think> <observation> [current state] </observation> [your thoughts] <prediction> [next state] </prediction> </think> "
+        "<think> <observation> [current state] </observation> [your thoughts] <prediction> [next state] </prediction> "
+        "</think> "
         "<answer> [your answer] </answer>"
     ),
 }
-OPENING: dict[str, str] = {"answer": "<answer>", "think": "<think>", "state": "<think>"}  # what generation is made to start with
+OPENING: dict[str, str] = {
+    "answer": "<answer>",
+    "think": "<think>",
+    "state": "<think>",
+}  # what generation is made to start with
 _CONTROL = re.compile(r"</?(?:think|answer|observation|prediction)>|<\|[a-z_]{1,24}\|>")
 _CLOSE_THINK = re.compile(r"</think>\s*<answer>")
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """One response taken apart. `ok` means that every tag of the format was there, in order; actions may exist without it."""
+    """One response taken apart. `ok` means that every tag of the format was there, in order; actions may exist
+    without it.
+    """
 
     ok: bool
     actions: tuple[str, ...]
@@ -67,24 +75,30 @@ def prefix(task: Task, world: World, fmt: Format) -> str:
     parts = [(task.state_instruction if fmt == "state" else "") or task.instruction]
     if world.grid_words:
         parts.append(
-            "The meaning of each symbol in the state is:\n" + ", ".join(f"{s}: {meaning}" for s, meaning in world.grid_words.items())
+            "The meaning of each symbol in the state is:\n"
+            + ", ".join(f"{s}: {meaning}" for s, meaning in world.grid_words.items())
         )
     if world.action_words:
         parts.append("Your available actions are:\n" + ", ".join(world.action_words.values()))
-        parts.append(f'You can make up to {task.max_actions} actions, separated by the action separator " {SEPARATOR} ".')
+        parts.append(
+            f'You can make up to {task.max_actions} actions, separated by the action separator " {SEPARATOR} ".'
+        )
     return "\n".join(part for part in parts if part)
 
 
 def turn_text(number: int, state: str, actions_left: int, task: Task, fmt: Format) -> str:
     """What is appended to the last user message to ask for turn `number`."""
     return (
-        f"\nTurn {number}:\nState:\n{state}\nYou have {actions_left} actions left. Always output: {FORMATS[fmt]} with no extra text. "
+        f"\nTurn {number}:\nState:\n{state}\nYou have {actions_left} actions left. Always output: {FORMATS[fmt]} with "
+        "no extra text. "
         f"Strictly follow this format. Max response length: {task.max_tokens} words (tokens)."
     )
 
 
 def messages(task: Task, world: World, history: list[Turn], fmt: Format, window: int = 0) -> list[dict[str, str]]:
-    """The chat so far. The last turn may be unanswered; `window` > 0 keeps that many last turns, with their own numbers."""
+    """The chat so far. The last turn may be unanswered; `window` > 0 keeps that many last turns, with their own
+    numbers.
+    """
     first = max(0, len(history) - window) if window else 0
     chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prefix(task, world, fmt)}]
     for number, turn in enumerate(history[first:], start=first + 1):
@@ -129,7 +143,9 @@ def parse(text: str, fmt: Format, max_actions: int) -> Parsed:
 
 
 def play(world: World, words: tuple[str, ...], actions_left: int, format_penalty: float = -0.1) -> TurnResult:
-    """Execute the words of one answer. Unknown words are dropped; dropping any, or having none left, costs the penalty once."""
+    """Execute the words of one answer. Unknown words are dropped; dropping any, or having none left, costs the
+    penalty once.
+    """
     actions = [(word, action) for word in words if (action := world.parse_action(word)) is not None]
     penalty = format_penalty if len(actions) != len(words) or not actions else 0.0
     total, done, info, executed = 0.0, False, {}, []
@@ -157,5 +173,7 @@ def ground(response: str, observation: str, prediction: str) -> str:
 
 
 def has_states(response: str) -> bool:
-    """The tag filter of self-play data: think before answer, an observation and after it a prediction, both inside the think."""
+    """The tag filter of self-play data: think before answer, an observation and after it a prediction, both inside
+    the think.
+    """
     return parse(response.lower(), "state", 1).ok

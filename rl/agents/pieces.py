@@ -31,10 +31,13 @@ TAGS = (
     THOUGHT,
 )
 _CELL = re.compile(r"\([0-9],[0-9]\)")  # one piece each: where a cell lies is then for the model to learn
-_TEMPLATE = re.compile(r"[^0-9\n]*[0-9][^\n]*")  # a line with numbers: what stands between them, or between cells, is a template
+# a line with numbers: what stands between them, or between cells, is a template
+_TEMPLATE = re.compile(r"[^0-9\n]*[0-9][^\n]*")
 _BETWEEN = re.compile(f"{_CELL.pattern}|[0-9]")
-_WORD = re.compile(r"[A-Z]?[a-z]+")  # states hold no lower-case letters next to each other, so words and cells do not mix
-LOOKS, COMMON = 64, 3  # instances of every tag that the alphabet is taken from; a template's piece stands in so many of them
+# states hold no lower-case letters next to each other, so words and cells do not mix
+_WORD = re.compile(r"[A-Z]?[a-z]+")
+# instances of every tag that the alphabet is taken from; a template's piece stands in so many of them
+LOOKS, COMMON = 64, 3
 
 
 def walk(task: Task, world: World, seed: int) -> Iterator[None]:
@@ -51,7 +54,9 @@ def walk(task: Task, world: World, seed: int) -> Iterator[None]:
 
 @lru_cache(maxsize=2)  # every stage of a check asks for it
 def pieces_of(tags: tuple[str, ...], tag_files: tuple[str, ...] = ()) -> PieceTokenizer:
-    """Tags and words whole, everything else by character: all that prompts, states and random answers of these worlds hold."""
+    """Tags and words whole, everything else by character: all that prompts, states and random answers of these
+    worlds hold.
+    """
     words: set[str] = set()
     between: Counter[str] = Counter()
     characters: set[str] = set("0123456789.,;:()[]+-*/= \n")
@@ -71,7 +76,9 @@ def pieces_of(tags: tuple[str, ...], tag_files: tuple[str, ...] = ()) -> PieceTo
                 "Reward:\nUser:\nAgent:\n",
             ]
             world.reset(seed)
-            texts += [world.random_action(random.Random(i)) for i in range(8)] + list((world.action_words or {}).values())
+            texts += [world.random_action(random.Random(i)) for i in range(8)] + list(
+                (world.action_words or {}).values()
+            )
             for text in texts:
                 words.update(word for word in _WORD.findall(text) if len(word) > 1)
                 characters.update(text)

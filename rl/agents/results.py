@@ -1,4 +1,6 @@
-"""An evaluation of agents in tables and words: success beside the random policy and the ceiling, what arms did, know and cost."""
+"""An evaluation of agents in tables and words: success beside the random policy and the ceiling, what arms did, know
+and cost.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class AgentResults:
         self.greedy = GREEDY in evaluation.temperatures
         self.temperature = next((t for t in evaluation.temperatures if t != GREEDY), GREEDY)
         self.scores = {
-            key: summarise([trajectory for samples in judged for trajectory in samples]) for key, judged in evaluation.judged.items()
+            key: summarise([trajectory for samples in judged for trajectory in samples])
+            for key, judged in evaluation.judged.items()
         }
         if self.temperature == GREEDY:
             self.greedy, self.samples = False, 1  # one column is enough
@@ -52,7 +55,9 @@ class AgentResults:
                         cells[f"{best} minus {name}/{tag}/greedy"] = gain.to_cell()
                 if self.greedy:
                     cells[f"{name}/{tag}/greedy"] = self.certain(name, tag).passes(1).to_cell()
-        spent = {f"{name}/{what}": cost[i] for i, what in enumerate(("actions", "tokens")) for name, cost in costs.items()}
+        spent = {
+            f"{name}/{what}": cost[i] for i, what in enumerate(("actions", "tokens")) for name, cost in costs.items()
+        }
         return cells | spent
 
     def tries(self) -> list[int]:
@@ -66,12 +71,15 @@ class AgentResults:
         seeds = [instance.seed for instance in instances]
         rows, facts, ceiling = [], [], []
         for name, kind, first, last in baseline_rows(instances[0].task, seeds, k):
-            cells = [*([first.to_cell()] if self.greedy else []), first.to_cell(), last.to_cell()]  # chance decides random play either way
+            # chance decides random play either way
+            cells = [*([first.to_cell()] if self.greedy else []), first.to_cell(), last.to_cell()]
             (ceiling if kind == "ceiling" else rows).append({"name": name, "kind": kind, "cells": cells})
         for name in evaluation.models:
             scores, kind = self.sampled(name, tag), evaluation.kind_of(name)
             alone = [self.certain(name, tag).passes(1).to_cell()] if self.greedy else []
-            rows.append({"name": name, "kind": kind, "cells": [*alone, scores.passes(1).to_cell(), scores.passes(k).to_cell()]})
+            rows.append(
+                {"name": name, "kind": kind, "cells": [*alone, scores.passes(1).to_cell(), scores.passes(k).to_cell()]}
+            )
             known = [{"value": v} if math.isfinite(v) else "none" for v in evaluation.probes[name, tag]]
             spent = [{"value": cost} for cost in evaluation.costs[name]]
             seen = [e.to_cell() for e in (scores.effective, scores.format_ok, scores.tokens, scores.actions)]
@@ -83,7 +91,8 @@ class AgentResults:
                 "title": f"{tag}: success",
                 "columns": [*(["greedy"] if self.greedy else []), "Pass@1", f"Pass@{k}"],
                 "rows": rows + ceiling,
-                "note": f"{len(seeds)} seeds from {seeds[0]}, {k} samples each at temperature {self.temperature:g}; unbiased Pass@k; "
+                "note": f"{len(seeds)} seeds from {seeds[0]}, {k} samples each at temperature {self.temperature:g}; "
+                "unbiased Pass@k; "
                 f"95 % intervals over seeds. {invalid} invalid samples left out.",
             },
             f"{tag}-turns": {
@@ -94,7 +103,8 @@ class AgentResults:
                     *(*perplexities, "actions in training", "gradient tokens"),
                 ],
                 "rows": facts,
-                "note": "Perplexity of the first state's tokens: as it stands in the first prompt, and alone after one token. Actions and "
+                "note": "Perplexity of the first state's tokens: as it stands in the first prompt, and alone after "
+                "one token. Actions and "
                 "tokens of training count an arm's stage, all it started from and the play it learnt from.",
             },
         }
@@ -126,4 +136,7 @@ class AgentResults:
 
 
 def points(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:+.1f} points of Pass@1 (95 % interval {100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})"
+    return (
+        f"{100 * estimate.value:+.1f} points of Pass@1 (95 % interval {100 * estimate.low:+.1f} to "
+        f"{100 * estimate.high:+.1f})"
+    )

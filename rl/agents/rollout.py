@@ -29,7 +29,9 @@ class Instance:
 
 @dataclass
 class Seat:
-    """A place in a rollout: task, seed and sample. `episode` is the last one begun there; a fault may have begun several."""
+    """A place in a rollout: task, seed and sample. `episode` is the last one begun there; a fault may have begun
+    several.
+    """
 
     task: Task
     seed: int
@@ -40,7 +42,9 @@ class Seat:
 
 def seats_of(instances: Sequence[Instance], samples: int) -> list[Seat]:
     """A seat for every sample of every instance; the samples of one share its seed."""
-    return [Seat(one.task, one.seed, number, sample) for number, one in enumerate(instances) for sample in range(samples)]
+    return [
+        Seat(one.task, one.seed, number, sample) for number, one in enumerate(instances) for sample in range(samples)
+    ]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,9 @@ class Player:
 
     def _maker(self, seat: Seat, chat: Chat) -> Callable[[], AgentEpisode]:
         def make() -> AgentEpisode:
-            seat.episode = AgentEpisode(seat.task, seat.seed, seat.prompt_id, seat.sample_index, self.tokenizer, chat, self.settings)
+            seat.episode = AgentEpisode(
+                seat.task, seat.seed, seat.prompt_id, seat.sample_index, self.tokenizer, chat, self.settings
+            )
             return seat.episode
 
         return make
@@ -84,7 +90,9 @@ def actions_taken(trajectories: Sequence[Trajectory]) -> int:
 def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[Any]]) -> dict[str, float]:
     """Means over the valid trajectories of all ranks, and the success rate of each tag where there are several."""
     names = ("success", "num_actions", "action_is_effective", "format_ok", "response_tokens", "bonus")
-    rows = [[float(t.info[n]) for n in names] + [t.info["tag"]] for t in trajectories if not isinstance(t.reward, Invalid)]
+    rows = [
+        [float(t.info[n]) for n in names] + [t.info["tag"]] for t in trajectories if not isinstance(t.reward, Invalid)
+    ]
     everywhere = [row for part in gather(rows) for row in part]
     if not everywhere:
         return {}
@@ -117,7 +125,12 @@ def turns_of(seat: Seat) -> list[dict[str, Any]]:
             entry |= {"answer": parsed.response, "after": episode.states[turn + 1]}
         else:
             truth = episode.states[turn + 1]
-            entry |= {"before": episode.states[turn], "prediction": parsed.prediction, "truth": truth, "exact": parsed.prediction == truth}
+            entry |= {
+                "before": episode.states[turn],
+                "prediction": parsed.prediction,
+                "truth": truth,
+                "exact": parsed.prediction == truth,
+            }
         if episode.boards:
             entry["boards"] = episode.boards[turn : turn + 2]
         shown.append(entry)

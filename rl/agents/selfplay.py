@@ -1,7 +1,8 @@
-"""Self-play data for learning a world before acting in it: the agent's own turns, with the world's true states written into their tags.
+"""Self-play data for learning a world before acting in it: the agent's own turns, with the world's true states written
+into their tags.
 
-The loss covers what the agent thinks and answers, the true states included (roles ACTION and STATE); what the world says is prompt.
-The other variants are the ablations: same turns, same format, other states.
+The loss covers what the agent thinks and answers, the true states included (roles ACTION and STATE); what the world
+says is prompt. The other variants are the ablations: same turns, same format, other states.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def lessons(
 ) -> list[Lesson]:
     """Every turn of a finished episode as a sequence to imitate, earlier turns in its context corrected alike.
 
-    Masked and blanked states carry no loss; `learn_blanks` gives blanked ones theirs, to teach the shape of an answer alone.
+    Masked and blanked states carry no loss; `learn_blanks` gives blanked ones theirs, to teach the shape of an answer
+    alone.
     """
     if variant not in get_args(Variant):
         raise ValueError(f"variant: {variant!r} must be one of {', '.join(get_args(Variant))}")
@@ -100,7 +102,9 @@ def lessons(
     for turn, parsed in enumerate(episode.parsed):
         text = written_response(episode, turn, variant)
         context = episode.context_of(answers)
-        tagged = parsed.ok and UNREADABLE not in text and (episode.settings.fmt != "state" or has_states(parsed.response))
+        tagged = (
+            parsed.ok and UNREADABLE not in text and (episode.settings.fmt != "state" or has_states(parsed.response))
+        )
         if parsed.ok and UNREADABLE not in text:
             written = text.removeprefix(opening)
             ids, inside = encode_spans(episode.tokenizer, written, [found.span() for found in _SPAN.finditer(written)])
@@ -123,16 +127,26 @@ def tagged_share(episodes: Iterable[AgentEpisode]) -> float:
 
 
 class RandomPlayer:
-    """A sampler of random actions in an agent's format: it neither looks nor predicts. `worlds` finds the world of a request's key."""
+    """A sampler of random actions in an agent's format: it neither looks nor predicts. `worlds` finds the world of a
+    request's key.
+    """
 
-    def __init__(self, world_of: Callable[[tuple[int, ...]], World], tokenizer: Tokenizer, actions: int = 3, fmt: Format = "state") -> None:
+    def __init__(
+        self,
+        world_of: Callable[[tuple[int, ...]], World],
+        tokenizer: Tokenizer,
+        actions: int = 3,
+        fmt: Format = "state",
+    ) -> None:
         self.world_of, self.tokenizer, self.actions, self.fmt = world_of, tokenizer, actions, fmt
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """One answer for each request; its key and the world's state decide the words."""
         out: list[Sample | Invalid] = []
         states = f"<observation>{HIDDEN}</observation> {THOUGHT} <prediction>{HIDDEN}</prediction>"
-        start = {"state": f" {states} </think> <answer> ", "think": f" {THOUGHT} </think> <answer> ", "answer": " "}[self.fmt]
+        start = {"state": f" {states} </think> <answer> ", "think": f" {THOUGHT} </think> <answer> ", "answer": " "}[
+            self.fmt
+        ]
         for request in requests:
             rng, world = random.Random(repr(request.key)), self.world_of(request.key)
             words = [world.random_action(rng) for _ in range(self.actions)]

@@ -75,7 +75,9 @@ class WorldTasks(Tasks):
     def parts(self, n: int) -> dict[str, list[Instance]]:
         """A part for each tag, all with the same seeds."""
         tags = dict.fromkeys(self.settings.test_tags or self.settings.tags)
-        return {tag: [Instance(self.worlds[tag], self.settings.test_seed + number) for number in range(n)] for tag in tags}
+        return {
+            tag: [Instance(self.worlds[tag], self.settings.test_seed + number) for number in range(n)] for tag in tags
+        }
 
     def shown_as(self, model: str, temperature: float, part: str) -> str:
         return f"{model}-{part}"  # greedy episodes come last and are kept: the report shows the same rooms of every arm

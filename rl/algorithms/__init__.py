@@ -1,4 +1,5 @@
-"""One file per algorithm. Each has `settings` (the policy loss) and `prepare` (sequences with weights), and `keep` where it filters.
+"""One file per algorithm. Each has `settings` (the policy loss) and `prepare` (sequences with weights), and `keep`
+where it filters.
 
 A step is: roll out, `keep`, score what `needs` names, `prepare`, pack, one engine step.
 """

@@ -1,6 +1,7 @@
 """What the algorithms share: which tokens are trained, what they weigh, and statistics over all data-parallel ranks.
 
-Per-token arrays are aligned with a sequence's ids. A step's valid sequences, in the order of their trajectories, are its *rows*.
+Per-token arrays are aligned with a sequence's ids. A step's valid sequences, in the order of their trajectories, are
+its *rows*.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def rewards_of(trajectories: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarr
 def group_values(
     method: str, trajectories: Sequence[Trajectory], rewards: np.ndarray, device: torch.device, gather: Gather
 ) -> torch.Tensor:
-    """One advantage per trajectory against the others of its prompt; Invalid ones get 0 and enter no group's statistics."""
+    """One advantage per trajectory against the others of its prompt; Invalid ones get 0 and enter no group's
+    statistics.
+    """
     valid = torch.tensor([is_valid(t) for t in trajectories], dtype=torch.bool)
     ids = torch.tensor([t.prompt_id for t in trajectories], dtype=torch.long)
     given = torch.tensor(rewards.tolist(), dtype=torch.float32).to(device)
@@ -106,7 +109,9 @@ def split_rows(values_N: torch.Tensor, lengths: Sequence[int]) -> list[np.ndarra
     return np.split(values_N.cpu().numpy(), np.cumsum(lengths)[:-1]) if lengths else []
 
 
-def with_kl_reward(config: Policy, trajectories: Sequence[Trajectory], rewards: np.ndarray, scores: Scores) -> np.ndarray:
+def with_kl_reward(
+    config: Policy, trajectories: Sequence[Trajectory], rewards: np.ndarray, scores: Scores
+) -> np.ndarray:
     """Rewards less the KL penalty of the whole trajectory, where the settings put it into the reward."""
     if not (config.kl_coef and config.kl_in == "reward"):
         return rewards
@@ -140,7 +145,8 @@ def weigh(
 ) -> list[TrainSequence]:
     """Rows with their weights. `advantages` holds one array per row; `total` is the global denominator.
 
-    Where only the advantage makes a gradient, rows without one are left out: they would cost a forward and give nothing.
+    Where only the advantage makes a gradient, rows without one are left out: they would cost a forward and give
+    nothing.
     """
     result = []
     all_rows = all_rows or bool(config.entropy_coef) or bool(config.kl_coef and config.kl_in == "loss")
@@ -150,7 +156,11 @@ def weigh(
             continue
         share = 1.0 / total if config.aggregate != "sequence" else 1.0 / (total * max(mask.sum(), 1.0))
         sampled = np.asarray(sequence.logprobs, np.float32)
-        arrays = {"pg": mask * np.float32(share), "advantage": np.asarray(advantages[number], np.float32), "old_logprob": sampled}
+        arrays = {
+            "pg": mask * np.float32(share),
+            "advantage": np.asarray(advantages[number], np.float32),
+            "old_logprob": sampled,
+        }
         if config.tis_cap is not None:
             assert scores is not None and scores.policy is not None, "tis_cap needs the trainer's log-probs"
             arrays["old_logprob"] = scores.policy[number].astype(np.float32)
@@ -170,12 +180,19 @@ def importance(policy: np.ndarray, sampler: np.ndarray, cap: float) -> np.ndarra
     return np.exp(np.minimum(policy - sampler, np.log(cap))).astype(np.float32)
 
 
-def whiten(arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray], gather: Gather, eps: float = 1e-8) -> list[np.ndarray]:
+def whiten(
+    arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray], gather: Gather, eps: float = 1e-8
+) -> list[np.ndarray]:
     """Mean 0 and std 1 over the masked tokens of all ranks; 0 elsewhere."""
-    joined = np.concatenate([np.asarray(a, np.float64)[m > 0] for a, m in zip(arrays, masks, strict=True)] or [np.zeros(0)])
+    joined = np.concatenate(
+        [np.asarray(a, np.float64)[m > 0] for a, m in zip(arrays, masks, strict=True)] or [np.zeros(0)]
+    )
     parts = gather((len(joined), float(joined.sum())))
     count = max(sum(n for n, _ in parts), 1)
     mean = sum(s for _, s in parts) / count
     spread_sum = sum(gather(float(((joined - mean) ** 2).sum())))
     std = (spread_sum / max(count - 1, 1)) ** 0.5
-    return [((np.asarray(a, np.float64) - mean) / (std + eps) * m).astype(np.float32) for a, m in zip(arrays, masks, strict=True)]
+    return [
+        ((np.asarray(a, np.float64) - mean) / (std + eps) * m).astype(np.float32)
+        for a, m in zip(arrays, masks, strict=True)
+    ]

@@ -18,8 +18,8 @@ def at_most_one(settings: Any, *names: str) -> None:
 class Policy:
     """What every policy-gradient algorithm can choose. Its defaults are GRPO's; the algorithms below change them.
 
-    `aggregate` is how token terms become one loss: a mean over all tokens, a mean over sequences of token means, or a sum over
-    tokens with a mean over sequences, which is what a sequence's log-probability asks for.
+    `aggregate` is how token terms become one loss: a mean over all tokens, a mean over sequences of token means, or a
+    sum over tokens with a mean over sequences, which is what a sequence's log-probability asks for.
     """
 
     clip_low: float = 0.2  # the importance ratio is clipped below 1 minus this
@@ -46,7 +46,8 @@ class GRPO(Policy):
     """Group-relative policy optimisation: the advantage of a sample is its reward against its group's."""
 
     kind: Literal["grpo"] = "grpo"
-    scale: Literal["mean_std", "mean", "leave_one_out", "uniform_std"] = "mean_std"  # what a reward is compared with, and divided by
+    # what a reward is compared with, and divided by
+    scale: Literal["mean_std", "mean", "leave_one_out", "uniform_std"] = "mean_std"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class DrGRPO(Policy):
 
 @dataclass(frozen=True)
 class DAPO(Policy):
-    """GRPO with a wider upper clip, groups without a signal replaced by fresh prompts, and a soft penalty on overlong answers."""
+    """GRPO with a wider upper clip, groups without a signal replaced by fresh prompts, and a soft penalty on
+    overlong answers.
+    """
 
     kind: Literal["dapo"] = "dapo"
     clip_high: float = 0.28
@@ -78,7 +81,9 @@ class DAPO(Policy):
         if self.refills < 0:
             raise ValueError(f"refills: {self.refills} must not be negative")
         if self.overlong_length and not 0 < self.overlong_cache <= self.overlong_length:
-            raise ValueError(f"overlong_cache: {self.overlong_cache} must be between 1 and overlong_length ({self.overlong_length})")
+            raise ValueError(
+                f"overlong_cache: {self.overlong_cache} must be between 1 and overlong_length ({self.overlong_length})"
+            )
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,9 @@ class RLOO(Policy):
 
 @dataclass(frozen=True)
 class ReinforcePP(Policy):
-    """REINFORCE++: returns with a KL penalty at every token, normalised over the tokens of the whole batch, without a critic."""
+    """REINFORCE++: returns with a KL penalty at every token, normalised over the tokens of the whole batch, without
+    a critic.
+    """
 
     kind: Literal["reinforce++"] = "reinforce++"
     kl_in: Literal["loss", "reward"] = "reward"
@@ -160,7 +167,9 @@ class StarPOS(PPO):
 
 @dataclass(frozen=True)
 class SFT:
-    """Imitation of what was sampled (rejection sampling): cross-entropy on the trajectories whose reward is high enough."""
+    """Imitation of what was sampled (rejection sampling): cross-entropy on the trajectories whose reward is high
+    enough.
+    """
 
     kind: Literal["sft"] = "sft"
     min_reward: float = 1.0  # trajectories below it are left out
@@ -169,8 +178,9 @@ class SFT:
 
 @dataclass(frozen=True)
 class OwnAlgorithm(Policy, KindByPath):
-    """Advantages by a function of one's own, `kind: file.py:name`: `def name(rewards, infos, **args)` is given the rewards of a group and
-    what its scores hold beside them, and gives one advantage a sample. Clipping, KL and the rest are chosen as for GRPO."""
+    """Advantages by a function of one's own, `kind: file.py:name`: `def name(rewards, infos, **args)` is given the
+    rewards of a group and what its scores hold beside them, and gives one advantage a sample. Clipping, KL and the rest
+    are chosen as for GRPO."""
 
     def __post_init__(self) -> None:
         Policy.__post_init__(self)

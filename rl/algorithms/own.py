@@ -22,7 +22,9 @@ def settings(config: OwnAlgorithm, temperature: float) -> PolicySettings:
     return common.policy_settings(config, temperature)
 
 
-def prepare(config: OwnAlgorithm, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
+def prepare(
+    config: OwnAlgorithm, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather
+) -> list[TrainSequence]:
     """Every group's valid samples go to the function; an advantage holds for all tokens of its sample."""
     rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories)[0], scores)
     groups: dict[int, list[int]] = {}
@@ -31,7 +33,9 @@ def prepare(config: OwnAlgorithm, trajectories: Sequence[Trajectory], scores: Sc
             groups.setdefault(trajectory.prompt_id, []).append(i)
     values = np.zeros(len(trajectories))
     for group in groups.values():
-        values[group] = advantages_of(config, [float(rewards[i]) for i in group], [dict(trajectories[i].info) for i in group])
+        values[group] = advantages_of(
+            config, [float(rewards[i]) for i in group], [dict(trajectories[i].info) for i in group]
+        )
     rows = [np.full(len(sequence.ids), values[i]) for i, sequence in common.rows(trajectories)]
     return common.weigh(config, trajectories, rows, common.denominator(config, trajectories, gather), scores)
 
@@ -41,7 +45,11 @@ def advantages_of(config: OwnAlgorithm, rewards: list[float], infos: list[dict])
     try:
         given = [float(value) for value in config.load()(rewards, infos, **config.args)]
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"algorithm: {config.path} failed on the rewards {rewards}: {describe_error(error, config.path)}") from error
+        raise ConfigError(
+            f"algorithm: {config.path} failed on the rewards {rewards}: {describe_error(error, config.path)}"
+        ) from error
     if len(given) != len(rewards) or not all(map(math.isfinite, given)):
-        raise ConfigError(f"algorithm: {config.path} gave {given} for {len(rewards)} rewards; one finite number each is needed")
+        raise ConfigError(
+            f"algorithm: {config.path} gave {given} for {len(rewards)} rewards; one finite number each is needed"
+        )
     return given

@@ -34,11 +34,15 @@ def turn_ends(sequence: TokenSequence) -> np.ndarray:
     return np.flatnonzero(mask & ~np.append(mask[1:], False))
 
 
-def token_rewards(config: PPO, trajectories: Sequence[Trajectory], scores: Scores) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def token_rewards(
+    config: PPO, trajectories: Sequence[Trajectory], scores: Scores
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Reward of every token of every row, and where turns end. Turns count through a trajectory's rows in order."""
     rows = common.rows(trajectories)
     in_reward = bool(config.kl_coef) and config.kl_in == "reward"
-    penalties = common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
+    penalties = (
+        common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
+    )
     rewards, ends = [], []
     turn_of: dict[int, int] = {}
     for (index, sequence), penalty in zip(rows, penalties, strict=True):
@@ -50,7 +54,8 @@ def token_rewards(config: PPO, trajectories: Sequence[Trajectory], scores: Score
             given = trajectory.turn_rewards[first : first + len(at)]
             if len(given) != len(at):
                 raise ConfigError(
-                    f"turn_rewards: prompt {trajectory.prompt_id} has {len(trajectory.turn_rewards)} turn rewards for more sampled turns"
+                    f"turn_rewards: prompt {trajectory.prompt_id} has {len(trajectory.turn_rewards)} turn rewards for "
+                    "more sampled turns"
                 )
             value[at] += given
             turn_of[index] = first + len(at)
@@ -61,10 +66,15 @@ def token_rewards(config: PPO, trajectories: Sequence[Trajectory], scores: Score
     return rewards, ends
 
 
-def advantages(config: PPO, trajectories: Sequence[Trajectory], scores: Scores) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def advantages(
+    config: PPO, trajectories: Sequence[Trajectory], scores: Scores
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(advantages, returns) of every row, before whitening."""
     if scores.values is None:
-        raise ConfigError("algorithm: ppo needs a critic; give the stage one, or choose an algorithm without (grpo, rloo, reinforce++)")
+        raise ConfigError(
+            "algorithm: ppo needs a critic; give the stage one, or choose an algorithm without (grpo, rloo, "
+            "reinforce++)"
+        )
     masks = [common.action_mask(s) > 0 for _, s in common.rows(trajectories)]
     if not masks:
         return [], []
@@ -91,7 +101,9 @@ def prepare(config: PPO, trajectories: Sequence[Trajectory], scores: Scores, gat
     masks = [common.action_mask(s) for _, s in common.rows(trajectories)]
     if config.whiten:
         values = common.whiten(values, masks, gather)
-    weighed = common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores, all_rows=True)
+    weighed = common.weigh(
+        config, trajectories, values, common.denominator(config, trajectories, gather), scores, all_rows=True
+    )
     tokens = float(max(sum(gather(common.action_tokens(trajectories))), 1))
     assert scores.values is not None
     return [

@@ -21,10 +21,13 @@ def settings(config: ReinforcePP, temperature: float) -> PolicySettings:
     return common.policy_settings(config, temperature)
 
 
-def returns(config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[np.ndarray]:
+def returns(
+    config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather
+) -> list[np.ndarray]:
     """Return of every sampled token of every row: later rewards less penalties, discounted over sampled tokens.
 
-    The trajectory's reward stands at the last sampled token of each of its rows: with a windowed context a row is one turn.
+    The trajectory's reward stands at the last sampled token of each of its rows: with a windowed context a row is one
+    turn.
     """
     rewards, _ = common.rewards_of(trajectories)
     if config.group_baseline:
@@ -33,7 +36,9 @@ def returns(config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Sco
     if not rows:
         return []
     in_reward = bool(config.kl_coef) and config.kl_in == "reward"
-    penalties = common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
+    penalties = (
+        common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
+    )
     masks = [common.action_mask(s) > 0 for _, s in rows]
     given = [-penalty for penalty in penalties]
     for (index, _), value, mask in zip(rows, given, masks, strict=True):
@@ -44,7 +49,9 @@ def returns(config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Sco
     return common.split_rows(values_N, lengths)
 
 
-def prepare(config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
+def prepare(
+    config: ReinforcePP, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather
+) -> list[TrainSequence]:
     """Whitened returns as advantages."""
     masks = [common.action_mask(s) for _, s in common.rows(trajectories)]
     values = common.whiten(returns(config, trajectories, scores, gather), masks, gather)

@@ -1,4 +1,6 @@
-"""Plain SFT on sampled trajectories: cross-entropy on what was sampled where the reward is high enough (rejection sampling)."""
+"""Plain SFT on sampled trajectories: cross-entropy on what was sampled where the reward is high enough (rejection
+sampling).
+"""
 
 from __future__ import annotations
 
@@ -27,4 +29,6 @@ def keep(config: SFT, trajectories: Sequence[Trajectory], gather: Gather) -> lis
 def prepare(config: SFT, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """Mean cross-entropy over all sampled tokens."""
     total = float(max(sum(gather(common.action_tokens(trajectories))), 1))
-    return [TrainSequence.of(s, i, ce=common.action_mask(s) * np.float32(1.0 / total)) for i, s in common.rows(trajectories)]
+    return [
+        TrainSequence.of(s, i, ce=common.action_mask(s) * np.float32(1.0 / total)) for i, s in common.rows(trajectories)
+    ]

@@ -17,7 +17,9 @@ __all__ = ["advantages", "keep", "ppo", "prepare", "settings", "value_loss", "va
 
 
 def keep(config: StarPOS, trajectories: Sequence[Trajectory], gather: Gather) -> list[Trajectory]:
-    """This rank's trajectories of the `keep` share of all ranks' groups with the largest std of rewards; at least one group."""
+    """This rank's trajectories of the `keep` share of all ranks' groups with the largest std of rewards; at least
+    one group.
+    """
     rewards, valid = common.rewards_of(trajectories)
     parts = gather([(t.prompt_id, r, bool(v)) for t, r, v in zip(trajectories, rewards, valid, strict=True)])
     everything = [row for part in parts for row in part]

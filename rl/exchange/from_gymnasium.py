@@ -17,7 +17,9 @@ class GymnasiumEnvironment(Seeded):
         self,
         id: str,
         actions: list[str] | None = None,  # words for the actions of a Discrete space, in their order
-        render: Literal["observation", "ansi"] = "observation",  # what is shown: the observation, or the environment's own drawing
+        render: Literal[
+            "observation", "ansi"
+        ] = "observation",  # what is shown: the observation, or the environment's own drawing
         renderer: str | None = None,  # file.py:function of an observation, for those that are no text
         settings: dict[str, Any] | None = None,  # keyword arguments of gymnasium.make
         **limits: Any,
@@ -45,7 +47,9 @@ class GymnasiumEnvironment(Seeded):
 
     def _words(self, actions: list[str] | None) -> list[str] | None:
         kind = type(self.space).__name__
-        if kind not in ("Discrete", "Box", "MultiDiscrete", "MultiBinary") and not isinstance(self.space, self.gymnasium.spaces.Text):
+        if kind not in ("Discrete", "Box", "MultiDiscrete", "MultiBinary") and not isinstance(
+            self.space, self.gymnasium.spaces.Text
+        ):
             raise ConfigError(f"gymnasium:{self.id}: its actions are a {kind}, which no text is read as")
         if kind != "Discrete":
             if actions is not None:
@@ -53,7 +57,9 @@ class GymnasiumEnvironment(Seeded):
             return None
         first, n = int(self.space.start), int(self.space.n)
         if actions is not None and (len(actions) != n or len({a.lower() for a in actions}) < n):
-            raise ConfigError(f"actions: gymnasium:{self.id} has {n} actions, so {n} different words are needed, not {len(actions)}")
+            raise ConfigError(
+                f"actions: gymnasium:{self.id} has {n} actions, so {n} different words are needed, not {len(actions)}"
+            )
         return actions or [str(first + i) for i in range(n)]
 
     def how(self) -> str:

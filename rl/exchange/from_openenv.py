@@ -23,10 +23,12 @@ class OpenEnvEnvironment(Seeded):
     def __init__(
         self,
         id: str,
-        action: str | None = None,  # the field of an action that the answer fills; default: the only one without a default
+        action: str
+        | None = None,  # the field of an action that the answer fills; default: the only one without a default
         fixed: dict[str, Any] | None = None,  # further fields of every action
         observation: str | None = None,  # the field that is shown; default: the only text in it, or all of it as JSON
-        actions: list[str] | None = None,  # what random play draws from; default: what the schema or the first observation lists
+        actions: list[str]
+        | None = None,  # what random play draws from; default: what the schema or the first observation lists
         wait_s: float = 20.0,  # for one reply
         **limits: Any,
     ) -> None:
@@ -37,10 +39,14 @@ class OpenEnvEnvironment(Seeded):
         require("websockets")
         self.url, self.wait_s, self.shown, self.fixed = id.rstrip("/"), wait_s, observation, dict(fixed or {})
         schema = self._get("/schema").get("action", {})
-        fields: dict[str, Any] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata" and k not in self.fixed}
+        fields: dict[str, Any] = {
+            k: v for k, v in schema.get("properties", {}).items() if k != "metadata" and k not in self.fixed
+        }
         needed = [name for name in schema.get("required", []) if name in fields] or list(fields)
         if action is not None and action not in fields:
-            raise ConfigError(f"action: openenv:{id} has no field '{action}' in its actions; they have {', '.join(fields) or 'none'}")
+            raise ConfigError(
+                f"action: openenv:{id} has no field '{action}' in its actions; they have {', '.join(fields) or 'none'}"
+            )
         self.field, self.fields = action or (needed[0] if len(needed) == 1 else None), fields
         self.words = actions or self._listed()
 
@@ -96,8 +102,12 @@ class OpenEnvEnvironment(Seeded):
         observation = data["observation"]
         if self.shown is not None:
             return text_of(observation[self.shown])
-        texts = [value for name, value in observation.items() if isinstance(value, str) and value and name != "metadata"]
-        return text_of("\n".join(texts)) if texts else text_of({k: v for k, v in observation.items() if k != "metadata"})
+        texts = [
+            value for name, value in observation.items() if isinstance(value, str) and value and name != "metadata"
+        ]
+        return (
+            text_of("\n".join(texts)) if texts else text_of({k: v for k, v in observation.items() if k != "metadata"})
+        )
 
     def act(self, episode: Any, answer: Any) -> tuple[str, float, bool]:
         data = self._ask(episode, "step", answer)
@@ -139,4 +149,10 @@ def _drawn(kind: str | None, field: dict[str, Any], rng: random.Random) -> Any:
     low, high = field.get("minimum", 0), field.get("maximum", 9)
     if kind == "integer":
         return rng.randint(int(low), int(high))
-    return rng.uniform(low, high) if kind == "number" else rng.random() < 0.5 if kind == "boolean" else str(rng.randint(0, 9))
+    return (
+        rng.uniform(low, high)
+        if kind == "number"
+        else rng.random() < 0.5
+        if kind == "boolean"
+        else str(rng.randint(0, 9))
+    )

@@ -30,10 +30,15 @@ class ReasoningGymEnvironment(Environment):
             known = {self.data[i]["question"] for i in range(train_tasks)}
         except Exception as error:
             raise ConfigError(f"reasoning-gym:{id}: cannot be made: {type(error).__name__}: {error}") from error
-        # One sequence cut in two: question i is drawn by seed + i, so a neighbouring seed would give the same questions again.
-        held_out = [i for i in range(train_tasks, size) if self.data[i]["question"] not in known]  # small tasks repeat theirs
+        # One sequence cut in two: question i is drawn by seed + i, so a neighbouring seed would give the same questions
+        # again.
+        # small tasks repeat theirs
+        held_out = [i for i in range(train_tasks, size) if self.data[i]["question"] not in known]
         if not held_out:
-            raise ConfigError(f"reasoning-gym:{id}: all of its {test_tasks} held-out questions are among the {train_tasks} to train on")
+            raise ConfigError(
+                f"reasoning-gym:{id}: all of its {test_tasks} held-out questions are among the {train_tasks} to train "
+                "on"
+            )
         self.places: dict[Split, list[int]] = {"train": list(range(train_tasks)), "test": held_out}
 
     def tasks(self, split: Split) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 """`env: verifiers:NAME`: an installed taskset of verifiers with its environment, whose model is ours.
 
-The environment asks its model at an address, so a small server in this process takes each request, and the episode's generator hands
-it on as a prompt. One request is one turn.
+The environment asks its model at an address, so a small server in this process takes each request, and the episode's
+generator hands it on as a prompt. One request is one turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ HARNESS = "terrella_worlds"  # a chat without programs to install
 
 
 class VerifiersEnvironment(Environment):
-    """One agent with a chat model. Agents with tools, or that rewrite their conversation, are refused: those samples are Invalid."""
+    """One agent with a chat model. Agents with tools, or that rewrite their conversation, are refused: those samples
+    are Invalid.
+    """
 
     def __init__(
         self,
@@ -33,23 +35,30 @@ class VerifiersEnvironment(Environment):
         train_tasks: int = 1024,
         test_tasks: int = 64,
         settings: dict[str, Any] | None = None,  # of the taskset, as --env.taskset.KEY has them
-        agent: dict[str, Any] | None = None,  # of the agent, as --env.agent.KEY has them; default: a chat in this process
+        agent: dict[str, Any]
+        | None = None,  # of the agent, as --env.agent.KEY has them; default: a chat in this process
         actions: list[str] | None = None,  # what random play draws from; default: the words of the prompt
     ) -> None:
         if min(train_tasks, test_tasks) < 1:
             raise ConfigError("train_tasks and test_tasks: at least 1")
         self.verifiers, self.actions = require("verifiers.v1"), actions
-        sys.modules.setdefault(HARNESS, require("terrella.rl.exchange.to_verifiers"))  # also where that package is not installed
+        # also where that package is not installed
+        sys.modules.setdefault(HARNESS, require("terrella.rl.exchange.to_verifiers"))
         from verifiers.v1.configs.env import _declared_agent_configs
         from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment, resolve_env_config
 
         try:
             roles = list(_declared_agent_configs(env_config_type(id)()))
             if len(roles) != 1:
-                raise ConfigError(f"verifiers:{id}: has {len(roles)} agents ({', '.join(roles)}); an environment with one is trained on")
+                raise ConfigError(
+                    f"verifiers:{id}: has {len(roles)} agents ({', '.join(roles)}); an environment with one is "
+                    "trained on"
+                )
             chat = {"harness": {"id": HARNESS}} if default_harness_id(id) == "bash" else {}
             played = {"runtime": {"type": "subprocess"}, **chat, **(agent or {})}
-            self.env = load_environment(resolve_env_config({"taskset": {"id": id, **(settings or {})}, roles[0]: played}))
+            self.env = load_environment(
+                resolve_env_config({"taskset": {"id": id, **(settings or {})}, roles[0]: played})
+            )
             self.rows = list(self.env.taskset.head(train_tasks + test_tasks))
         except ConfigError:
             raise
@@ -58,10 +67,14 @@ class VerifiersEnvironment(Environment):
         self.places = self._split(id, train_tasks, test_tasks)
 
     def _split(self, id: str, train: int, test: int) -> dict[Split, list[int]]:
-        """One sequence cut in two, in the asked proportion where it is shorter; a held-out task that is also trained on is left out."""
+        """One sequence cut in two, in the asked proportion where it is shorter; a held-out task that is also trained
+        on is left out.
+        """
         count = len(self.rows)
         first = train if count == train + test else count - max(1, round(count * test / (train + test)))
-        kept = [json.dumps(row.data.model_dump(mode="json", exclude={"idx", "name"}), sort_keys=True) for row in self.rows]
+        kept = [
+            json.dumps(row.data.model_dump(mode="json", exclude={"idx", "name"}), sort_keys=True) for row in self.rows
+        ]
         known = set(kept[:first])
         held_out = [i for i in range(first, count) if kept[i] not in known]
         if first < 1 or not held_out:
@@ -87,7 +100,9 @@ class VerifiersEnvironment(Environment):
                     raise RuntimeError("the environment rewrote its conversation; its turns cannot be trained as one")
                 new = asked[len(before) :]
                 if before and any(message["role"] == "assistant" for message in new):
-                    raise RuntimeError("the environment wrote an answer of its own into the conversation; it cannot be trained on")
+                    raise RuntimeError(
+                        "the environment wrote an answer of its own into the conversation; it cannot be trained on"
+                    )
                 answer = yield asked if not before else "\n".join(message["content"] for message in new)
                 before = [*asked, {"role": "assistant", "content": answer}]
                 talk.answer(answer)
@@ -183,13 +198,17 @@ class Service:
         client = vf.EvalClientConfig(base_url=self.url, api_key_var="TERRELLA_NO_KEY")
         ended = Ended({}, "the episode was given up")
         try:
-            episode = await self.env.run_episode(task, vf.ModelContext(client=client, model=talk.name, sampling=vf.SamplingConfig()))
+            episode = await self.env.run_episode(
+                task, vf.ModelContext(client=client, model=talk.name, sampling=vf.SamplingConfig())
+            )
             faults = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
             if not episode.ok:
                 ended = Ended({}, f"{faults[-1].type}: {faults[-1].message}"[:500] if faults else "the episode failed")
             else:
                 trace = episode.traces[0]
-                ended = Ended({**{name: float(value) for name, value in trace.metrics.items()}, "reward": float(trace.reward)})
+                ended = Ended(
+                    {**{name: float(value) for name, value in trace.metrics.items()}, "reward": float(trace.reward)}
+                )
         except Exception as error:
             ended = Ended({}, f"{type(error).__name__}: {error}"[:500])
         finally:
@@ -213,7 +232,14 @@ class Service:
             return web.json_response({"error": {"message": "the episode was given up"}}, status=400)
         message = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": answer}}
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        made = {"id": talk.name, "object": "chat.completion", "created": 0, "model": talk.name, "choices": [message], "usage": usage}
+        made = {
+            "id": talk.name,
+            "object": "chat.completion",
+            "created": 0,
+            "model": talk.name,
+            "choices": [message],
+            "usage": usage,
+        }
         return web.json_response(made)
 
 

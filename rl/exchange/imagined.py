@@ -18,7 +18,9 @@ Report = Callable[[str], Any]
 
 
 class ImaginedGrid(World):
-    """Sokoban as a model imagines it: only the start is true. A prediction that is no room leaves the state as it was."""
+    """Sokoban as a model imagines it: only the start is true. A prediction that is no room leaves the state as it
+    was.
+    """
 
     name = "imagined-sokoban"
 
@@ -54,7 +56,8 @@ class ImaginedGrid(World):
 
 
 class Beside(World):
-    """An imagined world with the true one beside it. The player sees the imagined one; `info` says how far it has drifted.
+    """An imagined world with the true one beside it. The player sees the imagined one; `info` says how far it has
+    drifted.
 
     `exact` is 1 while the two states are the same, `exact_steps` counts the steps until they first differed.
     """
@@ -83,7 +86,9 @@ class Beside(World):
         drift = {"exact": float(exact), "exact_steps": float(self.exact_steps), "true_reward": float(true_reward)}
         if self.report is not None:
             self.report(f"step {self.steps}: {'exact' if exact else 'drifted'}, exact for the first {self.exact_steps}")
-        return StepResult(result.text, result.reward, result.done, {**result.info, **drift, "true_over": float(self.over)})
+        return StepResult(
+            result.text, result.reward, result.done, {**result.info, **drift, "true_over": float(self.over)}
+        )
 
     def render(self, mode: str = "text") -> str:
         return self.imagined.render(mode)
@@ -103,11 +108,20 @@ class Beside(World):
     def restore(self, snapshot: Snapshot) -> None:
         self.imagined.restore(snapshot["imagined"])
         self.true.restore(snapshot["true"])
-        self.steps, self.exact_steps, self.over = int(snapshot["steps"]), int(snapshot["exact_steps"]), bool(snapshot["over"])
+        self.steps, self.exact_steps, self.over = (
+            int(snapshot["steps"]),
+            int(snapshot["exact_steps"]),
+            bool(snapshot["over"]),
+        )
 
 
 def same_state(imagined: World, true: World) -> bool:
     """Whether both are in the same state; of a text game the order of objects does not count."""
-    if isinstance(imagined, ImaginedGame) and isinstance(true, TextGame) and imagined.view is not None and true.state is not None:
+    if (
+        isinstance(imagined, ImaginedGame)
+        and isinstance(true, TextGame)
+        and imagined.view is not None
+        and true.state is not None
+    ):
         return imagined.view.key() == view_of(true.game.name, true.state).key()
     return imagined.render() == true.render()

@@ -1,4 +1,6 @@
-"""Our worlds played in text by any chat model: what the interface of verifiers, and chat models behind an address, are given."""
+"""Our worlds played in text by any chat model: what the interface of verifiers, and chat models behind an address,
+are given.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Worlds by name, and one play of a world: what every interface to other trainers is built on. Importable without torch."""
+"""Worlds by name, and one play of a world: what every interface to other trainers is built on. Importable without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ GAME = "text-game/"  # before the name of a text game
 
 @dataclass(frozen=True)
 class Offer:
-    """A world that can be played by name: how an instance is made, what the player is told, and how many actions it has."""
+    """A world that can be played by name: how an instance is made, what the player is told, and how many actions it
+    has.
+    """
 
     name: str
     make: Callable[[], World]
@@ -112,7 +116,13 @@ class Play:
         last = self.last
         shown: dict[str, Any] = {"text": last.text, "reward": last.reward, "terminated": last.terminated}
         shown |= {"truncated": last.truncated, "info": dict(last.info)}
-        return {"name": self.offer.name, "seed": self.seed, "actions": self.actions, "last": shown, "world": self.world.snapshot()}
+        return {
+            "name": self.offer.name,
+            "seed": self.seed,
+            "actions": self.actions,
+            "last": shown,
+            "world": self.world.snapshot(),
+        }
 
     def restore(self, snapshot: Snapshot) -> Turn:
         """Go back to a snapshot; what was seen then."""

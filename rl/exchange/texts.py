@@ -1,4 +1,5 @@
-"""What the environments from elsewhere share: seeds as tasks, observations as texts, and a random policy over the actions.
+"""What the environments from elsewhere share: seeds as tasks, observations as texts, and a random policy over the
+actions.
 
 An observation that is too large for a prompt is a fault of the environment, so its episode becomes Invalid.
 """
@@ -68,9 +69,13 @@ def renderer_of(path: str | None) -> Callable[[Any], str]:
 
 
 class Seeded(Environment):
-    """An environment whose tasks are seeds, played for at most `max_actions` actions. The reward is the sum of those of the steps."""
+    """An environment whose tasks are seeds, played for at most `max_actions` actions. The reward is the sum of those
+    of the steps.
+    """
 
-    def __init__(self, max_actions: int = 20, train_tasks: int = 1024, test_tasks: int = 64, instruction: str = "") -> None:
+    def __init__(
+        self, max_actions: int = 20, train_tasks: int = 1024, test_tasks: int = 64, instruction: str = ""
+    ) -> None:
         if min(max_actions, train_tasks, test_tasks) < 1:
             raise ConfigError("max_actions, train_tasks and test_tasks: at least 1")
         self.max_actions, self.instruction = max_actions, instruction
@@ -86,7 +91,9 @@ class Seeded(Environment):
         raise NotImplementedError
 
     def act(self, episode: Any, answer: str) -> tuple[str, float, bool]:
-        """What an answer leads to: the text that is seen, the reward, and whether it is over. ValueError where it is no action."""
+        """What an answer leads to: the text that is seen, the reward, and whether it is over. ValueError where it is
+        no action.
+        """
         raise NotImplementedError
 
     def end(self, episode: Any) -> None:
@@ -101,7 +108,9 @@ class Seeded(Environment):
         raise NotImplementedError
 
     def play(self, task: Any) -> Generator[Prompt, str, Score]:
-        """Every prompt says what is seen and how many actions are left; an answer that is no action costs one of them."""
+        """Every prompt says what is seen and how many actions are left; an answer that is no action costs one of
+        them.
+        """
         episode, seen = self.begin(task["seed"])
         try:
             total, wrong, over, steps = 0.0, 0, False, 0

@@ -1,4 +1,5 @@
-"""Our worlds as Gymnasium environments. Importing this module registers them: `gymnasium.make("terrella/SimpleSokoban-v0")`.
+"""Our worlds as Gymnasium environments. Importing this module registers them:
+`gymnasium.make("terrella/SimpleSokoban-v0")`.
 
 Where a world has action words, an action is their index, else a text. An observation is the text of the state.
 """
@@ -19,7 +20,9 @@ PRINTABLE = "".join(map(chr, range(32, 127)))  # what random texts are made of
 
 
 class AnyText(spaces.Text):
-    """Texts of any characters: a page or a drawing may hold every letter there is, and a charset could not list them."""
+    """Texts of any characters: a page or a drawing may hold every letter there is, and a charset could not list
+    them.
+    """
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
@@ -29,7 +32,9 @@ class AnyText(spaces.Text):
 
 
 class WorldEnv(gymnasium.Env[str, Any]):
-    """An offered world. `reset(seed=...)` begins the instance of that seed, `options={"sample": n}` one with other chance moves."""
+    """An offered world. `reset(seed=...)` begins the instance of that seed, `options={"sample": n}` one with other
+    chance moves.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
 
@@ -39,7 +44,9 @@ class WorldEnv(gymnasium.Env[str, Any]):
         words = self.play.words
         self.words = words
         self.observation_space = AnyText(LONGEST, min_length=0, charset=PRINTABLE)
-        self.action_space = AnyText(200, min_length=0, charset=PRINTABLE) if words is None else spaces.Discrete(len(words))
+        self.action_space = (
+            AnyText(200, min_length=0, charset=PRINTABLE) if words is None else spaces.Discrete(len(words))
+        )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode; without a seed, one that the environment's own generator draws."""

@@ -1,4 +1,5 @@
-"""Worlds behind OpenEnv's HTTP and WebSocket interface; each connection has a world of its own. `terrella worlds serve` calls this.
+"""Worlds behind OpenEnv's HTTP and WebSocket interface; each connection has a world of its own. `terrella worlds serve`
+calls this.
 
 `reset(seed=...)` begins an instance, the state holds a snapshot, and `reset(snapshot=...)` goes back to one.
 """
@@ -86,12 +87,18 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
         play = self.play
         snapshot = play.snapshot() if self.begun else None
         return WorldState(
-            episode_id=self.episode or None, step_count=play.actions, world=play.offer.name, seed=play.seed, snapshot=snapshot
+            episode_id=self.episode or None,
+            step_count=play.actions,
+            world=play.offer.name,
+            seed=play.seed,
+            snapshot=snapshot,
         )
 
     def get_metadata(self) -> EnvironmentMetadata:
         """The world's name and what the player is told."""
-        return EnvironmentMetadata(name=self.play.offer.name, description=self.play.offer.instruction or self.play.offer.name)
+        return EnvironmentMetadata(
+            name=self.play.offer.name, description=self.play.offer.instruction or self.play.offer.name
+        )
 
     def close(self) -> None:
         """Give back what the world holds, such as a browser."""
@@ -101,5 +108,10 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
 def app_of(offer: Offer, most: int = 256) -> FastAPI:
     """The web application of one world, for at most so many connections at once."""
     return create_fastapi_app(
-        lambda: WorldServer(offer), WorldAction, WorldObservation, max_concurrent_envs=most, env_name=offer.name, state_cls=WorldState
+        lambda: WorldServer(offer),
+        WorldAction,
+        WorldObservation,
+        max_concurrent_envs=most,
+        env_name=offer.name,
+        state_cls=WorldState,
     )

@@ -1,7 +1,7 @@
 """Our worlds as a taskset of verifiers: `vf-eval terrella-worlds --env.taskset.world SimpleSokoban`.
 
-One task is one seed. The environment plays the user: it shows the state and takes the model's answer as an action. The harness asks
-the model in this process, so that no program has to be installed for it.
+One task is one seed. The environment plays the user: it shows the state and takes the model's answer as an action. The
+harness asks the model in this process, so that no program has to be installed for it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,11 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
     ) -> vf.ProgramResult:
         """Ask the model once, through the interception of verifiers, which writes it down."""
         system, prompt = self.resolve_prompt(data)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [message_to_wire(m) for m in prompt or []]
+        messages = (
+            [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else [message_to_wire(m) for m in prompt or []]
+        )
         if system:
             messages.insert(0, {"role": "system", "content": system})
         async with httpx.AsyncClient(timeout=ANSWER_S) as client:

@@ -8,12 +8,13 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class GridEnvironment:
-    """A world model of a grid: a state and an action in, the next state out. It imagines states for actions that are given, each from its
-    own last one."""
+    """A world model of a grid: a state and an action in, the next state out. It imagines states for actions that are
+    given, each from its own last one."""
 
     kind: Literal["grid"]
     tag: str  # a Sokoban world of rl/worlds/tags.yaml
-    data: str  # the collect stage that makes the rooms, as many to learn from as its prompts, and plays in them at random
+    # the collect stage that makes the rooms, as many to learn from as its prompts, and plays in them at random
+    data: str
     heldout_rooms: int  # rooms never seen in training
     actions_per_room: int  # random actions recorded in each room
     first_seed: int = 10_000  # of the rooms

@@ -1,4 +1,6 @@
-"""Scores of a world model's imagination on held-out tasks beside its trivial baseline, and the tables and words made of them."""
+"""Scores of a world model's imagination on held-out tasks beside its trivial baseline, and the tables and words made
+of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class TaskScore:
 
 
 def score_predictions(task: ImaginationTask, predictions: Sequence[str]) -> TaskScore:
-    """Exactness of the first and of all states; changed cells are those where the truth differs from the state before it."""
+    """Exactness of the first and of all states; changed cells are those where the truth differs from the state
+    before it.
+    """
     exact = [p == t for p, t in zip(predictions, task.truths, strict=True)]
     before = (task.state, *task.truths[:-1])
     right, changed = [], []
@@ -82,7 +86,9 @@ def summarise(judged: Sequence[TaskScore | Invalid]) -> Summary:
 
 
 def results(evaluation: Evaluation, tasks: list[ImaginationTask], rooms: int) -> Results:
-    """A table for each temperature, the share of exact imaginations of each model, and a summary where two are compared."""
+    """A table for each temperature, the share of exact imaginations of each model, and a summary where two are
+    compared.
+    """
     tables = {f"t{t:g}": _table(evaluation, tasks, rooms, t) for t in evaluation.temperatures}
     judged = {(name, t): [samples[0] for samples in found] for (name, t, _), found in evaluation.judged.items()}
     outcome = {f"{name}/t{t:g}/all_exact": summarise(scores).all_exact.value for (name, t), scores in judged.items()}
@@ -128,18 +134,26 @@ def _summary(evaluation: Evaluation, tasks: list[ImaginationTask]) -> dict[str, 
     change = _gain(found[evaluation.after], found[evaluation.before])
     verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
     paragraphs = [
-        f"At temperature {t:g} the change is {points(change)} on the same {change.n} tasks in held-out rooms, where all {k} predicted "
-        f"states must be right. Copying the state scores {percent(summarise(copy_baseline(tasks)).all_exact)}; the true world 100 %.",
+        f"At temperature {t:g} the change is {points(change)} on the same {change.n} tasks in held-out rooms, "
+        f"where all {k} predicted "
+        "states must be right. Copying the state scores "
+        f"{percent(summarise(copy_baseline(tasks)).all_exact)}; the true world 100 %.",
     ]
     if evaluation.control:
-        control, gap = summarise(found[evaluation.control]).all_exact, _gain(found[evaluation.after], found[evaluation.control])
+        control, gap = (
+            summarise(found[evaluation.control]).all_exact,
+            _gain(found[evaluation.after], found[evaluation.control]),
+        )
         paragraphs.append(
-            f"Control, more pre-training for the same gradient tokens: {percent(control)} (RLVR minus control: {points(gap)})."
+            f"Control, more pre-training for the same gradient tokens: {percent(control)} (RLVR minus control: "
+            f"{points(gap)})."
         )
     if 0.0 in evaluation.temperatures and t != 0.0:
         greedy = evaluation.firsts(TEST, 0.0)
         names = [*pair, *([evaluation.control] if evaluation.control else [])]
-        paragraphs.append("Greedy: " + ", ".join(f"{name} {percent(summarise(greedy[name]).all_exact)}" for name in names) + ".")
+        paragraphs.append(
+            "Greedy: " + ", ".join(f"{name} {percent(summarise(greedy[name]).all_exact)}" for name in names) + "."
+        )
     return {
         "headline": f"RLVR {verb} the share of exact {k}-step imaginations from {percent(before)} to {percent(after)}.",
         "paragraphs": paragraphs,

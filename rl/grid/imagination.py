@@ -31,16 +31,21 @@ class GridDynamics:
     @classmethod
     @lru_cache(maxsize=4)
     def of(cls, tag: str, setting: str = "world") -> GridDynamics:
-        """The dynamics of a tag's world, which `setting` names; only worlds that show their whole state as a grid have them."""
+        """The dynamics of a tag's world, which `setting` names; only worlds that show their whole state as a grid
+        have them.
+        """
         tasks = load_tasks()
         if tag not in tasks:
             near = difflib.get_close_matches(tag, tasks, 1)
             raise ConfigError(
-                f"{setting}: '{tag}' is no tag; " + (f"did you mean '{near[0]}'?" if near else f"the tags are {', '.join(tasks)}")
+                f"{setting}: '{tag}' is no tag; "
+                + (f"did you mean '{near[0]}'?" if near else f"the tags are {', '.join(tasks)}")
             )
         world = tasks[tag].make()
         if not isinstance(world, sokoban.Sokoban) or world.config.grid != sokoban.SYMBOLS:
-            raise ConfigError(f"{setting}: '{tag}' has no grid dynamics to imagine; choose a Sokoban tag with the standard symbols")
+            raise ConfigError(
+                f"{setting}: '{tag}' has no grid dynamics to imagine; choose a Sokoban tag with the standard symbols"
+            )
         return cls(RoomConfig(world.config.height, world.config.width, world.config.boxes, world.config.search_depth))
 
     @property
@@ -92,14 +97,18 @@ def room_of(count: int, prompt_id: int, seed: int) -> int:
     return int(uniform(fold(seed, prompt_id), 0) * count)
 
 
-def make_task(dynamics: GridDynamics, rooms: Sequence[str], prompt_id: int, steps: int, walk: int, seed: int) -> ImaginationTask:
+def make_task(
+    dynamics: GridDynamics, rooms: Sequence[str], prompt_id: int, steps: int, walk: int, seed: int
+) -> ImaginationTask:
     """The task of this id, in one of the rooms."""
     return task_in(dynamics, rooms[room_of(len(rooms), prompt_id, seed)], prompt_id, steps, walk, seed)
 
 
 @lru_cache(maxsize=1024)  # all samples of a prompt ask for the same one
 def task_in(dynamics: GridDynamics, room: str, prompt_id: int, steps: int, walk: int, seed: int) -> ImaginationTask:
-    """The task of this id in a room: up to `walk` random actions to leave its start, then `steps` random actions to imagine."""
+    """The task of this id in a room: up to `walk` random actions to leave its start, then `steps` random actions to
+    imagine.
+    """
     key = fold(seed, prompt_id)
     state = room
     for i in range(int(uniform(key, 1) * (walk + 1))):
@@ -139,7 +148,10 @@ class ImaginationEpisode:
         """The predicted states; a token that is no cell shows as '?', so that the length stays."""
         symbols = self.tokenizer.alphabet[: -len(ACTION_LETTERS)]
         first = self.tokenizer.vocab_size - len(self.tokenizer.alphabet)
-        return ["".join(symbols[i - first] if 0 <= i - first < len(symbols) else "?" for i in ids) for ids in self.predictions]
+        return [
+            "".join(symbols[i - first] if 0 <= i - first < len(symbols) else "?" for i in ids)
+            for ids in self.predictions
+        ]
 
     def score(self) -> tuple[list[float], float | Invalid, dict]:
         exact = [float(text == truth) for text, truth in zip(self.texts(), self.task.truths, strict=False)]

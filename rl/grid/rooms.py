@@ -43,7 +43,9 @@ def make_rooms(dynamics: GridDynamics, count: int, heldout: int, first_seed: int
     return {"train": made[:count], "heldout": made[count:]}
 
 
-def transitions(dynamics: GridDynamics, rooms: Sequence[str], actions_per_room: int, seed: int) -> Iterator[dict[str, Any]]:
+def transitions(
+    dynamics: GridDynamics, rooms: Sequence[str], actions_per_room: int, seed: int
+) -> Iterator[dict[str, Any]]:
     """Uniform random play in every room, until it is solved or the actions are used up."""
     for index, state in enumerate(rooms):
         key = fold(seed, index)
@@ -56,7 +58,9 @@ def transitions(dynamics: GridDynamics, rooms: Sequence[str], actions_per_room: 
             state = after
 
 
-def make_data(settings: GridEnvironment, dynamics: GridDynamics, made: Made, guard: Callable[[], None]) -> dict[str, int]:
+def make_data(
+    settings: GridEnvironment, dynamics: GridDynamics, made: Made, guard: Callable[[], None]
+) -> dict[str, int]:
     """Write rooms and shards of transitions; a killed stage goes on after its last whole shard."""
     make_folder(made.folder)
     rooms = read_json(made.folder / ROOMS)

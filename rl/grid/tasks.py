@@ -49,10 +49,15 @@ class GridTasks(Tasks):
             raise ConfigError(f"env.data: '{made.name}' is no collect stage, which makes the rooms of a grid")
         self.settings, self.made, self.dynamics = settings, made, GridDynamics.of(settings.tag, "env.tag")
         if not isinstance(tokenizer, CharTokenizer) or tokenizer.alphabet != self.dynamics.tokenizer().alphabet:
-            raise ConfigError("env: the states of a grid are read one token a cell; leave the start out, or name an exported grid model")
+            raise ConfigError(
+                "env: the states of a grid are read one token a cell; leave the start out, or name an exported grid "
+                "model"
+            )
         needed = 2 * self.dynamics.cells + 1
         if max_length is not None and needed > max_length:
-            raise ConfigError(f"model.max_positions = {max_length}: state, action and next state of '{settings.tag}' take {needed}")
+            raise ConfigError(
+                f"model.max_positions = {max_length}: state, action and next state of '{settings.tag}' take {needed}"
+            )
         self.symbols = tokenizer
 
     # Tasks.
@@ -63,7 +68,10 @@ class GridTasks(Tasks):
         first = [self.dynamics.start(self.settings.first_seed)]
         states = made or {"train": first, "heldout": first}
         keys: dict[Split, tuple[str, int]] = {"train": ("train", TRAIN_KEY), "test": ("heldout", TEST_KEY)}
-        return {split: [Room(state, fold(self.made.seed, key)) for state in states[name]] for split, (name, key) in keys.items()}
+        return {
+            split: [Room(state, fold(self.made.seed, key)) for state in states[name]]
+            for split, (name, key) in keys.items()
+        }
 
     def of(self, split: Split) -> Sequence[Room]:
         return self.rooms[split]
@@ -117,13 +125,20 @@ class GridTasks(Tasks):
     def lessons(self, tasks: Sequence[dict[str, Any]], where: str) -> list[list[TokenSequence]]:
         cells = self.dynamics.cells
         roles = (Role.PROMPT,) * (cells + 1) + (Role.STATE,) * cells  # one object for all of them
-        asked = [(prompt_ids(self.symbols, t["state"], t["action"]), self.symbols.encode(t["next_state"])) for t in tasks]
+        asked = [
+            (prompt_ids(self.symbols, t["state"], t["action"]), self.symbols.encode(t["next_state"])) for t in tasks
+        ]
         return [[TokenSequence((*prompt, *after), roles)] for prompt, after in asked]
 
     def taught(self, episode: ImaginationEpisode, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
         """Every imagined state on its own."""
         aside = held_out(f"{episode.prompt_id}/{episode.sample_index}", held_out_share)
-        meta = {"schema": TEXT, "task": str(episode.prompt_id), "sample": episode.sample_index, "reward": trajectory.reward}
+        meta = {
+            "schema": TEXT,
+            "task": str(episode.prompt_id),
+            "sample": episode.sample_index,
+            "reward": trajectory.reward,
+        }
         lessons = []
         for sequence, turn in zip(trajectory.sequences, self.shown(episode), strict=True):
             asked = {"role": "user", "content": f"{turn['prompt']}\n{turn['action']}"}

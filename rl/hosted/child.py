@@ -168,7 +168,9 @@ class Child:
         if split not in self.listed:
             self.listed[split] = list(islice(self.object.tasks(split), MOST_TASKS + 1))
             if len(self.listed[split]) > MOST_TASKS:
-                raise Fault(f"gave more than {MOST_TASKS:,} tasks for '{split}'; give a list of fewer, or stop the generator")
+                raise Fault(
+                    f"gave more than {MOST_TASKS:,} tasks for '{split}'; give a list of fewer, or stop the generator"
+                )
         page: list[bytes] = []
         size = 0
         for place in range(first, len(self.listed[split])):

@@ -287,10 +287,18 @@ class Host:
         return child
 
     def _in_words(self, lost: Lost, limit_s: float) -> str:
-        """Why a call was lost; where it was late, the setting that allows it longer, or what a start of the run allows."""
+        """Why a call was lost; where it was late, the setting that allows it longer, or what a start of the run
+        allows.
+        """
         if not isinstance(lost, Late):
             return str(lost)
-        longer = " (deadline_s)" if limit_s != self.loading_s else f" (a start waits {LOADING_S:g} s)" if limit_s < LOADING_S else ""
+        longer = (
+            " (deadline_s)"
+            if limit_s != self.loading_s
+            else f" (a start waits {LOADING_S:g} s)"
+            if limit_s < LOADING_S
+            else ""
+        )
         return f"did not finish within {limit_s:g} s{longer}; its process was killed"
 
     def _kill(self, say_where: bool = False) -> None:

@@ -21,11 +21,15 @@ class DataEnvironment:
     """Rows of one's own data, one turn each: a prompt, and a reward that judges the answer."""
 
     kind: Literal["data"]
-    train: OwnFile | None = None  # JSONL, JSON or parquet file, a folder of them, a Hugging Face datasets folder, or shards
+    # JSONL, JSON or parquet file, a folder of them, a Hugging Face datasets folder, or shards
+    train: OwnFile | None = None
     test: OwnFile | None = None  # rows to evaluate on; without them every `hold_out_every`-th row of train is held out
-    reward: Rule | ByPath | None = None  # exact, contains or number, or `file.py:function`; supervised fine-tuning needs none
-    template: OwnText | None = None  # jinja text over the columns, or a file of it; default: the column `messages`, or `prompt`
-    answer: str | None = None  # the column with the true answer; default: the last assistant message, or a column named answer
+    # exact, contains or number, or `file.py:function`; supervised fine-tuning needs none
+    reward: Rule | ByPath | None = None
+    # jinja text over the columns, or a file of it; default: the column `messages`, or `prompt`
+    template: OwnText | None = None
+    # the column with the true answer; default: the last assistant message, or a column named answer
+    answer: str | None = None
     system: OwnText | None = None  # what the model is told first
     hold_out_every: int = 10  # without `test`, every so many-th row is held out
     deadline_s: float = 30.0  # of one call of the reward
@@ -37,7 +41,8 @@ class DataEnvironment:
             raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")
 
 
-ELSEWHERE = {  # environments of other projects, as `gymnasium:CartPole-v1`: what is before the colon, and the class that plays them
+# environments of other projects, as `gymnasium:CartPole-v1`: what is before the colon, and the class that plays them
+ELSEWHERE = {
     "gymnasium": "terrella.rl.exchange.from_gymnasium:GymnasiumEnvironment",
     "openenv": "terrella.rl.exchange.from_openenv:OpenEnvEnvironment",
     "reasoning-gym": "terrella.rl.exchange.from_reasoning_gym:ReasoningGymEnvironment",
@@ -47,7 +52,8 @@ ELSEWHERE = {  # environments of other projects, as `gymnasium:CartPole-v1`: wha
 
 @dataclass(frozen=True)
 class OwnEnvironment(KindByPath):
-    """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its arguments.
+    """An `Environment` of one's own, named as `kind: file.py:Name` or `kind: package.module:Name`; other keys are its
+    arguments.
 
     One of another project is named as `gymnasium:ID`, `openenv:URL`, `reasoning-gym:TASK` or `verifiers:NAME`.
     """

@@ -1,4 +1,6 @@
-"""A user's own tasks: rows of data with a reward, or an environment by path, whose code runs in a process of its own."""
+"""A user's own tasks: rows of data with a reward, or an environment by path, whose code runs in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,14 @@ def open_tasks(
     made: Made | None = None,
     loading_s: float = LOADING_S,
 ) -> Iterator[Tasks]:
-    """The tasks that settings name; user code runs in a process that ends with the block. `made` is what an earlier stage made for them."""
+    """The tasks that settings name; user code runs in a process that ends with the block. `made` is what an earlier
+    stage made for them.
+    """
     if isinstance(settings, QuestionSettings | GridEnvironment):
         if made is None:
-            raise ConfigError("env.data: these tasks are made by a stage of a recipe, so they cannot be opened without its run")
+            raise ConfigError(
+                "env.data: these tasks are made by a stage of a recipe, so they cannot be opened without its run"
+            )
         if isinstance(settings, GridEnvironment):
             from ..grid.tasks import GridTasks
 
@@ -57,7 +63,9 @@ def open_tasks(
         from ..video.tasks import VideoTasks
 
         if made is None:
-            raise ConfigError("env.data: clips are made by a stage of a recipe, so they cannot be opened without its run")
+            raise ConfigError(
+                "env.data: clips are made by a stage of a recipe, so they cannot be opened without its run"
+            )
         yield VideoTasks(settings, made)
         return
     if isinstance(settings, WebSiteEnvironment):
@@ -76,7 +84,9 @@ def open_tasks(
         host = Host(target, Path(), settings.deadline_s, sha256=digest, loading_s=loading_s) if target else None
         tasks: Tasks = DataTasks(settings, host, tokenizer, max_length)
     else:
-        host = Host(settings.path, Path(), settings.deadline_s, settings.args, sha256=settings.digest, loading_s=loading_s)
+        host = Host(
+            settings.path, Path(), settings.deadline_s, settings.args, sha256=settings.digest, loading_s=loading_s
+        )
         tasks = OwnTasks(settings, host, tokenizer, max_length)
     try:
         yield tasks
@@ -86,7 +96,9 @@ def open_tasks(
 
 
 def given_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer | None:
-    """The symbols of the grid among a recipe's environments, which no stage has to learn or load; None without a grid."""
+    """The symbols of the grid among a recipe's environments, which no stage has to learn or load; None without a
+    grid.
+    """
     grid = next((settings for settings in environments if isinstance(settings, GridEnvironment)), None)
     if grid is None:
         return None
@@ -98,7 +110,8 @@ def given_tokenizer(environments: Sequence[EnvironmentSettings]) -> Tokenizer | 
 def fresh_tokenizer(environments: Sequence[EnvironmentSettings], vocab: int | None = None) -> Tokenizer:
     """What models from scratch read: symbols of a recipe's grid, pieces made for its worlds or web sites, else bytes.
 
-    Pieces of web sites fill a vocabulary. They are gathered by playing, so that checks, which name none, get bytes in their place.
+    Pieces of web sites fill a vocabulary. They are gathered by playing, so that checks, which name none, get bytes in
+    their place.
     """
     given = given_tokenizer(environments)
     if given is not None:
@@ -147,7 +160,9 @@ def load_rows(path: str, template: str | None, system: str | None, answer: str |
 class DataTasks(Tasks):
     """Rows of data, one turn each: the row's prompt, and the reward judges the answer."""
 
-    def __init__(self, settings: DataEnvironment, host: Host | None, tokenizer: Tokenizer, max_length: int | None) -> None:
+    def __init__(
+        self, settings: DataEnvironment, host: Host | None, tokenizer: Tokenizer, max_length: int | None
+    ) -> None:
         self.settings, self.host = settings, host
         if settings.train is None and settings.test is None:
             raise ConfigError("env: name the rows to train on with train: FILE, or rows to evaluate on with test: FILE")

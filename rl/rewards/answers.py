@@ -1,17 +1,22 @@
-"""Rewards for answers to questions of one's own: the whole text, a text it holds, or its last number. Importable without torch."""
+"""Rewards for answers to questions of one's own: the whole text, a text it holds, or its last number. Importable
+without torch.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-REWARDS = {name: f"terrella.rl.rewards.answers:{name}" for name in ("exact", "contains", "number")}  # by their names in a recipe
+# by their names in a recipe
+REWARDS = {name: f"terrella.rl.rewards.answers:{name}" for name in ("exact", "contains", "number")}
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def _truth(info: dict[str, Any]) -> str:
     if info.get("answer") is None:
-        raise ValueError("the row has no true answer to compare with; name its column with env.answer, or use a reward of your own")
+        raise ValueError(
+            "the row has no true answer to compare with; name its column with env.answer, or use a reward of your own"
+        )
     return str(info["answer"])
 
 

@@ -1,4 +1,5 @@
-"""A forgiving reader of JSON as models write it: Python literals, single quotes, stray or missing commas, unclosed brackets, text around.
+"""A forgiving reader of JSON as models write it: Python literals, single quotes, stray or missing commas, unclosed
+brackets, text around.
 
 Linear in the text and bounded in depth and length, whatever it is given.
 """

@@ -1,6 +1,8 @@
-"""How well a written state matches the true one: by cells and named things, no judge model. For online world-modelling rewards.
+"""How well a written state matches the true one: by cells and named things, no judge model. For online world-modelling
+rewards.
 
-An agent that writes what it sees and what it expects is paid for both (`world_model_bonus`), and only when its format is right.
+An agent that writes what it sees and what it expects is paid for both (`world_model_bonus`), and only when its format
+is right.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def cell_accuracy(said: str, truth: str) -> float:
 
 
 def thing_f1(said: str, truth: str) -> float:
-    """F1 over (place, symbol) of every cell that is not of the two commonest symbols (wall and floor): what moves and matters."""
+    """F1 over (place, symbol) of every cell that is not of the two commonest symbols (wall and floor): what moves
+    and matters.
+    """
     ours, theirs = _grid(said), _grid(truth)
     common = {symbol for symbol, _ in Counter("".join(theirs)).most_common(2)}
 
@@ -47,8 +51,12 @@ def state_score(said: str | None, truth: str) -> float:
     return 0.5 * thing_f1(said, truth) if cell_accuracy(said, truth) > 0 else 0.0
 
 
-def world_model_bonus(parsed: Parsed, before: str, after: str, observation: float = 0.5, prediction: float = 0.5) -> float:
-    """The extra reward of one turn: weighted scores of what was said to be seen and to come; 0 when the format is wrong."""
+def world_model_bonus(
+    parsed: Parsed, before: str, after: str, observation: float = 0.5, prediction: float = 0.5
+) -> float:
+    """The extra reward of one turn: weighted scores of what was said to be seen and to come; 0 when the format is
+    wrong.
+    """
     if not parsed.ok:
         return 0.0
     return observation * state_score(parsed.observation, before) + prediction * state_score(parsed.prediction, after)

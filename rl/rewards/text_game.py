@@ -1,10 +1,12 @@
-"""Rewards of text-game world models: a predicted state difference is merged into the state and compared with the true next state.
+"""Rewards of text-game world models: a predicted state difference is merged into the state and compared with the true
+next state.
 
-*faithful* repeats the public judge, with its blind spots (text_game_release.py). *strict* closes them: created objects count, leftover
-objects, extra properties, names and types too, and `true` is not 1. It reads the first mapping of the answer, in JSON or Python's way of
-writing, and rejects with a reason: comments, tuples, a mapping in the prose before the answer, no `modified` or `removed`, and objects
-without a uuid; reasoning before `</think>` is passed over, `\\boxed{}`, prose after the answer, missing closers and a missing `score` (no
-change) are read. The two are never mixed in one table.
+*faithful* repeats the public judge, with its blind spots (text_game_release.py). *strict* closes them: created objects
+count, leftover objects, extra properties, names and types too, and `true` is not 1. It reads the first mapping of the
+answer, in JSON or Python's way of writing, and rejects with a reason: comments, tuples, a mapping in the prose before
+the answer, no `modified` or `removed`, and objects without a uuid; reasoning before `</think>` is passed over,
+`\\boxed{}`, prose after the answer, missing closers and a missing `score` (no change) are read. The two are never mixed
+in one table.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ class Transition:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Transition:
         """From a row of the public data: the step with the action and the passing of time together."""
-        return cls(row["current_state"]["objects"], row["current_score_state"], row["tick_state"]["objects"], row["next_score_state"])
+        return cls(
+            row["current_state"]["objects"],
+            row["current_score_state"],
+            row["tick_state"]["objects"],
+            row["next_score_state"],
+        )
 
     @classmethod
     def from_states(cls, current: str, target: str) -> Transition:
@@ -59,7 +66,9 @@ class Transition:
 
     @cached_property
     def changed_items(self) -> tuple[tuple[Any, str | None], ...]:
-        """(uuid, property) pairs that change in objects present before and after; the property None stands for `contains`."""
+        """(uuid, property) pairs that change in objects present before and after; the property None stands for
+        `contains`.
+        """
         pairs: list[tuple[Any, str | None]] = []
         for uuid, after in self.after.items():
             before = self.before.get(uuid)
@@ -73,14 +82,18 @@ class Transition:
 
     @property
     def changed(self) -> bool:
-        """Whether any object (the order of its contents aside) or the score differs: the split of the published tables."""
+        """Whether any object (the order of its contents aside) or the score differs: the split of the published
+        tables.
+        """
         if self.before.keys() != self.after.keys() or self.current_score != self.target_score:
             return True
         return any(_unordered(o) != _unordered(self.after[uuid]) for uuid, o in self.before.items())
 
     @property
     def gold(self) -> bool:
-        """Whether an object present before and after has a property or its contents changed: the sampling class of the public release."""
+        """Whether an object present before and after has a property or its contents changed: the sampling class of
+        the public release.
+        """
         return bool(self.changed_items)
 
 
@@ -100,11 +113,17 @@ def state_difference(step: Transition) -> dict[str, Any]:
     """The expected answer: whole objects that changed or appeared, uuids that are gone, the score when it changed."""
     modified = [o for o in step.target if step.before.get(o["uuid"]) != o]
     removed = [uuid for uuid in step.before if uuid not in step.after]
-    return {"modified": modified, "removed": removed, "score": {} if step.current_score == step.target_score else step.target_score}
+    return {
+        "modified": modified,
+        "removed": removed,
+        "score": {} if step.current_score == step.target_score else step.target_score,
+    }
 
 
 def extract_answer(text: str) -> str:
-    """What follows the last occurrence of the first marker found; else the last json fence of ten characters or more; else all of it."""
+    """What follows the last occurrence of the first marker found; else the last json fence of ten characters or
+    more; else all of it.
+    """
     for marker in MARKERS:
         at = text.rfind(marker)
         if at >= 0:
@@ -116,13 +135,17 @@ def extract_answer(text: str) -> str:
 
 
 def read_difference(text: str) -> dict[str, Any]:
-    """The answer of a response as a mapping with `modified` and `removed`, read strictly; raises Unreadable otherwise."""
+    """The answer of a response as a mapping with `modified` and `removed`, read strictly; raises Unreadable
+    otherwise.
+    """
     said = text.rpartition(THINK_END)[2]  # all of it where nothing was thought
     found = read_mapping(_BOXED.sub("", extract_answer(said), count=1))
     missing = [key for key in ("modified", "removed") if key not in found]
     if missing:
         raise Unreadable(f"no key {' or '.join(missing)}")
-    if not isinstance(found["modified"], list) or not all(isinstance(o, dict) and _plain(o.get("uuid")) for o in found["modified"]):
+    if not isinstance(found["modified"], list) or not all(
+        isinstance(o, dict) and _plain(o.get("uuid")) for o in found["modified"]
+    ):
         raise Unreadable("modified is not a list of objects with a uuid")
     return found
 
@@ -178,18 +201,27 @@ def _count(objects: Objects, step: Transition) -> tuple[int, int]:
             wrong += 1
             continue
         names = [*true["properties"], None]
-        good = sum(_item_right(guess, true, name) for name in names) + sum(guess.get(key) == true.get(key) for key in ("name", "type"))
-        right, wrong = right + good, wrong + len(names) + 2 - good + sum(name not in true["properties"] for name in guess["properties"])
+        good = sum(_item_right(guess, true, name) for name in names) + sum(
+            guess.get(key) == true.get(key) for key in ("name", "type")
+        )
+        right, wrong = (
+            right + good,
+            wrong + len(names) + 2 - good + sum(name not in true["properties"] for name in guess["properties"]),
+        )
     return right, wrong
 
 
 def _changed_share(objects: Objects, step: Transition) -> float | None:
-    """Share right among what changes, each created and each removed object being one more item. None when nothing changes."""
+    """Share right among what changes, each created and each removed object being one more item. None when nothing
+    changes.
+    """
     results = [_item_right(objects.get(uuid), step.after[uuid], name) for uuid, name in step.changed_items]
     for uuid, true in step.after.items():
         if uuid not in step.before:
             guess = objects.get(uuid)
-            results.append(guess is not None and all(_item_right(guess, true, name) for name in [*true["properties"], None]))
+            results.append(
+                guess is not None and all(_item_right(guess, true, name) for name in [*true["properties"], None])
+            )
     results += [uuid not in objects for uuid in step.before if uuid not in step.after]
     return sum(results) / len(results) if results else None
 
@@ -204,8 +236,14 @@ def judge_difference(difference: Any, step: Transition, kind: Kind = "binary", m
     else:
         objects, score = merge(step, difference)
         right, wrong = _count(objects, step)
-        good = sum(isinstance(score, dict) and key in score and _same(score[key], step.target_score[key]) for key in SCORE_KEYS)
-        correct, items, scored = wrong == 0 and good == len(SCORE_KEYS), right / max(1, right + wrong), good / len(SCORE_KEYS)
+        good = sum(
+            isinstance(score, dict) and key in score and _same(score[key], step.target_score[key]) for key in SCORE_KEYS
+        )
+        correct, items, scored = (
+            wrong == 0 and good == len(SCORE_KEYS),
+            right / max(1, right + wrong),
+            good / len(SCORE_KEYS),
+        )
         changed = _changed_share(objects, step)
     reward = float(correct) if kind == "binary" else 0.09 * items + 0.01 * scored + 0.2 * correct + (changed or 0.0)
     return Verdict(reward, correct, items, scored, changed)
@@ -216,5 +254,14 @@ def judge(response: str, step: Transition, kind: Kind = "binary", mode: Mode = "
     try:
         found = repaired(extract_answer(response)) if mode == "faithful" else read_difference(response)
         return judge_difference(found, step, kind, mode)
-    except (Unreadable, RecursionError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError, IndexError) as error:
+    except (
+        Unreadable,
+        RecursionError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+        IndexError,
+    ) as error:
         return Verdict(0.0, False, reason=f"{type(error).__name__}: {str(error)[:200]}")

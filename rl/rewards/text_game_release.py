@@ -1,8 +1,10 @@
-"""The public judge of text-game answers, repeated with its blind spots: what RLVR-World's published figures were judged by.
+"""The public judge of text-game answers, repeated with its blind spots: what RLVR-World's published figures were judged
+by.
 
-An answer is repaired by `json_repair`, as in the release: prose, comments, tuples, `\\boxed{}` and missing closers are read. Objects are
-then merged, counted and compared in the release's order, because an error anywhere in it makes the reward 0: created objects are never
-appended, leftover objects, names and types never looked at, and an answer without the key `score` has no score right.
+An answer is repaired by `json_repair`, as in the release: prose, comments, tuples, `\\boxed{}` and missing closers are
+read. Objects are then merged, counted and compared in the release's order, because an error anywhere in it makes the
+reward 0: created objects are never appended, leftover objects, names and types never looked at, and an answer without
+the key `score` has no score right.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from .text_game import Objects, Transition
 
 SHORT = 1000  # characters, which are repaired in a tenth of a second whatever they are
-REPAIR_STEPS = 300_000  # looks at a character: a real answer takes a few tens of thousands, junk of the same length millions
+# looks at a character: a real answer takes a few tens of thousands, junk of the same length millions
+REPAIR_STEPS = 300_000
 ESCAPE_WORK = 10_000_000  # escapes times characters, whose product the repair's time follows too
 _LITERALS = re.compile("True|False|None")
 _JSON_LITERALS = {"True": "true", "False": "false", "None": "null"}
@@ -31,7 +34,9 @@ class _TooLong(Exception):
 
 
 class _Metered(str):
-    """Text that may be looked at a limited number of times, so that junk is given up after the same work on every machine."""
+    """Text that may be looked at a limited number of times, so that junk is given up after the same work on every
+    machine.
+    """
 
     looks: list[int]
 
@@ -47,12 +52,15 @@ class _Metered(str):
         found = str.__getitem__(self, at)
         return _Metered(found, self.looks) if isinstance(at, slice) and at.start is None else found
 
-    def __add__(self, other: str) -> str:  # the repair may insert into the text and go on with what it made: text[:at] + more
+    # the repair may insert into the text and go on with what it made: text[:at] + more
+    def __add__(self, other: str) -> str:
         return _Metered(str.__add__(self, other), self.looks)
 
 
 def repaired(answer: str) -> Any:
-    """The value that an answer is taken for; the release rewrites Python's literals wherever they are, inside strings too."""
+    """The value that an answer is taken for; the release rewrites Python's literals wherever they are, inside
+    strings too.
+    """
     text = _LITERALS.sub(lambda found: _JSON_LITERALS[found.group()], answer)
     if len(text) > MAX_CHARS:
         raise Unreadable(f"longer than {MAX_CHARS} characters")
@@ -63,11 +71,15 @@ def repaired(answer: str) -> Any:
     try:
         from json_repair import repair_json
     except ImportError as error:
-        raise ConfigError("the faithful text-game judge reads answers with json-repair: pip install json-repair") from error
+        raise ConfigError(
+            "the faithful text-game judge reads answers with json-repair: pip install json-repair"
+        ) from error
     if text.count("\\") * len(text) > ESCAPE_WORK:
         raise Unreadable("too many escapes to repair")
     try:
-        return repair_json(_Metered(text, [0]) if len(text) > SHORT else text, skip_json_loads=True, return_objects=True)
+        return repair_json(
+            _Metered(text, [0]) if len(text) > SHORT else text, skip_json_loads=True, return_objects=True
+        )
     except _TooLong:
         raise Unreadable(f"not repaired within {REPAIR_STEPS} steps") from None
 
@@ -103,7 +115,9 @@ def _merged(difference: dict[str, Any], step: Transition) -> list[Any]:
             modified[thing["uuid"]] = thing
         except (TypeError, KeyError):
             continue
-    states = [modified.get(uuid, thing) for uuid, thing in step.before.items() if not _among(uuid, difference.get("removed"))]
+    states = [
+        modified.get(uuid, thing) for uuid, thing in step.before.items() if not _among(uuid, difference.get("removed"))
+    ]
     if "score" in difference:
         said = difference["score"]
         states.append(said if hasattr(said, "__len__") and len(said) > 0 else step.current_score)

@@ -79,7 +79,9 @@ def lpips(a: torch.Tensor, b: torch.Tensor, net: Backbone = "vgg") -> torch.Tens
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=a.is_cuda):
         for start in range(0, len(a), piece):
             pair = (x[start : start + piece].float() for x in (a, b))
-            out.append(model(*(x.contiguous(memory_format=torch.channels_last) if a.is_cuda else x for x in pair)).float())
+            out.append(
+                model(*(x.contiguous(memory_format=torch.channels_last) if a.is_cuda else x for x in pair)).float()
+            )
     return torch.cat(out)
 
 
@@ -94,7 +96,9 @@ FUNCTIONS: dict[Metric, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 
 
 @torch.no_grad()
-def frame_metrics(pred_BT3HW: torch.Tensor, true_BT3HW: torch.Tensor, names: tuple[Metric, ...]) -> dict[str, torch.Tensor]:
+def frame_metrics(
+    pred_BT3HW: torch.Tensor, true_BT3HW: torch.Tensor, names: tuple[Metric, ...]
+) -> dict[str, torch.Tensor]:
     """Each metric as [B, T]."""
     B, T = pred_BT3HW.shape[:2]
     a, b = pred_BT3HW.flatten(0, 1), true_BT3HW.flatten(0, 1)
@@ -123,11 +127,14 @@ def video_reward(
     codes_BTN: torch.Tensor | None = None,
     repetition_penalty: float = 0.0,
 ) -> torch.Tensor:
-    """[B] rewards: minus the weighted errors (similarities count positively), minus the penalised rate of repeated frames.
+    """[B] rewards: minus the weighted errors (similarities count positively), minus the penalised rate of repeated
+    frames.
 
     `codes_BTN` begins with the last frame that was given, so that standing still from the start counts too.
     """
-    signed = [(1.0 if name in BETTER_HIGH else -1.0) * weight * metrics[name] for name, weight in weights.items() if weight]
+    signed = [
+        (1.0 if name in BETTER_HIGH else -1.0) * weight * metrics[name] for name, weight in weights.items() if weight
+    ]
     if not signed:
         raise ValueError("reward: every weight is 0; give at least one metric a weight")
     reward_B = aggregate(torch.stack(signed).sum(0), how)

@@ -1,8 +1,9 @@
 """Reward of web-page world models: F1 of the items in the sections New, Deleted and Updated.
 
-*faithful* repeats the public judge: lines are compared as they stand, `None` is an item like any other, and text under a header counts
-wherever it stands. So an answer of three times None gets 0.67 on a page where one thing changed. *strict* drops the reasoning, wants the
-three sections in order, counts no `None`, and counts a repeated line against the answer. The two are never mixed in one table.
+*faithful* repeats the public judge: lines are compared as they stand, `None` is an item like any other, and text under
+a header counts wherever it stands. So an answer of three times None gets 0.67 on a page where one thing changed.
+*strict* drops the reasoning, wants the three sections in order, counts no `None`, and counts a repeated line against
+the answer. The two are never mixed in one table.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def compare(predicted: Sections, true: Sections) -> Verdict:
 
 
 def judge(response: str, truth: str | Sections, mode: Mode = "faithful") -> Verdict:
-    """Judge a whole response against the true change list (text, or its sections read once). Nothing a model writes raises or hangs."""
+    """Judge a whole response against the true change list (text, or its sections read once). Nothing a model writes
+    raises or hangs.
+    """
     predicted = read_sections(response, mode)
     if isinstance(predicted, str):
         return Verdict(0.0, reason=predicted)

@@ -31,7 +31,9 @@ class Ahead(Generic[T]):
         if isinstance(made, BaseException):
             raise made
         if self.ahead and step + 1 in self.steps:
-            self._thread = threading.Thread(target=self._work, args=(step + 1,), daemon=True, name=f"rollout-{step + 1}")
+            self._thread = threading.Thread(
+                target=self._work, args=(step + 1,), daemon=True, name=f"rollout-{step + 1}"
+            )
             self._thread.start()
         return made
 

@@ -1,4 +1,5 @@
-"""Which token a row takes, for every setting: plain torch on any device. Log-probs are of the untruncated and unpenalised distribution.
+"""Which token a row takes, for every setting: plain torch on any device. Log-probs are of the untruncated and
+unpenalised distribution.
 
 Shapes: B rows, V vocabulary.
 """
@@ -18,7 +19,11 @@ def plain(params: SamplingParams) -> bool:
 
 
 def choose(
-    logits_BV: torch.Tensor, keys_B: torch.Tensor, step: int, params: SamplingParams, seen_BV: torch.Tensor | None = None
+    logits_BV: torch.Tensor,
+    keys_B: torch.Tensor,
+    step: int,
+    params: SamplingParams,
+    seen_BV: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pick a token a row by its key's random number for this step."""
     return choose_rows(logits_BV, uniform_tensor(keys_B, torch.full_like(keys_B, step)), params, seen_BV)

@@ -1,7 +1,8 @@
-"""A vLLM engine on the trainer's own device: each rank has one, samples its own prompts and sends it its weights through shared memory.
+"""A vLLM engine on the trainer's own device: each rank has one, samples its own prompts and sends it its weights
+through shared memory.
 
-The two take turns. While vLLM samples, the trainer can lie in host memory (`offload`); while the trainer works, vLLM can sleep. What
-the device held in each turn is measured.
+The two take turns. While vLLM samples, the trainer can lie in host memory (`offload`); while the trainer works, vLLM
+can sleep. What the device held in each turn is measured.
 """
 
 from __future__ import annotations
@@ -101,14 +102,19 @@ def open_colocated(
     transport: Any = IpcTransport()
     if settings.lora_rank:
         # every rank writes the adapters for its own engine
-        transport, weights = AdapterTransport(folder / f"adapters-{mesh.rank}", model, lora_of(engine), settings.model), adapter_weights
+        transport, weights = (
+            AdapterTransport(folder / f"adapters-{mesh.rank}", model, lora_of(engine), settings.model),
+            adapter_weights,
+        )
 
     def publish(version: int) -> Any:
         return send(transport, [local], lambda: weights(engine), version, timeout_s=sync_s, gather=mesh.everyone)
 
     def resync(target: LocalVllm) -> None:
         if engine.parallel.model_size > 1:
-            raise ConfigError(f"{target.name}: was restarted, but its weights lie on several ranks; start the run again")
+            raise ConfigError(
+                f"{target.name}: was restarted, but its weights lie on several ranks; start the run again"
+            )
         if sampler.parked:
             engine.reload()
         send(transport, [target], lambda: weights(engine), engine.steps, timeout_s=sync_s)

@@ -1,4 +1,6 @@
-"""Many calls at once, each with a deadline. A call that hangs is left behind in a daemon thread and comes back as Invalid."""
+"""Many calls at once, each with a deadline. A call that hangs is left behind in a daemon thread and comes back as
+Invalid.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ...data.trajectory import Invalid
 
 
 def run_all(calls: Sequence[Callable[[], Any]], *, workers: int, deadline_s: float, what: str) -> list[Any | Invalid]:
-    """Results in the order of the calls. An exception or a missed deadline gives Invalid with the reason, never a value."""
+    """Results in the order of the calls. An exception or a missed deadline gives Invalid with the reason, never a
+    value.
+    """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(calls)):
         waiting.put(index)

@@ -14,7 +14,8 @@ class Embedded:
 
     kind: Literal["embedded"] = "embedded"
     max_batch: int | None = None  # requests in flight; default 4096 on a GPU, 256 on a CPU
-    cache_gib: float | None = None  # keys and values on a GPU; default: most of the memory that is free when sampling begins
+    # keys and values on a GPU; default: most of the memory that is free when sampling begins
+    cache_gib: float | None = None
     batch_invariant: bool = False  # log-probs equal, bit for bit, to those the trainer scores; slower
 
     def __post_init__(self) -> None:
@@ -26,15 +27,18 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM servers: ours, one per entry of `devices`, or other people's by URL. In a cluster job with sampler hosts ours run there.
+    """vLLM servers: ours, one per entry of `devices`, or other people's by URL. In a cluster job with sampler hosts
+    ours run there.
 
     With `colocated` there are no servers: every rank has an engine on its own device, and the two take turns.
     """
 
     kind: Literal["vllm"] = "vllm"
-    devices: list[str] = field(default_factory=lambda: [""])  # CUDA_VISIBLE_DEVICES of each server; "" leaves it as it is
+    # CUDA_VISIBLE_DEVICES of each server; "" leaves it as it is
+    devices: list[str] = field(default_factory=lambda: [""])
     urls: list[str] = field(default_factory=list)  # addresses of servers that run already
-    transport: Literal["broadcast", "disk"] = "broadcast"  # how weights reach the servers: over the network, or through files
+    # how weights reach the servers: over the network, or through files
+    transport: Literal["broadcast", "disk"] = "broadcast"
     backend: Literal["gloo", "nccl"] = "gloo"  # library of the broadcast; nccl needs GPUs on both sides
     host: str = "127.0.0.1"  # of the trainer, as the servers see it
     logprobs: Literal["raw", "processed"] = "raw"  # see VllmSettings
@@ -45,7 +49,8 @@ class Vllm:
     eager: bool = False  # no CUDA graphs: starts sooner, samples slower
     adapters_only: bool = False  # of a model with lora: vLLM keeps the frozen weights, and only the adapters are sent
     colocated: bool = False  # an engine in every rank instead of servers
-    sleep: Literal[0, 1, 2] = 0  # colocated: while training vLLM gives back its memory; 1 keeps its weights on the host, 2 drops them
+    # colocated: while training vLLM gives back its memory; 1 keeps its weights on the host, 2 drops them
+    sleep: Literal[0, 1, 2] = 0
     offload: bool = False  # colocated: while sampling the trainer's weights and optimizer lie in host memory
     start_s: float = 600.0  # deadlines
     request_s: float = 600.0  # deadline of one request
@@ -57,9 +62,13 @@ class Vllm:
         if min(self.start_s, self.request_s, self.sync_s) <= 0:
             raise ValueError("start_s: deadlines must be positive")
         if not 0 < self.gpu_memory <= 1 or min(self.tensor, self.max_length, self.max_sequences) < 1:
-            raise ValueError("gpu_memory: a share above 0 and up to 1; tensor, max_length and max_sequences are at least 1")
+            raise ValueError(
+                "gpu_memory: a share above 0 and up to 1; tensor, max_length and max_sequences are at least 1"
+            )
         if self.colocated and (self.urls or len(self.devices) > 1 or self.tensor > 1):
-            raise ValueError("colocated: every rank has one engine on its own device; leave out urls, devices and tensor")
+            raise ValueError(
+                "colocated: every rank has one engine on its own device; leave out urls, devices and tensor"
+            )
         if not self.colocated and (self.sleep or self.offload):
             raise ValueError("sleep: servers do not share the trainer's device; sleep and offload go with colocated")
         if self.adapters_only and self.sleep == 2:
@@ -71,7 +80,9 @@ SamplerConfig = Embedded | Vllm
 
 @dataclass(frozen=True)
 class Validation:
-    """Rollouts on a cut that is never trained on in this stage, nor part of the test set: before training and every `every` steps."""
+    """Rollouts on a cut that is never trained on in this stage, nor part of the test set: before training and every
+    `every` steps.
+    """
 
     every: int = 0  # steps; 0 makes no cut and never validates
     prompts: int = 64  # size of the cut
@@ -91,7 +102,8 @@ class Rollouts:
     keep_samples: bool = False  # keep every continuation for a replay, not only those a resume may need
     replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
     deadline_s: float = 3600.0  # for all continuations of one step
-    max_invalid_share: float = 0.25  # of a step's samples that may fail, after retries, without stopping the run; they train nothing
+    # of a step's samples that may fail, after retries, without stopping the run; they train nothing
+    max_invalid_share: float = 0.25
     health: HealthConfig = field(default_factory=HealthConfig)  # alarms on the metrics of a step
     validation: Validation = field(default_factory=Validation)  # held-out rollouts while training
 
@@ -99,7 +111,9 @@ class Rollouts:
         if self.ahead not in (0, 1):
             raise ValueError(f"ahead: {self.ahead} must be 0 or 1")
         if self.ahead and self.sampler.kind != "vllm":
-            raise ValueError("ahead: the embedded sampler shares the trainer's weights; sampling ahead needs sampler.kind = vllm")
+            raise ValueError(
+                "ahead: the embedded sampler shares the trainer's weights; sampling ahead needs sampler.kind = vllm"
+            )
         if self.ahead and self.sampler.kind == "vllm" and self.sampler.colocated:
             raise ValueError("ahead: a colocated engine takes turns with the trainer; sampling ahead needs servers")
         if not 0 <= self.max_invalid_share < 1:

@@ -1,9 +1,10 @@
 """Continuous batching on pages: requests enter as others leave and as pages are free, given tokens go in by chunks.
 
-The host knows where every row stands without asking the device, because each step gives every row exactly one token; only which token
-it was, and so whether it was a stop, has to be read. Where no request can stop early the host never waits. Rows get pages as they
-grow; when there are none left, the youngest request gives up its own and is begun again later, with the tokens it had.
-Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X tiles, P pages of a row.
+The host knows where every row stands without asking the device, because each step gives every row exactly one token;
+only which token it was, and so whether it was a stop, has to be read. Where no request can stop early the host never
+waits. Rows get pages as they grow; when there are none left, the youngest request gives up its own and is begun again
+later, with the tokens it had. Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X tiles, P pages of a
+row.
 """
 
 from __future__ import annotations
@@ -81,9 +82,11 @@ class Use:
 
 
 class ContinuousBatch:
-    """All requests of one call, driven to their ends on one `DecodeStep`. `params` is given where sampling needs the slow path.
+    """All requests of one call, driven to their ends on one `DecodeStep`. `params` is given where sampling needs the
+    slow path.
 
-    With `keep` the pages of finished requests stay known to `pages`, for requests that go on from them. `use` is added to.
+    With `keep` the pages of finished requests stay known to `pages`, for requests that go on from them. `use` is added
+    to.
     """
 
     def __init__(
@@ -121,7 +124,9 @@ class ContinuousBatch:
         self.pending: deque[Window] = deque()
         step.idle()
         if params is not None and params.repetition_penalty != 1.0:
-            step.seen_BV = torch.zeros(len(step.temperature_B), self.decoder.config.vocab, dtype=torch.bool, device=self.decoder.device)
+            step.seen_BV = torch.zeros(
+                len(step.temperature_B), self.decoder.config.vocab, dtype=torch.bool, device=self.decoder.device
+            )
 
     def run(self, version: int) -> list[Sample]:
         """Every request's continuation, in the order of the requests."""
@@ -129,7 +134,9 @@ class ContinuousBatch:
             while self.active or self.filling or self.waiting:
                 self._compose()
                 self._window()
-                while self.pending and (len(self.pending) > 4 or any(row.request.params.stop_ids for row in self.active)):
+                while self.pending and (
+                    len(self.pending) > 4 or any(row.request.params.stop_ids for row in self.active)
+                ):
                     self._read(self.pending.popleft())
             self._settle()
         finally:
@@ -137,7 +144,14 @@ class ContinuousBatch:
         kept = np.arange(self.ids.shape[1]) < self.ends[:, None]
         if not np.isfinite(self.logprobs[kept]).all():
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
-        rows = zip(self.requests, self.ids.tolist(), self.logprobs.tolist(), self.ends.tolist(), self.stopped.tolist(), strict=True)
+        rows = zip(
+            self.requests,
+            self.ids.tolist(),
+            self.logprobs.tolist(),
+            self.ends.tolist(),
+            self.stopped.tolist(),
+            strict=True,
+        )
         return [interleave(i[:n], p[:n], r, "stop" if s else "length", version) for r, i, p, n, s in rows]
 
     # Who is in flight
@@ -193,7 +207,8 @@ class ContinuousBatch:
         total_B = np.array([row.request.length for row in self.active], np.int64)
         room_B = np.minimum(room_B, total_B)
         short = sorted(
-            (i for i in np.flatnonzero(room_B > self.cap_B).tolist() if i not in self.dropped), key=lambda i: self.active[i].order
+            (i for i in np.flatnonzero(room_B > self.cap_B).tolist() if i not in self.dropped),
+            key=lambda i: self.active[i].order,
         )
         for i in short:
             row = self.active[i]
@@ -224,7 +239,8 @@ class ContinuousBatch:
         if row in place:
             self.dropped.add(place[row])
             self.restart[row.index] = count = int(self.count_B[place[row]])
-            self.pages.learn(row.pages, self._sequence(row.index, count)[:-1])  # what is still there then is not computed again
+            # what is still there then is not computed again
+            self.pages.learn(row.pages, self._sequence(row.index, count)[:-1])
         else:
             self.filling.remove(row)
             for number, page in enumerate(row.pages[row.found :], row.found):
@@ -254,13 +270,17 @@ class ContinuousBatch:
             self.filling.append(row)
 
     def _begin(self, index: int, flying: int) -> Row | None:
-        """A request with pages for its given tokens and its first window, if one more page for every row in flight is left over."""
+        """A request with pages for its given tokens and its first window, if one more page for every row in flight
+        is left over.
+        """
         request, count, size = self.requests[index], self.restart.get(index, 0), self.pages.size
         ids = self._sequence(index, count)
         pages, copy = self.pages.find(ids[:-1])
         spans = sum(at < count for at, _ in request.forced)
         key, found = signed(fold(*request.key)), len(pages)
-        row = Row(index, request, self.entered, ids[:-1], ids[-1], key, count, spans, pages, found, copy, found * size, 0)
+        row = Row(
+            index, request, self.entered, ids[:-1], ids[-1], key, count, spans, pages, found, copy, found * size, 0
+        )
         missing = -(-row.room(len(row.given), count) // size) - found
         if copy and self.pages.free < missing + flying:  # the page to copy from may be one of those it needs
             self.pages.release([copy[0]])
@@ -291,7 +311,9 @@ class ContinuousBatch:
             done = 0
             for row in now:
                 tokens = min(len(row.given) - row.stored, budget)
-                pieces += [(row, row.stored + at, min(CHUNK_TOKENS, tokens - at)) for at in range(0, tokens, CHUNK_TOKENS)]
+                pieces += [
+                    (row, row.stored + at, min(CHUNK_TOKENS, tokens - at)) for at in range(0, tokens, CHUNK_TOKENS)
+                ]
                 row.stored += tokens
                 budget -= tokens
                 if row.stored < len(row.given):
@@ -340,7 +362,12 @@ class ContinuousBatch:
         line["length"][:n], line["count"][:n], line["cap"][:n] = self.length_B, self.count_B, self.cap_B
         for i, row in enumerate(self.active):
             params = row.request.params
-            line["key"][i], line["top_k"][i], warm[i], top_p[i] = row.key, params.top_k, params.temperature, params.top_p
+            line["key"][i], line["top_k"][i], warm[i], top_p[i] = (
+                row.key,
+                params.top_k,
+                params.temperature,
+                params.top_p,
+            )
             if params.allowed is not None:
                 line["low"][i], line["high"][i] = params.allowed
             if i >= len(old):
@@ -404,7 +431,8 @@ class ContinuousBatch:
         ready = None
         if tokens.is_cuda:
             tokens, logprobs = (
-                torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in (tokens, logprobs)
+                torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+                for x in (tokens, logprobs)
             )
             ready = torch.cuda.Event()
             ready.record()
@@ -413,7 +441,9 @@ class ContinuousBatch:
         self.pending.append(Window(tokens, logprobs, ready, list(self.active), began_B))
 
     def _force(self, due: np.ndarray) -> None:
-        """Feed a forced span to these rows: all but its last token now, behind the one just sampled; the last is the next step's input."""
+        """Feed a forced span to these rows: all but its last token now, behind the one just sampled; the last is the
+        next step's input.
+        """
         step, device = self.step, self.decoder.device
         spans = [self.active[i].request.forced[self.active[i].spans][1] for i in due]
         at_N = to_device(due.astype(np.int64), device)
@@ -448,7 +478,9 @@ class ContinuousBatch:
             row.stored, row.copy = row.stored + row.copy[1], None
 
     def _store(self, pieces: list[tuple[Row, int, int]]) -> None:
-        """Compute and store (row, first, count) of given tokens, in passes of bounded size; a long prompt goes in several."""
+        """Compute and store (row, first, count) of given tokens, in passes of bounded size; a long prompt goes in
+        several.
+        """
         device = self.decoder.device
         for low, high in _parts([length for _, _, length in pieces]):
             part = pieces[low:high]
@@ -457,7 +489,9 @@ class ContinuousBatch:
                 table_NP[n, : len(row.pages)] = row.pages
             start_N = np.array([at for _, at, _ in part], np.int64)
             ids_T, tiles = self._tiles([row.given[at : at + length] for row, at, length in part])
-            self.decoder.extend(ids_T, Rows(to_device(table_NP, device), to_device(start_N, device), self.pages.size), tiles)
+            self.decoder.extend(
+                ids_T, Rows(to_device(table_NP, device), to_device(start_N, device), self.pages.size), tiles
+            )
             self.use.stored += len(ids_T)
 
     def _tiles(self, given: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, Tiles]:
@@ -468,7 +502,9 @@ class ContinuousBatch:
         counts = -(-lengths // most)
         row_X = np.repeat(np.arange(len(given)), counts)
         offset_X = (np.arange(len(row_X)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
-        tile_X4 = np.stack([row_X, first_N[row_X] + offset_X, offset_X, np.minimum(most, lengths[row_X] - offset_X)], 1).astype(np.int32)
+        tile_X4 = np.stack(
+            [row_X, first_N[row_X] + offset_X, offset_X, np.minimum(most, lengths[row_X] - offset_X)], 1
+        ).astype(np.int32)
         row_T = np.repeat(np.arange(len(given)), lengths)
         offset_T = np.arange(len(row_T)) - first_N[row_T]
         ids_T = np.concatenate([np.asarray(ids, np.int64) for ids in given])
@@ -490,7 +526,9 @@ class ContinuousBatch:
         index_B = np.array([row.index for row in window.rows])
         place_BW = window.count_B[:, None] + np.arange(tokens_BW.shape[1])
         ok_BW = place_BW < self.ends[index_B][:, None]
-        stops: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by identity: hashing long lists takes longer than the search
+        stops: dict[
+            int, tuple[tuple[int, ...], list[int]]
+        ] = {}  # by identity: hashing long lists takes longer than the search
         for i, row in enumerate(window.rows):
             if ids := row.request.params.stop_ids:
                 stops.setdefault(id(ids), (ids, []))[1].append(i)

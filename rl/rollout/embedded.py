@@ -1,8 +1,8 @@
 """The embedded sampler: decodes on the engine's own weights, so nothing is copied or synchronised.
 
-On CUDA requests of all shapes share one continuous batch (continuous.py). On CPU requests of one shape go through in waves, which needs
-no bookkeeping a row. Either way a prompt that occurs several times in a batch (the members of a group) is read once.
-Shapes: B rows in flight, V vocabulary.
+On CUDA requests of all shapes share one continuous batch (continuous.py). On CPU requests of one shape go through in
+waves, which needs no bookkeeping a row. Either way a prompt that occurs several times in a batch (the members of a
+group) is read once. Shapes: B rows in flight, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SLOTS = 4096
 class EmbeddedSampler:
     """Batched sampling from `weights()`, called anew for each batch so that the newest weights are used.
 
-    `max_batch` bounds the requests in flight, `cache_gib` the keys and values of the continuous batch (default: most of the free device
-    memory); what does not fit waits. `continuous` chooses the way of working, by default by device. `batch_invariant` makes log-probs
-    equal, bit for bit, to those of a trainer that scores under the mode of that name; it is slower. With `keep` the cache stays between
-    calls until `rest`, and what requests of one weight version have in common with earlier ones, such as the turns of an episode, is not
-    computed again.
+    `max_batch` bounds the requests in flight, `cache_gib` the keys and values of the continuous batch (default: most of
+    the free device memory); what does not fit waits. `continuous` chooses the way of working, by default by device.
+    `batch_invariant` makes log-probs equal, bit for bit, to those of a trainer that scores under the mode of that name;
+    it is slower. With `keep` the cache stays between calls until `rest`, and what requests of one weight version have
+    in common with earlier ones, such as the turns of an episode, is not computed again.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class EmbeddedSampler:
             spans = tuple((at, len(ids)) for at, ids in request.forced)
             shape = (len(request.ids), request.params, spans)
             if continuous:
-                shape = (None if plain(request.params) else request.params, request.params.temperature if self.batch_invariant else None)
+                shape = (
+                    None if plain(request.params) else request.params,
+                    request.params.temperature if self.batch_invariant else None,
+                )
             work[shape].append(index)
         results: list[Sample | Invalid | None] = [None] * len(requests)
         decoder = None if continuous or not requests else self._decoder(named, requests)
@@ -88,7 +91,9 @@ class EmbeddedSampler:
         return [result for result in results if result is not None]
 
     def rest(self) -> dict[str, float]:
-        """Give the cache's memory back, for the trainer's turn; returns how the cache was used since the last time, for the record."""
+        """Give the cache's memory back, for the trainer's turn; returns how the cache was used since the last time,
+        for the record.
+        """
         self._room, use, self._use = None, self._use, Use()
         if not use.given:
             return {}
@@ -105,7 +110,8 @@ class EmbeddedSampler:
         longest = max((r.length for r in requests), default=1)
         if longest > self.config.max_positions:
             raise ConfigError(
-                f"a prompt of {longest} tokens with its continuation exceeds model.max_positions = {self.config.max_positions}; "
+                f"a prompt of {longest} tokens with its continuation exceeds model.max_positions = "
+                f"{self.config.max_positions}; "
                 "raise it or lower max_new_tokens"
             )
         if any(not r.ids for r in requests):
@@ -121,7 +127,9 @@ class EmbeddedSampler:
         params: SamplingParams | None,
         temperature: float | None,
     ) -> list[Sample]:
-        """All requests as one continuous batch. Graphs of earlier calls are used again while the weights stay where they are."""
+        """All requests as one continuous batch. Graphs of earlier calls are used again while the weights stay where
+        they are.
+        """
         weights = decode_weights(named, self.config)
         slots = min(self.max_batch or SLOTS, SLOTS, max(len(requests), self._step.slots if self._step else 0))
         if self._step is None or not same_tensors(self._step.decoder.weights, weights):
@@ -132,7 +140,8 @@ class EmbeddedSampler:
         step, version = self._step, self.version()
         if self._room is not None and not self._room.suits(requests, slots):
             self._room = None  # its memory counts for the next
-        room, self._room = self._room or make_room(step, requests, self.cache_gib, self.keep, version), None  # none after a failure
+        # none after a failure
+        room, self._room = self._room or make_room(step, requests, self.cache_gib, self.keep, version), None
         room.enter(step.decoder, requests, version)
         step.temperature = temperature or 1.0
         batch = ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use)
@@ -143,7 +152,9 @@ class EmbeddedSampler:
         return samples
 
     def _wave(self, decoder: Decoder, requests: list[SampleRequest], params: SamplingParams) -> list[Sample]:
-        """Requests of one prompt length, one setting and forced spans at the same places, decoded together; rows leave when they stop."""
+        """Requests of one prompt length, one setting and forced spans at the same places, decoded together; rows
+        leave when they stop.
+        """
         device = decoder.weights.embedding.device
         length = len(requests[0].ids)
         unique: dict[tuple[int, ...], int] = {}
@@ -161,7 +172,9 @@ class EmbeddedSampler:
         counts = torch.zeros(len(requests), dtype=torch.int64, device=device)
         stop_ids = torch.tensor(params.stop_ids, dtype=torch.int64, device=device)
         stopped = torch.zeros(len(requests), dtype=torch.bool, device=device)
-        spans = {at: torch.tensor([dict(r.forced)[at] for r in requests], device=device) for at, _ in requests[0].forced}
+        spans = {
+            at: torch.tensor([dict(r.forced)[at] for r in requests], device=device) for at, _ in requests[0].forced
+        }
         seen_BV = self._seen(prompts[members], params)
         for step in range(params.max_new_tokens):
             logits_BV = F.linear(hidden_BH, decoder.weights.head)[:, : self.config.vocab]

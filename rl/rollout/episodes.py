@@ -40,8 +40,12 @@ def sampled_sequence(context: Sequence[int], sample: Sample) -> TokenSequence:
     return TokenSequence((*context, *sample.ids), roles, (0.0,) * len(context) + sample.logprobs, sample.weight_version)
 
 
-def rollout(sampler: Sampler, episodes: Sequence[Episode], params: SamplingParams, seed: int, retries: int = 2) -> list[Trajectory]:
-    """Run all episodes to their end. A fault of the sampler is retried, then makes the trajectory Invalid; it is never a reward of 0."""
+def rollout(
+    sampler: Sampler, episodes: Sequence[Episode], params: SamplingParams, seed: int, retries: int = 2
+) -> list[Trajectory]:
+    """Run all episodes to their end. A fault of the sampler is retried, then makes the trajectory Invalid; it is
+    never a reward of 0.
+    """
     sequences: list[list[TokenSequence]] = [[] for _ in episodes]
     faults: dict[int, Invalid] = {}
     live = list(range(len(episodes)))

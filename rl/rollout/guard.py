@@ -1,5 +1,5 @@
-"""The door of a vLLM server. Its endpoints change weights and run methods, and vLLM's own key covers a part of them only, so that
-every request but the question whether it is alive must carry the server's key."""
+"""The door of a vLLM server. Its endpoints change weights and run methods, and vLLM's own key covers a part of them
+only, so that every request but the question whether it is alive must carry the server's key."""
 
 from __future__ import annotations
 

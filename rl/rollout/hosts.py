@@ -1,7 +1,9 @@
-"""vLLM servers on machines of their own. A host process on each such machine starts servers when the trainer asks for them.
+"""vLLM servers on machines of their own. A host process on each such machine starts servers when the trainer asks for
+them.
 
-Addresses are facts of one start of a job, not settings of a run: every host leaves a file with its own in a folder that the trainer
-reads, so that a run that is started again on other machines has the same settings. A host ends its servers when it ends.
+Addresses are facts of one start of a job, not settings of a run: every host leaves a file with its own in a folder that
+the trainer reads, so that a run that is started again on other machines has the same settings. A host ends its servers
+when it ends.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class HostAddress:
     def ask(self, path: str, body: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """One request; a host that does not answer is a WorkerError."""
         request = urllib.request.Request(
-            f"{self.url}{path}", json.dumps(body).encode(), {"Authorization": self.token, "Content-Type": "application/json"}
+            f"{self.url}{path}",
+            json.dumps(body).encode(),
+            {"Authorization": self.token, "Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
@@ -54,8 +58,8 @@ class HostAddress:
 
 
 class Host:
-    """The machine's half: a service that starts, restarts and ends vLLM servers here. Requests are done one after the other by the
-    thread that calls `serve`, because a server dies with the thread that started it."""
+    """The machine's half: a service that starts, restarts and ends vLLM servers here. Requests are done one after the
+    other by the thread that calls `serve`, because a server dies with the thread that started it."""
 
     def __init__(self, name: str | None = None, gpus: int = 0) -> None:
         self.name, self.servers = name or socket.gethostname(), dict[str, VllmServer]()
@@ -82,11 +86,15 @@ class Host:
     def stop(self) -> None:
         self.work.put(None)
 
-    def place(self, name: str, settings: dict[str, Any], log: str, environment: dict[str, str], start_s: float) -> dict[str, Any]:
+    def place(
+        self, name: str, settings: dict[str, Any], log: str, environment: dict[str, str], start_s: float
+    ) -> dict[str, Any]:
         """Give a server of this name its address, which it keeps however often it is started."""
         if name in self.servers:
             self.servers[name].stop()
-        server = VllmServer(VllmSettings(**settings), Path(log), host=self.name, environment=environment, start_s=start_s)
+        server = VllmServer(
+            VllmSettings(**settings), Path(log), host=self.name, environment=environment, start_s=start_s
+        )
         self.servers[name] = server
         return {"url": server.url, "key": server.key}
 
@@ -124,7 +132,9 @@ class Host:
                     self.send_error(403)
                     return
                 try:
-                    answer = json.dumps(host._do(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))).encode()
+                    answer = json.dumps(
+                        host._do(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                    ).encode()
                 except Exception as error:
                     self.send_error(500, f"{type(error).__name__}: {error}"[:300].replace("\n", " "))
                     return
@@ -142,10 +152,18 @@ class Host:
 class HostedServer(VllmServer):
     """The trainer's half: a server on another machine, handled like one of ours."""
 
-    def __init__(self, place: HostAddress, name: str, settings: VllmSettings, log: Path, device: str, start_s: float) -> None:
+    def __init__(
+        self, place: HostAddress, name: str, settings: VllmSettings, log: Path, device: str, start_s: float
+    ) -> None:
         self.place, self.name, self.settings, self.log, self.start_s = place, name, settings, log, start_s
         environment = {"CUDA_VISIBLE_DEVICES": device} if device else {}
-        asked = {"name": name, "settings": asdict(settings), "log": str(log), "environment": environment, "start_s": start_s}
+        asked = {
+            "name": name,
+            "settings": asdict(settings),
+            "log": str(log),
+            "environment": environment,
+            "start_s": start_s,
+        }
         answer = place.ask("/place", asked)
         self.address, self.key = answer["url"], answer["key"]
 
@@ -185,12 +203,16 @@ def find_hosts(place: str, timeout_s: float) -> list[HostAddress]:
         time.sleep(0.2)
 
 
-def hosted_servers(hosts: list[HostAddress], settings: VllmSettings, folder: Path, start_s: float) -> list[HostedServer]:
+def hosted_servers(
+    hosts: list[HostAddress], settings: VllmSettings, folder: Path, start_s: float
+) -> list[HostedServer]:
     """One server for every `settings.tensor` GPUs of every host; one on a host without GPUs."""
     servers = []
     for number, host in enumerate(hosts):
         if host.gpus and host.gpus < settings.tensor:
-            raise ConfigError(f"sampler.tensor: {settings.tensor} is more than the {host.gpus} GPUs of sampler host {host.url}")
+            raise ConfigError(
+                f"sampler.tensor: {settings.tensor} is more than the {host.gpus} GPUs of sampler host {host.url}"
+            )
         for slot in range(max(1, host.gpus // settings.tensor)):
             device = ",".join(str(slot * settings.tensor + i) for i in range(settings.tensor)) if host.gpus else ""
             log = folder.absolute() / f"vllm-{number}-{slot}.log"

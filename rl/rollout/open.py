@@ -1,4 +1,6 @@
-"""From settings to a sampler that follows the trainer's weights: what a training stage opens at its start and closes at its end."""
+"""From settings to a sampler that follows the trainer's weights: what a training stage opens at its start and closes
+at its end.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,8 @@ def open_sampler(
     mesh: Mesh | None = None,
     ahead: int = 0,
 ) -> OpenSampler:
-    """Every rank calls this, and leaders sample. The main rank owns the servers; the others sample from them by address. `folder` takes
-    logs and weights."""
+    """Every rank calls this, and leaders sample. The main rank owns the servers; the others sample from them by
+    address. `folder` takes logs and weights."""
     mesh = mesh or Mesh()
     if isinstance(config, Embedded):
         return _open_embedded(config, engine, model, mesh)
@@ -66,7 +68,9 @@ def open_sampler(
 
 
 def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh) -> OpenSampler:
-    """On the engine's own weights where a rank holds them all; else on a whole copy that the leader gathers at every publish."""
+    """On the engine's own weights where a rank holds them all; else on a whole copy that the leader gathers at every
+    publish.
+    """
     options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "batch_invariant": config.batch_invariant}
     shares = engine.parallel.model_size * engine.parallel.expert == 1
     held: dict[str, Any] = {}
@@ -135,7 +139,10 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
     here = socket.gethostname() if placed and config.host == Vllm.host else config.host
     weights, transport = engine_weights, None
     if config.adapters_only:
-        weights, transport = adapter_weights, AdapterTransport(folder.absolute() / "adapters", model, lora_of(engine), settings.model)
+        weights, transport = (
+            adapter_weights,
+            AdapterTransport(folder.absolute() / "adapters", model, lora_of(engine), settings.model),
+        )
     elif config.transport == "disk":
         transport = DiskTransport(folder.absolute() / "weights")
     else:
@@ -146,7 +153,8 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
     elif mesh.is_main and not config.urls:
         places = [{"CUDA_VISIBLE_DEVICES": d} if d else {} for d in config.devices]
         servers = [
-            VllmServer(settings, folder / f"vllm-{i}.log", environment=place, start_s=config.start_s) for i, place in enumerate(places)
+            VllmServer(settings, folder / f"vllm-{i}.log", environment=place, start_s=config.start_s)
+            for i, place in enumerate(places)
         ]
     addresses = mesh.from_main(lambda: [s if isinstance(s, str) else s.url for s in servers])
     if not mesh.is_main:
@@ -161,7 +169,9 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
             target.accept(version, config.sync_s)
         elif ahead or engine.parallel.model_size > 1:
             # the weights may be changing now, or lie on ranks that are busy
-            raise ConfigError(f"{target.name}: was restarted, but there is no copy of version {version}; set sampler.transport = disk")
+            raise ConfigError(
+                f"{target.name}: was restarted, but there is no copy of version {version}; set sampler.transport = disk"
+            )
         else:
             fresh = BroadcastTransport(config.backend, here)
             send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)

@@ -1,7 +1,8 @@
-"""Which pages of the pool hold what: who uses a page, which tokens its keys belong to, and which page is given up first.
+"""Which pages of the pool hold what: who uses a page, which tokens its keys belong to, and which page is given up
+first.
 
-Pages with known tokens form a tree: a page's place says all tokens before it, so a prompt's pages are found by walking down from the
-root. A page that nobody uses keeps its content until its room is needed, least recently used first.
+Pages with known tokens form a tree: a page's place says all tokens before it, so a prompt's pages are found by walking
+down from the root. A page that nobody uses keeps its content until its room is needed, least recently used first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 
 
 class _Node:
-    """Tokens that follow those of the parents, and the page that holds their keys: a whole page of them, or its beginning."""
+    """Tokens that follow those of the parents, and the page that holds their keys: a whole page of them, or its
+    beginning.
+    """
 
     __slots__ = ("children", "page", "parent", "partial", "tokens")
 
@@ -64,7 +67,9 @@ class Pages:
                     self._empty.append(page)
 
     def find(self, ids: Sequence[int]) -> tuple[list[int], tuple[int, int] | None]:
-        """(the pages that hold the beginning of `ids`, a page to copy the next tokens from and how many). All get one more user."""
+        """(the pages that hold the beginning of `ids`, a page to copy the next tokens from and how many). All get
+        one more user.
+        """
         node, pages, found = self._root, [], None
         rest = tuple(ids[: self.size])
         while len(rest) == self.size and (child := node.children.get(rest)):

@@ -45,7 +45,9 @@ class Room:
         decoder.attach(self.pool)
 
 
-def make_room(step: DecodeStep, requests: Sequence[SampleRequest], cache_gib: float | None, keep: bool, version: int) -> Room:
+def make_room(
+    step: DecodeStep, requests: Sequence[SampleRequest], cache_gib: float | None, keep: bool, version: int
+) -> Room:
     """Room for these requests, and for longer ones where it is kept for them, within what memory allows."""
     size, decoder = step.page, step.decoder
     limit = position_limit(cache_gib, decoder, step.slots)
@@ -63,7 +65,9 @@ def wanted(requests: Sequence[SampleRequest], slots: int, size: int) -> int:
 
 
 def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int) -> int | None:
-    """How many positions may be held: by the setting, else what fits into most of the free device memory; on CPU without bound."""
+    """How many positions may be held: by the setting, else what fits into most of the free device memory; on CPU
+    without bound.
+    """
     each = token_bytes(decoder.config, decoder.dtype)
     if cache_gib is not None:
         return int(cache_gib * 2**30) // each

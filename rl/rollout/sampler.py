@@ -43,8 +43,8 @@ Forced = tuple[tuple[int, tuple[int, ...]], ...]
 class SampleRequest:
     """One continuation. `key` alone decides the random numbers: (seed, prompt id, sample index, turn).
 
-    `forced` puts given tokens between sampled spans: each entry (n, ids) inserts `ids` once n tokens were sampled, n rising and
-    below max_new_tokens, which counts sampled tokens alone.
+    `forced` puts given tokens between sampled spans: each entry (n, ids) inserts `ids` once n tokens were sampled, n
+    rising and below max_new_tokens, which counts sampled tokens alone.
     """
 
     ids: tuple[int, ...]
@@ -54,7 +54,9 @@ class SampleRequest:
 
     def __post_init__(self) -> None:
         places = [at for at, _ in self.forced]
-        if places != sorted(set(places)) or (places and not (places[0] > 0 and places[-1] < self.params.max_new_tokens)):
+        if places != sorted(set(places)) or (
+            places and not (places[0] > 0 and places[-1] < self.params.max_new_tokens)
+        ):
             raise ValueError(f"forced: places {places} must rise and lie between 1 and max_new_tokens - 1")
         if any(not ids for _, ids in self.forced):
             raise ValueError("forced: a span needs at least one token")
@@ -81,7 +83,9 @@ class Sample:
         return self.forced if self.forced is not None else (False,) * len(self.ids)
 
 
-def interleave(ids: list[int], logprobs: list[float], request: SampleRequest, finish: FinishReason, version: int) -> Sample:
+def interleave(
+    ids: list[int], logprobs: list[float], request: SampleRequest, finish: FinishReason, version: int
+) -> Sample:
     """Sampled tokens and the request's forced ones in their order; spans beyond an early end are not inserted."""
     if not request.forced:
         return Sample(tuple(ids), tuple(logprobs), finish, version)
@@ -101,6 +105,8 @@ def interleave(ids: list[int], logprobs: list[float], request: SampleRequest, fi
 
 
 class Sampler(Protocol):
-    """Anything that continues token sequences. An infrastructure fault comes back as Invalid, never as an empty sample."""
+    """Anything that continues token sequences. An infrastructure fault comes back as Invalid, never as an empty
+    sample.
+    """
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]: ...

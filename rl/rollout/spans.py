@@ -1,4 +1,6 @@
-"""Forced tokens for engines that only know plain continuations: one continuation per sampled span, all requests together."""
+"""Forced tokens for engines that only know plain continuations: one continuation per sampled span, all requests
+together.
+"""
 
 from __future__ import annotations
 

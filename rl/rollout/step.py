@@ -1,8 +1,9 @@
-"""One decode step of all rows, from the tokens fed to the tokens sampled, without the host: captured as a CUDA graph for each batch size.
+"""One decode step of all rows, from the tokens fed to the tokens sampled, without the host: captured as a CUDA graph
+for each batch size.
 
-Everything the step reads or writes lives in tensors that stay where they are. Rows advance in place; what was sampled goes into a
-window of the last steps, which the host reads now and then.
-Shape suffixes: B rows, V vocabulary, W steps of the window.
+Everything the step reads or writes lives in tensors that stay where they are. Rows advance in place; what was sampled
+goes into a window of the last steps, which the host reads now and then. Shape suffixes: B rows, V vocabulary, W steps
+of the window.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class DecodeStep:
         return Rows(self.table_BP[:count], self.line("length", count), self.page)
 
     def splits(self, rows: int) -> int:
-        """Programs that share one row's keys; 1 where the batch alone fills the device, and shared pages are read together."""
+        """Programs that share one row's keys; 1 where the batch alone fills the device, and shared pages are read
+        together.
+        """
         return 1 if is_batch_invariant() else max(1, min(16, PROGRAMS // (rows * self.decoder.config.kv_heads)))
 
     def idle(self, first: int = 0) -> None:
@@ -127,7 +130,9 @@ class DecodeStep:
             if seen_BV is not None:
                 seen_BV.scatter_(1, token_B[:, None], True)
         if is_batch_invariant():  # by the function the trainer scores with
-            logprob_B, _ = linear_logprob(hidden_BH, d.weights.head, token_B, temperature=self.temperature, vocab_size=d.config.vocab)
+            logprob_B, _ = linear_logprob(
+                hidden_BH, d.weights.head, token_B, temperature=self.temperature, vocab_size=d.config.vocab
+            )
         self.tokens_WB[:, :rows].index_copy_(0, self.tick_1, token_B[None])
         self.logprobs_WB[:, :rows].index_copy_(0, self.tick_1, logprob_B[None])
         self.line("token", rows).copy_(token_B)

@@ -1,4 +1,5 @@
-"""Sampling from vLLM servers over HTTP: many at once, by deadline; a dead server is restarted and its requests are re-issued.
+"""Sampling from vLLM servers over HTTP: many at once, by deadline; a dead server is restarted and its requests are
+re-issued.
 
 A request's seed is its own, so that it gives the same tokens whichever server answers, and however often it is asked.
 """
@@ -50,7 +51,10 @@ class Remote:
             answer = connection.getresponse()
             text = answer.read()
             if answer.status == 401:
-                raise ConfigError(f"{self.name}{path}: the server asks for another key; set {KEY_VARIABLE} to the one it was started with")
+                raise ConfigError(
+                    f"{self.name}{path}: the server asks for another key; set {KEY_VARIABLE} to the one it was "
+                    "started with"
+                )
             if answer.status == 400:
                 raise ConfigError(f"{self.name}{path}: vllm refuses the request: {text[:500].decode(errors='replace')}")
             if answer.status != 200:
@@ -118,7 +122,9 @@ class ServedVllm:
         """Continue every request; results come back in the order of the requests."""
         versions = {t.version for t in self.targets}
         if None in versions or len(versions) != 1:
-            raise ConfigError(f"vllm: the servers hold versions {sorted(map(str, versions))}; publish one to all of them first")
+            raise ConfigError(
+                f"vllm: the servers hold versions {sorted(map(str, versions))}; publish one to all of them first"
+            )
         for request in requests:
             self.settings.check(request)
         (version,) = versions
@@ -127,14 +133,19 @@ class ServedVllm:
         return generate_in_spans(requests, self._generate, version)
 
     def _require(self, version: int) -> None:
-        """Ask the servers what they hold: nobody else may have changed it. One that does not answer is mended when it is sampled from."""
+        """Ask the servers what they hold: nobody else may have changed it. One that does not answer is mended when
+        it is sampled from.
+        """
         for target in self.targets:
             try:
                 held = {worker["version"] for worker in target.call("terrella_state", timeout_s=30.0)}
             except (OSError, ValueError, KeyError):
                 continue
             if target.adapter is None and held != {version} and not (version == 0 and held == {None}):
-                raise SyncError(f"vllm server {target.name} holds version {sorted(map(str, held))}, not {version}; who else writes to it?")
+                raise SyncError(
+                    f"vllm server {target.name} holds version {sorted(map(str, held))}, not {version}; who else "
+                    "writes to it?"
+                )
 
     def _generate(self, plain: list[Plain]) -> list[Piece | Invalid]:
         results: list[Piece | Invalid | None] = [None] * len(plain)
@@ -149,7 +160,9 @@ class ServedVllm:
                     break
                 self._mend()
                 self.reissued += len(pending)
-                log.warning("vllm: %d requests are asked again, the first because of: %s", len(pending), results[pending[0]])
+                log.warning(
+                    "vllm: %d requests are asked again, the first because of: %s", len(pending), results[pending[0]]
+                )
         return [r for r in results if r is not None]
 
     def _one(self, plain: Plain) -> Piece | Invalid:
@@ -177,7 +190,9 @@ class ServedVllm:
         return Piece(ids, logprobs, choice["finish_reason"])
 
     def _mend(self) -> None:
-        """Restart servers of ours that died or stopped answering; wait for those of others. All must hold the version of before."""
+        """Restart servers of ours that died or stopped answering; wait for those of others. All must hold the
+        version of before.
+        """
         version = max((t.version for t in self.targets if t.version is not None), default=None)
         for target in self.targets:
             if target.server is None:
@@ -195,7 +210,9 @@ class ServedVllm:
         if version == 0 and self.settings.load == "auto":
             target.version = 0
         elif self.resync is None:
-            raise WorkerError(f"vllm server {target.name} was restarted but there is nothing to bring it back to version {version}")
+            raise WorkerError(
+                f"vllm server {target.name} was restarted but there is nothing to bring it back to version {version}"
+            )
         else:
             self.resync(target)
         log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
@@ -212,5 +229,7 @@ class ServedVllm:
             except (OSError, ValueError, KeyError) as error:
                 reason = f"{type(error).__name__}: {error}"
             if time.monotonic() > end:
-                raise WorkerError(f"vllm server {target.name} did not come back within {self.request_s:.0f} s: {reason}")
+                raise WorkerError(
+                    f"vllm server {target.name} did not come back within {self.request_s:.0f} s: {reason}"
+                )
             time.sleep(1.0)

@@ -20,8 +20,9 @@ def graph_sizes(largest: int) -> list[int]:
 
 
 def use_newest_runner() -> None:
-    """Let vLLM on a GPU use its newer model runner, unless the environment says which. It draws every request's random numbers at once;
-    the older one does so request by request, which takes longer than the model itself when hundreds are decoded together."""
+    """Let vLLM on a GPU use its newer model runner, unless the environment says which. It draws every request's random
+    numbers at once; the older one does so request by request, which takes longer than the model itself when hundreds
+    are decoded together."""
     import torch
 
     if torch.cuda.is_available():
@@ -32,8 +33,9 @@ def use_newest_runner() -> None:
 class VllmSettings:
     """One vLLM engine.
 
-    vLLM reports either the model's own log-probs (`raw`: right at temperature 0 and 1, with any truncation) or those after
-    temperature and truncation (`processed`: right at any temperature without truncation). What cannot be reported right is refused.
+    vLLM reports either the model's own log-probs (`raw`: right at temperature 0 and 1, with any truncation) or those
+    after temperature and truncation (`processed`: right at any temperature without truncation). What cannot be reported
+    right is refused.
     """
 
     model: str  # a Hugging Face folder; its weights are used unless load = dummy
@@ -83,7 +85,10 @@ class VllmSettings:
         """Refuse what vLLM would answer with log-probs of another distribution, or cut short."""
         p = request.params
         if request.length > self.max_length:
-            raise ConfigError(f"a prompt with its continuation takes {request.length} tokens, above max_length = {self.max_length} of vllm")
+            raise ConfigError(
+                f"a prompt with its continuation takes {request.length} tokens, above max_length = {self.max_length} "
+                "of vllm"
+            )
         bent = p.top_p < 1 or p.top_k > 0 or p.allowed is not None or p.repetition_penalty != 1
         if self.logprobs == "processed" and bent:
             raise ConfigError(
@@ -91,7 +96,10 @@ class VllmSettings:
                 "leave them out, or sample at temperature 1 with vllm.logprobs = raw"
             )
         if self.logprobs == "raw" and p.temperature not in (0.0, 1.0):
-            raise ConfigError(f"temperature: {p.temperature} needs vllm.logprobs = processed; raw log-probs are those at temperature 1")
+            raise ConfigError(
+                f"temperature: {p.temperature} needs vllm.logprobs = processed; raw log-probs are those at "
+                "temperature 1"
+            )
 
 
 def request_arguments(request: SampleRequest, ids: tuple[int, ...], limit: int, seed: int) -> dict[str, Any]:

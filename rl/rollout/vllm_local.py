@@ -1,7 +1,7 @@
 """vLLM beside the trainer: in its process, or as a process of its own on the same device (colocated).
 
-As a process of its own its scheduling runs while we work on its answers, and it can die or hang without us: it is then started
-again, brought back to its version and asked again. Its weights come through memory that both processes share.
+As a process of its own its scheduling runs while we work on its answers, and it can die or hang without us: it is then
+started again, brought back to its version and asked again. Its weights come through memory that both processes share.
 """
 
 from __future__ import annotations
@@ -44,7 +44,13 @@ class LocalVllm:
         attempts: int = 2,
         resync: Callable[[LocalVllm], None] | None = None,
     ) -> None:
-        self.settings, self.process, self.request_s, self.attempts, self.resync = settings, process, request_s, attempts, resync
+        self.settings, self.process, self.request_s, self.attempts, self.resync = (
+            settings,
+            process,
+            request_s,
+            attempts,
+            resync,
+        )
         self.restarts = 0
         self._start()
 
@@ -74,12 +80,16 @@ class LocalVllm:
                 return generate_in_spans(requests, self._generate, self.version)
             except EngineDied as error:
                 if attempt == self.attempts:
-                    raise WorkerError(f"vllm: the engine died {attempt} times in one rollout; the last reason: {error}") from error
+                    raise WorkerError(
+                        f"vllm: the engine died {attempt} times in one rollout; the last reason: {error}"
+                    ) from error
                 self._restart()
         raise AssertionError("attempts is at least 1")
 
     def _watched(self, call: Callable[[], T]) -> T:
-        """The call's result. A child that dies meanwhile is EngineDied, one that takes too long is ended: vLLM would wait for ever."""
+        """The call's result. A child that dies meanwhile is EngineDied, one that takes too long is ended: vLLM would
+        wait for ever.
+        """
         if not self.children:
             return call()
         box: dict[str, Any] = {}
@@ -98,7 +108,9 @@ class LocalVllm:
             if time.monotonic() > end:
                 for child in self.children:
                     child.kill()
-                raise DeadlineError(f"vllm: the engine did not finish a rollout within {self.request_s:.0f} s (request_s); it was ended")
+                raise DeadlineError(
+                    f"vllm: the engine did not finish a rollout within {self.request_s:.0f} s (request_s); it was ended"
+                )
             if not all(child.is_alive() for child in self.children):
                 thread.join(2.0)
                 break
@@ -165,7 +177,9 @@ class LocalVllm:
     def call_direct(self, method: str, weights: Iterable[tuple[str, Any]], version: int) -> list[dict[str, Any]]:
         """Hand tensors of this process to the worker of this process."""
         if self.settings.tensor != 1 or self.process:
-            raise ConfigError("vllm: tensors can be handed over only to one worker within this process; use ipc or broadcast")
+            raise ConfigError(
+                "vllm: tensors can be handed over only to one worker within this process; use ipc or broadcast"
+            )
         return self.llm.collective_rpc(method, args=(weights, version))
 
     def accept(self, version: int | None, timeout_s: float) -> None:
@@ -185,8 +199,8 @@ class LocalVllm:
             raise RuntimeError(f"vllm did not load the adapter of {folder}")
 
     def sleep(self, level: int) -> None:
-        """Give the GPU memory of weights and cache back. Level 1 keeps a copy of the weights in host memory; level 2 keeps none, so that
-        a version must be published before the next rollout."""
+        """Give the GPU memory of weights and cache back. Level 1 keeps a copy of the weights in host memory; level 2
+        keeps none, so that a version must be published before the next rollout."""
         if self.lying:
             return
         self.llm.sleep(level=level)

@@ -60,7 +60,9 @@ class VllmServer:
             **self.environment,
         }
         with open(self.log, "ab") as stream:
-            self.process = subprocess.Popen(arguments, stdout=stream, stderr=stream, env=environment, start_new_session=True)
+            self.process = subprocess.Popen(
+                arguments, stdout=stream, stderr=stream, env=environment, start_new_session=True
+            )
 
     def wait(self) -> None:
         """Until the server answers; its death and a passed deadline are errors with the end of its log."""
@@ -71,7 +73,8 @@ class VllmServer:
             if time.monotonic() > end:
                 self.stop()
                 raise DeadlineError(
-                    f"vllm server at {self.url} did not answer within {self.start_s:.0f} s; {self.log} ends:\n{self.tail()}"
+                    f"vllm server at {self.url} did not answer within {self.start_s:.0f} s; {self.log} "
+                    f"ends:\n{self.tail()}"
                 )
             time.sleep(0.2)
 

@@ -14,19 +14,23 @@ from .transports import MANIFEST, Target, Weights, call_all, describe
 
 
 class AdapterTransport:
-    """Sends what `adapter_weights` gives, through a folder that sender and receivers see (in memory where all are on one machine).
-    `base_model` is the folder the targets were started from. Keeps the newest two versions."""
+    """Sends what `adapter_weights` gives, through a folder that sender and receivers see (in memory where all are on
+    one machine). `base_model` is the folder the targets were started from. Keeps the newest two versions."""
 
     def __init__(self, folder: Path, model: ModelConfig, config: LoraConfig, base_model: str) -> None:
         self.folder, self.model, self.config, self.base_model = Path(folder), model, config, base_model
 
-    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def send(
+        self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
         answers = self.load(self.write(list(weights), version), version, targets, timeout_s)
         for old in sorted(self.folder.glob("adapter-*"))[:-2]:
             shutil.rmtree(old, ignore_errors=True)
         return answers
 
-    def load(self, path: Path, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def load(
+        self, path: Path, version: int, targets: Sequence[Target], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
         """Have targets load a version that was written before."""
         answers = call_all(targets, "terrella_check_adapter", str(path), str(version), timeout_s=timeout_s)
         for target in targets:

@@ -1,7 +1,7 @@
 """Tensors laid end to end in one buffer of bytes, each at the start of a row, and their checksums.
 
-A checksum is exact in integers and the same on CPU and GPU. All checksums of a buffer come from a handful of operations on it, and
-reading them back is the only wait for the device.
+A checksum is exact in integers and the same on CPU and GPU. All checksums of a buffer come from a handful of operations
+on it, and reading them back is the only wait for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ def lay_out(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Entry], i
     """Where each tensor goes, and how many bytes the buffer has."""
     entries, offset = [], 0
     for name, tensor in tensors:
-        entries.append({"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "offset": offset})
+        entries.append(
+            {
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "offset": offset,
+            }
+        )
         offset += rows_of(tensor.numel() * tensor.element_size()) * ROW
     return entries, offset
 
@@ -48,7 +55,11 @@ def flatten(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[torch.Tensor, 
 
 def view(flat: torch.Tensor, entry: Entry) -> torch.Tensor:
     """One tensor of the buffer, without a copy."""
-    return flat[entry["offset"] : entry["offset"] + size_of(entry)].view(getattr(torch, entry["dtype"])).view(entry["shape"])
+    return (
+        flat[entry["offset"] : entry["offset"] + size_of(entry)]
+        .view(getattr(torch, entry["dtype"]))
+        .view(entry["shape"])
+    )
 
 
 def size_of(entry: Entry) -> int:
@@ -65,7 +76,8 @@ def checksums(flat: torch.Tensor, entries: Sequence[Entry]) -> list[str]:
     if not rows:
         return [f"{_start(entry):016x}" for entry in entries]
     place = torch.arange(1, len(words) + 1, dtype=torch.int64, device=flat.device)
-    # bits are mixed between the two sums: else the places of a word in its row and of the row in the buffer could stand in for each other
+    # bits are mixed between the two sums: else the places of a word in its row and of the row in the buffer could stand
+    # in for each other
     mixed = torch.cat(rows)
     mixed = (mixed ^ ((mixed >> 29) & ((1 << 35) - 1))) * (2 * place * 0x1F123BB5 + 1)
     total = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])

@@ -14,7 +14,9 @@ from ...models.lora import merged
 
 
 def engine_weights(engine: Engine, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Full Hugging Face tensors, one after the other, on the engine's device; adapters merged, value heads left out. Collective."""
+    """Full Hugging Face tensors, one after the other, on the engine's device; adapters merged, value heads left out.
+    Collective.
+    """
     builder: Any = engine.build
     family, lora = FAMILIES[builder.model.family], getattr(builder, "lora", None)
     for name, tensor in merged(engine.parameters(), lora) if lora else engine.parameters():

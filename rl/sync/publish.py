@@ -1,4 +1,6 @@
-"""One weight sync: send, compare what every worker answers, retry, and stop the run by name when it cannot be made whole."""
+"""One weight sync: send, compare what every worker answers, retry, and stop the run by name when it cannot be made
+whole.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ def publish(
     speaks: bool = True,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> SyncReport:
-    """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective; those that
-    `speaks` send, each to its own targets."""
+    """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective;
+    those that `speaks` send, each to its own targets."""
     begun = time.monotonic()
     found: list[str] = []
     for attempt in range(1, attempts + 1):
@@ -53,7 +55,8 @@ def publish(
                 found = [f"sender: {type(error).__name__}: {error}"]
         for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
             pass
-        found = [fault for faults in gather(found if speaks else []) for fault in faults]  # all ranks try again, or none
+        # all ranks try again, or none
+        found = [fault for faults in gather(found if speaks else []) for fault in faults]
         if not found:
             if speaks:
                 for target in targets:
@@ -74,7 +77,10 @@ def faults(answers: dict[str, list[dict[str, Any]]], version: int) -> list[str]:
             if "error" in answer:
                 found.append(f"{target}: {answer['error']}")
             elif answer["damaged"]:
-                found.append(f"{target}, worker {number}: tensor {answer['damaged'][0]} arrived damaged ({len(answer['damaged'])} in all)")
+                found.append(
+                    f"{target}, worker {number}: tensor {answer['damaged'][0]} arrived damaged "
+                    f"({len(answer['damaged'])} in all)"
+                )
             elif answer["version"] != version:
                 found.append(f"{target}, worker {number}: has version {answer['version']}, not {version}")
     return found

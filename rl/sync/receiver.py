@@ -1,8 +1,9 @@
-"""The receiving half of weight sync: a vLLM worker extension. It loads through the worker's public `reload_weights`: as a checkpoint, or,
-where vLLM keeps a model as it is in a checkpoint but for joined linears, straight into the parameters, which is much faster.
+"""The receiving half of weight sync: a vLLM worker extension. It loads through the worker's public `reload_weights`: as
+a checkpoint, or, where vLLM keeps a model as it is in a checkpoint but for joined linears, straight into the
+parameters, which is much faster.
 
-Every tensor's checksum is compared on arrival. After a damaged or broken transfer the worker has no version, and the sampler
-refuses to generate until a clean one came.
+Every tensor's checksum is compared on arrival. After a damaged or broken transfer the worker has no version, and the
+sampler refuses to generate until a clean one came.
 """
 
 from __future__ import annotations
@@ -65,12 +66,21 @@ class WeightReceiver:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         self.terrella_version = None
         with safe_open(path / "adapter_model.safetensors", framework="pt") as stream:
-            damaged = [e["name"] for e in manifest["tensors"] if checksum(stream.get_tensor(e["name"])) != e["checksum"]]
+            damaged = [
+                e["name"] for e in manifest["tensors"] if checksum(stream.get_tensor(e["name"])) != e["checksum"]
+            ]
         if not damaged:
             self.terrella_version = int(version)
-        return {"version": self.terrella_version, "damaged": damaged, "tensors": len(manifest["tensors"]), "rank": self.rank}
+        return {
+            "version": self.terrella_version,
+            "damaged": damaged,
+            "tensors": len(manifest["tensors"]),
+            "rank": self.rank,
+        }
 
-    def terrella_join(self, host: str, port: str, first: str, world: str, backend: str, timeout_s: str) -> dict[str, Any]:
+    def terrella_join(
+        self, host: str, port: str, first: str, world: str, backend: str, timeout_s: str
+    ) -> dict[str, Any]:
         """Enter the sender's process group; `first` is the group rank of this engine's first worker."""
         from torch.distributed import TCPStore
 
@@ -107,7 +117,9 @@ class WeightReceiver:
 
     def terrella_load_tensors(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> dict[str, Any]:
         """Copy from tensors of this very process; there is no transfer to check."""
-        return self._terrella_load((([{"name": name, "checksum": ""}], [tensor], [""]) for name, tensor in weights), int(version))
+        return self._terrella_load(
+            (([{"name": name, "checksum": ""}], [tensor], [""]) for name, tensor in weights), int(version)
+        )
 
     def terrella_memory(self) -> dict[str, Any]:
         """Bytes of this worker's GPU that are in use, by anybody, and in all."""
@@ -118,12 +130,18 @@ class WeightReceiver:
         return entries, [view(flat, entry) for entry in entries], checksums(flat, entries)
 
     def _terrella_plan(self, entries: list[Entry]) -> Plan | None:
-        """How to copy straight into the parameters; None where vLLM reorders, cuts or quantises what a checkpoint holds."""
+        """How to copy straight into the parameters; None where vLLM reorders, cuts or quantises what a checkpoint
+        holds.
+        """
         config = getattr(self, "vllm_config", None)
         if config is None or torch.device(self.device).type != "cuda":
             return None
         parallel = config.parallel_config
-        if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1 or config.quant_config or config.lora_config:
+        if (
+            parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1
+            or config.quant_config
+            or config.lora_config
+        ):
             return None
         model = self.model_runner.get_model()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -152,7 +170,9 @@ class WeightReceiver:
         return {"version": self.terrella_version, "damaged": damaged, "tensors": tensors, "rank": self.rank}
 
     def _terrella_tie(self) -> None:
-        """A head that is the embedding anew: on a CPU vLLM keeps a packed copy of it, which a reload leaves as it was."""
+        """A head that is the embedding anew: on a CPU vLLM keeps a packed copy of it, which a reload leaves as it
+        was.
+        """
         if torch.device(self.device).type != "cpu":
             return
         model = self.model_runner.get_model()

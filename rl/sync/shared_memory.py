@@ -1,4 +1,6 @@
-"""A buffer that another process of this machine reads without a copy: CUDA IPC on a GPU, a nameless file in memory on CPU (Linux)."""
+"""A buffer that another process of this machine reads without a copy: CUDA IPC on a GPU, a nameless file in memory
+on CPU (Linux).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,13 @@ class Shared:
 
         arguments = list(reduce_tensor(self.flat)[1])
         uuid = str(torch.cuda.get_device_properties(self.flat.device).uuid)
-        # the places of handle, sizes and event in torch's recipe for a shared tensor; the rest is plain for a flat buffer
-        return {"gpu": uuid, "bytes": self.flat.numel(), "storage": [_encode(a) for a in arguments[7:10] + arguments[11:15]]}
+        # the places of handle, sizes and event in torch's recipe for a shared tensor; the rest is plain for a flat
+        # buffer
+        return {
+            "gpu": uuid,
+            "bytes": self.flat.numel(),
+            "storage": [_encode(a) for a in arguments[7:10] + arguments[11:15]],
+        }
 
     def close(self) -> None:
         """Let go of the buffer."""
@@ -49,13 +56,20 @@ def open_shared(handle: dict[str, Any]) -> torch.Tensor:
     """The reader's side: the same bytes, not a copy of them."""
     size = handle["bytes"]
     if "path" in handle:
-        return torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        return (
+            torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8)
+            if size
+            else torch.empty(0, dtype=torch.uint8)
+        )
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     device = torch.cuda.current_device()
     here = str(torch.cuda.get_device_properties(device).uuid)
     if here != handle["gpu"]:
-        raise ConfigError(f"sampler.transport: ipc needs trainer and sampler on one GPU; the trainer is on {handle['gpu']}, vllm on {here}")
+        raise ConfigError(
+            f"sampler.transport: ipc needs trainer and sampler on one GPU; the trainer is on {handle['gpu']}, vllm on "
+            f"{here}"
+        )
     memory, size_bytes, offset_bytes, counter, counter_offset, event, sync = map(_decode, handle["storage"])
     return rebuild_cuda_tensor(
         torch.Tensor,

@@ -1,4 +1,6 @@
-"""Hugging Face tensors as a rollout engine's own parameters, where the two differ only by joined linears and padded vocabularies."""
+"""Hugging Face tensors as a rollout engine's own parameters, where the two differ only by joined linears and padded
+vocabularies.
+"""
 
 from __future__ import annotations
 

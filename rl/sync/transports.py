@@ -1,5 +1,5 @@
-"""How tensors travel: by disk, by broadcast (gloo or NCCL), through memory that two processes of one machine share, or by reference
-within one process. The receiving half is `receiver`."""
+"""How tensors travel: by disk, by broadcast (gloo or NCCL), through memory that two processes of one machine share, or
+by reference within one process. The receiving half is `receiver`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Target(Protocol):
 class Transport(Protocol):
     """Sends one version to all targets; returns every worker's answer by target name."""
 
-    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]: ...
+    def send(
+        self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]: ...
 
 
 def with_checksums(flat: torch.Tensor, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -55,7 +57,12 @@ def with_checksums(flat: torch.Tensor, entries: list[dict[str, Any]]) -> list[di
 
 def describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
     """What a receiver must know, and check, of a tensor."""
-    return {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "checksum": checksum(tensor)}
+    return {
+        "name": name,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "checksum": checksum(tensor),
+    }
 
 
 def call_all(targets: Sequence[Target], method: str, *args: str, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
@@ -84,13 +91,17 @@ class DiskTransport:
     def __init__(self, folder: Path, shard_bytes: int = 1 << 30) -> None:
         self.folder, self.shard_bytes = Path(folder), shard_bytes
 
-    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def send(
+        self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
         answers = self.load(self.write(weights, version), version, targets, timeout_s)
         for old in sorted(self.folder.glob("version-*"))[:-2]:
             shutil.rmtree(old, ignore_errors=True)
         return answers
 
-    def load(self, path: Path, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def load(
+        self, path: Path, version: int, targets: Sequence[Target], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
         """Have targets load a version that was written before."""
         return call_all(targets, "terrella_load_disk", str(path), str(version), timeout_s=timeout_s)
 
@@ -115,7 +126,9 @@ class DiskTransport:
 class BroadcastTransport:
     """From this process to all workers over one process group of its own: gloo between CPUs, NCCL between GPUs."""
 
-    def __init__(self, backend: str = "gloo", host: str = "127.0.0.1", port: int = 0, bucket_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self, backend: str = "gloo", host: str = "127.0.0.1", port: int = 0, bucket_bytes: int = 1 << 28
+    ) -> None:
         self.backend, self.host, self.bucket_bytes = backend, host, bucket_bytes
         self.port = port or free_port()
         self.store: dist.Store | None = None
@@ -147,20 +160,27 @@ class BroadcastTransport:
         if failed or len(errors) != len(targets):
             raise RuntimeError(f"weight group of {world}: {failed or 'a target did not answer'}")
 
-    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def send(
+        self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
         if self.group is None:
             self.connect(targets, timeout_s)
         assert self.store is not None
         self.sent += 1
         prefix, answers = f"sync-{self.sent}", {}
         receiving = threading.Thread(
-            target=lambda: answers.update(call_all(targets, "terrella_receive", prefix, str(version), timeout_s=timeout_s)), daemon=True
+            target=lambda: answers.update(
+                call_all(targets, "terrella_receive", prefix, str(version), timeout_s=timeout_s)
+            ),
+            daemon=True,
         )
         receiving.start()
         count = 0
         for count, bucket in enumerate(buckets(weights, self.bucket_bytes), 1):
             flat, entries = flatten(bucket)
-            self.store.set(f"{prefix}/{count - 1}", json.dumps({"bytes": flat.numel(), "tensors": with_checksums(flat, entries)}))
+            self.store.set(
+                f"{prefix}/{count - 1}", json.dumps({"bytes": flat.numel(), "tensors": with_checksums(flat, entries)})
+            )
             broadcast(self.group, flat, timeout_s)
         self.store.set(f"{prefix}/{count}", "{}")
         receiving.join(timeout_s + 5)
@@ -172,14 +192,17 @@ class BroadcastTransport:
 
 
 class IpcTransport:
-    """To processes that share this one's memory: the same GPU (CUDA IPC) or, on CPU, the same machine. Tensors are packed into a few
-    buffers and one handle for each buffer travels. For the time of a sync that takes as much memory as the weights do."""
+    """To processes that share this one's memory: the same GPU (CUDA IPC) or, on CPU, the same machine. Tensors are
+    packed into a few buffers and one handle for each buffer travels. For the time of a sync that takes as much memory
+    as the weights do."""
 
     def __init__(self, bucket_bytes: int = 1 << 30) -> None:
         self.bucket_bytes = bucket_bytes
         self.took: dict[str, float] = {}  # seconds of the last send's parts
 
-    def send(self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def send(
+        self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
         shared: list[Shared] = []
         begun = time.monotonic()
         try:
@@ -191,7 +214,9 @@ class IpcTransport:
                 shared.append(Shared(flat))
                 described[-1]["handle"] = shared[-1].handle()
             packed = time.monotonic()
-            answers = call_all(targets, "terrella_load_shared", json.dumps(described), str(version), timeout_s=timeout_s)
+            answers = call_all(
+                targets, "terrella_load_shared", json.dumps(described), str(version), timeout_s=timeout_s
+            )
             self.took = {"pack": packed - begun, "load": time.monotonic() - packed}
             return answers
         finally:
@@ -202,7 +227,9 @@ class IpcTransport:
 class DirectTransport:
     """Within one process: the worker copies from the trainer's own tensors, nothing travels."""
 
-    def send(self, weights: Weights, version: int, targets: list[Any], timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    def send(
+        self, weights: Weights, version: int, targets: list[Any], timeout_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
         (target,) = targets
         return {target.name: target.call_direct("terrella_load_tensors", weights, version)}
 

@@ -17,7 +17,20 @@ from .rows import changed_by_action
 EXAMPLE = Toast()
 GAMES: dict[str, Game] = {
     g.name: g
-    for g in (Bake(), Ices(), Tea(), Laundry(), Candle(), Strongbox(), Paint(), Greenhouse(), Aquarium(), Bucket(), Torch(), Scale())
+    for g in (
+        Bake(),
+        Ices(),
+        Tea(),
+        Laundry(),
+        Candle(),
+        Strongbox(),
+        Paint(),
+        Greenhouse(),
+        Aquarium(),
+        Bucket(),
+        Torch(),
+        Scale(),
+    )
 }
 MAX_STEPS = 40
 
@@ -68,7 +81,9 @@ def transition(game: Game, state: State, action: str, last: str, state_id: int) 
 
 
 def crawl(game: Game, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Every action in every state of the expert's way, numbered in order. Looking around is left out unless the expert does it."""
+    """Every action in every state of the expert's way, numbered in order. Looking around is left out unless the
+    expert does it.
+    """
     number = 0
     for seed in seeds:
         state, last = game.start(seed), ""
@@ -87,7 +102,9 @@ def crawl_all(names: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]
 
 @cache
 def prompts() -> Prompts:
-    """Prompts for our own games, with two worked examples from the example game: one changed by the action, one by time alone."""
+    """Prompts for our own games, with two worked examples from the example game: one changed by the action, one by
+    time alone.
+    """
     games = {**GAMES, EXAMPLE.name: EXAMPLE}
     rules = {
         "object": {name: g.object_rules for name, g in games.items()},

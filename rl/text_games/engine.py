@@ -44,9 +44,18 @@ def plain(moveable: bool = True, **more: Any) -> dict[str, Any]:
     return {"isContainer": False, "isMoveable": moveable, **more}
 
 
-def holder(moveable: bool = False, openable: bool = False, open: bool = True, prefix: str = "in", **more: Any) -> dict[str, Any]:
+def holder(
+    moveable: bool = False, openable: bool = False, open: bool = True, prefix: str = "in", **more: Any
+) -> dict[str, Any]:
     """Properties of a container."""
-    return {"isContainer": True, "isMoveable": moveable, "isOpenable": openable, "isOpen": open, "containerPrefix": prefix, **more}
+    return {
+        "isContainer": True,
+        "isMoveable": moveable,
+        "isOpenable": openable,
+        "isOpen": open,
+        "containerPrefix": prefix,
+        **more,
+    }
 
 
 def device(on: bool = False) -> dict[str, Any]:
@@ -63,7 +72,13 @@ class State:
 
     def copy(self) -> State:
         made = {
-            u: Thing(u, t.label, t.type, {k: list(v) if isinstance(v, list) else v for k, v in t.properties.items()}, list(t.contains))
+            u: Thing(
+                u,
+                t.label,
+                t.type,
+                {k: list(v) if isinstance(v, list) else v for k, v in t.properties.items()},
+                list(t.contains),
+            )
             for u, t in self.things.items()
         }
         return State(made, self.next_uuid)
@@ -153,16 +168,25 @@ _COMMON_RULES = {
     "examine {}": "Describes a thing. Changes nothing.",
     "take {}": "The thing moves from where it is to the agent, as the last of the things it contains. "
     "It must be moveable (isMoveable), reachable and not held already.",
-    "put {} in {}": "The first thing moves from the agent into the second, as the last of its contents. The agent must hold the first; "
+    "put {} in {}": "The first thing moves from the agent into the second, as the last of its contents. The agent must "
+    "hold "
+    "the first; "
     "the second must be reachable, a container (isContainer) and open (isOpen).",
     "open {}": "A container that is openable (isOpenable) and closed becomes open (isOpen = True).",
-    "close {}": "A container that is openable and open becomes closed (isOpen = False). What is in a closed container cannot be reached.",
+    "close {}": (
+        "A container that is openable and open becomes closed (isOpen = False). What is in a closed container "
+        "cannot be reached."
+    ),
     "turn on {}": "A thing that is activatable (isActivatable) and off becomes on (isOn = True).",
     "turn off {}": "A thing that is activatable and on becomes off (isOn = False).",
 }
 _COMMON_CLASSES = {
-    "GameObject": "Anything in the game. isContainer: whether it can hold others; isMoveable: whether the agent can take it.",
-    "Container": "Holds others while it is open (isOpen); isOpenable says whether that can change. containerPrefix is how one "
+    "GameObject": (
+        "Anything in the game. isContainer: whether it can hold others; isMoveable: whether the agent can take it."
+    ),
+    "Container": "Holds others while it is open (isOpen); isOpenable says whether that can change. containerPrefix is "
+    "how "
+    "one "
     "speaks of it.",
     "Device": "Can be turned on and off (isOn) where it is activatable (isActivatable).",
     "Agent": "The player, a container that is always open. It holds what was taken. No tick.",

@@ -1,4 +1,6 @@
-"""Tables of text-game world models: unchanged, changed and overall accuracy beside copying and the oracle, by game and by verb."""
+"""Tables of text-game world models: unchanged, changed and overall accuracy beside copying and the oracle, by game
+and by verb.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +88,20 @@ def table(rows: Sequence[Row], models: Sequence[Model], mode: Mode, title: str) 
 
 
 def _note(rows: Sequence[Row], models: Sequence[Model], mode: Mode) -> str:
-    unread = [f"{m.name}: {sum(bool(j.reason) for j in valid(m.judged))} of {len(m.judged)} answers unreadable" for m in models]
-    faults = [f"{m.name}: {len(m.judged) - len(valid(m.judged))} invalid" for m in models if len(valid(m.judged)) < len(m.judged)]
-    blind = " Created objects are never right in this mode, so the true difference is below 100 %." if mode == "faithful" else ""
+    unread = [
+        f"{m.name}: {sum(bool(j.reason) for j in valid(m.judged))} of {len(m.judged)} answers unreadable"
+        for m in models
+    ]
+    faults = [
+        f"{m.name}: {len(m.judged) - len(valid(m.judged))} invalid"
+        for m in models
+        if len(valid(m.judged)) < len(m.judged)
+    ]
+    blind = (
+        " Created objects are never right in this mode, so the true difference is below 100 %."
+        if mode == "faithful"
+        else ""
+    )
     return ". ".join([f"n = {len(rows)} transitions, 95 % intervals, {mode} judge", *unread, *faults]) + "." + blind
 
 
@@ -108,7 +121,10 @@ def breakdown(rows: Sequence[Row], model: Model, mode: Mode, by: str) -> dict[st
         "title": f"{model.name} by {by} ({mode})",
         "columns": [*COLUMNS, "no change, overall"],
         "rows": lines,
-        "note": f"n = {len(rows)} transitions, 95 % intervals, {mode} judge. The last column is the trivial answer on the same rows.",
+        "note": (
+            f"n = {len(rows)} transitions, 95 % intervals, {mode} judge. The last column is the trivial answer on "
+            "the same rows."
+        ),
     }
 
 
@@ -118,7 +134,9 @@ def _with_copy(name: str, kind: str, judged: Sequence[Judged], base: Sequence[Ju
 
 
 def gains(after: Sequence[Judged | Invalid], before: Sequence[Judged | Invalid]) -> list[Estimate]:
-    """How much more of the unchanged, the changed and all rows one model gets right than another, on rows both could be judged on."""
+    """How much more of the unchanged, the changed and all rows one model gets right than another, on rows both could
+    be judged on.
+    """
     pairs = [(a, b) for a, b in zip(after, before, strict=True) if isinstance(a, Judged) and isinstance(b, Judged)]
     parts = [[p for p in pairs if not p[0].changed], [p for p in pairs if p[0].changed], pairs]
     return [paired_difference([a.right for a, _ in part], [b.right for _, b in part]) for part in parts]

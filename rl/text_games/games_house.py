@@ -13,22 +13,32 @@ class Laundry(Game):
     task = "Your task is to wash and dry the clothes and to put them in the basket."
     room = "laundry room"
     own_verbs: ClassVar[dict[str, str]] = {
-        "add {} to {}": "A Soap that is held goes into a Washer: the washer's soap becomes True and the soap is gone (removed)."
+        "add {} to {}": (
+            "A Soap that is held goes into a Washer: the washer's soap becomes True and the soap is gone (removed)."
+        )
     }
     classes: ClassVar[dict[str, str]] = {
-        "Washer": "A container that opens, and a device. soap, and left: minutes of the programme. Tick: while on and closed, "
+        "Washer": "A container that opens, and a device. soap, and left: minutes of the programme. Tick: while on and "
+        "closed, "
         "left falls by 1. "
-        "At 0 it turns off, left becomes 2 again, all Clothes in it become wet (isWet), and clean (isDirty = False) if there was soap, "
+        "At 0 it turns off, left becomes 2 again, all Clothes in it become wet (isWet), and clean (isDirty = False) "
+        "if there was soap, "
         "which is then used up (soap = False).",
-        "Rack": "A container. Tick: wet Clothes on it gain 1 drying; at 2 they are dry (isWet = False) and drying is 0 again.",
+        "Rack": (
+            "A container. Tick: wet Clothes on it gain 1 drying; at 2 they are dry (isWet = False) and drying is "
+            "0 again."
+        ),
         "Clothes": "isDirty, isWet, drying.",
     }
     score_rules = (
-        "One point for each piece that is clean, one more if it is clean, dry and in the basket. Won, and over, when all pieces are."
+        "One point for each piece that is clean, one more if it is clean, dry and in the basket. Won, and over, when "
+        "all pieces are."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
-        s.add("washer", "Washer", holder(openable=True, open=rng.random() < 0.5, soap=False, left=2, **device()), s.room)
+        s.add(
+            "washer", "Washer", holder(openable=True, open=rng.random() < 0.5, soap=False, left=2, **device()), s.room
+        )
         s.add("rack", "Rack", holder(prefix="on"), s.room)
         basket = s.add("basket", "Basket", holder(), s.room)
         s.add(rng.choice(["bar of soap", "soap powder"]), "Soap", plain(), s.room)
@@ -97,7 +107,9 @@ class Candle(Game):
     boxes = False
     devices = False
     own_verbs: ClassVar[dict[str, str]] = {
-        "light {} with {}": "A Candle with wax left that does not burn is lit (isLit = True) with a Match that is held; the "
+        "light {} with {}": "A Candle with wax left that does not burn is lit (isLit = True) with a Match that is "
+        "held; "
+        "the "
         "match is gone (removed).",
         "read {}": "A Letter that is held, while a candle burns: pagesRead rises by 1, up to pages.",
     }
@@ -107,7 +119,8 @@ class Candle(Game):
         "Letter": "pages, pagesRead. No tick.",
     }
     score_rules = (
-        "One point for each page read. Won, and over, when all are read. Lost, and over, when pages are left but no light can be made: "
+        "One point for each page read. Won, and over, when all are read. Lost, and over, when pages are left but no "
+        "light can be made: "
         "no candle burns, and there is no match or no candle with wax."
     )
 
@@ -161,18 +174,22 @@ class Strongbox(Game):
     room = "vault"
     devices = False
     own_verbs: ClassVar[dict[str, str]] = {
-        "unlock {} with {}": "A Strongbox that is locked and a Key that is held, of the same shape: isLocked becomes False and "
+        "unlock {} with {}": "A Strongbox that is locked and a Key that is held, of the same shape: isLocked becomes "
+        "False "
+        "and "
         "timer becomes delay.",
     }
     classes: ClassVar[dict[str, str]] = {
-        "Strongbox": "A container that opens once it is not locked (isOpenable is the opposite of isLocked). shape, timer, "
+        "Strongbox": "A container that opens once it is not locked (isOpenable is the opposite of isLocked). shape, "
+        "timer, "
         "delay. Tick: while it is "
         "unlocked and closed, timer falls by 1; at 0 it locks again (isLocked = True, isOpenable = False).",
         "Key": "shape. No tick.",
         "Coin": "Moveable. No tick.",
     }
     score_rules = (
-        "One point while the strongbox is unlocked or the coin is out of it, two points when the coin is on the shelf, which "
+        "One point while the strongbox is unlocked or the coin is out of it, two points when the coin is on the "
+        "shelf, which "
         "wins and ends the game."
     )
 
@@ -187,7 +204,13 @@ class Strongbox(Game):
             s.add(f"{shape} key", "Key", plain(shape=shape), rng.choice([drawer, s.room]))
 
     def do_unlock(self, s: State, box: Thing, key: Thing) -> str:
-        if box.type != "Strongbox" or key.type != "Key" or not s.has(key) or not box["isLocked"] or box["shape"] != key["shape"]:
+        if (
+            box.type != "Strongbox"
+            or key.type != "Key"
+            or not s.has(key)
+            or not box["isLocked"]
+            or box["shape"] != key["shape"]
+        ):
             return "It does not fit."
         box["isLocked"], box["isOpenable"], box["timer"] = False, True, box["delay"]
         return "It clicks."
@@ -218,7 +241,11 @@ class Strongbox(Game):
         return "open drawer" if key.uuid in drawer.contains and not drawer["isOpen"] else f"take {key.label}"
 
 
-MIXES = {frozenset(("red", "blue")): "purple", frozenset(("red", "yellow")): "orange", frozenset(("blue", "yellow")): "green"}
+MIXES = {
+    frozenset(("red", "blue")): "purple",
+    frozenset(("red", "yellow")): "orange",
+    frozenset(("blue", "yellow")): "green",
+}
 
 
 class Paint(Game):
@@ -228,13 +255,20 @@ class Paint(Game):
     boxes = False
     devices = False
     own_verbs: ClassVar[dict[str, str]] = {
-        "mix {}": "A Bowl that holds exactly two Paints of different colours that make a third (red and blue: purple, red and "
+        "mix {}": "A Bowl that holds exactly two Paints of different colours that make a third (red and blue: purple, "
+        "red and "
         "yellow: orange, blue and "
-        "yellow: green): both are gone (removed) and a new Paint of that colour, named '<colour> paint', is in the bowl.",
-        "paint {} with {}": "A Fence and a Paint that is reachable and moist: the fence's colour becomes the paint's and coats rises by 1.",
+        "yellow: green): both are gone (removed) and a new Paint of that colour, named '<colour> paint', is "
+        "in the bowl.",
+        "paint {} with {}": (
+            "A Fence and a Paint that is reachable and moist: the fence's colour becomes the paint's and coats "
+            "rises by 1."
+        ),
     }
     classes: ClassVar[dict[str, str]] = {
-        "Paint": "colour; moisture: Tick: outside of a Bowl it falls by 1 down to 0. It is moist while moisture is above 0.",
+        "Paint": (
+            "colour; moisture: Tick: outside of a Bowl it falls by 1 down to 0. It is moist while moisture is above 0."
+        ),
         "Bowl": "A container. No tick.",
         "Fence": "colour, wanted, coats. No tick.",
     }

@@ -16,10 +16,16 @@ class Toast(Game):
     room = "kitchen"
     boxes = False
     classes: ClassVar[dict[str, str]] = {
-        "Toaster": "A container and device. Tick: while it is on, every Bread in it gains 1 toasting; once one has 2 or more it turns off.",
+        "Toaster": (
+            "A container and device. Tick: while it is on, every Bread in it gains 1 toasting; once one has 2 or "
+            "more it turns off."
+        ),
         "Bread": "toasting: 0 is raw, 2 or 3 is toasted, 4 or more is burnt.",
     }
-    score_rules = "One point for each toasted bread. Won, and over, when every bread is toasted. Lost, and over, when one is burnt."
+    score_rules = (
+        "One point for each toasted bread. Won, and over, when every bread is toasted. Lost, and over, when one "
+        "is burnt."
+    )
 
     def build(self, s: State, rng: random.Random) -> None:
         s.add("toaster", "Toaster", holder(**device()), s.room)
@@ -56,19 +62,24 @@ class Bake(Game):
     task = "Your task is to bake the dough in the oven and to lay the loaf on the board."
     room = "bakery"
     classes: ClassVar[dict[str, str]] = {
-        "Oven": "A container that opens, and a device. heat: its temperature. Tick: while on, heat rises by 50 up to 200; while "
+        "Oven": "A container that opens, and a device. heat: its temperature. Tick: while on, heat rises by 50 up to "
+        "200; while "
         "off, it falls "
         "by 50 down to 0. Then, if the oven is closed and heat is 100 or more, every Dough in it gains 1 baked.",
-        "Dough": "baked: how long it was baked. At baked = bakeTime it becomes a loaf: its name changes to 'loaf' and isEdible "
+        "Dough": "baked: how long it was baked. At baked = bakeTime it becomes a loaf: its name changes to 'loaf' and "
+        "isEdible "
         "to True. "
         "At baked = bakeTime + 2 it is burnt: the name becomes 'cinder' and isEdible False.",
     }
     score_rules = (
-        "One point for a loaf, one more when the loaf is on the board, which wins and ends the game. A cinder ends the game, lost."
+        "One point for a loaf, one more when the loaf is on the board, which wins and ends the game. A cinder ends "
+        "the game, lost."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
-        s.add("oven", "Oven", holder(openable=True, open=rng.random() < 0.3, heat=rng.choice([0, 50]), **device()), s.room)
+        s.add(
+            "oven", "Oven", holder(openable=True, open=rng.random() < 0.3, heat=rng.choice([0, 50]), **device()), s.room
+        )
         table = s.add("table", "Container", holder(prefix="on"), s.room)
         s.add("board", "Board", holder(True, prefix="on"), table)
         s.add("dough", "Dough", plain(baked=0, bakeTime=rng.choice([1, 2]), isEdible=False), table)
@@ -117,7 +128,8 @@ class Ices(Game):
     classes: ClassVar[dict[str, str]] = {
         "Freezer": "A container that opens, and a device. Tick: see Mould.",
         "Jug": "flavour: what is in it; portions: how many moulds it still fills. No tick.",
-        "Mould": "filling: None or a flavour; temperature; isFrozen. Tick: a filled mould in the freezer, closed and on, cools "
+        "Mould": "filling: None or a flavour; temperature; isFrozen. Tick: a filled mould in the freezer, closed and "
+        "on, cools "
         "by 10 down to -10; "
         "anywhere else it warms by 5 up to 20. isFrozen is True at temperatures of 0 and below and False above 0.",
     }
@@ -132,7 +144,13 @@ class Ices(Game):
             s.add(label, "Mould", plain(filling=None, temperature=20, isFrozen=False), counter)
 
     def do_pour(self, s: State, jug: Thing, mould: Thing) -> str:
-        if jug.type != "Jug" or mould.type != "Mould" or not s.has(jug) or not jug["portions"] or mould["filling"] is not None:
+        if (
+            jug.type != "Jug"
+            or mould.type != "Mould"
+            or not s.has(jug)
+            or not jug["portions"]
+            or mould["filling"] is not None
+        ):
             return "That does not work."
         jug["portions"] -= 1
         mould["filling"], mould["temperature"] = jug["flavour"], 20
@@ -173,7 +191,9 @@ class Tea(Game):
     boxes = False
     own_verbs: ClassVar[dict[str, str]] = {
         "fill {} from {}": "An empty Kettle that is held is filled at a Tap: water becomes True, temperature 15.",
-        "brew {} with {}": "A Cup with a TeaBag in it and water boiling (temperature 100) in the Kettle: the cup's drink becomes "
+        "brew {} with {}": "A Cup with a TeaBag in it and water boiling (temperature 100) in the Kettle: the cup's "
+        "drink "
+        "becomes "
         "'tea', the kettle's water False and its temperature 15, and the tea bag is gone (removed).",
     }
     classes: ClassVar[dict[str, str]] = {
@@ -183,7 +203,9 @@ class Tea(Game):
         "TeaBag": "Moveable. No tick.",
         "Tap": "Where water comes from. No tick.",
     }
-    score_rules = "One point when water boils in the kettle or tea is made, one more for tea, which wins and ends the game."
+    score_rules = (
+        "One point when water boils in the kettle or tea is made, one more for tea, which wins and ends the game."
+    )
 
     def build(self, s: State, rng: random.Random) -> None:
         stove = s.add("stove", "Stove", holder(prefix="on", **device()), s.room)

@@ -14,21 +14,26 @@ class Greenhouse(Game):
     room = "greenhouse"
     boxes = False
     own_verbs: ClassVar[dict[str, str]] = {
-        "water {} with {}": "A Pot and a Can that is held with water left: the pot's moisture becomes 3, the can's water falls by 1.",
+        "water {} with {}": (
+            "A Pot and a Can that is held with water left: the pot's moisture becomes 3, the can's water falls by 1."
+        ),
         "pick {}": "A Fruit that is in a pot moves to the agent.",
     }
     classes: ClassVar[dict[str, str]] = {
         "Lamp": "A device. No tick.",
-        "Pot": "A container. moisture. Tick: if a Seed is in it, the moisture is above 0 and the lamp is on, the seed gains 1 growth. "
+        "Pot": "A container. moisture. Tick: if a Seed is in it, the moisture is above 0 and the lamp is on, the "
+        "seed gains 1 growth. "
         "Then moisture falls by 1 down to 0.",
-        "Seed": "growth, ripeAt, isMoveable (False once growth is above 0). When growth reaches ripeAt, a new Fruit named "
+        "Seed": "growth, ripeAt, isMoveable (False once growth is above 0). When growth reaches ripeAt, a new Fruit "
+        "named "
         "'tomato' comes into being in "
         "the pot and growth goes back to 1.",
         "Can": "water. No tick.",
         "Fruit": "Moveable. No tick.",
     }
     score_rules = (
-        "One point once something has grown, two when a fruit exists, three when the agent holds one, which wins and ends the game."
+        "One point once something has grown, two when a fruit exists, three when the agent holds one, which wins and "
+        "ends the game."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
@@ -96,7 +101,8 @@ class Aquarium(Game):
         "Tank": "A container with a lid that opens; fish are reached only while it is open. No tick.",
     }
     score_rules = (
-        "One point for each fish that was fed and lives, minus one for each that died. Won, and over, when all were fed and live. "
+        "One point for each fish that was fed and lives, minus one for each that died. Won, and over, when all were "
+        "fed and live. "
         "Lost, and over, when one died."
     )
 
@@ -146,7 +152,8 @@ class Bucket(Game):
     boxes = False
     own_verbs: ClassVar[dict[str, str]] = {"empty {}": "A Bucket that is held: water becomes 0."}
     classes: ClassVar[dict[str, str]] = {
-        "Tap": "A device. flow. Tick: while on, a Bucket in the sink gains flow water, at most its capacity; what is too much, "
+        "Tap": "A device. flow. Tick: while on, a Bucket in the sink gains flow water, at most its capacity; what "
+        "is too much, "
         "or all of it "
         "when no bucket is there, goes to the floor.",
         "Bucket": "capacity, mark, water. No tick.",
@@ -154,7 +161,8 @@ class Bucket(Game):
         "Sink": "A container. No tick.",
     }
     score_rules = (
-        "One point when the water is at the mark or above, two when that bucket is on the cart, which wins and ends the game. "
+        "One point when the water is at the mark or above, two when that bucket is on the cart, which wins and ends "
+        "the game. "
         "Lost, and over, "
         "when the flood is 6 or more."
     )
@@ -207,13 +215,15 @@ class Torch(Game):
     boxes = False
     classes: ClassVar[dict[str, str]] = {
         "Charger": "A container and device. Tick: while on, a Battery in it gains rate charge, up to 100.",
-        "Torch": "A container and device. isBright. Tick: bright if it is on and holds a Battery with charge above 0, which "
+        "Torch": "A container and device. isBright. Tick: bright if it is on and holds a Battery with charge above 0, "
+        "which "
         "then loses 10 charge; "
         "not bright otherwise.",
         "Battery": "charge. Tick: see Charger and Torch.",
     }
     score_rules = (
-        "One point when a battery has 50 charge or more, or the torch is bright. Two when it is bright, which wins and ends the game."
+        "One point when a battery has 50 charge or more, or the torch is bright. Two when it is bright, which wins "
+        "and ends the game."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
@@ -252,13 +262,15 @@ class Scale(Game):
     room = "quarry"
     boxes = False
     classes: ClassVar[dict[str, str]] = {
-        "Scale": "A container and device. display: Tick: while off, None; while on, it moves from what it showed (0 if None) "
+        "Scale": "A container and device. display: Tick: while off, None; while on, it moves from what it showed (0 "
+        "if None) "
         "towards the sum of the weights of what lies on it, by 4 at most.",
         "Stone": "weight. No tick.",
         "Crate": "A container. No tick.",
     }
     score_rules = (
-        "One point when the display shows the weight of the heaviest stone. Two when only that stone is in the crate, which "
+        "One point when the display shows the weight of the heaviest stone. Two when only that stone is in the crate, "
+        "which "
         "wins and ends the "
         "game. Lost, and over, when another stone is in the crate."
     )
@@ -268,7 +280,9 @@ class Scale(Game):
         s.add("crate", "Crate", holder(), s.room)
         weights = rng.sample(range(2, 12), 3)
         for label, weight in zip(
-            rng.sample(["red stone", "grey stone", "black stone", "white stone"], rng.choice([2, 3])), weights, strict=False
+            rng.sample(["red stone", "grey stone", "black stone", "white stone"], rng.choice([2, 3])),
+            weights,
+            strict=False,
         ):
             s.add(label, "Stone", plain(weight=weight), s.room)
 

@@ -1,6 +1,8 @@
-"""Does a world model rank policies as the true games do? The same actions are played in both, and the scores of the policies compared.
+"""Does a world model rank policies as the true games do? The same actions are played in both, and the scores of the
+policies compared.
 
-A policy is the expert with a share of other actions. What it does is decided in the true game, so that only the model's answers differ.
+A policy is the expert with a share of other actions. What it does is decided in the true game, so that only the model's
+answers differ.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def policy_scores(
 ) -> tuple[list[float], list[float]]:
     """Mean final scores of the policies: in the true games, and in those that `predict` imagines."""
     numbers = range(episodes)
-    walks = [_Walk.of(p, games[i % len(games)], first_seed + i, steps) for p in range(len(OTHER_ACTIONS)) for i in numbers]
+    walks = [
+        _Walk.of(p, games[i % len(games)], first_seed + i, steps) for p in range(len(OTHER_ACTIONS)) for i in numbers
+    ]
     for step in range(steps):
         alive = [walk for walk in walks if step < len(walk.actions) and not walk.view.score["gameOver"]]
         if not alive:

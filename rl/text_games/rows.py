@@ -35,7 +35,15 @@ _SCORE = {
 }
 ROW = {
     "type": "object",
-    "required": ["game", "state_id", "current_state", "action_state", "tick_state", "current_score_state", "next_score_state"],
+    "required": [
+        "game",
+        "state_id",
+        "current_state",
+        "action_state",
+        "tick_state",
+        "current_score_state",
+        "next_score_state",
+    ],
     "properties": {
         "game": _STRING,
         "state_id": {"type": "integer", "minimum": 0},
@@ -47,7 +55,9 @@ STATES = ("current_state", "action_state", "tick_state")
 
 
 def row_faults(row: Any) -> list[str]:
-    """Everything that makes a row no transition, empty for a good one: the schema, uuids that appear twice or are not below `max_UUID`."""
+    """Everything that makes a row no transition, empty for a good one: the schema, uuids that appear twice or are
+    not below `max_UUID`.
+    """
     found = violations(row, ROW)
     if found:
         return found
@@ -87,8 +97,11 @@ def verb_of(action: str) -> str:
 
 
 def changed_by_action(row: dict[str, Any]) -> bool:
-    """Whether the action itself changed an object (the order of its contents aside): what the split of test rows is balanced on."""
+    """Whether the action itself changed an object (the order of its contents aside): what the split of test rows is
+    balanced on.
+    """
     before, after = (
-        {o["uuid"]: {**o, "contains": sorted(o["contains"])} for o in row[key]["objects"]} for key in ("current_state", "action_state")
+        {o["uuid"]: {**o, "contains": sorted(o["contains"])} for o in row[key]["objects"]}
+        for key in ("current_state", "action_state")
     )
     return before != after

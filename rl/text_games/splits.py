@@ -24,9 +24,11 @@ class Split:
 
 
 def split_rows(rows: Sequence[Row], *, each: int = 5, unseen_games: Sequence[str] = (), seed: int = 0) -> Split:
-    """The public rule: of every game and verb up to `each` rows changed by the action and `each` unchanged ones are held out.
+    """The public rule: of every game and verb up to `each` rows changed by the action and `each` unchanged ones are
+    held out.
 
-    A held-out question that also stands among the training rows (crawls meet the same state twice) is dropped from training.
+    A held-out question that also stands among the training rows (crawls meet the same state twice) is dropped from
+    training.
     """
     groups: dict[tuple[str, str, bool], list[Row]] = defaultdict(list)
     for row in rows:
@@ -61,7 +63,8 @@ def question(row: Row) -> str:
 
 
 class RatioSampler:
-    """An endless stream of row numbers: every gold row once an epoch, and beside them non-gold rows drawn anew each time.
+    """An endless stream of row numbers: every gold row once an epoch, and beside them non-gold rows drawn anew each
+    time.
 
     The draw belongs to (seed, epoch, place) alone, so it does not depend on rank or resume.
     """

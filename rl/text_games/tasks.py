@@ -103,9 +103,13 @@ class TextGameTasks(QuestionTasks):
         before, after = scores[evaluation.before], scores[evaluation.after]
         share = after[0].n / max(1, after[2].n)
         paragraphs = [
-            f"Change {points(gain)} on the same {gain.n} held-out transitions that change the state. Answering that nothing "
+            f"Change {points(gain)} on the same {gain.n} held-out transitions that change the state. "
+            "Answering that nothing "
             f"changes gets 0 % of these, all of the unchanged ones, and {100 * share:.1f} % overall.",
-            f"Unchanged {percent(before[0])} -> {percent(after[0])}; overall {percent(before[2])} -> {percent(after[2])}.",
+            (
+                f"Unchanged {percent(before[0])} -> {percent(after[0])}; overall {percent(before[2])} -> "
+                f"{percent(after[2])}."
+            ),
         ]
         if evaluation.control:
             gap = games.gains(judged[evaluation.after], judged[evaluation.control])[1]
@@ -114,7 +118,9 @@ class TextGameTasks(QuestionTasks):
                 f"Control, more imitation for the same gradient tokens: changed {percent(control[1])}, overall "
                 f"{percent(control[2])} (RLVR minus control on changed transitions {points(gap)})."
             )
-        words = f"RLVR on a language world model, changed transitions right ({self.settings.mode} judge): {verdict(gain)}"
+        words = (
+            f"RLVR on a language world model, changed transitions right ({self.settings.mode} judge): {verdict(gain)}"
+        )
         return {"headline": f"{words} {percent(before[1])} -> {percent(after[1])}.", "paragraphs": paragraphs}
 
 

@@ -1,4 +1,5 @@
-"""Reasoned answers from a teacher behind an OpenAI-compatible address: kept where the judge says they are right, cut by length.
+"""Reasoned answers from a teacher behind an OpenAI-compatible address: kept where the judge says they are right, cut by
+length.
 
 A fault of the line is Invalid after a few tries and never counts as a wrong answer.
 """
@@ -62,7 +63,9 @@ class Teacher:
         for attempt in range(self.tries):
             if attempt:
                 time.sleep(self.pause_s * 2 ** (attempt - 1))
-            request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), head)
+            request = urllib.request.Request(
+                f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), head
+            )
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
                     message = json.load(reply)["choices"][0]["message"]
@@ -82,7 +85,9 @@ class Teacher:
             return list(pool.map(self.ask, prompts))
 
     def ask_once(self, prompts: Sequence[str], record: Path) -> Iterator[str | Invalid]:
-        """The same, one after the other and each paid for once: what was answered is in `record` at once, and is not asked again."""
+        """The same, one after the other and each paid for once: what was answered is in `record` at once, and is not
+        asked again.
+        """
         known: dict[str, str] = {}
         if record.exists():
             with storage_errors(record):
@@ -112,16 +117,24 @@ def _sum(key: str, response: str) -> str:
 
 
 def _answer_in(line: bytes, place: str) -> tuple[str, str]:
-    """Question and answer of a line of the record. They were paid for, so a damaged line is never dropped without a word."""
+    """Question and answer of a line of the record. They were paid for, so a damaged line is never dropped without a
+    word.
+    """
     try:
         row = json.loads(line)
         key, response = row["id"], row["response"]
-        if not isinstance(key, str) or not isinstance(response, str) or ("sum" in row and row["sum"] != _sum(key, response)):
+        if (
+            not isinstance(key, str)
+            or not isinstance(response, str)
+            or ("sum" in row and row["sum"] != _sum(key, response))
+        ):
             raise ValueError("its checksum does not match")
         if row.keys() - {"id", "response", "sum"}:
             raise ValueError(f"its keys are {', '.join(row)}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StorageError(f"{place}: damaged ({error}); restore the line, or delete it and its question is asked again") from error
+        raise StorageError(
+            f"{place}: damaged ({error}); restore the line, or delete it and its question is asked again"
+        ) from error
     return key, response
 
 
@@ -147,7 +160,8 @@ def reasoned_samples(
     keep_unchanged: float = 0.01,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Samples to imitate: right answers to gold rows, a small share of right answers to others, none above `max_tokens`.
+    """Samples to imitate: right answers to gold rows, a small share of right answers to others, none above
+    `max_tokens`.
 
     `pairs` are samples of the pair kind with their questions; the response goes into `extra.json` as `response`.
     """

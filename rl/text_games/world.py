@@ -1,4 +1,6 @@
-"""Text games as worlds: the true one, and the one a world model imagines; and how far the second drifts from the first."""
+"""Text games as worlds: the true one, and the one a world model imagines; and how far the second drifts from the
+first.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ class View:
         step = Transition(self.objects, self.score, self.objects, self.score)
         try:
             objects, score = merge(step, read_difference(response))
-            found = View([_whole(o) for o in objects.values()], {k: score[k] for k in ("score", "gameOver", "gameWon")}, self.next_uuid)
+            found = View(
+                [_whole(o) for o in objects.values()],
+                {k: score[k] for k in ("score", "gameOver", "gameWon")},
+                self.next_uuid,
+            )
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
             raise Unreadable(f"{type(error).__name__}: {str(error)[:100]}") from error
         top = max((o["uuid"] for o in found.objects), default=0)
@@ -58,7 +64,9 @@ class View:
 
 def _whole(thing: dict[str, Any]) -> dict[str, Any]:
     made = {key: thing[key] for key in ("name", "uuid", "type", "properties", "contains")}
-    if not (isinstance(made["uuid"], int) and isinstance(made["properties"], dict) and isinstance(made["contains"], list)):
+    if not (
+        isinstance(made["uuid"], int) and isinstance(made["properties"], dict) and isinstance(made["contains"], list)
+    ):
         raise Unreadable("an object without uuid, properties or contents")
     return {**made, "contains": [str(name) for name in made["contains"]]}
 
@@ -120,7 +128,9 @@ class TextGame(World):
 
 
 class ImaginedGame(World):
-    """The same game as a world model imagines it: only the start is true. An unreadable answer leaves the state as it was."""
+    """The same game as a world model imagines it: only the start is true. An unreadable answer leaves the state as
+    it was.
+    """
 
     name = "imagined-text-game"
     Config = GameConfig
@@ -146,7 +156,11 @@ class ImaginedGame(World):
             read = False
         changed = before.key() != self.view.key()
         gained = float(self.view.score["score"]) - float(before.score["score"])
-        info = {"success": float(bool(self.view.score["gameWon"])), "action_is_effective": float(changed), "readable": float(read)}
+        info = {
+            "success": float(bool(self.view.score["gameWon"])),
+            "action_is_effective": float(changed),
+            "readable": float(read),
+        }
         return StepResult(self.render(), gained, bool(self.view.score["gameOver"]), info)
 
     def render(self, mode: str = "text") -> str:
@@ -158,7 +172,12 @@ class ImaginedGame(World):
     def snapshot(self) -> Snapshot:
         check_started(self, self.view)
         assert self.view is not None
-        return {"game": self.game.name, "objects": self.view.objects, "score": self.view.score, "next_uuid": self.view.next_uuid}
+        return {
+            "game": self.game.name,
+            "objects": self.view.objects,
+            "score": self.view.score,
+            "next_uuid": self.view.next_uuid,
+        }
 
     def restore(self, snapshot: Snapshot) -> None:
         if snapshot.get("game") != self.game.name:
@@ -183,7 +202,13 @@ def state_of(objects: Sequence[dict[str, Any]], next_uuid: int) -> State:
     by_name = {o["name"]: o["uuid"] for o in objects}
     order = sorted(objects, key=lambda o: o["uuid"])
     things = {
-        o["uuid"]: Thing(o["uuid"], o["name"].rsplit(" (ID: ", 1)[0], o["type"], dict(o["properties"]), [by_name[n] for n in o["contains"]])
+        o["uuid"]: Thing(
+            o["uuid"],
+            o["name"].rsplit(" (ID: ", 1)[0],
+            o["type"],
+            dict(o["properties"]),
+            [by_name[n] for n in o["contains"]],
+        )
         for o in order
     }
     return State(things, next_uuid)
@@ -193,7 +218,8 @@ def state_of(objects: Sequence[dict[str, Any]], next_uuid: int) -> State:
 class Walk:
     """A true game and an imagined one by the same actions: after each step, whether the imagined state is the true one.
 
-    Actions are the expert's or any other, by a coin of the walk's own. `copy` tells the same of a state that never changes.
+    Actions are the expert's or any other, by a coin of the walk's own. `copy` tells the same of a state that never
+    changes.
     """
 
     name: str
@@ -233,7 +259,9 @@ def walks_of(games: Sequence[str], numbers: Sequence[int], steps: int, first_see
     return [Walk(name, find_game(name).start(first_seed + i), random.Random(i), steps) for i, name in named]
 
 
-def drift(games: Sequence[str], episodes: int, steps: int, predict: Predictor, *, first_seed: int = 10_000) -> dict[str, list[list[bool]]]:
+def drift(
+    games: Sequence[str], episodes: int, steps: int, predict: Predictor, *, first_seed: int = 10_000
+) -> dict[str, list[list[bool]]]:
     """Walk true and imagined games together; the lists are by step, and shorter where games ended early."""
     walks = walks_of(games, range(episodes), steps, first_seed)
     for _ in range(steps):
@@ -269,5 +297,8 @@ def drift_table(by_model: dict[str, list[list[bool]]], title: str) -> dict[str, 
     lines += [line(name, "model", hits) for name, hits in by_model.items() if name != "copy"]
     lines.append(line("the true world", "ceiling", [[True] * len(h) for h in by_model["copy"]]))
     counts = ", ".join(str(len(h)) for h in by_model["copy"])
-    note = f"Share of imagined states that equal the true one after k steps by the same actions; n = {counts} (games end), 95 % intervals."
+    note = (
+        f"Share of imagined states that equal the true one after k steps by the same actions; n = {counts} (games "
+        "end), 95 % intervals."
+    )
     return {"title": title, "columns": [f"k = {k + 1}" for k in range(steps)], "rows": lines, "note": note}

@@ -1,1 +1,3 @@
-"""Video world models: recorded episodes, imagined clips and their rewards, evaluation, and policies tried inside the model."""
+"""Video world models: recorded episodes, imagined clips and their rewards, evaluation, and policies tried inside the
+model.
+"""

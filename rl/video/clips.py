@@ -51,7 +51,9 @@ class Episodes:
         return self._lengths[episode]
 
     def frames(self, episode: int, wanted: Sequence[int]) -> np.ndarray:
-        """Frames by number; beyond the end the last one is repeated. While there is room, whole episodes are decoded and kept."""
+        """Frames by number; beyond the end the last one is repeated. While there is room, whole episodes are decoded
+        and kept.
+        """
         if episode not in self._kept:
             raw = self.raw(episode)
             names = _pictures(raw)
@@ -66,7 +68,9 @@ class Episodes:
         """Actions by number, the last one repeated likewise; [T, A]."""
         raw = self.raw(episode)
         if "actions.npy" not in raw:
-            raise ValueError(f"{raw['__key__']}: the episode has no actions.npy; an action-conditioned model needs them")
+            raise ValueError(
+                f"{raw['__key__']}: the episode has no actions.npy; an action-conditioned model needs them"
+            )
         actions = np.load(io.BytesIO(raw["actions.npy"]), allow_pickle=False)
         return actions[np.minimum(np.asarray(wanted), len(actions) - 1)]
 
@@ -83,7 +87,9 @@ def draw_place(episodes: Episodes, key: tuple[int, ...], frames: int, context_re
     return place_in(episodes, int(uniform(*key, 0) * len(episodes)), key, frames, context_reach)
 
 
-def place_in(episodes: Episodes, episode: int, key: tuple[int, ...], frames: int, context_reach: int | None) -> ClipPlace:
+def place_in(
+    episodes: Episodes, episode: int, key: tuple[int, ...], frames: int, context_reach: int | None
+) -> ClipPlace:
     """A clip of this episode by chance."""
     room = max(episodes.length(episode) - frames, 0)
     start = int(uniform(*key, 1) * (room + 1))
@@ -96,8 +102,8 @@ def place_in(episodes: Episodes, episode: int, key: tuple[int, ...], frames: int
 def training_clip(
     episodes: Episodes, seed: int, number: int, frames: int, context: bool, window: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """(frames, context frame) for tokenizer training. With `window` the context is a window's first frame and the frames are
-    drawn from the rest of it; without, the frames follow each other."""
+    """(frames, context frame) for tokenizer training. With `window` the context is a window's first frame and the
+    frames are drawn from the rest of it; without, the frames follow each other."""
     key = (fold(seed, number),)
     if not window:
         place = draw_place(episodes, key, frames, 15 if context else None)

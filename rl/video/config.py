@@ -1,4 +1,6 @@
-"""Settings of video as an environment: the tokenizer, how a clip becomes a sequence, and what predictions are worth. Without torch."""
+"""Settings of video as an environment: the tokenizer, how a clip becomes a sequence, and what predictions are worth.
+Without torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class VideoReward:
     ssim: float = 0.0  # weight of the structural similarity
     lpips: float = 1.0  # VGG
     lpips_alex: float = 0.0  # weight of LPIPS by AlexNet
-    aggregate: Literal["mean", "last", "discount"] = "mean"  # over frames: their mean, the last alone, or later ones discounted
+    # over frames: their mean, the last alone, or later ones discounted
+    aggregate: Literal["mean", "last", "discount"] = "mean"
     repetition_penalty: float = 0.0  # taken off when the last frame is repeated
     signed: ClassVar[tuple[str, ...]] = ("mae", "mse", "psnr", "ssim", "lpips", "lpips_alex", "repetition_penalty")
 
@@ -38,14 +41,17 @@ class VideoReward:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoEnvironment:
-    """A world model of video: given frames and actions in, the codes of the next frames out, decoded and compared with what happened."""
+    """A world model of video: given frames and actions in, the codes of the next frames out, decoded and compared
+    with what happened.
+    """
 
     kind: Literal["video"]
     data: str  # the video-tokens stage whose clips are trained and evaluated on
     tokenizer: TokenizerConfig  # how frames become tokens
     history: int = 1  # frames that are given
     horizon: int = 7  # frames to predict
-    actions: Literal["rt1", "tabletop", "quantiles"] = "rt1"  # the ranges of the action bins; quantiles are measured on the data
+    # the ranges of the action bins; quantiles are measured on the data
+    actions: Literal["rt1", "tabletop", "quantiles"] = "rt1"
     action_dims: int = 13  # numbers of an action
     action_bins: int = 256  # bins that each number is cut into
     context_reach: int = 15  # compressive: the context frame lies at most so many frames before the clip
@@ -59,7 +65,8 @@ class VideoEnvironment:
     headline: Metric = "lpips"  # the metric of an evaluation's summary
     runs: int = 0  # of an evaluation's samples, the first so many are averaged in its table; 0 means all
     best_of: list[int] = field(default_factory=list)  # sizes of the best-of-N curve, at most an evaluation's samples
-    reject_repeats: int = 0  # so many new tries for a first sample that repeats its last frame; the table has them in a row of their own
+    # so many new tries for a first sample that repeats its last frame; the table has them in a row of their own
+    reject_repeats: int = 0
     shown: int = 4  # clips of an evaluation in the report
     fixed_length: ClassVar[bool] = True  # an answer is as long as its frames have codes
 

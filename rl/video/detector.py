@@ -1,4 +1,5 @@
-"""What a picture of the table shows: positions by colour, in metres. Checked against the simulator; it serves policies and judges success.
+"""What a picture of the table shows: positions by colour, in metres. Checked against the simulator; it serves policies
+and judges success.
 
 Coordinates are the table's: x to the right, y up, the origin in the middle of the picture.
 """

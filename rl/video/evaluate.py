@@ -1,4 +1,5 @@
-"""Scores of imagined clips on held-out ones: picture metrics, repetition, rejection of repeats, best of N; and what is trivial.
+"""Scores of imagined clips on held-out ones: picture metrics, repetition, rejection of repeats, best of N; and what is
+trivial.
 
 Shapes: C clips, R sampling runs, T predicted frames.
 """
@@ -36,13 +37,18 @@ class ClipScores:
     def each(self) -> list[ClipScores]:
         """The clips one by one."""
         one = [slice(i, i + 1) for i in range(len(self.rows))]
-        return [ClipScores({name: value[i] for name, value in self.metrics.items()}, self.repeats_C[i], self.rows[i]) for i in one]
+        return [
+            ClipScores({name: value[i] for name, value in self.metrics.items()}, self.repeats_C[i], self.rows[i])
+            for i in one
+        ]
 
     @staticmethod
     def joined(parts: Sequence[ClipScores]) -> ClipScores:
         """Clips side by side."""
         metrics = {name: np.concatenate([p.metrics[name] for p in parts]) for name in parts[0].metrics}
-        return ClipScores(metrics, np.concatenate([p.repeats_C for p in parts]), np.concatenate([p.rows for p in parts]))
+        return ClipScores(
+            metrics, np.concatenate([p.repeats_C for p in parts]), np.concatenate([p.rows for p in parts])
+        )
 
     def merge(self, other: ClipScores, where: np.ndarray) -> ClipScores:
         """The other's clips at these places."""
@@ -67,24 +73,33 @@ def imagine(
     episodes = [ImaginedClip(task, run, decoder.layout, None) for task in tasks]
     for trajectory, episode in zip(rollout(sampler, episodes, params, seed), episodes, strict=True):
         if episode.sample is None:
-            raise RuntimeError(f"clip {episode.prompt_id}: {trajectory.reward.reason if isinstance(trajectory.reward, Invalid) else ''}")
+            raise RuntimeError(
+                f"clip {episode.prompt_id}: "
+                f"{trajectory.reward.reason if isinstance(trajectory.reward, Invalid) else ''}"
+            )
     return score_rows(np.array([e.row() for e in episodes], np.int64), tasks, decoder, names)
 
 
-def score_rows(rows: np.ndarray, tasks: Sequence[ClipTask], decoder: ClipDecoder, names: tuple[Metric, ...]) -> ClipScores:
+def score_rows(
+    rows: np.ndarray, tasks: Sequence[ClipTask], decoder: ClipDecoder, names: tuple[Metric, ...]
+) -> ClipScores:
     """Tokens against the true frames; the true tokens give what the tokenizer alone costs."""
     scored = decoder.score(rows, [t.truth_THW3 for t in tasks], names)
     repeats = (scored.codes_BTN[:, -1] == scored.codes_BTN[:, -2]).all(-1).cpu().numpy()
     metrics = {name: value.cpu().numpy() for name, value in scored.metrics.items()}
     for name, values_CT in metrics.items():  # only `moved` may lack a value
         if lost := np.isnan(values_CT).sum():
-            raise TerrellaError(f"metric '{name}' is NaN in {lost} of {values_CT.size} decoded frames; look at the tokenizer")
+            raise TerrellaError(
+                f"metric '{name}' is NaN in {lost} of {values_CT.size} decoded frames; look at the tokenizer"
+            )
     moved = [moved_error(picture, task) for picture, task in zip(scored.pictures_BT3HW, tasks, strict=True)]
     return ClipScores(metrics | {MOVED: np.stack(moved)}, repeats, rows)
 
 
 def moved_error(pictures_T3HW: torch.Tensor, task: ClipTask) -> np.ndarray:
-    """[T]: mean absolute error of the pixels that truly differ from the last given frame; NaN in frames where none does."""
+    """[T]: mean absolute error of the pixels that truly differ from the last given frame; NaN in frames where none
+    does.
+    """
     true, given = (to_pictures(x, pictures_T3HW.device) for x in (task.truth_THW3, task.given_HW3))
     moved_THW = (true - given).abs().amax(1) > MOVED_BY
     error_THW = (pictures_T3HW - true).abs().mean(1)
@@ -101,7 +116,9 @@ def without_repeats(
     params: SamplingParams,
     seed: int,
 ) -> ClipScores:
-    """The rejection baseline: clips that repeat their last frame are sampled again with another seed, so many times at most."""
+    """The rejection baseline: clips that repeat their last frame are sampled again with another seed, so many times
+    at most.
+    """
     for attempt in range(1, tries + 1):
         where = np.flatnonzero(scores.repeats_C)
         if not len(where):

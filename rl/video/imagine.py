@@ -1,4 +1,5 @@
-"""Imagined clips: the world model continues a clip by given actions; predictions are decoded and compared with what happened.
+"""Imagined clips: the world model continues a clip by given actions; predictions are decoded and compared with what
+happened.
 
 Shapes: B clips, T predicted frames, N codes of a frame, L tokens, 3 x H x W pictures in [0, 1].
 """
@@ -53,8 +54,12 @@ class ClipDecoder:
 
     @torch.no_grad()
     def pictures(self, rows_BL: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """(pictures of the predicted frames, codes from the last given frame on). Sampled ids that are no frame codes are clamped."""
-        codes_BTN = torch.from_numpy(self.layout.take(rows_BL, "frame", clamp=True)).to(self.device)[:, self.layout.history - 1 :]
+        """(pictures of the predicted frames, codes from the last given frame on). Sampled ids that are no frame
+        codes are clamped.
+        """
+        codes_BTN = torch.from_numpy(self.layout.take(rows_BL, "frame", clamp=True)).to(self.device)[
+            :, self.layout.history - 1 :
+        ]
         out = []
         with self.autocast():
             cache, row_of = self._context(rows_BL)
@@ -118,12 +123,14 @@ class Judge:
         self.pictures += len(waiting) * self.decoder.layout.horizon
 
     def _score(self, group: list[ImaginedClip]) -> None:
-        """The samples of one clip, decoded by themselves: in a batch with others their last digits would depend on how many ranks there
-        are, and an advantage is made of little more than last digits."""
+        """The samples of one clip, decoded by themselves: in a batch with others their last digits would depend on how
+        many ranks there are, and an advantage is made of little more than last digits."""
         names: tuple[Any, ...] = tuple(name for name, weight in self.weights.items() if weight)
         rows = np.array([m.row() for m in group], np.int64)
         scored = self.decoder.score(rows, [m.task.truth_THW3 for m in group], names)
-        rewards = video_reward(scored.metrics, self.weights, self.aggregate, scored.codes_BTN, self.repetition_penalty).tolist()
+        rewards = video_reward(
+            scored.metrics, self.weights, self.aggregate, scored.codes_BTN, self.repetition_penalty
+        ).tolist()
         repeats = (scored.codes_BTN[:, -1] == scored.codes_BTN[:, -2]).all(-1).tolist()
         means = {name: value.mean(1).tolist() for name, value in scored.metrics.items()}
         for i, member in enumerate(group):
@@ -135,7 +142,13 @@ class ImaginedClip:
     """One sample of one clip: the given part is the prompt, actions are forced between the predicted frames."""
 
     def __init__(self, task: ClipTask, sample_index: int, layout: VideoLayout, judge: Judge | None) -> None:
-        self.task, self.prompt_id, self.sample_index, self.layout, self.judge = task, task.prompt_id, sample_index, layout, judge
+        self.task, self.prompt_id, self.sample_index, self.layout, self.judge = (
+            task,
+            task.prompt_id,
+            sample_index,
+            layout,
+            judge,
+        )
         self.forced: Forced = layout.forced(task.row_L)
         self.sample: Sample | None = None
         self.reward: float | None = None

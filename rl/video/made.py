@@ -1,4 +1,6 @@
-"""What stages of video leave for others: episodes, a trained tokenizer, action bins, and token clips with the pixels behind them."""
+"""What stages of video leave for others: episodes, a trained tokenizer, action bins, and token clips with the pixels
+behind them.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def action_bins(settings: VideoEnvironment, tokens: Made) -> ActionBins:
 
 
 class Clips(Sequence["Clip"]):
-    """The clips that a video-tokens stage made of a split, read when they are asked for; before it has run, one of zeros."""
+    """The clips that a video-tokens stage made of a split, read when they are asked for; before it has run, one of
+    zeros.
+    """
 
     def __init__(self, settings: VideoEnvironment, made: Made, split: Split) -> None:
         _require_kind(made, "video-tokens")
@@ -114,7 +118,9 @@ class Clip:
             return layout.assemble(frames, actions, context if layout.context_tokens else None)[0]
         row = self._sample["tokens.npy"].astype(np.int64)
         if len(row) != layout.total:
-            raise ConfigError(f"env: its clips have {layout.total} tokens, those of stage '{self.source.made.name}' {len(row)}")
+            raise ConfigError(
+                f"env: its clips have {layout.total} tokens, those of stage '{self.source.made.name}' {len(row)}"
+            )
         return row
 
     @cached_property

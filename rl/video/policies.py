@@ -1,6 +1,7 @@
 """Policies that see pictures only, of graded skill: scripted from detected positions, noisy, and random.
 
-A policy is asked `act(frame, instruction)` and answers (dx, dy, done), so it runs in the simulator and in a world model alike.
+A policy is asked `act(frame, instruction)` and answers (dx, dy, done), so it runs in the simulator and in a world model
+alike.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class VideoPolicy(Protocol):
 
 
 class ScriptedPolicy:
-    """Solves the three tasks from what it sees. With probability 1 - skill a step goes in a random direction instead."""
+    """Solves the three tasks from what it sees. With probability 1 - skill a step goes in a random direction
+    instead.
+    """
 
     def __init__(self, skill: float = 1.0) -> None:
         if not 0 <= skill <= 1:
@@ -106,7 +109,11 @@ def drawer(seen: Seen, task: str) -> np.ndarray:
         return toward(here, np.array([here[0] * 0.5, here[1] + STEP]))
     side = 0.1 if here[0] >= 0 else -0.1
     if here[1] > bar[1] - 0.04:
-        return toward(here, np.array([side, bar[1] - 0.06])) if abs(here[0]) > 0.075 else toward(here, np.array([side, here[1]]))
+        return (
+            toward(here, np.array([side, bar[1] - 0.06]))
+            if abs(here[0]) > 0.075
+            else toward(here, np.array([side, here[1]]))
+        )
     return toward(here, np.array([0.0, bar[1] - 0.045]))
 
 

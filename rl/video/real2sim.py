@@ -1,7 +1,7 @@
 """Policies inside the world model: it stands in for the simulator, and the question is whether it ranks policies alike.
 
-The window slides as published: context and last frame are the prompt, up to `horizon` frames are added, then it is built anew.
-Shapes: B episodes side by side, N codes of a frame, K of a context.
+The window slides as published: context and last frame are the prompt, up to `horizon` frames are added, then it is
+built anew. Shapes: B episodes side by side, N codes of a frame, K of a context.
 """
 
 from __future__ import annotations
@@ -50,7 +50,14 @@ class WorldModelSimulator:
     """Frames in, actions in, frames out, for several episodes at once."""
 
     def __init__(
-        self, sampler: Sampler, decoder: ClipDecoder, bins: ActionBins, *, top_k: int, repetition_penalty: float, seed: int
+        self,
+        sampler: Sampler,
+        decoder: ClipDecoder,
+        bins: ActionBins,
+        *,
+        top_k: int,
+        repetition_penalty: float,
+        seed: int,
     ) -> None:
         self.sampler, self.decoder, self.bins, self.layout, self.seed = sampler, decoder, bins, decoder.layout, seed
         self.params = SamplingParams(

@@ -1,4 +1,6 @@
-"""Episodes of the table-top scene as video shards: policies of graded skill, an instruction and a label of success each."""
+"""Episodes of the table-top scene as video shards: policies of graded skill, an instruction and a label of success
+each.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +68,20 @@ def plans(
 ) -> Iterator[EpisodePlan]:
     """Tasks and policies in turn, a seed each."""
     for i in range(count):
-        yield EpisodePlan(first_seed + i, tasks[i % len(tasks)], policies[i // len(tasks) % len(policies)], frames, height, width)
+        yield EpisodePlan(
+            first_seed + i, tasks[i % len(tasks)], policies[i // len(tasks) % len(policies)], frames, height, width
+        )
 
 
 def record(folder: Path, wanted: Sequence[EpisodePlan], workers: int = 0, tick: Any = None) -> int:
-    """Write the episodes; a killed recording goes on after its last whole shard. The bytes do not depend on `workers`."""
+    """Write the episodes; a killed recording goes on after its last whole shard. The bytes do not depend on
+    `workers`.
+    """
     with ShardWriter(folder, kind=VIDEO, max_bytes=64 << 20, max_samples=100, resume=folder.exists()) as writer:
         for plan, members in zip(
-            islice(wanted, writer.samples, None), ordered_map(encoded_episode, wanted[writer.samples :], workers, chunk=4), strict=True
+            islice(wanted, writer.samples, None),
+            ordered_map(encoded_episode, wanted[writer.samples :], workers, chunk=4),
+            strict=True,
         ):
             writer.write_encoded(members, key=f"{plan.task}-{plan.policy}-{plan.seed:07d}")
             if tick is not None:

@@ -1,4 +1,6 @@
-"""The tables, clips and summary of an evaluation: every model beside the still picture, the decoded true tokens and rejected repeats."""
+"""The tables, clips and summary of an evaluation: every model beside the still picture, the decoded true tokens and
+rejected repeats.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,18 @@ class ClipJudgement:
 class VideoResults:
     """What an evaluation leaves, at one of its temperatures: the last, unless another is named."""
 
-    def __init__(self, settings: VideoEnvironment, evaluation: Evaluation, decoder: ClipDecoder, temperature: float | None = None) -> None:
+    def __init__(
+        self, settings: VideoEnvironment, evaluation: Evaluation, decoder: ClipDecoder, temperature: float | None = None
+    ) -> None:
         self.settings, self.evaluation, self.decoder = settings, evaluation, decoder
         self.temperature = evaluation.temperatures[-1] if temperature is None else temperature
-        judged: dict[str, list[list[ClipJudgement]]] = {m: evaluation.judged[m, self.temperature, TEST] for m in evaluation.models}
-        self.scores = {m: [ClipScores.joined([j.score for j in run]) for run in zip(*clips, strict=True)] for m, clips in judged.items()}
+        judged: dict[str, list[list[ClipJudgement]]] = {
+            m: evaluation.judged[m, self.temperature, TEST] for m in evaluation.models
+        }
+        self.scores = {
+            m: [ClipScores.joined([j.score for j in run]) for run in zip(*clips, strict=True)]
+            for m, clips in judged.items()
+        }
         firsts = {m: [samples[0] for samples in clips] for m, clips in judged.items()}
         self.retried = {m: _joined([j.retried for j in clips]) for m, clips in firsts.items()}
         beside = firsts[evaluation.models[0]]
@@ -71,7 +80,9 @@ class VideoResults:
         measured = (*self.settings.metrics, MOVED)
         after, before, control = self.evaluation.after, self.evaluation.before, self.evaluation.control
         means = {model: {m: self.averaged(model, m) for m in measured} for model in self.evaluation.models}
-        outcome: dict[str, Any] = {f"{name}/{m}": estimate(values).value for name, by in means.items() for m, values in by.items()}
+        outcome: dict[str, Any] = {
+            f"{name}/{m}": estimate(values).value for name, by in means.items() for m, values in by.items()
+        }
         for other in (before, control):
             if after and other:
                 pairs = {m: estimate(means[after][m] - means[other][m]).to_cell() for m in measured}
@@ -85,7 +96,11 @@ class VideoResults:
 
         def row(name: str, kind: str, runs: Sequence[ClipScores]) -> dict[str, Any]:
             cells = [estimate(clip_means(runs, m)).to_cell() for m in measured]
-            return {"name": name, "kind": kind, "cells": [*cells, estimate(np.mean([r.repeats_C for r in runs], 0)).to_cell()]}
+            return {
+                "name": name,
+                "kind": kind,
+                "cells": [*cells, estimate(np.mean([r.repeats_C for r in runs], 0)).to_cell()],
+            }
 
         still = row(STILL, "baseline", [self.still])
         rows = [{**still, "cells": [*still["cells"][:-1], 1.0]}]
@@ -96,9 +111,12 @@ class VideoResults:
         rows.append(row("the true tokens, decoded", "other", [self.truth]))
         layout, top_k = self.decoder.layout, self.settings.top_k or "off"
         note = (
-            f"n = {len(self.truth.rows)} held-out clips, {layout.horizon} frames predicted from {layout.history} given, temperature "
-            f"{self.temperature:g}, top_k {top_k}; means over frames and {self.runs} sampling runs, 95 % intervals over clips. "
-            "The column moved is the mean error of pixels that differ from the last given frame. Standard deviation over the "
+            f"n = {len(self.truth.rows)} held-out clips, {layout.horizon} frames predicted from {layout.history} "
+            "given, temperature "
+            f"{self.temperature:g}, top_k {top_k}; means over frames and {self.runs} sampling runs, 95 % intervals "
+            "over clips. "
+            "The column moved is the mean error of pixels that differ from the last given frame. Standard deviation "
+            "over the "
             f"sampling runs: {'; '.join(self.run_spread(m) for m in self.settings.metrics)}."
         )
         lower = [c for c in columns if c not in BETTER_HIGH]
@@ -118,7 +136,9 @@ class VideoResults:
         for name, runs in self.scores.items():
             rows.append({"name": name, "kind": "model", "cells": [best_of(runs, m, k).to_cell() for k in sizes]})
         columns = [f"best of {k}" for k in sizes]
-        note = f"Each clip's best {m} of N samples, chosen by the truth: what sampling could reach, not what a user gets."
+        note = (
+            f"Each clip's best {m} of N samples, chosen by the truth: what sampling could reach, not what a user gets."
+        )
         lower = [] if m in BETTER_HIGH else columns
         return {"title": f"Best of N by {m}", "columns": columns, "rows": rows, "note": note, "lower": lower}
 
@@ -159,7 +179,9 @@ class VideoResults:
         gain = mean([float(v) for v in sign * (after - before)])
         verb = "improved" if gain.low > 0 else "worsened" if gain.high < 0 else "did not clearly change"
         headline = f"RLVR {verb} the {m} of predicted frames from {before.mean():.4f} to {after.mean():.4f}."
-        repeats = {name: float(np.mean([r.repeats_C.mean() for r in runs[: self.runs]])) for name, runs in self.scores.items()}
+        repeats = {
+            name: float(np.mean([r.repeats_C.mean() for r in runs[: self.runs]])) for name, runs in self.scores.items()
+        }
         paragraphs = [
             f"Gain {interval(gain)} on the same {gain.n} held-out clips. The last given frame for ever has "
             f"{self.still.metrics[m].mean():.4f}, the true tokens decoded {self.truth.metrics[m].mean():.4f}.",
@@ -171,7 +193,8 @@ class VideoResults:
             control = self.averaged(evaluation.control, m)
             gap = mean([float(v) for v in sign * (after - control)])
             paragraphs.append(
-                f"Control, more pre-training for the same gradient tokens: {control.mean():.4f} (RLVR is better by {interval(gap)})."
+                f"Control, more pre-training for the same gradient tokens: {control.mean():.4f} (RLVR is better by "
+                f"{interval(gap)})."
             )
         return {"headline": headline, "paragraphs": paragraphs}
 

@@ -1,4 +1,6 @@
-"""Video as an environment: a task is a true clip, an episode a prediction of its frames with the true actions forced in."""
+"""Video as an environment: a task is a true clip, an episode a prediction of its frames with the true actions forced
+in.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ class VideoTasks(Tasks):
 
     def __init__(self, settings: VideoEnvironment, made: Made) -> None:
         self.settings, self.made, self.layout = settings, made, settings.layout
-        self._clips: dict[Split, Clips] = {"train": Clips(settings, made, "train"), "test": Clips(settings, made, "test")}
+        self._clips: dict[Split, Clips] = {
+            "train": Clips(settings, made, "train"),
+            "test": Clips(settings, made, "test"),
+        }
         self._beside: dict[tuple[int, ...], tuple[list[ClipScores], list[ClipScores]]] = {}
         self.lesson_tokens = int(self.layout.loss_mask_L.sum())
         super().__init__(ByteTokenizer(), None, max_turns=1)  # codes have no text
@@ -60,7 +65,9 @@ class VideoTasks(Tasks):
     @cached_property
     def decoder(self) -> ClipDecoder:
         """The frozen tokenizer's."""
-        return ClipDecoder(frozen_tokenizer(self.settings, self.made.uses["tokenizer"]), self.layout, self.settings.bf16)
+        return ClipDecoder(
+            frozen_tokenizer(self.settings, self.made.uses["tokenizer"]), self.layout, self.settings.bf16
+        )
 
     @cached_property
     def judge(self) -> Judge:
@@ -79,7 +86,10 @@ class VideoTasks(Tasks):
     def require_judge(self, split: Split, samples: int) -> None:
         asked = max([self.settings.runs, *self.settings.best_of])
         if split == "test" and asked > samples:
-            raise ConfigError(f"env.best_of, env.runs: {asked} samples of a clip are asked for, the eval stage has samples = {samples}")
+            raise ConfigError(
+                f"env.best_of, env.runs: {asked} samples of a clip are asked for, the eval stage has samples = "
+                f"{samples}"
+            )
         rewarded = [name for name, weight in self.settings.reward.weights.items() if weight]
         require_weights(rewarded if split == "train" else self.metrics)
 
@@ -104,7 +114,9 @@ class VideoTasks(Tasks):
         return [[self.layout.sequence(clip.row_L)] for clip in tasks]
 
     def taught(self, episode: Any, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
-        raise ConfigError("collect: has nothing to do for clips of video, which an sft stage reads as the stage env.data left them")
+        raise ConfigError(
+            "collect: has nothing to do for clips of video, which an sft stage reads as the stage env.data left them"
+        )
 
     def episode(self, task: Clip, prompt_id: int, sample_index: int) -> Any:
         if not task.rewarded:
@@ -120,7 +132,9 @@ class VideoTasks(Tasks):
         return [Trajectory(clip.prompt_id, clip.sample_index, [], 0.0) for clip in clips]
 
     def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
-        """Means of the metrics and of repetition, how much the samples of one clip differ, and the speed of the judge."""
+        """Means of the metrics and of repetition, how much the samples of one clip differ, and the speed of the
+        judge.
+        """
         valid = [(t.prompt_id, t.reward, t.info) for t in trajectories if not isinstance(t.reward, Invalid)]
         everyone = [sample for part in gather(valid) for sample in part]
         judge, (seconds, pictures) = self.judge, (self.judge.seconds, self.judge.pictures)
@@ -147,7 +161,9 @@ class VideoTasks(Tasks):
         return None  # the report has moving pictures
 
     def _evaluate(self, sampler: Sampler, clips: list[HeldOutClip], params: SamplingParams, seed: int) -> None:
-        """One sample of every clip, judged; of the first ones also what is trivial, what is true, and the rejection of repeats."""
+        """One sample of every clip, judged; of the first ones also what is trivial, what is true, and the rejection
+        of repeats.
+        """
         if not clips:
             return
         tasks = [clip.clip.task(clip.prompt_id) for clip in clips]

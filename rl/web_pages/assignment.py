@@ -1,4 +1,6 @@
-"""Minimum-cost assignment (the Hungarian method by shortest augmenting paths), in numpy. Shapes: R rows, C columns, R <= C."""
+"""Minimum-cost assignment (the Hungarian method by shortest augmenting paths), in numpy. Shapes: R rows, C columns,
+R <= C.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import numpy as np
 
 
 def assign(cost_RC: np.ndarray) -> list[int]:
-    """For each row the column it gets, all different, with the smallest total cost. There must be at least as many columns as rows."""
+    """For each row the column it gets, all different, with the smallest total cost. There must be at least as many
+    columns as rows.
+    """
     rows, columns = cost_RC.shape
     if rows > columns:
         raise ValueError(f"{rows} rows cannot each have one of {columns} columns; give the transpose")

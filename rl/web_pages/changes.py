@@ -1,8 +1,8 @@
 """What changed between two pages: new, deleted and updated items, by a cheapest matching of their nodes.
 
-Nodes are matched within a role. The cost of a pair adds the distance of the names (by words), of the properties, and a price for another
-id; leaving a node out has a price too, so that a pair that has little in common is one deleted and one new item. A pair that only differs
-in its id is no change: browsers renumber nodes when a page is loaded again.
+Nodes are matched within a role. The cost of a pair adds the distance of the names (by words), of the properties, and a
+price for another id; leaving a node out has a price too, so that a pair that has little in common is one deleted and
+one new item. A pair that only differs in its id is no change: browsers renumber nodes when a page is loaded again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Changes:
     def write(self) -> str:
         """The three sections of an answer; an empty one holds the line None."""
         sections = (self.new, self.deleted, self.updated)
-        return "\n\n".join("\n".join((header, *(items or (NONE,)))) for header, items in zip(HEADERS, sections, strict=True))
+        return "\n\n".join(
+            "\n".join((header, *(items or (NONE,)))) for header, items in zip(HEADERS, sections, strict=True)
+        )
 
 
 def jaccard(a: frozenset, b: frozenset) -> float:
@@ -49,7 +51,11 @@ def pair_cost(a: Node, b: Node) -> float:
     """A metric on the nodes of one role, so that equal nodes may be paired before anything else without loss."""
     words = jaccard(frozenset(a.name.split()), frozenset(b.name.split())) if a.name != b.name else 0.0
     name = max(words, 0.1) if a.name != b.name else 0.0  # other order or spacing of the same words still costs
-    return ID_PRICE * (a.id != b.id) + NAME_PRICE * name + PROPERTY_PRICE * jaccard(frozenset(a.properties), frozenset(b.properties))
+    return (
+        ID_PRICE * (a.id != b.id)
+        + NAME_PRICE * name
+        + PROPERTY_PRICE * jaccard(frozenset(a.properties), frozenset(b.properties))
+    )
 
 
 def match(old: Sequence[Node], new: Sequence[Node]) -> list[tuple[Node, Node]]:
@@ -79,7 +85,11 @@ def _match_role(old: list[Node], new: list[Node]) -> list[tuple[Node, Node]]:
     # A dummy column for each old node makes leaving it out possible; a new node left out is a column nobody takes.
     cost = np.array([[pair_cost(a, b) for b in new] + [2 * UNMATCHED_PRICE] * len(old) for a in old])
     chosen = assign(cost)
-    return [(a, new[c]) for a, c in zip(old, chosen, strict=True) if c < len(new) and pair_cost(a, new[c]) < 2 * UNMATCHED_PRICE]
+    return [
+        (a, new[c])
+        for a, c in zip(old, chosen, strict=True)
+        if c < len(new) and pair_cost(a, new[c]) < 2 * UNMATCHED_PRICE
+    ]
 
 
 def _match_content(old: list[Node], new: list[Node]) -> list[tuple[Node, Node]]:

@@ -46,7 +46,9 @@ class PageSplit:
 
 
 def split_pages(steps: Sequence[PageTransition], *, every: int = 5, unseen: Sequence[str] = ()) -> PageSplit:
-    """Every `every`-th episode is held out (a step without a previous action begins one); its questions are not trained on."""
+    """Every `every`-th episode is held out (a step without a previous action begins one); its questions are not
+    trained on.
+    """
     train, test, others = [], [], []
     episode = -1
     for step in steps:

@@ -29,9 +29,15 @@ def scores(truths: Sequence[str], verdicts: Sequence[Verdict | Invalid]) -> list
     ]
 
 
-def gains(truths: Sequence[str], after: Sequence[Verdict | Invalid], before: Sequence[Verdict | Invalid]) -> list[Estimate]:
+def gains(
+    truths: Sequence[str], after: Sequence[Verdict | Invalid], before: Sequence[Verdict | Invalid]
+) -> list[Estimate]:
     """How much more one model scores than another on the pages both could be judged on, by the columns of the table."""
-    told = [(t, a, b) for t, a, b in zip(truths, after, before, strict=True) if isinstance(a, Verdict) and isinstance(b, Verdict)]
+    told = [
+        (t, a, b)
+        for t, a, b in zip(truths, after, before, strict=True)
+        if isinstance(a, Verdict) and isinstance(b, Verdict)
+    ]
     return [
         mean([a.precision - b.precision for _, a, b in told]),
         mean([a.recall - b.recall for _, a, b in told]),
@@ -41,15 +47,25 @@ def gains(truths: Sequence[str], after: Sequence[Verdict | Invalid], before: Seq
     ]
 
 
-def table(truths: Sequence[str], models: Sequence[tuple[str, str, Sequence[Verdict | Invalid]]], mode: Mode, title: str) -> dict[str, Any]:
+def table(
+    truths: Sequence[str], models: Sequence[tuple[str, str, Sequence[Verdict | Invalid]]], mode: Mode, title: str
+) -> dict[str, Any]:
     """The report's table; `models` holds (name, kind, verdicts)."""
     base = judge_pages(truths, [NOTHING] * len(truths), mode)
     ceiling = judge_pages(truths, list(truths), mode)
     lines = [("no change", "baseline", base), *models, ("true changes", "ceiling", ceiling)]
     rows = [{"name": name, "kind": kind, "cells": [e.to_cell() for e in scores(truths, v)]} for name, kind, v in lines]
-    unread = [f"{name}: {sum(bool(v.reason) for v in vs if isinstance(v, Verdict))} answers unreadable" for name, _, vs in models]
+    unread = [
+        f"{name}: {sum(bool(v.reason) for v in vs if isinstance(v, Verdict))} answers unreadable"
+        for name, _, vs in models
+    ]
     changed = sum(t != NOTHING for t in truths)
-    note = ". ".join([f"n = {len(truths)} transitions, {changed} of them change the page, 95 % intervals, {mode} judge", *unread]) + "."
+    note = (
+        ". ".join(
+            [f"n = {len(truths)} transitions, {changed} of them change the page, 95 % intervals, {mode} judge", *unread]
+        )
+        + "."
+    )
     if mode == "faithful":
         note += " This mode counts the line None as an item, so that answering no change is paid on changed pages too."
     return {"title": f"{title} ({mode})", "columns": COLUMNS, "rows": rows, "note": note}

@@ -31,7 +31,7 @@ None
 
 Updated items:
 [12] button 'Save' disabled: True
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Recording page transitions in a real browser: a random policy clicks and types, the accessibility tree is read before and after."""
+"""Recording page transitions in a real browser: a random policy clicks and types, the accessibility tree is read
+before and after.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _TYPE = "function(text) { this.focus(); this.value = text; this.dispatchEvent(ne
 
 
 def tree_of(raw: list[dict[str, Any]]) -> tuple[list[Node], dict[int, int]]:
-    """The nodes of a browser's accessibility tree without those that say nothing, and the document's node of each id."""
+    """The nodes of a browser's accessibility tree without those that say nothing, and the document's node of each
+    id.
+    """
     by_id = {n["nodeId"]: n for n in raw}
     nodes: list[Node] = []
     inner: dict[int, int] = {}
@@ -40,7 +44,15 @@ def tree_of(raw: list[dict[str, Any]]) -> tuple[list[Node], dict[int, int]]:
             told = {p["name"]: p["value"].get("value") for p in item.get("properties", [])}
             shown = [(key, str(told[key])) for key in _PROPERTIES if told.get(key) not in (None, False, "false", "")]
             inner[int(item["nodeId"])] = item.get("backendDOMNodeId", 0)
-            nodes.append(Node(int(item["nodeId"]), role, f"{name} {value}".strip() if role in TYPABLE else name, tuple(shown), depth))
+            nodes.append(
+                Node(
+                    int(item["nodeId"]),
+                    role,
+                    f"{name} {value}".strip() if role in TYPABLE else name,
+                    tuple(shown),
+                    depth,
+                )
+            )
         children = [by_id[c] for c in item.get("childIds", []) if c in by_id]
         waiting.extend((child, depth + kept, f"{name} {value}" if kept else above) for child in reversed(children))
     return nodes, inner
@@ -90,7 +102,11 @@ def _episode(wire: Any, app: str, seed: int, steps: int) -> Iterator[PageTransit
         typing = node.role in TYPABLE
         action = f"type [{node.id}] [{text}] [0]" if typing else f"click [{node.id}]"
         found = wire.send("DOM.resolveNode", {"backendNodeId": inner[node.id]})["object"]["objectId"]
-        call = {"objectId": found, "functionDeclaration": _TYPE if typing else _CLICK, "arguments": [{"value": text}] if typing else []}
+        call = {
+            "objectId": found,
+            "functionDeclaration": _TYPE if typing else _CLICK,
+            "arguments": [{"value": text}] if typing else [],
+        }
         wire.send("Runtime.callFunctionOn", call)
         after, inner = look()
         yield PageTransition(f"pages/{app}", "explore", previous, write_tree(before), action, write_tree(after))

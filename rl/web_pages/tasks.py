@@ -49,7 +49,8 @@ class WebPageTasks(QuestionTasks):
         change = self.gains(asked, judged[evaluation.after], judged[evaluation.before])[3]
         empty = self.estimates(asked, self.judge(asked, [pages.NOTHING] * len(asked)))
         paragraphs = [
-            f"Change {points(change)} on the same {change.n} held-out transitions that change the page. Answering that nothing "
+            f"Change {points(change)} on the same {change.n} held-out transitions that change the page. "
+            "Answering that nothing "
             f"changes gets {percent(empty[3])} on these and {percent(empty[2])} on all."
         ]
         if evaluation.control:

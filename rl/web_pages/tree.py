@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 _LINE = re.compile(
-    r"""(?P<tabs>\t*)\[(?P<id>\d{1,12})\]\ (?P<role>[A-Za-z][\w-]*)\ (?P<name>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(?:\ (?P<rest>.+))?""",
+    r"""(?P<tabs>\t*)\[(?P<id>\d{1,12})\]\ (?P<role>[A-Za-z][\w-]*)\ (?P<name>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(?:\ (?P<rest>.+))?""",  # noqa: E501
     re.VERBOSE,
 )
 _KEY = re.compile(r"(?:^| )([A-Za-z][\w-]*):(?: |$)")
@@ -62,7 +62,9 @@ def _properties(rest: str, line: str) -> tuple[tuple[str, str], ...]:
 
 
 def parse_tree(text: str) -> list[Node]:
-    """The nodes of a page in reading order. Lines before the first node (the browser's tabs) and blank lines are left out."""
+    """The nodes of a page in reading order. Lines before the first node (the browser's tabs) and blank lines are
+    left out.
+    """
     nodes: list[Node] = []
     seen: set[int] = set()
     for number, line in enumerate(text.split("\n"), 1):

@@ -1,1 +1,3 @@
-"""WebRL: prompts, trajectories, replay, advantages, the outcome reward model and new instructions, all as plain functions."""
+"""WebRL: prompts, trajectories, replay, advantages, the outcome reward model and new instructions, all as plain
+functions.
+"""

@@ -1,4 +1,6 @@
-"""What an actor learns from steps: WebRL's two objectives, and the methods it is compared with, as weighed sequences."""
+"""What an actor learns from steps: WebRL's two objectives, and the methods it is compared with, as weighed
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,16 @@ class Weighed:
 
 
 def weigh(
-    method: Method, trajectories: Sequence[WebTrajectory], values: Sequence[Sequence[float]] | None, *, lam: float = 0.5, gamma: float = 0.9
+    method: Method,
+    trajectories: Sequence[WebTrajectory],
+    values: Sequence[Sequence[float]] | None,
+    *,
+    lam: float = 0.5,
+    gamma: float = 0.9,
 ) -> list[Weighed]:
-    """Every step that the method learns from. `values` are the critic's of each trajectory's states, the one after the last included."""
+    """Every step that the method learns from. `values` are the critic's of each trajectory's states, the one after
+    the last included.
+    """
     if method == "filtered_bc":
         kept = advantage.filtered([t.reward for t in trajectories])
         whole = [(n, t) for n, (t, keep) in enumerate(zip(trajectories, kept, strict=True)) if keep]
@@ -47,7 +56,8 @@ def weigh(
         elif method == "awr":
             numbers = [advantage.exponential_weight(a) for a in advantage.discounted(t.reward, known, gamma)]
         else:
-            # instructions that the policy has mastered or never solves teach little: DigiRL asks for reward beyond the first state's value
+            # instructions that the policy has mastered or never solves teach little: DigiRL asks for reward beyond the
+            # first state's value
             numbers = [float(a > 1 / len(t.steps)) for a in advantage.doubly_robust(t.reward, known, lam)]
             if t.reward <= known[0]:
                 continue
@@ -65,7 +75,9 @@ def settings(method: Method, beta: float, length_normalize: bool) -> PolicySetti
 
 
 def row(method: Method, weighed: Weighed, sequences: int, reference: np.ndarray | None = None) -> TrainSequence:
-    """A step for the engine. The loss is a mean over the step's sequences; a sequence counts as one whatever its length."""
+    """A step for the engine. The loss is a mean over the step's sequences; a sequence counts as one whatever its
+    length.
+    """
     ids, mask = weighed.step.ids, weighed.step.mask
     share = mask / np.float32(max(mask.sum(), 1.0) * sequences)
     if method in ("filtered_bc", "awr", "digirl"):

@@ -17,8 +17,8 @@ def _check(steps: int, values: Sequence[float]) -> None:
 
 
 def mixed(reward: float, values: Sequence[float], lam: float = 0.5) -> list[float]:
-    """The paper's equation 9: lam * (r_t + V(s_t+1) - V(s_t)) + (1 - lam) * (r_T - V(s_t)); r_t is 0 before the last step, and nothing
-    follows the end, so V after the last step is 0."""
+    """The paper's equation 9: lam * (r_t + V(s_t+1) - V(s_t)) + (1 - lam) * (r_T - V(s_t)); r_t is 0 before the last
+    step, and nothing follows the end, so V after the last step is 0."""
     steps = len(values) - 1
     _check(steps, values)
     found = []
@@ -45,7 +45,9 @@ def discounted(reward: float, values: Sequence[float], gamma: float = 0.9) -> li
 
 
 def doubly_robust(reward: float, values: Sequence[float], lam: float = 0.5) -> list[float]:
-    """DigiRL's step advantage: lam^(T-1-t) of the final reward, the rest from the critic's next value, minus the value."""
+    """DigiRL's step advantage: lam^(T-1-t) of the final reward, the rest from the critic's next value, minus the
+    value.
+    """
     steps = len(values) - 1
     _check(steps, values)
     found = []

@@ -1,4 +1,6 @@
-"""Scripted near misses: the oracle's script with one mistake of the kinds that actors make. The world says what came of it."""
+"""Scripted near misses: the oracle's script with one mistake of the kinds that actors make. The world says what came
+of it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _SHOWN = re.compile(r'data-text="([^"]{1,60})"')
 
 
 def mistaken(own: Sequence[Step], other: Sequence[Step], rng: random.Random) -> list[Step]:
-    """A script with one mistake. `other` is the script of another task of the same template: the right way to the wrong thing. What was
-    not looked up is not known: where the task asks for an answer, the exit then says something that the page shows."""
+    """A script with one mistake. `other` is the script of another task of the same template: the right way to the wrong
+    thing. What was not looked up is not known: where the task asks for an answer, the exit then says something that the
+    page shows."""
     way, end = list(own[:-1]), own[-1]
     guess = SAID if end[1] else end
     kind = rng.choice([k for k in MISTAKES if k != "answer" or end[1]])
@@ -29,7 +32,8 @@ def mistaken(own: Sequence[Step], other: Sequence[Step], rng: random.Random) -> 
         return list(other)
     if kind == "answer":
         return [*way, other[-1] if other[-1] != end and rng.random() < 0.5 else SAID]
-    if kind == "mixed" and differing:  # one word of it is wrong: the amount, the name that is typed, the item that is clicked
+    # one word of it is wrong: the amount, the name that is typed, the item that is clicked
+    if kind == "mixed" and differing:
         place = rng.choice(differing)
         return [*way[:place], other[place], *way[place + 1 :], guess]
     if kind == "early":
@@ -40,7 +44,9 @@ def mistaken(own: Sequence[Step], other: Sequence[Step], rng: random.Random) -> 
 
 
 def stray(episode: WebEpisode, other: Sequence[Step], rng: random.Random) -> None:
-    """Play a mistaken script to the end. Where a step finds no element the episode ends there. No step is to be imitated."""
+    """Play a mistaken script to the end. Where a step finds no element the episode ends there. No step is to be
+    imitated.
+    """
     script = mistaken(episode.task.steps, other, rng)
     for step in script:
         if episode.context() is None:

@@ -34,8 +34,8 @@ class ChatApi:
         return answer
 
     def ask_all(self, texts: Sequence[str], temperature: float) -> list[str | Invalid]:
-        """The answers in the order of the messages, several requests at a time. One that got none after a few tries is Invalid; an
-        address that answers nothing at all is an error."""
+        """The answers in the order of the messages, several requests at a time. One that got none after a few tries is
+        Invalid; an address that answers nothing at all is an error."""
         with ThreadPoolExecutor(self.together) as pool:
             answers = list(pool.map(lambda text: self._try(text, temperature), texts))
         faults = [a.reason for a in answers if isinstance(a, Invalid)]
@@ -53,7 +53,12 @@ class ChatApi:
         return Invalid(reason)
 
     def _request(self, text: str, temperature: float) -> str:
-        body = {"model": self.model, "temperature": temperature, "max_tokens": 2048, "messages": [{"role": "user", "content": text}]}
+        body = {
+            "model": self.model,
+            "temperature": temperature,
+            "max_tokens": 2048,
+            "messages": [{"role": "user", "content": text}],
+        }
         headers = {"Content-Type": "application/json"}
         if os.environ.get(self.key_variable):
             headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"

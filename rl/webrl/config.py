@@ -1,4 +1,6 @@
-"""Web sites as an environment: which tasks, how they are read, and how many are played at once. Importable without torch."""
+"""Web sites as an environment: which tasks, how they are read, and how many are played at once. Importable without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ class WebSiteEnvironment:
     tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
     templates: list[int] = field(default_factory=list)  # of the local sites; empty for all
     data: str | None = None  # a collect or web-tasks stage whose tasks are trained on; without one all of the tag's
-    demonstrations: str | None = None  # shards that `terrella shards make webrl` or `sharegpt` wrote, in place of the oracles'
+    # shards that `terrella shards make webrl` or `sharegpt` wrote, in place of the oracles'
+    demonstrations: str | None = None
     noise: float = 0.0  # chance that the oracle does something without effect in between, which is not to be imitated
     astray: float = 0.0  # chance that a demonstration holds a mistake; it is judged by the world and never imitated
     max_verdict_tokens: int = 16384  # of the outcome reward model
     pad_prompts_to: int = 1  # in front, to a multiple of this: the CPU sampler decodes prompts of one length together
     at_once: int = 64  # worlds that are open together
-    random_elsewhere: bool = False  # play the random policy on the sites of a task file too: it clicks anywhere, and they keep it
+    # play the random policy on the sites of a task file too: it clicks anywhere, and they keep it
+    random_elsewhere: bool = False
 
     lesson_key: ClassVar[int] = 21  # of the order in which collected steps are imitated
 

@@ -16,8 +16,8 @@ from ...models.heads import twin_value
 
 
 def state_row(prompt: Sequence[int], end: int, label: float = 0.0, weight: float = 1.0) -> TrainSequence:
-    """A state whose last token is read. Position t holds id t, so one more id (never read) makes the last one's position exist;
-    padding and packing then cannot move the place."""
+    """A state whose last token is read. Position t holds id t, so one more id (never read) makes the last one's
+    position exist; padding and packing then cannot move the place."""
     ids = np.asarray([*prompt, end], np.int64)
     value, returns = np.zeros(len(ids), np.float32), np.zeros(len(ids), np.float32)
     value[-1], returns[-1] = weight, label
@@ -35,7 +35,12 @@ def twin_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[
     loss = (batch.value_weight_T * torch.where(member_T[:, None], each, torch.zeros_like(each)).sum(1)).sum()
     said_T = twin_value(logits.detach()) >= 0.5
     right = ((said_T == label_T.bool()) & member_T).sum()
-    return loss, {"loss": loss.detach(), "states": member_T.sum(), "right": right, "positive": (label_T * member_T).sum()}
+    return loss, {
+        "loss": loss.detach(),
+        "states": member_T.sum(),
+        "right": right,
+        "positive": (label_T * member_T).sum(),
+    }
 
 
 def twin_score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, torch.Tensor]:

@@ -80,18 +80,26 @@ class WebEpisode:
         return self.reward >= 1.0
 
     def trajectory(self, key: str) -> WebTrajectory:
-        """What is kept of an ended episode. After the last step there is no page: its own is shown again, as the next round."""
+        """What is kept of an ended episode. After the last step there is no page: its own is shown again, as the
+        next round.
+        """
         task, html = self.task.task, self.rounds[-1][2]
         following = [prompt for prompt, _, _, _, _ in self.rounds[1:]] + [self._prompt(html, self.intent)]
-        steps = tuple(WebStep(r[0], r[1], after, r[2], r[3], r[4]) for r, after in zip(self.rounds, following, strict=True))
+        steps = tuple(
+            WebStep(r[0], r[1], after, r[2], r[3], r[4]) for r, after in zip(self.rounds, following, strict=True)
+        )
         known = self.reward if task.evaluation.checkable else None
         return WebTrajectory(task.task_id, self.intent, task.sites[0], steps, known or 0.0, known, key)
 
 
 def demonstrate(episode: WebEpisode, noise: float, rng: random.Random) -> None:
-    """Let the oracle act to the end. With probability `noise` a round holds an action without effect, which is not to be imitated."""
+    """Let the oracle act to the end. With probability `noise` a round holds an action without effect, which is not
+    to be imitated.
+    """
     while episode.context() is not None:
-        idle = rng.random() < noise and len(episode.rounds) + len(episode.world.steps) + 1 < episode.world.config.max_steps
+        idle = (
+            rng.random() < noise and len(episode.rounds) + len(episode.world.steps) + 1 < episode.world.config.max_steps
+        )
         text = rng.choice(HARMLESS) if idle else episode.world.demonstrate().split("\n")[-1]
         episode.act((*episode.prompter.tokenizer.encode(text), episode.prompter.stop_id), text, learn=not idle)
     episode.score()

@@ -1,5 +1,6 @@
-"""New instructions from failed ones: other instances of the failed templates, or a language model behind an OpenAI-compatible URL;
-then the critic's filter and the feasibility filter. How many every filter lets through is counted."""
+"""New instructions from failed ones: other instances of the failed templates, or a language model behind an
+OpenAI-compatible URL; then the critic's filter and the feasibility filter. How many every filter lets through is
+counted."""
 
 from __future__ import annotations
 
@@ -25,14 +26,17 @@ PATIENCE = 3  # rounds in a row without a new task, after which the writer has n
 WRITE = """Here are tasks for an agent on one web site ({site}):
 {tasks}
 Write {count} more tasks for the same site. They should be varied, realistic, clear to a reader who sees nothing else, and about as hard.
-Use names of things that occur in the tasks above and make none up. Put each task between back-ticks, and write nothing else between any."""
+Use names of things that occur in the tasks above and make none up. Put each task between back-ticks, and write nothing else between any."""  # noqa: E501
 FEASIBLE = """The web site {site} offers no: {denied}.
 Can this task be done on it? `{task}`
 Give the reason in one sentence, then end with [YES] or [NO]."""
 DENIED = {
     "map": "traffic, weather, favourites, live location, bookings, flights, trains, events",
     "shopping_admin": "e-mailing of orders, electronic invoices, returns, refunds, profile updates, recommendations",
-    "shopping": "discount filters, changes of a delivery address, payment data, order status, tracking, chat support, after-sales service",
+    "shopping": (
+        "discount filters, changes of a delivery address, payment data, order status, tracking, chat support, "
+        "after-sales service"
+    ),
     "reddit": "features beyond forums, posts, comments, votes and profiles",
     "gitlab": "features beyond projects, issues, members and comments",
 }
@@ -58,20 +62,28 @@ def failures(trajectories: Sequence[WebTrajectory]) -> list[WebTrajectory]:
     return list({t.intent: t for t in trajectories if t.intent not in solved}.values())
 
 
-def mutate(failed: Sequence[WebTrajectory], pool: Sequence[SiteTask], used: set[str], count: int, seed: int) -> list[SiteTask]:
-    """Other instances of the templates that failed, as often as they failed; those never used come first, and none twice."""
+def mutate(
+    failed: Sequence[WebTrajectory], pool: Sequence[SiteTask], used: set[str], count: int, seed: int
+) -> list[SiteTask]:
+    """Other instances of the templates that failed, as often as they failed; those never used come first, and none
+    twice.
+    """
     template_of = {t.task.task_id: t.task.template_id for t in pool}
     weights = Counter(template_of[t.task_id] for t in failed if t.task_id in template_of)
     if not weights:
         weights = Counter(template_of.values())
     rng = random.Random(fold(seed, 11))
-    ranked = sorted(pool, key=lambda t: (t.task.intent in used, rng.random() ** (1 / max(weights[t.task.template_id], 0.25)) * -1))
+    ranked = sorted(
+        pool, key=lambda t: (t.task.intent in used, rng.random() ** (1 / max(weights[t.task.template_id], 0.25)) * -1)
+    )
     return list({t.task.intent: t for t in ranked}.values())[:count]
 
 
-def write_round(by_site: Mapping[str, Sequence[str]], api: ChatApi, missing: int, rng: random.Random) -> list[tuple[str, str]]:
-    """(site, task) of one round of requests, all in flight together: as many for every site as `missing` tasks need, each showing failed
-    tasks of that site. A request that got no answer brings nothing."""
+def write_round(
+    by_site: Mapping[str, Sequence[str]], api: ChatApi, missing: int, rng: random.Random
+) -> list[tuple[str, str]]:
+    """(site, task) of one round of requests, all in flight together: as many for every site as `missing` tasks need,
+    each showing failed tasks of that site. A request that got no answer brings nothing."""
     share = -(-missing // len(by_site))
     asked = [(site, min(ASKED, share - done)) for site in sorted(by_site) for done in range(0, share, ASKED)]
     texts = []
@@ -85,17 +97,24 @@ def write_round(by_site: Mapping[str, Sequence[str]], api: ChatApi, missing: int
 
 def possible(tasks: Sequence[tuple[str, str]], api: ChatApi) -> list[bool | Invalid]:
     """Of (site, task) pairs whether the site can do them, asked together; Invalid where no answer came."""
-    texts = [FEASIBLE.format(site=site, denied=DENIED.get(site, "nothing that is known"), task=task) for site, task in tasks]
+    texts = [
+        FEASIBLE.format(site=site, denied=DENIED.get(site, "nothing that is known"), task=task) for site, task in tasks
+    ]
     answers = api.ask_all(texts, temperature=0.0)
     return [a if isinstance(a, Invalid) else "[YES]" in a and "[NO]" not in a for a in answers]
 
 
 def written(
-    failed: Sequence[WebTrajectory], starts: Mapping[str, Mapping[str, Any]], api: ChatApi, count: int, seed: int, known: Iterable[str] = ()
+    failed: Sequence[WebTrajectory],
+    starts: Mapping[str, Mapping[str, Any]],
+    api: ChatApi,
+    count: int,
+    seed: int,
+    known: Iterable[str] = (),
 ) -> list[SiteTask]:
-    """`count` tasks that a language model writes, by site, none of them in `known`; fewer where several rounds in a row bring nothing
-    new. They have no ground truth: an outcome reward model must judge them. `starts` holds one known task record of every site, for its
-    start page and login."""
+    """`count` tasks that a language model writes, by site, none of them in `known`; fewer where several rounds in a row
+    bring nothing new. They have no ground truth: an outcome reward model must judge them. `starts` holds one known task
+    record of every site, for its start page and login."""
     rng = random.Random(fold(seed, 12))
     by_site: dict[str, list[str]] = {}
     for trajectory in failed:
@@ -116,18 +135,34 @@ def written(
 
 def open_task(like: Mapping[str, Any], intent: str, task_id: str) -> SiteTask:
     """A task without ground truth: the release's template asks for the answer N/A, and nobody may read its score."""
-    judged = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "N/A"}, "reference_url": "", "program_html": []}
-    record = {**like, "intent": intent, "task_id": task_id, "eval": judged, "intent_template": "", "intent_template_id": -1}
+    judged = {
+        "eval_types": ["string_match"],
+        "reference_answers": {"exact_match": "N/A"},
+        "reference_url": "",
+        "program_html": [],
+    }
+    record = {
+        **like,
+        "intent": intent,
+        "task_id": task_id,
+        "eval": judged,
+        "intent_template": "",
+        "intent_template_id": -1,
+    }
     return SiteTask(parse_task(record), "train", ())
 
 
 def outside(values: Sequence[tuple[float, float]], low: float = LOW, high: float = HIGH) -> list[float]:
-    """How far each task is from being neither hopeless nor mastered: 0 where either head's value lies in [low, high]."""
+    """How far each task is from being neither hopeless nor mastered: 0 where either head's value lies in [low,
+    high].
+    """
     return [min(max(low - v, v - high, 0.0) for v in pair) for pair in values]
 
 
 def feasible(tasks: Sequence[SiteTask], api: ChatApi | None) -> list[bool | Invalid]:
-    """Whether the sites can do them: known for generated instances, asked of a language model for written ones, else by the deny-list."""
+    """Whether the sites can do them: known for generated instances, asked of a language model for written ones, else
+    by the deny-list.
+    """
     asked = [t for t in tasks if not t.steps]
     if api is None:
         said = [not _denied(t) for t in asked]
@@ -152,8 +187,9 @@ def select(
     high: float = HIGH,
     nearest: bool = True,
 ) -> Made:
-    """Candidates through both filters, the first `count` that pass. Without a critic (phase 1) there is no critic filter. A critic that
-    finds all mastered, or all hopeless, ends no run: the `count` tasks `nearest` to the range are taken then, and counted as such."""
+    """Candidates through both filters, the first `count` that pass. Without a critic (phase 1) there is no critic
+    filter. A critic that finds all mastered, or all hopeless, ends no run: the `count` tasks `nearest` to the range are
+    taken then, and counted as such."""
     made = Made()
     made.counts["candidates"] = len(candidates)
     passed = list(candidates)

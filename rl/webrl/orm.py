@@ -1,4 +1,6 @@
-"""The outcome reward model: what it learns from, and how its answer is read. Shape suffixes: T tokens, H hidden, R judged rows."""
+"""The outcome reward model: what it learns from, and how its answer is read. Shape suffixes: T tokens, H hidden, R
+judged rows.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ _NAMES = ("data-text", "placeholder", "title", "name")
 
 
 def noted(step: WebStep) -> str:
-    """A response with the note on its element that WebRL's demonstrations write. An actor without such notes says only a number, which
-    means nothing on the last page: then the name is read off the page it acted on."""
+    """A response with the note on its element that WebRL's demonstrations write. An actor without such notes says only
+    a number, which means nothing on the last page: then the name is read off the page it acted on."""
     found = _ELEMENT.search(step.response)
     if found is None or NOTE in step.response:
         return step.response
@@ -46,8 +48,9 @@ def verdict_row(prompter: Prompter, trajectory: WebTrajectory) -> TrainSequence:
 
 
 def weighed(row: TrainSequence, verdict: float, read: float) -> TrainSequence:
-    """The row with these weights on its verdict and on every token that is read, but for the first, which follows nothing. Reading is
-    worth learning: without it a model from scratch tells near misses from successes far worse (docs/web.md)."""
+    """The row with these weights on its verdict and on every token that is read, but for the first, which follows
+    nothing. Reading is worth learning: without it a model from scratch tells near misses from successes far worse
+    (docs/web.md)."""
     ce = np.full(len(row.ids), read, np.float32)
     ce[0], ce[-1] = 0.0, verdict
     return replace(row, ce=ce)
@@ -61,7 +64,9 @@ def yes_score(yes: int, no: int):
         rows = torch.nonzero(batch.ce_weight_T)[:, 0]
         hidden_RH = hidden_TH.index_select(0, rows)
         both = [
-            linear_logprob(hidden_RH, head.weight_VH, torch.full_like(rows, word), group=head.group, vocab_size=head.vocab_size)[0]
+            linear_logprob(
+                hidden_RH, head.weight_VH, torch.full_like(rows, word), group=head.group, vocab_size=head.vocab_size
+            )[0]
             for word in (yes, no)
         ]
         found = torch.zeros(len(batch.ce_weight_T), device=hidden_TH.device)
@@ -71,15 +76,16 @@ def yes_score(yes: int, no: int):
 
 
 def by_kind(learnt: Sequence[tuple[Hashable, bool]], asked: Sequence[Hashable]) -> list[float]:
-    """The verdicts of a judge that knows the kind of task alone: 1 where successes, weighed like all failures together, prevail. Actors
-    fail at some kinds and succeed at others, so this is the baseline that a reward model which reads the trajectory must beat."""
+    """The verdicts of a judge that knows the kind of task alone: 1 where successes, weighed like all failures together,
+    prevail. Actors fail at some kinds and succeed at others, so this is the baseline that a reward model which reads
+    the trajectory must beat."""
     wins, losses = Counter(k for k, success in learnt if success), Counter(k for k, success in learnt if not success)
     return [float(wins[k] * losses.total() > losses[k] * wins.total()) for k in asked]
 
 
 def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | None]:
-    """Share of right verdicts, of either class and as the mean of both (None where a class is missing), and what always giving the
-    commoner answer would score."""
+    """Share of right verdicts, of either class and as the mean of both (None where a class is missing), and what always
+    giving the commoner answer would score."""
     right = [(p >= SUCCESS) == t for p, t in zip(probabilities, truth, strict=True)]
     parts = [[r for r, t in zip(right, truth, strict=True) if t is value] for value in (True, False)]
     shares = [proportion(sum(part), len(part)) if part else None for part in parts]

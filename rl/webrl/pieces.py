@@ -14,16 +14,29 @@ from .orm import NO, NOTE, YES
 from .prompts import EOT, JUDGE, SYSTEM
 from .sites import make_world, pool_of
 
-# tags and attributes whole; a word takes the space after it, so that a name is the same pieces wherever it stands and can be copied
+# tags and attributes whole; a word takes the space after it, so that a name is the same pieces wherever it stands and
+# can be copied
 _PIECE = re.compile(r'</[a-z0-9]+> ?|<[a-z0-9]+(?:> ?| [a-z-]+="| )|" [a-z-]+="|"> ?|[A-Za-z]+ ?')
-UNREADABLE = "\ufffd"  # stands for ids above the tokenizer's, which a model with a larger vocabulary may write and a page then shows
+# stands for ids above the tokenizer's, which a model with a larger vocabulary may write and a page then shows
+UNREADABLE = "\ufffd"
 LOOKS = 400  # tasks whose pages the words are taken from
 
 
 def pieces_of(settings: WebSiteEnvironment, vocab: int) -> PieceTokenizer:
-    """Headers, the openings of actions and the commonest words of training tasks whole, everything else by character."""
+    """Headers, the openings of actions and the commonest words of training tasks whole, everything else by
+    character.
+    """
     headers = [EOT, USER, f"\n\n{USER}\n", ASSISTANT, f"\n\n{ASSISTANT}\n", f"{SYSTEM}{JUDGE}", "\n\n"]
-    prompts = ["Task Instruction: ", "Round ", PAGE, "The User Intent:\n", "Action History:\n", "The Current Screenshot:\n", YES, NO]
+    prompts = [
+        "Task Instruction: ",
+        "Round ",
+        PAGE,
+        "The User Intent:\n",
+        "Action History:\n",
+        "The Current Screenshot:\n",
+        YES,
+        NO,
+    ]
     prompts += [NOTE, "; "]
     actions = [f'do(action="{name}", argument="' for name in ("Type", "Search", "Select Dropdown Option")]
     actions += [*HARMLESS, 'do(action="Click", element="', 'exit(message="', '", element="', '")']
@@ -40,6 +53,8 @@ def pieces_of(settings: WebSiteEnvironment, vocab: int) -> PieceTokenizer:
     characters = ["\t", "\n", *map(chr, range(32, 127)), *beyond]  # trees are indented by tabs
     room = vocab - 3 - len(characters) - len(fixed)
     known = {*fixed, *characters}
-    common = [w for w, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if len(w) > 1 and w not in known]
+    common = [
+        w for w, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if len(w) > 1 and w not in known
+    ]
     spare = [UNREADABLE] if len(common) < room else []
     return PieceTokenizer([*fixed, *sorted(common[: max(room, 0)]), *characters, *spare])

@@ -1,7 +1,8 @@
-"""Planning with a world model: in every state actions are sampled, the commonest are imagined, the pages they lead to are valued, and
-the first action of the best plan is taken. All live episodes go through the samplers together.
+"""Planning with a world model: in every state actions are sampled, the commonest are imagined, the pages they lead to
+are valued, and the first action of the best plan is taken. All live episodes go through the samplers together.
 
-World models predict the page as an accessibility tree; the true world also gives the simplified HTML, which a deeper plan's actor reads.
+World models predict the page as an accessibility tree; the true world also gives the simplified HTML, which a deeper
+plan's actor reads.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ Value = Callable[[Sequence[Imagined]], list[float]]  # how good it is to be ther
 
 @dataclass
 class Tally:
-    """What the planner did: decisions, how many did not follow the commonest action, pages imagined, and how many were exact."""
+    """What the planner did: decisions, how many did not follow the commonest action, pages imagined, and how many
+    were exact.
+    """
 
     decisions: int = 0
     overruled: int = 0
@@ -95,14 +98,16 @@ class Tally:
 
 
 def commonest(responses: Sequence[tuple[str, tuple[int, ...]]], most: int) -> list[Candidate]:
-    """The `most` commonest actions, by their parsed form; of equally common ones the one that came first. Texts without an action do not
-    count; where none has one, the first text stands for itself."""
+    """The `most` commonest actions, by their parsed form; of equally common ones the one that came first. Texts without
+    an action do not count; where none has one, the first text stands for itself."""
     found: dict[str, Candidate] = {}
     for response, ids in responses:
         parsed = parse_call(response)
         if parsed.kind != "none":
             known = found.get(parsed.call)
-            found[parsed.call] = replace(known, count=known.count + 1) if known else Candidate(parsed.call, response, ids, 1)
+            found[parsed.call] = (
+                replace(known, count=known.count + 1) if known else Candidate(parsed.call, response, ids, 1)
+            )
     if not found:
         return [Candidate("", responses[0][0], responses[0][1], 0)]
     return sorted(found.values(), key=lambda c: -c.count)[:most]
@@ -129,7 +134,9 @@ class Planner:
             chosen = self._decide(live, turn)
             acting = [(e, *chosen[e.prompt_id, e.sample_index]) for e in live if e.fault is None]
             calls = [(lambda e=e, c=c: e.act(c.ids, c.response)) for e, c, _ in acting]
-            for (episode, _, page), done in zip(acting, run_all(calls, workers=WORKERS, deadline_s=STEP_S, what="world step"), strict=True):
+            for (episode, _, page), done in zip(
+                acting, run_all(calls, workers=WORKERS, deadline_s=STEP_S, what="world step"), strict=True
+            ):
                 if isinstance(done, Invalid):
                     episode.fault = done
                 elif page is not None and episode.fault is None and not episode.world.done:
@@ -139,7 +146,9 @@ class Planner:
             if episode.context() is not None:
                 episode.fault = Invalid(f"episode: not over after {max_turns} turns")
 
-    def _decide(self, live: Sequence[WebEpisode], turn: int) -> dict[tuple[int, int], tuple[Candidate, PredictedPage | None]]:
+    def _decide(
+        self, live: Sequence[WebEpisode], turn: int
+    ) -> dict[tuple[int, int], tuple[Candidate, PredictedPage | None]]:
         """The action of every episode, and the page that was expected of it where one was."""
         roots = [Imagined(e, (), (PredictedPage(e.world.render("accessibility"), e.world.html),)) for e in live]
         proposed = self._propose(roots, turn, 0)
@@ -166,7 +175,9 @@ class Planner:
     def _look_ahead(
         self, open_: Sequence[tuple[Imagined, list[Candidate]]], turn: int
     ) -> list[tuple[Candidate, PredictedPage | None] | None]:
-        """For every root the first action of the best plan: the highest value of any state on it, then the sooner, then the commoner."""
+        """For every root the first action of the best plan: the highest value of any state on it, then the sooner,
+        then the commoner.
+        """
         assert self.world is not None and self.value is not None
         best: dict[tuple[int, int], tuple[tuple[float, int, int], Candidate, PredictedPage]] = {}
         frontier = list(open_)
@@ -179,7 +190,9 @@ class Planner:
                     best[name] = (rank, first, state.pages[1])
             if depth < self.arm.horizon:
                 onward = [s for s in reached if not s.over and s.episode.fault is None]
-                frontier = [(s, c) for s, c in zip(onward, self._propose(onward, turn, depth), strict=True) if c and c[0].action]
+                frontier = [
+                    (s, c) for s, c in zip(onward, self._propose(onward, turn, depth), strict=True) if c and c[0].action
+                ]
         found: list[tuple[Candidate, PredictedPage | None] | None] = []
         for root, _ in open_:
             chosen = best.get(_name(root))
@@ -187,7 +200,9 @@ class Planner:
         return found
 
     def _expand(self, frontier: Sequence[tuple[Imagined, list[Candidate]]]) -> list[Imagined]:
-        """Every state after each of its candidates, in one call of the world model. An exit leads nowhere: its page stays."""
+        """Every state after each of its candidates, in one call of the world model. An exit leads nowhere: its page
+        stays.
+        """
         assert self.world is not None
         asked = [(state, c) for state, candidates in frontier for c in candidates if not c.over]
         pages = iter(self.world.predict(asked) if asked else [])
@@ -203,7 +218,9 @@ class Planner:
         return [s for s in reached if s.episode.fault is None]
 
     def _propose(self, states: Sequence[Imagined], turn: int, depth: int) -> list[list[Candidate]]:
-        """The commonest actions in every state, all sampled in one call; none where the sampler failed, which is the episode's fault."""
+        """The commonest actions in every state, all sampled in one call; none where the sampler failed, which is the
+        episode's fault.
+        """
         prompts = []
         for state in states:
             episode = state.episode
@@ -227,7 +244,10 @@ class Planner:
             else:
                 prompter = states[number].episode.prompter
                 drawn[number].append((readable(prompter.tokenizer, prompter.action(answer.ids)), answer.ids))
-        return [commonest(d, self.arm.branching) if d and s.episode.fault is None else [] for d, s in zip(drawn, states, strict=True)]
+        return [
+            commonest(d, self.arm.branching) if d and s.episode.fault is None else []
+            for d, s in zip(drawn, states, strict=True)
+        ]
 
 
 def likeness(a: str, b: str) -> float:

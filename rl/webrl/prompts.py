@@ -1,4 +1,6 @@
-"""What actor, critic and outcome reward model read, as token ids. Only the page is ever cut, and pages can forge no header."""
+"""What actor, critic and outcome reward model read, as token ids. Only the page is ever cut, and pages can forge no
+header.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ EOT = "<|eot_id|>"
 SYSTEM = "<|start_header_id|>system<|end_header_id|>\n\n"
 # Word for word as the released outcome reward model was trained, typographic apostrophes included.
 JUDGE = (
-    "You are an expert in evaluating the performance of a website navigation agent. The agent is designed to help a human user navigate "
-    "the website to complete a task. Given the user’s intent, the agent's action history, and the final state of the screen, your goal is "
+    "You are an expert in evaluating the performance of a website navigation agent. The agent is designed to help a "
+    "human user navigate "
+    "the website to complete a task. Given the user’s intent, the agent's action history, and the final state of the "
+    "screen, your goal is "
     "to decide whether the agent’s execution is successful or not. You must respond with YES or NO."
 )
 
@@ -41,7 +45,11 @@ GLM = Headers("[gMASK]<sop>", "<|system|>\n", "<|user|>", "<|assistant|>", "\n")
 
 def headers_of(tokenizer: Tokenizer) -> Headers:
     """GLM-4's headers where the tokenizer has them as tokens, else Llama's."""
-    return GLM if all(len(tokenizer.encode(part)) == 1 for part in ("[gMASK]", "<sop>", GLM.user, GLM.assistant)) else LLAMA
+    return (
+        GLM
+        if all(len(tokenizer.encode(part)) == 1 for part in ("[gMASK]", "<sop>", GLM.user, GLM.assistant))
+        else LLAMA
+    )
 
 
 def harmless(text: str) -> str:
@@ -59,11 +67,15 @@ def single_token(tokenizer: Tokenizer, word: str) -> int:
 
 @dataclass(frozen=True)
 class Prompter:
-    """Rounds as WebRL writes them: past answers by their very ids, only the newest page, cut at its end to fit `limit` tokens."""
+    """Rounds as WebRL writes them: past answers by their very ids, only the newest page, cut at its end to fit
+    `limit` tokens.
+    """
 
     tokenizer: Tokenizer
     limit: int
-    pad_to: int = 1  # prompts are padded in front to a multiple of this, so that samplers without continuous batches decode many together
+    # prompts are padded in front to a multiple of this, so that samplers without continuous batches decode many
+    # together
+    pad_to: int = 1
 
     @cached_property
     def headers(self) -> Headers:
@@ -96,7 +108,10 @@ class Prompter:
         """Head, page and tail in at most `limit` tokens, and how many tokens of the page were cut. Only the page is."""
         room = self.limit - len(head) - len(tail)
         if room < 0:
-            raise ConfigError(f"max_prompt_tokens: {self.limit} leaves no room beside {len(head) + len(tail)} tokens of history; raise it")
+            raise ConfigError(
+                f"max_prompt_tokens: {self.limit} leaves no room beside {len(head) + len(tail)} tokens of history; "
+                "raise it"
+            )
         ids = self.tokenizer.encode(harmless(page))
         whole = [*head, *ids[:room], *tail]
         padding = min(-len(whole) % self.pad_to, self.limit - len(whole))
@@ -104,10 +119,19 @@ class Prompter:
 
     def round(self, intent: str, answers: Sequence[Sequence[int]], page: str) -> tuple[tuple[int, ...], int]:
         """The prompt of round len(answers). Where the history alone is too long its oldest rounds are left out."""
-        encode, task, user, assistant = self.tokenizer.encode, harmless(intent), self.headers.user, self.headers.assistant
+        encode, task, user, assistant = (
+            self.tokenizer.encode,
+            harmless(intent),
+            self.headers.user,
+            self.headers.assistant,
+        )
         begin = [*self.begin, *encode(f"Task Instruction: {task}\n\n")]
         rounds = [
-            [*encode(f"Round {k}\n\n{user}\n{task if k == 0 else PAGE}\n\n{assistant}\n"), *self.action(answer), *encode("\n\n")]
+            [
+                *encode(f"Round {k}\n\n{user}\n{task if k == 0 else PAGE}\n\n{assistant}\n"),
+                *self.action(answer),
+                *encode("\n\n"),
+            ]
             for k, answer in enumerate(answers)
         ]
         opening, tail = encode(f"Round {len(answers)}\n\n{user}\n"), encode(f"\n\n{assistant}\n")
@@ -116,8 +140,8 @@ class Prompter:
         return self.fit([*begin, *(i for part in rounds for i in part), *opening], page, tail)
 
     def verdict(self, intent: str, responses: Sequence[str], page: str) -> tuple[tuple[int, ...], int]:
-        """What the outcome reward model reads: intent, the actions (the oldest left out where they alone are too long), and the page on
-        which the last one was decided."""
+        """What the outcome reward model reads: intent, the actions (the oldest left out where they alone are too long),
+        and the page on which the last one was decided."""
         encode, headers = self.tokenizer.encode, self.headers
         question = f"The User Intent:\n{harmless(intent.strip())}\n\nAction History:\n"
         begin = [*self.begin, *encode(f"{headers.system}{JUDGE}{headers.user}{headers.gap}{question}")]

@@ -1,5 +1,5 @@
-"""The release's scripts as functions on its files: process_data's two stages, gen_task, generate_test_data and score, with its field
-names, in JSONL. Its pickled files are read as plain data; none are written."""
+"""The release's scripts as functions on its files: process_data's two stages, gen_task, generate_test_data and score,
+with its field names, in JSONL. Its pickled files are read as plain data; none are written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ SITES = {
 
 @dataclass(frozen=True)
 class Rollout:
-    """One finished trajectory of a result folder: its steps as traces/ holds them, without empty responses, and its score."""
+    """One finished trajectory of a result folder: its steps as traces/ holds them, without empty responses, and its
+    score.
+    """
 
     task_id: str
     steps: Steps
@@ -100,7 +102,9 @@ def read_rollouts(folder: Path) -> Found:
 
 
 def write_fixed(folder: Path, rollouts: Sequence[Rollout]) -> None:
-    """fixed_traces/, as the release leaves it beside traces/: every step with its response and the score that counts."""
+    """fixed_traces/, as the release leaves it beside traces/: every step with its response and the score that
+    counts.
+    """
     for r in rollouts:
         rows = [{**s, "fixed_response": s["response"], "score": r.score} for s in r.steps]
         write_lines(folder / "fixed_traces" / f"{r.task_id}.jsonl", rows)
@@ -129,7 +133,9 @@ def read_experience(path: Path) -> list[Steps]:
     return [t if "mc_return" in t[0] else add_returns(list(t)) for t in held]
 
 
-def stage_two(earlier: Sequence[Steps], new: Sequence[Steps], probability: Callable[[dict[str, Any]], float], seed: int) -> Steps:
+def stage_two(
+    earlier: Sequence[Steps], new: Sequence[Steps], probability: Callable[[dict[str, Any]], float], seed: int
+) -> Steps:
     """The flat, shuffled list that a phase trains on: new steps, and steps of earlier successes in the actor's band."""
     return replay_filter(earlier, [s for t in new for s in t], probability, seed=seed)
 
@@ -137,11 +143,13 @@ def stage_two(earlier: Sequence[Steps], new: Sequence[Steps], probability: Calla
 def generate_tasks(
     failed: Sequence[Mapping[str, str]], api: ChatApi, count: int, seed: int, feasible: bool
 ) -> tuple[list[dict[str, str]], Counter[str]]:
-    """gen_task: `count` new instructions from failed ones, none twice; `feasible` asks for each of them whether the site can do it, and
-    goes on until enough have survived or several rounds in a row add none. With counts."""
+    """gen_task: `count` new instructions from failed ones, none twice; `feasible` asks for each of them whether the
+    site can do it, and goes on until enough have survived or several rounds in a row add none. With counts."""
     for number, row in enumerate(failed):
         if row.get("web") not in SITES or not isinstance(row.get("task"), str):
-            raise ConfigError(f"line {number + 1} of the failed tasks: needs `task`, and `web` as one of {', '.join(SITES)}")
+            raise ConfigError(
+                f"line {number + 1} of the failed tasks: needs `task`, and `web` as one of {', '.join(SITES)}"
+            )
     rng, counts, short = random.Random(seed), Counter[str](), {site: name for name, site in SITES.items()}
     by_site: dict[str, list[str]] = {}
     for row in failed:
@@ -170,7 +178,9 @@ def generate_tasks(
 
 
 def expand_tasks(raw: Path, addresses: Mapping[str, str]) -> list[dict[str, Any]]:
-    """generate_test_data: the tasks of a raw file with addresses in the place of placeholders; one without an address is refused."""
+    """generate_test_data: the tasks of a raw file with addresses in the place of placeholders; one without an
+    address is refused.
+    """
     held = json.loads(raw.read_text(encoding="utf-8"))
     if not isinstance(held, list):
         raise ConfigError(f"{raw}: expected a list of tasks")
@@ -178,7 +188,9 @@ def expand_tasks(raw: Path, addresses: Mapping[str, str]) -> list[dict[str, Any]
     for index, task in enumerate(tasks):
         missing = next((p for p in REAL_PLACEHOLDERS if p in json.dumps(task)), None)
         if missing:
-            raise ConfigError(f"{raw}[{index}]: there is no address for {missing}; set the environment variable {missing.strip('_')}")
+            raise ConfigError(
+                f"{raw}[{index}]: there is no address for {missing}; set the environment variable {missing.strip('_')}"
+            )
     return tasks
 
 
@@ -192,14 +204,18 @@ class SiteScore:
 
 
 def score_table(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> tuple[list[SiteScore], list[Any]]:
-    """score.py: rows by sites with the total last, and the ids of the solved tasks (`old_task_id` where there is one). A task whose
-    score is missing or below 0 did not end: it counts in the second rate alone."""
+    """score.py: rows by sites with the total last, and the ids of the solved tasks (`old_task_id` where there is one).
+    A task whose score is missing or below 0 did not end: it counts in the second rate alone."""
     if not (folder / "actions").is_dir():
         raise ConfigError(f"{folder}: expected a result folder, which holds actions/")
     rows: dict[str, list[float | None]] = {}
     solved = []
     for index, task in enumerate(tasks):
-        found = [p for p in (folder / "actions" / f"{task['task_id']}.json", folder / "actions" / f"{index}.json") if p.is_file()]
+        found = [
+            p
+            for p in (folder / "actions" / f"{task['task_id']}.json", folder / "actions" / f"{index}.json")
+            if p.is_file()
+        ]
         score = float(read_lines(found[0])[0]["score"]) if found else -1.0
         known = score if score >= 0 else None
         for name in (", ".join(task["sites"]), "all"):

@@ -29,7 +29,9 @@ class Place:
 
 
 def candidates(earlier: Sequence[WebTrajectory], seed: int) -> list[Place]:
-    """Steps that may be replayed: of every task one success, over all earlier phases and ranks. Which one is a matter of the seed."""
+    """Steps that may be replayed: of every task one success, over all earlier phases and ranks. Which one is a
+    matter of the seed.
+    """
     chosen: dict[str, int] = {}
     for index in permutation(len(earlier), seed, 1):
         if earlier[index].success:
@@ -46,7 +48,9 @@ def choose(
     high: float = HIGH,
     ratio: float = RATIO,
 ) -> list[Place]:
-    """Of the candidates those that the actor finds neither sure nor unlikely, at most `ratio` times as many as the new steps."""
+    """Of the candidates those that the actor finds neither sure nor unlikely, at most `ratio` times as many as the
+    new steps.
+    """
     kept = [place for place, p in zip(places, probabilities, strict=True) if low < p <= high]
     return [kept[i] for i in permutation(len(kept), seed, 2)[: int(ratio * new_steps)]]
 

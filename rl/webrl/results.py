@@ -1,4 +1,6 @@
-"""What an evaluation on web sites says: success by site with intervals, beside the random policy and the oracle where they play."""
+"""What an evaluation on web sites says: success by site with intervals, beside the random policy and the oracle
+where they play.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def site_results(evaluation: Evaluation, ends: dict[str, Outcomes]) -> Results:
         models = {name: outcomes_of(evaluation, name, temperature) for name in evaluation.models}
         played = sum(len(samples) for name in models for samples in evaluation.judged[name, temperature, TEST])
         lost = played - sum(map(len, models.values()))
-        note = f"{len(evaluation.tasks[TEST])} test tasks, {evaluation.samples} samples, {heat(temperature)}; Wilson's 95 % intervals; "
+        note = (
+            f"{len(evaluation.tasks[TEST])} test tasks, {evaluation.samples} samples, {heat(temperature)}; "
+            "Wilson's 95 % intervals; "
+        )
         note += f"{lost} invalid episodes left out. Tasks that span sites count under their first."
         note += "" if RANDOM in ends else " The random policy was not played on these sites (env.random_elsewhere)."
         rows = rows_of(models, ends, sites)
@@ -35,7 +40,9 @@ def site_results(evaluation: Evaluation, ends: dict[str, Outcomes]) -> Results:
     first = evaluation.models[0]
     for name in evaluation.models[1:]:
         outcome[f"{name} minus {first}/success"] = gain(models[name], models[first]).to_cell()
-    summary = _summary(evaluation.before, evaluation.after, models, ends) if evaluation.before and evaluation.after else None
+    summary = (
+        _summary(evaluation.before, evaluation.after, models, ends) if evaluation.before and evaluation.after else None
+    )
     return Results(tables, {"tasks": len(evaluation.tasks[TEST]), "invalid": lost, **outcome}, summary)
 
 
@@ -72,9 +79,14 @@ def _summary(before: str, after: str, models: dict[str, Outcomes], ends: dict[st
 
     change = gain(models[after], models[before])
     return {
-        "headline": f"{after} solves {rate(models[after])} of the held-out tasks; {before} solved {rate(models[before])}.",
+        "headline": (
+            f"{after} solves {rate(models[after])} of the held-out tasks; {before} solved {rate(models[before])}."
+        ),
         "paragraphs": [
-            f"Over the same tasks: {100 * change.value:+.1f} points ({100 * change.low:+.1f} to {100 * change.high:+.1f}), n = {change.n}.",
+            (
+                f"Over the same tasks: {100 * change.value:+.1f} points ({100 * change.low:+.1f} to "
+                f"{100 * change.high:+.1f}), n = {change.n}."
+            ),
             *(f"{name}: {rate(outcomes)}." for name, outcomes in {**models, **ends}.items()),
         ],
     }

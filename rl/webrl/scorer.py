@@ -1,5 +1,5 @@
-"""Log-probs of given texts under a Hugging Face folder, without an engine: what the release's data scripts ask of a model.
-Shapes: T tokens, H hidden, V vocabulary."""
+"""Log-probs of given texts under a Hugging Face folder, without an engine: what the release's data scripts ask of a
+model. Shapes: T tokens, H hidden, V vocabulary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class FolderScorer:
 
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], action: Sequence[int]) -> list[float]:
-        """Log-probs of the action's tokens. Where both are too long the beginning of the prompt is left out, as the release does."""
+        """Log-probs of the action's tokens. Where both are too long the beginning of the prompt is left out, as the
+        release does.
+        """
         prompt = list(prompt)[-(self.limit - len(action)) :]
         hidden_TH = self.hidden([*prompt, *action])[len(prompt) - 1 : -1]
         found: list[float] = []

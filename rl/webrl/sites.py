@@ -65,7 +65,9 @@ def make_world(settings: WebSiteEnvironment, split: Split = "train") -> WebWorld
 def pool_of(settings: WebSiteEnvironment, split: Split = "train") -> list[SiteTask]:
     """All tasks of a split's tag, of the chosen templates."""
     known = make_world(settings, split).tasks
-    tasks = [replace(t, split=split) for t in known if not settings.templates or t.task.template_id in settings.templates]
+    tasks = [
+        replace(t, split=split) for t in known if not settings.templates or t.task.template_id in settings.templates
+    ]
     if not tasks:
         tag = settings.test_tag if split == "test" else settings.tag
         raise ConfigError(f"env.templates: no task of {settings.templates} under the tag '{tag}'")
@@ -82,7 +84,10 @@ def reset_sites(settings: WebSiteEnvironment, split: Split) -> None:
 
 def write_tasks(path: Path, tasks: Sequence[SiteTask]) -> None:
     """Tasks as a later stage reads them."""
-    path.write_text(json.dumps([{"record": dict(t.task.raw), "steps": t.steps} for t in tasks], ensure_ascii=False), encoding="utf-8")
+    path.write_text(
+        json.dumps([{"record": dict(t.task.raw), "steps": t.steps} for t in tasks], ensure_ascii=False),
+        encoding="utf-8",
+    )
 
 
 def read_tasks(path: Path) -> list[SiteTask]:
@@ -117,9 +122,13 @@ class Players:
         limits = {name: int(config[name]) for name in ("at_once_per_site", "at_once_per_account")}
         for name, limit in limits.items():
             if 0 < limit < ranks:
-                raise ConfigError(f"{name}: {limit} is below the {ranks} ranks that play at once; raise it, or use fewer data ranks")
+                raise ConfigError(
+                    f"{name}: {limit} is below the {ranks} ranks that play at once; raise it, or use fewer data ranks"
+                )
         each = [limit // ranks for limit in limits.values()]
-        return parts(list(enumerate(seats)), lambda placed: placed[1].task.task, self.settings.at_once, each[0], each[1])
+        return parts(
+            list(enumerate(seats)), lambda placed: placed[1].task.task, self.settings.at_once, each[0], each[1]
+        )
 
     def episode(self, place: int, task: SiteTask, prompt_id: int, sample: int) -> WebEpisode:
         """A task begun in the world at a place."""
@@ -130,7 +139,9 @@ class Players:
         while len(self.worlds) < count:
             self.worlds.append(make_world(self.settings, self.split))
 
-    def play(self, sampler: Sampler, seats: Sequence[Seat], params: SamplingParams, seed: int, ranks: int) -> list[Trajectory]:
+    def play(
+        self, sampler: Sampler, seats: Sequence[Seat], params: SamplingParams, seed: int, ranks: int
+    ) -> list[Trajectory]:
         """All seats to the end of their episodes, so many at a time as may be open together."""
         played: dict[int, Trajectory] = {}
         for part in self.parts(seats, ranks):

@@ -1,4 +1,6 @@
-"""Trajectories of web agents as they are kept: steps with the ids that were read and written, in shards of the text kind."""
+"""Trajectories of web agents as they are kept: steps with the ids that were read and written, in shards of the text
+kind.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class WebStep:
         return np.asarray([0.0] * len(self.prompt) + [1.0] * len(self.action), np.float32)
 
     def read(self, pad_id: int) -> np.ndarray:
-        """1 on the prompt's tokens that follow another token of it, so neither on padding in front nor on the first one."""
+        """1 on the prompt's tokens that follow another token of it, so neither on padding in front nor on the first
+        one.
+        """
         mask = 1.0 - self.mask
         mask[: int(np.argmax(self.ids != pad_id)) + 1] = 0.0
         return mask
@@ -50,7 +54,9 @@ class WebStep:
 
 @dataclass(frozen=True)
 class WebTrajectory:
-    """One episode. `score` is the world's (None where it cannot judge), `reward` is what training believes: the world's or the model's."""
+    """One episode. `score` is the world's (None where it cannot judge), `reward` is what training believes: the
+    world's or the model's.
+    """
 
     task_id: str
     intent: str
@@ -84,12 +90,18 @@ def key_of(number: int, sample: int) -> str:
 
 
 def lessons_of(trajectory: WebTrajectory, held_out: bool) -> list[Lesson]:
-    """Every step with the release's field names; roles tell prompt, action and next prompt apart. Those of successes are to be imitated."""
+    """Every step with the release's field names; roles tell prompt, action and next prompt apart. Those of successes
+    are to be imitated.
+    """
     responses = [s.response for s in trajectory.steps]
     returns = mc_returns(len(responses), trajectory.reward)
     lessons = []
     for i, step in enumerate(trajectory.steps):
-        roles = [Role.PROMPT] * len(step.prompt) + [Role.ACTION] * len(step.action) + [Role.OBSERVATION] * len(step.following)
+        roles = (
+            [Role.PROMPT] * len(step.prompt)
+            + [Role.ACTION] * len(step.action)
+            + [Role.OBSERVATION] * len(step.following)
+        )
         prompt = round_prompt(trajectory.intent, responses[:i], step.html)[0]
         meta = {
             "schema": TEXT,
@@ -116,18 +128,29 @@ def lessons_of(trajectory: WebTrajectory, held_out: bool) -> list[Lesson]:
 
 
 def read_trajectories(folders: Iterable[Path]) -> list[WebTrajectory]:
-    """The trajectories of some folders of shards, ordered by their keys, so that the order does not depend on who wrote what."""
+    """The trajectories of some folders of shards, ordered by their keys, so that the order does not depend on who
+    wrote what.
+    """
     steps: dict[str, list[tuple[int, WebStep, dict[str, Any]]]] = {}
     for sample in (sample for folder in folders if any(folder.glob("*.tar")) for sample in _samples(folder)):
         meta, ids, roles = sample["meta.json"], np.asarray(sample["tokens.npy"]), np.asarray(sample["roles.npy"])
         parts = [tuple(ids[roles == int(role)].tolist()) for role in (Role.PROMPT, Role.ACTION, Role.OBSERVATION)]
-        step = WebStep(parts[0], parts[1], parts[2], sample["states.json"][0], sample["messages.json"][-1]["content"], meta["learn"])
+        step = WebStep(
+            parts[0],
+            parts[1],
+            parts[2],
+            sample["states.json"][0],
+            sample["messages.json"][-1]["content"],
+            meta["learn"],
+        )
         steps.setdefault(meta["trajectory"], []).append((meta["step"], step, meta))
     kept = []
     for key in sorted(steps):
         rows = sorted(steps[key], key=lambda row: row[0])
         first, taken = rows[0][2], tuple(step for _, step, _ in rows)
-        kept.append(WebTrajectory(first["task_id"], first["task"], first["site"], taken, first["reward"], first["score"], key))
+        kept.append(
+            WebTrajectory(first["task_id"], first["task"], first["site"], taken, first["reward"], first["score"], key)
+        )
     return kept
 
 
@@ -137,8 +160,8 @@ def _samples(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def converted(folder: Path, prompter: Prompter) -> list[WebTrajectory]:
-    """Trajectories of shards that the converters `webrl` and `sharegpt` made of the release's files: texts, encoded here with the headers
-    of the model's family. A prompt above the limit loses the end of its page."""
+    """Trajectories of shards that the converters `webrl` and `sharegpt` made of the release's files: texts, encoded
+    here with the headers of the model's family. A prompt above the limit loses the end of its page."""
     found: dict[str, list[tuple[int, str, str, str, dict[str, Any]]]] = {}
     shards, last = ShardSet(folder), ""
     for index in range(len(shards)):
@@ -146,7 +169,9 @@ def converted(folder: Path, prompter: Prompter) -> list[WebTrajectory]:
         messages, meta = sample["messages.json"], sample["meta.json"]
         if "step" in meta:
             observation, following = sample["states.json"]
-            found.setdefault(str(meta["task_id"]), []).append((int(meta["step"]), observation, following, messages[-1]["content"], meta))
+            found.setdefault(str(meta["task_id"]), []).append(
+                (int(meta["step"]), observation, following, messages[-1]["content"], meta)
+            )
             continue
         intent, number = _round_of(messages, f"{folder}: row {index}")
         # rows of one trajectory follow one another; what succeeded was written down, so its reward is 1
@@ -179,7 +204,9 @@ def _round_of(messages: Sequence[dict[str, Any]], where: str) -> tuple[str, int]
         rounds = re.findall(rf"Round (\d+)\n\n{re.escape(USER)}\n", messages[0]["content"])
         if said and rounds:
             return said[1], int(rounds[-1])
-    raise ConfigError(f"{where}: no step of WebRL's SFT files, which is a prompt 'Task Instruction: ... Round 0 ...' and one action")
+    raise ConfigError(
+        f"{where}: no step of WebRL's SFT files, which is a prompt 'Task Instruction: ... Round 0 ...' and one action"
+    )
 
 
 def _cut(text: str, prompter: Prompter) -> list[int]:

@@ -33,7 +33,9 @@ class SiteTasks(Tasks):
 
     evaluation_key, collection_key, counted = 41, 31, ("episodes", "successes", "actions")
 
-    def __init__(self, settings: WebSiteEnvironment, tokenizer: Tokenizer, max_length: int | None, made: Made | None = None) -> None:
+    def __init__(
+        self, settings: WebSiteEnvironment, tokenizer: Tokenizer, max_length: int | None, made: Made | None = None
+    ) -> None:
         super().__init__(tokenizer, max_length)
         self.settings, self.made = settings, made
         self.prompter = Prompter(tokenizer, settings.max_prompt_tokens, settings.pad_prompts_to)
@@ -41,12 +43,15 @@ class SiteTasks(Tasks):
         self._require("max_verdict_tokens", settings.max_verdict_tokens + 1)
         if settings.demonstrations and not Path(settings.demonstrations).exists():
             raise ConfigError(
-                f"env.demonstrations = {settings.demonstrations}: no such folder; terrella shards make webrl (or sharegpt) makes it"
+                f"env.demonstrations = {settings.demonstrations}: no such folder; terrella shards make webrl (or "
+                "sharegpt) makes it"
             )
 
     def _require(self, setting: str, needed: int) -> None:
         if self.max_length is not None and needed > self.max_length:
-            raise ConfigError(f"env.{setting}: prompts and answers take {needed} positions, model.max_positions is {self.max_length}")
+            raise ConfigError(
+                f"env.{setting}: prompts and answers take {needed} positions, model.max_positions is {self.max_length}"
+            )
 
     @cached_property
     def _train(self) -> list[SiteTask]:
@@ -77,7 +82,10 @@ class SiteTasks(Tasks):
         kept = converted(Path(self.settings.demonstrations), self.prompter)
         seats = [Seat(self._train[0], number, 0, kept=one) for number, one in enumerate(kept)]
         infos = [{"success": one.success, "steps": len(one.steps), "site": one.site} for one in kept]
-        return seats, [Trajectory(seat.prompt_id, 0, [], one.reward, [], i) for seat, one, i in zip(seats, kept, infos, strict=True)]
+        return seats, [
+            Trajectory(seat.prompt_id, 0, [], one.reward, [], i)
+            for seat, one, i in zip(seats, kept, infos, strict=True)
+        ]
 
     def facts(self) -> dict[str, Any]:
         return {"tasks": len(self._train)}
@@ -105,10 +113,14 @@ class SiteTasks(Tasks):
     def player(self, episodes: Sequence[Seat]) -> Any:
         """The scripted oracles."""
         if self.settings.demonstrations is None and not all(seat.task.steps for seat in episodes):
-            raise ConfigError("env.tag: not all of its tasks have an oracle; name a model that plays, or env.demonstrations")
+            raise ConfigError(
+                "env.tag: not all of its tasks have an oracle; name a model that plays, or env.demonstrations"
+            )
         return Oracle(self.settings, self.prompter, self.stage, self.seed)
 
-    def play(self, sampler: Sampler | Oracle, episodes: Sequence[Seat], params: SamplingParams, seed: int) -> list[Trajectory]:
+    def play(
+        self, sampler: Sampler | Oracle, episodes: Sequence[Seat], params: SamplingParams, seed: int
+    ) -> list[Trajectory]:
         if isinstance(sampler, Oracle):
             return sampler.play(episodes)
         players = self._players["test" if episodes and episodes[0].task.split == "test" else "train"]
@@ -177,8 +189,8 @@ class SiteTasks(Tasks):
         return site_results(evaluation, {who: self._scripted_by(who, tasks) for who in self.scripts(tasks)})
 
     def scripts(self, tasks: Sequence[SiteTask]) -> list[str]:
-        """Who plays beside the models. Without scripts, as on sites elsewhere, there is no oracle; and nobody clicks there at random
-        unless the recipe says so."""
+        """Who plays beside the models. Without scripts, as on sites elsewhere, there is no oracle; and nobody clicks
+        there at random unless the recipe says so."""
         harmless = self.settings.random_elsewhere or not lives_elsewhere(self.settings, "test")
         return [*([RANDOM] if harmless else []), *([ORACLE] if any(task.steps for task in tasks) else [])]
 

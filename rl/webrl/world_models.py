@@ -1,5 +1,5 @@
-"""World models and values for planning on web pages: the true world, one that is often wrong, a language model; progress on the oracle's
-way, a critic, a language model's scores."""
+"""World models and values for planning on web pages: the true world, one that is often wrong, a language model;
+progress on the oracle's way, a critic, a language model's scores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ SHARP = 8.0  # a page that has half of another's items is hardly like it: pages 
 
 
 def brackets(action: WebAction, page: Page) -> str:
-    """An action on the page as accessibility-tree agents write it; an element that the tree leaves out has no id there."""
+    """An action on the page as accessibility-tree agents write it; an element that the tree leaves out has no id
+    there.
+    """
     number = 0
     if action.element is not None and action.element in page.labels:
         wanted = page.labels[action.element]
@@ -60,8 +62,9 @@ def brackets(action: WebAction, page: Page) -> str:
 
 
 def apply_changes(tree: str, answer: str) -> str | None:
-    """The page after a list of changes: deleted items go, updated ones take the place of the item most like them, new ones come last. None
-    where the answer is no list of changes. A list names items as they are afterwards, so where ids move the place is a guess."""
+    """The page after a list of changes: deleted items go, updated ones take the place of the item most like them, new
+    ones come last. None where the answer is no list of changes. A list names items as they are afterwards, so where ids
+    move the place is a guess."""
     sections = read_sections(answer, "strict")
     if isinstance(sections, str):
         return None
@@ -110,8 +113,8 @@ class TrueWorld:
 
 @dataclass
 class CorruptedWorld:
-    """A world model that gives another page with probability `wrong`: one of those that the oracle sees in other tasks of the site.
-    The same action in the same state always gives the same page."""
+    """A world model that gives another page with probability `wrong`: one of those that the oracle sees in other tasks
+    of the site. The same action in the same state always gives the same page."""
 
     inner: WorldModel
     elsewhere: Mapping[str, Sequence[PredictedPage]]  # by site
@@ -122,7 +125,9 @@ class CorruptedWorld:
         found = self.inner.predict(asked)
         for i, (state, candidate) in enumerate(asked):
             others = self.elsewhere[state.episode.task.task.sites[0]]
-            key = "\0".join([state.intent, *state.episode.world.actions, *(c.action for c in state.path), candidate.action])
+            key = "\0".join(
+                [state.intent, *state.episode.world.actions, *(c.action for c in state.path), candidate.action]
+            )
             number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest())
             if uniform(self.seed, number) < self.wrong and not isinstance(found[i], Invalid):
                 found[i] = others[fold(self.seed, number, 1) % len(others)]
@@ -131,7 +136,9 @@ class CorruptedWorld:
 
 @dataclass
 class LanguageWorld:
-    """A language model that was trained on page changes, behind a sampler. An answer that is no list of changes counts as no change."""
+    """A language model that was trained on page changes, behind a sampler. An answer that is no list of changes
+    counts as no change.
+    """
 
     sampler: Sampler
     tokenizer: Tokenizer
@@ -140,7 +147,8 @@ class LanguageWorld:
     seed: int
     multiple: int = 1  # prompts are padded to this, as in training
     unreadable: int = 0
-    written: dict[tuple[int, int, int, str], str] = field(default_factory=dict)  # actions as the tree's ids name them, by episode and turn
+    # actions as the tree's ids name them, by episode and turn
+    written: dict[tuple[int, int, int, str], str] = field(default_factory=dict)
 
     def predict(self, asked: Sequence[tuple[Imagined, Candidate]]) -> list[PredictedPage | Invalid]:
         requests = []
@@ -148,7 +156,9 @@ class LanguageWorld:
             world, name = state.episode.world, (state.episode.prompt_id, state.episode.sample_index)
             turn = len(world.actions)
             before = self.written.get((*name, turn - 1, world.actions[-1]), "") if turn else ""
-            action = self.written[*name, turn, candidate.response] = brackets(parse_call(candidate.response), world.page)
+            action = self.written[*name, turn, candidate.response] = brackets(
+                parse_call(candidate.response), world.page
+            )
             text = self.prompt(PageTransition(world.page.url, state.intent, before, state.page.tree, action, ""))
             key = (self.seed, *name, fold(turn, k) >> 1)
             requests.append(SampleRequest(prompt_ids(self.tokenizer, text, self.multiple), key, self.params))
@@ -176,8 +186,9 @@ def oracle_pages(world: WebWorld, task: SiteTask) -> list[PredictedPage]:
 
 @dataclass
 class Progress:
-    """How far the expected page is on the oracle's way: (place + 1) / (pages + 1), less for a page that is only alike; an exit is worth 1
-    on the last page and 0 elsewhere. It reads the expected page alone, so it is as good as the world model."""
+    """How far the expected page is on the oracle's way: (place + 1) / (pages + 1), less for a page that is only alike;
+    an exit is worth 1 on the last page and 0 elsewhere. It reads the expected page alone, so it is as good as the world
+    model."""
 
     ways: Mapping[str, Sequence[PredictedPage]]  # of the oracle, by task id
     known: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
@@ -190,7 +201,10 @@ class Progress:
         key = (task, state.page.tree)
         way = self.ways[task]
         if key not in self.known:
-            marks = [((i + 1) / (len(way) + 1) * likeness(page.tree, state.page.tree) ** SHARP, i) for i, page in enumerate(way)]
+            marks = [
+                ((i + 1) / (len(way) + 1) * likeness(page.tree, state.page.tree) ** SHARP, i)
+                for i, page in enumerate(way)
+            ]
             self.known[key] = max(marks)
         worth, place = self.known[key]
         if state.over:
@@ -225,7 +239,7 @@ CURRENT OBSERVATION:
 CURRENT ACTION: {action}
 NEXT STATE PREDICTION:
 {expected}
-"""
+"""  # noqa: E501
 _SCORE = re.compile(r"\[Score\]:?\s*(\d(?:\.\d+)?)")
 
 
@@ -262,7 +276,11 @@ class SampledValue:
             fault = next((a for a in votes if isinstance(a, Invalid)), None)
             if fault is not None:
                 state.episode.fault = fault
-            scores = [s for a in votes if not isinstance(a, Invalid) and (s := read_score(readable(self.tokenizer, a.ids))) is not None]
+            scores = [
+                s
+                for a in votes
+                if not isinstance(a, Invalid) and (s := read_score(readable(self.tokenizer, a.ids))) is not None
+            ]
             self.unreadable += self.budget - len(scores)
             worths.append(sum(scores) / len(scores) if scores else 0.0)
         return worths

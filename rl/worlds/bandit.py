@@ -1,4 +1,6 @@
-"""Bandit: one pull of a safe or a risky arm. Success is choosing the arm with the higher expected reward, whatever it paid."""
+"""Bandit: one pull of a safe or a risky arm. Success is choosing the arm with the higher expected reward, whatever
+it paid.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, c
 
 @dataclass(frozen=True)
 class BanditConfig:
-    """Names and payments of the arms: the low arm always pays `low_reward`, the high arm `high_reward` with `high_chance`."""
+    """Names and payments of the arms: the low arm always pays `low_reward`, the high arm `high_reward` with
+    `high_chance`.
+    """
 
     low_arm: str = "Phoenix"
     high_arm: str = "Dragon"
@@ -45,7 +49,9 @@ class Bandit(World):
         check_started(self, self.arms)
         assert self.arms is not None
         if self.done or action not in (1, 2):
-            raise WorldFault(f"bandit: one pull of arm 1 or 2 per episode, not {action!r}{' after the end' if self.done else ''}")
+            raise WorldFault(
+                f"bandit: one pull of arm 1 or 2 per episode, not {action!r}{' after the end' if self.done else ''}"
+            )
         self.done = True
         arm = self.arms[int(action) - 1]
         high = arm == self.config.high_arm
@@ -60,13 +66,20 @@ class Bandit(World):
         check_started(self, self.arms)
         first, second = self.arms or ("", "")
         return (
-            f"Two arms: {first} and {second}. You may pull one of them, once. What an arm pays may be fixed or may be a matter of luck, "
+            f"Two arms: {first} and {second}. You may pull one of them, once. What an arm pays may be fixed or may be "
+            "a matter of luck, "
             f"as its name suggests; choose the arm that pays more on average. Answer with {first} or {second}."
         )
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.arms)
-        return {"world": self.name, "arms": list(self.arms or ()), "seed": self.seed, "sample": self.sample, "done": self.done}
+        return {
+            "world": self.name,
+            "arms": list(self.arms or ()),
+            "seed": self.seed,
+            "sample": self.sample,
+            "done": self.done,
+        }
 
     def restore(self, snapshot: Snapshot) -> None:
         if snapshot.get("world") != self.name:

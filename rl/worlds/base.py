@@ -1,4 +1,6 @@
-"""The World contract: what is acted on. Same seed, same instance; a snapshot restores exactly; a fault is Invalid, never a zero."""
+"""The World contract: what is acted on. Same seed, same instance; a snapshot restores exactly; a fault is Invalid,
+never a zero.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class WorldFault(RuntimeError):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one action gave. `info` holds numbers or booleans: success, action_is_effective, action_is_valid and the world's own."""
+    """What one action gave. `info` holds numbers or booleans: success, action_is_effective, action_is_valid and the
+    world's own.
+    """
 
     text: str
     reward: float
@@ -40,7 +44,9 @@ class World(ABC):
 
     @abstractmethod
     def reset(self, seed: int, sample: int = 0) -> str:
-        """Start the instance of this seed and return its text. `sample` tells members of a group apart: only chance moves may use it."""
+        """Start the instance of this seed and return its text. `sample` tells members of a group apart: only chance
+        moves may use it.
+        """
 
     @abstractmethod
     def step(self, action: Action) -> StepResult:
@@ -59,7 +65,9 @@ class World(ABC):
         """Return to a snapshot of a world of the same configuration."""
 
     def drawing(self) -> str | None:
-        """The state as a grid of symbols for a report, whatever the policy is shown; None for worlds that are no grid."""
+        """The state as a grid of symbols for a report, whatever the policy is shown; None for worlds that are no
+        grid.
+        """
         return None
 
     def right_answer(self) -> str | None:

@@ -17,7 +17,9 @@ VALIDATION_SEEDS = range(123, 251)
 
 
 def pass_at_k(successes: int, samples: int, k: int) -> float:
-    """The chance that k of the samples, drawn without replacement, hold a success: unbiased for any k up to `samples`."""
+    """The chance that k of the samples, drawn without replacement, hold a success: unbiased for any k up to
+    `samples`.
+    """
     if not 0 <= successes <= samples or not 1 <= k <= samples:
         raise ValueError(f"k: need 0 <= successes <= samples and 1 <= k <= samples, not {successes}, {samples}, {k}")
     return 1.0 - comb(samples - successes, k) / comb(samples, k)
@@ -33,7 +35,9 @@ def _sokoban(world: Sokoban, seeds: Sequence[int], rollouts: int, actions: int, 
     return won_B.reshape(len(seeds), rollouts).sum(1)
 
 
-def _frozen_lake(world: FrozenLake, seeds: Sequence[int], rollouts: int, actions: int, rng: np.random.Generator) -> np.ndarray:
+def _frozen_lake(
+    world: FrozenLake, seeds: Sequence[int], rollouts: int, actions: int, rng: np.random.Generator
+) -> np.ndarray:
     maps = [make_map(world.config, seed) for seed in seeds]
     table_RSD = np.stack([transitions(rows) for rows in maps])
     map_B = np.repeat(np.arange(len(maps)), rollouts)
@@ -46,7 +50,9 @@ def _frozen_lake(world: FrozenLake, seeds: Sequence[int], rollouts: int, actions
 
 
 def random_successes(task: Task, seeds: Sequence[int], rollouts: int, seed: int = 0) -> np.ndarray:
-    """How many of `rollouts` episodes of random actions (uniform words, or the world's own random texts) succeed, for each seed."""
+    """How many of `rollouts` episodes of random actions (uniform words, or the world's own random texts) succeed,
+    for each seed.
+    """
     world, rng = task.make(), np.random.default_rng(seed)
     if isinstance(world, Sokoban):
         return _sokoban(world, seeds, rollouts, task.max_actions, rng)
@@ -67,21 +73,29 @@ def random_successes(task: Task, seeds: Sequence[int], rollouts: int, seed: int 
     return wins
 
 
-def random_policy(task: Task, seeds: Sequence[int], rollouts: int, ks: Sequence[int] = (1, 8), seed: int = 0) -> dict[int, Estimate]:
-    """Pass@k of uniform action words: the mean over the seeds, with the interval that drawing other seeds would leave."""
+def random_policy(
+    task: Task, seeds: Sequence[int], rollouts: int, ks: Sequence[int] = (1, 8), seed: int = 0
+) -> dict[int, Estimate]:
+    """Pass@k of uniform action words: the mean over the seeds, with the interval that drawing other seeds would
+    leave.
+    """
     wins = random_successes(task, seeds, rollouts, seed)
     return {k: mean_share([pass_at_k(int(w), rollouts, k) for w in wins]) for k in ks}
 
 
 def ceiling(task: Task, seeds: Sequence[int]) -> float | None:
-    """The success rate no policy can pass within the action budget: shortest solutions for Sokoban, dynamic programming for FrozenLake.
+    """The success rate no policy can pass within the action budget: shortest solutions for Sokoban, dynamic programming
+    for FrozenLake.
 
-    None where no ceiling is computed. With coupled slips the map betrays them, and this ceiling holds for policies that do not look.
+    None where no ceiling is computed. With coupled slips the map betrays them, and this ceiling holds for policies that
+    do not look.
     """
     world = task.make()
     if isinstance(world, Sokoban):
         rooms = [make_room(world.config, s)[0] for s in seeds]
-        return float(np.mean([shortest_solution(room, world.config.width, task.max_actions) is not None for room in rooms]))
+        return float(
+            np.mean([shortest_solution(room, world.config.width, task.max_actions) is not None for room in rooms])
+        )
     if isinstance(world, FrozenLake):
         rate = world.config.success_rate
         return float(np.mean([success_within(make_map(world.config, s), rate, task.max_actions) for s in seeds]))

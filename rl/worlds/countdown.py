@@ -1,4 +1,6 @@
-"""Countdown: write an expression that uses every given number once and reaches the target. Nothing is handed to `eval`."""
+"""Countdown: write an expression that uses every given number once and reaches the target. Nothing is handed to
+`eval`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _STATE = re.compile(r"Target: (\d+), nums: \[([\d, ]+)\]")
 
 @dataclass(frozen=True)
 class CountdownConfig:
-    """`file`: JSON lines with `nums` and `target` (rows that sums and differences cannot reach are dropped); without it, own instances."""
+    """`file`: JSON lines with `nums` and `target` (rows that sums and differences cannot reach are dropped); without
+    it, own instances.
+    """
 
     file: str | None = None
     largest: int = 99
@@ -93,7 +97,15 @@ def make_instance(config: CountdownConfig, seed: int) -> tuple[list[int], int]:
         value = Fraction(nums[0])
         for number in nums[1:]:
             op = rng.choice("+-" if config.additive else "+-*/")
-            value = value + number if op == "+" else value - number if op == "-" else value * number if op == "*" else value / number
+            value = (
+                value + number
+                if op == "+"
+                else value - number
+                if op == "-"
+                else value * number
+                if op == "*"
+                else value / number
+            )
         if value.denominator == 1 and 0 < value <= 1000:
             rng.shuffle(nums)
             return nums, int(value)
@@ -111,7 +123,9 @@ class Countdown(World):
         self.nums: list[int] | None = None
         if self.config.file:
             lines = json_lines(Path(self.config.file).read_text(encoding="utf-8"))
-            rows = [(list(map(int, row["nums"])), int(row["target"])) for row in (json.loads(line) for _, line in lines)]
+            rows = [
+                (list(map(int, row["nums"])), int(row["target"])) for row in (json.loads(line) for _, line in lines)
+            ]
             self.rows = [row for row in rows if additive_solution(*row)]
             if not self.rows:
                 raise WorldFault(f"countdown: {self.config.file} has no row that sums and differences solve")
@@ -128,7 +142,11 @@ class Countdown(World):
             raise WorldFault("countdown: the episode is over; call reset(seed)")
         reward, reason = score(str(action), self.nums, self.target)
         self.done = True
-        info = {"action_is_effective": reward > 0, "action_is_valid": not reason.startswith("malformed"), "success": reward == 1.0}
+        info = {
+            "action_is_effective": reward > 0,
+            "action_is_valid": not reason.startswith("malformed"),
+            "success": reward == 1.0,
+        }
         return StepResult(f"{self.render()}\nResult: {reason}.", reward, True, info)
 
     def right_answer(self) -> str | None:

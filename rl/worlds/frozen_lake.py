@@ -1,4 +1,5 @@
-"""FrozenLake: walk over ice to the goal, sometimes slipping. The slip is a setting, and its ceiling is computed, not assumed.
+"""FrozenLake: walk over ice to the goal, sometimes slipping. The slip is a setting, and its ceiling is computed, not
+assumed.
 
 Shape suffixes: B parallel games, R maps, S cells, D directions (0 left, 1 down, 2 right, 3 up).
 """
@@ -24,15 +25,16 @@ _CELL = re.compile(r"\((\d+),(\d+)\)")
 class FrozenLakeConfig:
     """`success_rate` is the chance of the intended direction; the rest is split between the two perpendicular ones.
 
-    `coupled` draws the slips from the very stream that drew the map, as the public release did: a policy can then read coming
-    slips off the map. It exists for parity only.
+    `coupled` draws the slips from the very stream that drew the map, as the public release did: a policy can then read
+    coming slips off the map. It exists for parity only.
     """
 
     size: int = 4
     frozen: float = 0.8
     success_rate: float = 1 / 3
     coupled: bool = False
-    observation: Literal["grid", "grid_coord", "coord"] = "grid"  # what the text is: the picture, the places with it, or the places alone
+    # what the text is: the picture, the places with it, or the places alone
+    observation: Literal["grid", "grid_coord", "coord"] = "grid"
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= 32 or not 0 < self.frozen <= 1 or not 0 < self.success_rate <= 1:
@@ -69,7 +71,9 @@ def make_map(config: FrozenLakeConfig, seed: int) -> tuple[str, ...]:
 
 
 def slip_stream(config: FrozenLakeConfig, seed: int, sample: int) -> np.random.Generator:
-    """The uniforms that decide slips: a child of the seed of its own for every sample, or the map's stream when coupled."""
+    """The uniforms that decide slips: a child of the seed of its own for every sample, or the map's stream when
+    coupled.
+    """
     if config.coupled:
         rng = np.random.default_rng(seed)
         rng.random()  # the public environment spends its first draw on choosing the start cell
@@ -98,7 +102,9 @@ def transitions(rows: tuple[str, ...]) -> np.ndarray:
 
 
 def success_within(rows: tuple[str, ...], success_rate: float, horizon: int, policy: str = "best") -> float:
-    """The chance of reaching the goal within `horizon` actions, by dynamic programming: of the best policy, or of uniform actions."""
+    """The chance of reaching the goal within `horizon` actions, by dynamic programming: of the best policy, or of
+    uniform actions.
+    """
     table_SD, flat = transitions(rows), "".join(rows)
     goal_S = np.array([letter == GOAL for letter in flat], dtype=float)
     fail = (1 - success_rate) / 2
@@ -117,7 +123,11 @@ def coordinate_sentence(text: str) -> str:
         for c, symbol in enumerate(row):
             cells[symbol].append(f"({r},{c})")
     holes = cells["O"]
-    where = next(f"{name} {cells[s][0]}" for s, name in (("P", "Player"), ("X", "Player in hole"), ("√", "Player on goal")) if cells[s])
+    where = next(
+        f"{name} {cells[s][0]}"
+        for s, name in (("P", "Player"), ("X", "Player in hole"), ("√", "Player on goal"))
+        if cells[s]
+    )
     parts = [where]
     if holes:
         listed = holes[0] if len(holes) == 1 else f"{', '.join(holes[:-1])} and {holes[-1]}"
@@ -147,7 +157,9 @@ def parse_sentence(sentence: str, size: int) -> str:
 
 
 def parse_state(text: str) -> str:
-    """The grid of a text with or without coordinates; raises ValueError when malformed or when the sentence contradicts the grid."""
+    """The grid of a text with or without coordinates; raises ValueError when malformed or when the sentence
+    contradicts the grid.
+    """
     grid = text.strip("\n").split("\n")
     sentence = grid.pop() if "(" in grid[-1] else None
     if not grid or any(len(row) != len(grid) or set(row) - set(LEGEND) for row in grid):
@@ -192,7 +204,9 @@ class FrozenLake(World):
         self.cell = int(self.table_SD[before, direction])
         success = letters[self.cell] == GOAL
         info = {"action_is_effective": self.cell != before, "action_is_valid": True, "success": success}
-        return StepResult(self.render(), float(success and before != self.cell), success or letters[self.cell] == HOLE, info)
+        return StepResult(
+            self.render(), float(success and before != self.cell), success or letters[self.cell] == HOLE, info
+        )
 
     def render(self, mode: str = "text") -> str:
         check_mode(self, mode)
@@ -209,7 +223,13 @@ class FrozenLake(World):
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.rows)
-        state = {"rows": list(self.rows or ()), "seed": self.seed, "sample": self.sample, "draws": self.draws, "cell": self.cell}
+        state = {
+            "rows": list(self.rows or ()),
+            "seed": self.seed,
+            "sample": self.sample,
+            "draws": self.draws,
+            "cell": self.cell,
+        }
         return {"world": self.name, **state}
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -223,13 +243,17 @@ class FrozenLake(World):
 class BatchFrozenLake:
     """B games in lock-step over a pool of maps; a game that ends starts again on a map drawn from the pool."""
 
-    def __init__(self, maps: list[tuple[str, ...]], batch: int, success_rate: float, max_actions: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, maps: list[tuple[str, ...]], batch: int, success_rate: float, max_actions: int, rng: np.random.Generator
+    ) -> None:
         letters = ["".join(rows) for rows in maps]
         cells = len(letters[0])
         # A position is one number, map * cells + cell, so that a step is a single gather.
         offset_R = np.arange(len(maps))[:, None, None] * cells
         self.next_D = (np.stack([transitions(rows) for rows in maps]) + offset_R).reshape(-1).astype(np.int32)
-        self.kind_S = np.array([(1 if s == GOAL else 2 if s == HOLE else 0) for text in letters for s in text], dtype=np.uint8)
+        self.kind_S = np.array(
+            [(1 if s == GOAL else 2 if s == HOLE else 0) for text in letters for s in text], dtype=np.uint8
+        )
         self.start_R = np.array([i * cells + text.index(START) for i, text in enumerate(letters)], dtype=np.int32)
         self.rng, self.max_actions = rng, max_actions
         fail = (1 - success_rate) / 2
@@ -251,6 +275,8 @@ class BatchFrozenLake:
         done_B = (kind_B != 0) | (self.age_B >= self.max_actions)
         ended = np.flatnonzero(done_B)
         if ended.size:
-            self.position_B[ended] = self.start_R[self.rng.integers(0, len(self.start_R), size=ended.size, dtype=np.int32)]
+            self.position_B[ended] = self.start_R[
+                self.rng.integers(0, len(self.start_R), size=ended.size, dtype=np.int32)
+            ]
             self.age_B[ended] = 0
         return kind_B == 1, done_B

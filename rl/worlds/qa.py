@@ -1,4 +1,6 @@
-"""Question answering with retries: each wrong try halves the reward. Questions come from a file or from our own generator."""
+"""Question answering with retries: each wrong try halves the reward. Questions come from a file or from our own
+generator.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _THINGS = ("apples", "books", "coins", "marbles", "pens", "shells", "stamps", "t
 
 @dataclass(frozen=True)
 class QAConfig:
-    """`file`: JSON lines with `query` and `response`, the response ending in "The answer is: ..."; without it, generated arithmetic."""
+    """`file`: JSON lines with `query` and `response`, the response ending in "The answer is: ..."; without it,
+    generated arithmetic.
+    """
 
     file: str | None = None
 
@@ -45,17 +49,27 @@ def make_question(seed: int) -> tuple[str, str]:
     kind = rng.randrange(4)
     if kind == 0:
         query, answer = (
-            f"{name} has {a} {thing}, finds {b} more and then doubles the lot by a trade. How many {thing} are there now?",
+            (
+                f"{name} has {a} {thing}, finds {b} more and then doubles the lot by a trade. How many {thing} are "
+                "there "
+                "now?"
+            ),
             2 * (a + b),
         )
     elif kind == 1:
         query = f"{name} fills {b} boxes with {c} {thing} each and keeps {a} in hand. How many {thing} does {name} own?"
         answer = b * c + a
     elif kind == 2:
-        query = f"{name} shares {c * b} {thing} among {b} children. {other} then takes 1 from each. How many has each child?"
+        query = (
+            f"{name} shares {c * b} {thing} among {b} children. {other} then takes 1 from each. How many has each "
+            "child?"
+        )
         answer = c - 1
     else:
-        query = f"A ticket costs {c} coins. {name} starts with {c * b + a} coins and buys {b} tickets. How many coins are left?"
+        query = (
+            f"A ticket costs {c} coins. {name} starts with {c * b + a} coins and buys {b} tickets. How many coins "
+            "are left?"
+        )
         answer = a
     return query, str(answer)
 
@@ -108,7 +122,13 @@ class QA(World):
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.query)
-        return {"world": self.name, "query": self.query, "gold": self.gold, "tries": self.tries, "feedback": self.feedback}
+        return {
+            "world": self.name,
+            "query": self.query,
+            "gold": self.gold,
+            "tries": self.tries,
+            "feedback": self.feedback,
+        }
 
     def restore(self, snapshot: Snapshot) -> None:
         if snapshot.get("world") != self.name:

@@ -1,7 +1,7 @@
 """Sokoban: dynamics on visible states, scalar and vectorised, and the World over them.
 
-Everything a step needs is visible: a box or player on a target has a symbol of its own, so the fixed layer follows from the picture.
-Shape suffixes: B parallel games, C cells of a room (row-major), N transitions, R rooms of a pool.
+Everything a step needs is visible: a box or player on a target has a symbol of its own, so the fixed layer follows from
+the picture. Shape suffixes: B parallel games, C cells of a room (row-major), N transitions, R rooms of a pool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Any, Literal
 import numpy as np
 
 from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
-from .sokoban_rooms import BOX, BOX_ON_TARGET, FLOOR, PLAYER, PLAYER_ON_TARGET, TARGET, RoomConfig, make_room, make_rooms
+from .sokoban_rooms import (
+    BOX,
+    BOX_ON_TARGET,
+    FLOOR,
+    PLAYER,
+    PLAYER_ON_TARGET,
+    TARGET,
+    RoomConfig,
+    make_room,
+    make_rooms,
+)
 from .sokoban_text import MEANINGS, SYMBOLS, coordinate_sentence, with_coordinates
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 3, 4
@@ -86,13 +96,21 @@ def solved(codes: bytes) -> bool:
 
 
 def step_reward(before: bytes, after: bytes) -> float:
-    """The reward of one action: -0.1, a point for each box that reaches (or minus one that leaves) a target, ten for the last."""
+    """The reward of one action: -0.1, a point for each box that reaches (or minus one that leaves) a target, ten for
+    the last.
+    """
     gain = after.count(BOX_ON_TARGET) - before.count(BOX_ON_TARGET)
-    return STEP_COST + (BOX_REWARD if gain > 0 else -BOX_REWARD if gain < 0 else 0.0) + (FINISH_REWARD if solved(after) else 0.0)
+    return (
+        STEP_COST
+        + (BOX_REWARD if gain > 0 else -BOX_REWARD if gain < 0 else 0.0)
+        + (FINISH_REWARD if solved(after) else 0.0)
+    )
 
 
 def shortest_solution(codes: bytes, width: int = 6, limit: int = 100) -> list[int] | None:
-    """A shortest list of actions that solves the room, or None when there is none within `limit` actions (breadth first)."""
+    """A shortest list of actions that solves the room, or None when there is none within `limit` actions (breadth
+    first).
+    """
     if solved(codes):
         return []
     layer: list[tuple[bytes, list[int]]] = [(codes, [])]
@@ -112,8 +130,12 @@ def shortest_solution(codes: bytes, width: int = 6, limit: int = 100) -> list[in
     return None
 
 
-def step_batch(cells_BC: np.ndarray, player_B: np.ndarray, action_B: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Step B games in place; returns (moved_B bool, gain_B int8: boxes that reached a target minus boxes that left one)."""
+def step_batch(
+    cells_BC: np.ndarray, player_B: np.ndarray, action_B: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Step B games in place; returns (moved_B bool, gain_B int8: boxes that reached a target minus boxes that left
+    one).
+    """
     flat = cells_BC.reshape(-1)
     size = cells_BC.shape[1]
     delta_B = np.array([0, -width, width, -1, 1])[action_B]
@@ -135,7 +157,9 @@ def step_batch(cells_BC: np.ndarray, player_B: np.ndarray, action_B: np.ndarray,
 class BatchSokoban:
     """B games in lock-step. A game that ends starts again in a room drawn from the pool."""
 
-    def __init__(self, rooms_RC: np.ndarray, batch: int, width: int, max_actions: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, rooms_RC: np.ndarray, batch: int, width: int, max_actions: int, rng: np.random.Generator
+    ) -> None:
         self.rooms_RC, self.width, self.max_actions, self.rng = rooms_RC, width, max_actions, rng
         self.room_players_R = (rooms_RC >= PLAYER).argmax(1)
         self.room_off_R = (rooms_RC == BOX).sum(1)
@@ -168,7 +192,9 @@ class BatchSokoban:
 def random_transition_codes(
     rooms_RC: np.ndarray, steps: int, rng: np.random.Generator, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Self-play by uniform actions, one episode per room: (states_NC, actions_N, next_NC), an episode ending when solved."""
+    """Self-play by uniform actions, one episode per room: (states_NC, actions_N, next_NC), an episode ending when
+    solved.
+    """
     cells_BC, player_B = rooms_RC.copy(), (rooms_RC >= PLAYER).argmax(1)
     states, actions, after = [], [], []
     for _ in range(steps):
@@ -187,7 +213,9 @@ def random_transition_codes(
 def random_transitions(
     seeds: Iterable[int], steps: int, rng: np.random.Generator, config: RoomConfig | None = None
 ) -> Iterator[tuple[str, int, str]]:
-    """Self-play by uniform actions as texts: yields (state, action, next state), one episode of at most `steps` actions per seed."""
+    """Self-play by uniform actions as texts: yields (state, action, next state), one episode of at most `steps`
+    actions per seed.
+    """
     config = config or RoomConfig()
     for seed in seeds:
         codes, _ = make_room(config, seed)
@@ -202,17 +230,22 @@ def random_transitions(
 
 @dataclass(frozen=True)
 class SokobanConfig(RoomConfig):
-    """Rooms, the limit of steps, and the words of the prompt: seven symbols by visible code, four words for up, down, left and right."""
+    """Rooms, the limit of steps, and the words of the prompt: seven symbols by visible code, four words for up,
+    down, left and right.
+    """
 
     max_steps: int = 100
-    observation: Literal["grid", "grid_coord", "coord"] = "grid"  # what the text is: the picture, the places with it, or the places alone
+    # what the text is: the picture, the places with it, or the places alone
+    observation: Literal["grid", "grid_coord", "coord"] = "grid"
     grid: str = SYMBOLS
     actions: tuple[str, ...] = tuple(ACTIONS.values())
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.grid) != 7 or len(set(self.grid)) != 7 or set(self.grid) & set("\n ();"):
-            raise ValueError(f"grid: must be seven different symbols, none a space, bracket or semicolon, not {self.grid!r}")
+            raise ValueError(
+                f"grid: must be seven different symbols, none a space, bracket or semicolon, not {self.grid!r}"
+            )
         if len({word.lower() for word in self.actions}) != 4 or len(self.actions) != 4:
             raise ValueError(f"actions: must be four different words (for up, down, left, right), not {self.actions}")
         if self.observation == "coord" and not self.open:
@@ -257,7 +290,9 @@ class Sokoban(World):
         success = solved(after)
         # Every effective action moves the player, and only those change the picture.
         info = {"action_is_effective": after != before, "action_is_valid": True, "success": success}
-        return StepResult(self.render(), step_reward(before, after), success or self.steps >= self.config.max_steps, info)
+        return StepResult(
+            self.render(), step_reward(before, after), success or self.steps >= self.config.max_steps, info
+        )
 
     def render(self, mode: str = "text") -> str:
         check_mode(self, mode)

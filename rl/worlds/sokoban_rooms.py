@@ -1,4 +1,6 @@
-"""Sokoban rooms by reverse play. The order of random draws is that of the public generator, so a seed gives the same room."""
+"""Sokoban rooms by reverse play. The order of random draws is that of the public generator, so a seed gives the same
+room.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,13 @@ class RoomConfig:
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 4 or self.height * self.width > 256:
-            raise ValueError(f"height: rooms are at least 4x4 and hold at most 256 cells, not {self.height}x{self.width}")
+            raise ValueError(
+                f"height: rooms are at least 4x4 and hold at most 256 cells, not {self.height}x{self.width}"
+            )
         if self.boxes < 1 or self.search_depth < 2:
-            raise ValueError(f"boxes: at least 1, and search_depth at least 2, not {self.boxes} and {self.search_depth}")
+            raise ValueError(
+                f"boxes: at least 1, and search_depth at least 2, not {self.boxes} and {self.search_depth}"
+            )
 
 
 def _topology(rng: random.Random, height: int, width: int, steps: int) -> bytearray:
@@ -71,11 +77,13 @@ def _place(level: bytearray, rng: np.random.RandomState, boxes: int) -> tuple[in
     return player, [free.pop(int(rng.randint(len(free)))) for _ in range(boxes)]
 
 
-def _reverse_play(level: bytearray, width: int, player: int, targets: list[int], depth: int) -> tuple[int, tuple[int, ...], int]:
+def _reverse_play(
+    level: bytearray, width: int, player: int, targets: list[int], depth: int
+) -> tuple[int, tuple[int, ...], int]:
     """Depth-first search over pull moves; returns the player, the boxes and the displacement of the best state.
 
-    A state is known by its picture, in which a box that was ever pulled differs from one that was not: the memo key keeps both sets
-    of boxes as bit masks. The first path to a picture decides its score, as in the public generator.
+    A state is known by its picture, in which a box that was ever pulled differs from one that was not: the memo key
+    keeps both sets of boxes as bit masks. The first path to a picture decides its score, as in the public generator.
     """
     targets = sorted(targets)
     target_bits = sum(1 << t for t in targets)
@@ -137,7 +145,11 @@ def _scatter(cells: bytearray, width: int, player: int, rng: random.Random, prob
         return player
     visited = {player}
     for step in range(3):
-        choices = [player + d for d in (-width, width, -1, 1) if cells[player + d] in (FLOOR, TARGET) and player + d not in visited]
+        choices = [
+            player + d
+            for d in (-width, width, -1, 1)
+            if cells[player + d] in (FLOOR, TARGET) and player + d not in visited
+        ]
         if not choices:
             break
         player = rng.choice(choices)
@@ -154,7 +166,8 @@ def _room(config: RoomConfig, seed: int) -> bytes:
         level = _topology(rng, config.height, width, int(1.7 * (config.height + width)))
         if config.open:
             level = bytearray(
-                FLOOR if 0 < i // width < config.height - 1 and 0 < i % width < width - 1 else WALL for i in range(len(level))
+                FLOOR if 0 < i // width < config.height - 1 and 0 < i % width < width - 1 else WALL
+                for i in range(len(level))
             )
         player, targets = _place(level, np_rng, config.boxes)
         player, boxes, displacement = _reverse_play(level, width, player, targets, config.search_depth)
@@ -172,15 +185,23 @@ def _room(config: RoomConfig, seed: int) -> bytes:
 
 
 def make_room(config: RoomConfig, seed: int) -> tuple[bytes, int]:
-    """The room of a seed as visible codes, row-major, and the seed that gave it (another one when the seed itself has no room)."""
+    """The room of a seed as visible codes, row-major, and the seed that gave it (another one when the seed itself
+    has no room).
+    """
     for _ in range(100):
         try:
             return _room(config, seed), seed
         except NoRoom:
             seed = next_seed(seed)
-    raise WorldFault(f"sokoban: no room in 100 seeds; lower boxes={config.boxes} or enlarge {config.height}x{config.width}")
+    raise WorldFault(
+        f"sokoban: no room in 100 seeds; lower boxes={config.boxes} or enlarge {config.height}x{config.width}"
+    )
 
 
 def make_rooms(config: RoomConfig, seeds: list[int] | range) -> np.ndarray:
     """A pool of rooms, [len(seeds), height*width] uint8 of visible codes."""
-    return np.frombuffer(b"".join(make_room(config, seed)[0] for seed in seeds), dtype=np.uint8).reshape(len(seeds), -1).copy()
+    return (
+        np.frombuffer(b"".join(make_room(config, seed)[0] for seed in seeds), dtype=np.uint8)
+        .reshape(len(seeds), -1)
+        .copy()
+    )

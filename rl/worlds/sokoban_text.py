@@ -18,14 +18,24 @@ def _list(cells: list[tuple[int, int]]) -> str:
 
 
 def coordinate_sentence(text: str, symbols: str = SYMBOLS) -> str:
-    """One sentence naming player, boxes and targets as zero-indexed (row,col), row-major; a kind with no cell is left out."""
+    """One sentence naming player, boxes and targets as zero-indexed (row,col), row-major; a kind with no cell is
+    left out.
+    """
     _, _, target, box_on, box, player, player_on = symbols
     parts = []
-    for name, symbol in (("Player", player), ("Player on target", player_on), ("box", box), ("box on target", box_on), ("target", target)):
+    for name, symbol in (
+        ("Player", player),
+        ("Player on target", player_on),
+        ("box", box),
+        ("box on target", box_on),
+        ("target", target),
+    ):
         cells = _cells(text, symbol)
         if cells:
             plural = len(cells) > 1
-            noun = name.replace("box", "boxes", 1) if plural and name.startswith("box") else name + "s" if plural else name
+            noun = (
+                name.replace("box", "boxes", 1) if plural and name.startswith("box") else name + "s" if plural else name
+            )
             parts.append(f"{noun} ({symbol}) {'are' if plural else 'is'} at {_list(cells)}")
     return "; ".join(parts) + "."
 
@@ -36,7 +46,9 @@ def with_coordinates(text: str, symbols: str = SYMBOLS) -> str:
 
 
 def parse_state(text: str, symbols: str = SYMBOLS) -> str:
-    """The grid of a text with coordinates; raises ValueError when it is ragged, has other symbols, or contradicts its sentence."""
+    """The grid of a text with coordinates; raises ValueError when it is ragged, has other symbols, or contradicts
+    its sentence.
+    """
     rows = text.strip("\n").split("\n")
     grid = list(rows)
     sentence = grid.pop() if len(grid) > 1 and "(" in grid[-1] else None

@@ -26,7 +26,9 @@ class SudokuConfig:
 
     def __post_init__(self) -> None:
         if self.size not in CLUES or self.difficulty not in CLUES[self.size]:
-            raise ValueError(f"size: must be 4 or 9 and difficulty easy, medium or hard, not {self.size}, {self.difficulty!r}")
+            raise ValueError(
+                f"size: must be 4 or 9 and difficulty easy, medium or hard, not {self.size}, {self.difficulty!r}"
+            )
 
 
 def _solved_board(rng: random.Random, size: int) -> list[list[int]]:
@@ -119,7 +121,9 @@ def coordinate_sentence(board: Board) -> str:
 
 
 def parse_state(text: str) -> Board:
-    """The board of a text with or without coordinates; raises ValueError when malformed or when the sentence contradicts the board."""
+    """The board of a text with or without coordinates; raises ValueError when malformed or when the sentence
+    contradicts the board.
+    """
     picture, _, sentence = text.strip().partition("\n")
     rows = [row.split() for row in picture.split("|") if row.strip()]
     if not rows or any(len(row) != len(rows) for row in rows):
@@ -134,7 +138,9 @@ def parse_state(text: str) -> Board:
 
 
 def parse_move(action: str) -> tuple[int, int, int] | None:
-    """(row, col, value), zero-indexed cell, from `row,col,value`, `row col value` or `place V at row R col C`; None when it is neither."""
+    """(row, col, value), zero-indexed cell, from `row,col,value`, `row col value` or `place V at row R col C`; None
+    when it is neither.
+    """
     words = action.lower().replace(",", " ").split()
     if "row" in words and "col" in words:
         numbers = {i: int(w) for i, w in enumerate(words) if w.isascii() and w.isdigit() and len(w) < 4}
@@ -194,7 +200,11 @@ class Sudoku(World):
     def snapshot(self) -> Snapshot:
         check_started(self, self.board)
         boards = {"given": self.given, "solution": self.solution, "board": self.board}
-        return {"world": self.name, "steps": self.steps, **{k: [list(line) for line in v or ()] for k, v in boards.items()}}
+        return {
+            "world": self.name,
+            "steps": self.steps,
+            **{k: [list(line) for line in v or ()] for k, v in boards.items()},
+        }
 
     def restore(self, snapshot: Snapshot) -> None:
         if snapshot.get("world") != self.name or len(snapshot["board"]) != self.config.size:

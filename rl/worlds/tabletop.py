@@ -1,4 +1,5 @@
-"""A table-top scene in MuJoCo, seen from above: push a block to a goal, open or close a drawer. The only file that imports mujoco.
+"""A table-top scene in MuJoCo, seen from above: push a block to a goal, open or close a drawer. The only file that
+imports mujoco.
 
 An action is (dx, dy, done): where the pusher goes in metres, and whether the policy says it has finished.
 """
@@ -48,7 +49,9 @@ class Scene:
 def load_mujoco() -> Any:
     """The simulator; without a screen it draws through EGL, or what MUJOCO_GL says (osmesa needs no driver)."""
     if "mujoco" in sys.modules and "MUJOCO_GL" not in os.environ and "DISPLAY" not in os.environ:
-        raise ConfigError("MuJoCo was imported before it was told how to draw without a screen; set MUJOCO_GL=egl in the environment")
+        raise ConfigError(
+            "MuJoCo was imported before it was told how to draw without a screen; set MUJOCO_GL=egl in the environment"
+        )
     os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         import mujoco
@@ -75,7 +78,9 @@ class Tabletop:
         self.task = "push"
 
     def reset(self, seed: int, task: str) -> None:
-        """Place everything by chance, nothing overlapping; the drawer begins closed, or open where it is to be closed."""
+        """Place everything by chance, nothing overlapping; the drawer begins closed, or open where it is to be
+        closed.
+        """
         if task not in TASKS:
             raise ConfigError(f"task: '{task}' is none of {', '.join(TASKS)}")
         self.task = task
@@ -90,7 +95,9 @@ class Tabletop:
             low = -0.12 if task == "push" else -0.26
             high = 0.03 if task == "push" else -0.18
             block = np.array([between(-0.2, 0.2, tries, 0), between(low, high, tries, 1)])
-            goal = np.array([between(-0.24, 0.24, tries, 2), between(-0.26, 0.06 if task == "push" else -0.18, tries, 3)])
+            goal = np.array(
+                [between(-0.24, 0.24, tries, 2), between(-0.26, 0.06 if task == "push" else -0.18, tries, 3)]
+            )
             pusher = np.array([between(-0.27, 0.27, tries, 4), between(-0.27, -0.05, tries, 5)])
             apart = min(np.linalg.norm(block - pusher) - 0.09, np.linalg.norm(block - goal) - 0.13)
             if apart > 0:
@@ -116,7 +123,9 @@ class Tabletop:
 
     def scene(self) -> Scene:
         q = {name: float(self.data.qpos[at]) for name, at in self.place.items()}
-        return Scene((q["pusher_x"], q["pusher_y"]), (q["block_x"], q["block_y"]), (q["goal_x"], q["goal_y"]), q["drawer"])
+        return Scene(
+            (q["pusher_x"], q["pusher_y"]), (q["block_x"], q["block_y"]), (q["goal_x"], q["goal_y"]), q["drawer"]
+        )
 
     def frame(self) -> np.ndarray:
         """uint8 [H, W, 3]."""
@@ -129,7 +138,12 @@ class Tabletop:
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as JSON values."""
-        held = {"task": self.task, "qpos": self.data.qpos.tolist(), "qvel": self.data.qvel.tolist(), "ctrl": self.data.ctrl.tolist()}
+        held = {
+            "task": self.task,
+            "qpos": self.data.qpos.tolist(),
+            "qvel": self.data.qvel.tolist(),
+            "ctrl": self.data.ctrl.tolist(),
+        }
         return held | {"warm": self.data.qacc_warmstart.tolist(), "time": self.data.time}
 
     def restore(self, held: dict[str, Any]) -> None:

@@ -22,7 +22,9 @@ from .web.world import WebWorld
 from .webshop import WebShop
 
 ROTATION = 1000  # turns of a rotation, and so how finely it takes weights
-WORLDS: dict[str, type[World]] = {w.name: w for w in (Sokoban, FrozenLake, Sudoku, Countdown, QA, Bandit, WebShop, WebWorld)}
+WORLDS: dict[str, type[World]] = {
+    w.name: w for w in (Sokoban, FrozenLake, Sudoku, Countdown, QA, Bandit, WebShop, WebWorld)
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ def _task(name: str, item: Located) -> Task:
 
 
 def load_tasks(*files: str | Path) -> dict[str, Task]:
-    """All tags: those shipped in tags.yaml, then those of each file, later ones replacing earlier ones of the same name."""
+    """All tags: those shipped in tags.yaml, then those of each file, later ones replacing earlier ones of the same
+    name.
+    """
     shipped = resources.files(__package__ or "terrella.rl.worlds").joinpath("tags.yaml")
     sources = [("tags.yaml", shipped.read_text(encoding="utf-8"))]
     for file in files:

@@ -30,7 +30,9 @@ _ACTION = re.compile(r"(search|click)\[([^\[\]]{1,300})\]", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class WebShopConfig:
-    """Two files in the public formats, or products and goals of our own; `split` chooses whose goals the seeds walk over."""
+    """Two files in the public formats, or products and goals of our own; `split` chooses whose goals the seeds walk
+    over.
+    """
 
     products_file: str | None = None
     goals_file: str | None = None
@@ -51,7 +53,10 @@ def _shop(products_file: str | None, goals_file: str | None, count: int) -> tupl
         goals = load_goals(goals_file, products)
     else:
         products, goals = make_catalog(count)
-    documents = [" ".join((p.title, p.description, *p.bullets, *(v for values in p.options.values() for v in values))) for p in products]
+    documents = [
+        " ".join((p.title, p.description, *p.bullets, *(v for values in p.options.values() for v in values)))
+        for p in products
+    ]
     # The public release deals goals out over one fixed permutation.
     order = list(goals)
     random.Random(42).shuffle(order)
@@ -59,7 +64,9 @@ def _shop(products_file: str | None, goals_file: str | None, count: int) -> tupl
 
 
 def split_range(split: str, goals: int) -> range:
-    """Positions of a split: 500 test, 1000 validation, the rest training; a sixth and a third where there are too few goals for that."""
+    """Positions of a split: 500 test, 1000 validation, the rest training; a sixth and a third where there are too
+    few goals for that.
+    """
     test, val = (500, 1000) if goals > 3000 else (goals // 6, goals // 3)
     blocks = {"test": range(test), "val": range(test, test + val), "train": range(test + val, goals)}
     return blocks[split] or range(goals)
@@ -67,7 +74,9 @@ def split_range(split: str, goals: int) -> range:
 
 @dataclass
 class Page:
-    """Where the shopper is: a query, a page of its results, a product, one of its detail pages, and the options chosen so far."""
+    """Where the shopper is: a query, a page of its results, a product, one of its detail pages, and the options
+    chosen so far.
+    """
 
     query: str | None = None
     number: int = 1
@@ -85,9 +94,13 @@ class WebShop(World):
     def __init__(self, **settings: Any) -> None:
         self.config = WebShopConfig(**settings)
         try:
-            self.products, self.index, self.goals = _shop(self.config.products_file, self.config.goals_file, self.config.products)
+            self.products, self.index, self.goals = _shop(
+                self.config.products_file, self.config.goals_file, self.config.products
+            )
         except OSError as error:
-            raise WorldFault(f"webshop: cannot read {error.filename}: set products_file and goals_file ({error.strerror})") from None
+            raise WorldFault(
+                f"webshop: cannot read {error.filename}: set products_file and goals_file ({error.strerror})"
+            ) from None
         self.asins = list(self.products)
         self.goal: Goal | None = None
 
@@ -111,10 +124,21 @@ class WebShop(World):
         if page.detail:
             return [BACK, PREVIOUS]
         if page.asin:
-            return [BACK, PREVIOUS, *(v for values in self.products[page.asin].options.values() for v in values), *DETAILS, BUY]
+            return [
+                BACK,
+                PREVIOUS,
+                *(v for values in self.products[page.asin].options.values() for v in values),
+                *DETAILS,
+                BUY,
+            ]
         hits = self._hits()
         shown = hits[(page.number - 1) * PER_PAGE : page.number * PER_PAGE]
-        return [BACK, *([NEXT] if page.number * PER_PAGE < len(hits) else []), *([PREVIOUS] if page.number > 1 else []), *shown]
+        return [
+            BACK,
+            *([NEXT] if page.number * PER_PAGE < len(hits) else []),
+            *([PREVIOUS] if page.number > 1 else []),
+            *shown,
+        ]
 
     def parse_action(self, word: str) -> Action | None:
         """`search[words]` or `click[thing]`, case aside; None for anything else."""
@@ -174,12 +198,16 @@ class WebShop(World):
             hits = self._hits()
             shown = hits[(page.number - 1) * PER_PAGE : page.number * PER_PAGE]
             buttons = [b.capitalize() for b in self.clickables() if b in (NEXT, PREVIOUS)]
-            lines = [text for a in shown for text in (a.upper(), self.products[a].title, f"${self.products[a].price:.2f}")]
+            lines = [
+                text for a in shown for text in (a.upper(), self.products[a].title, f"${self.products[a].price:.2f}")
+            ]
             return [*head, f"Page {page.number} (Total results: {len(hits)})", *buttons, *lines]
         product = self.products[page.asin]
         head.append("< Prev")
         if page.detail:
-            texts = {"description": [product.description], "features": list(product.bullets), "reviews": []}[page.detail]
+            texts = {"description": [product.description], "features": list(product.bullets), "reviews": []}[
+                page.detail
+            ]
             return [*head, *(t for t in texts if t.strip())]
         options = [text for name, values in product.options.items() for text in (name, *values)]
         return [

@@ -46,7 +46,11 @@ def load_products(path: str | Path) -> list[Product]:
     for number, line in json_lines(Path(path).read_text(encoding="utf-8")):
         try:
             row = json.loads(line)["product"]
-            options = {name.lower(): tuple(str(v).lower() for v in values) for name, values in (row.get("options") or {}).items() if values}
+            options = {
+                name.lower(): tuple(str(v).lower() for v in values)
+                for name, values in (row.get("options") or {}).items()
+                if values
+            }
             products.append(
                 Product(
                     row["asin"],
@@ -66,9 +70,9 @@ def load_products(path: str | Path) -> list[Product]:
 
 
 def _price_cap(price: float, rng: random.Random) -> float:
-    return next((cap for cap in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0, 150.0, 200.0) if cap > price), price) + rng.choice(
-        (0.0, 10.0)
-    )
+    return next(
+        (cap for cap in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 100.0, 150.0, 200.0) if cap > price), price
+    ) + rng.choice((0.0, 10.0))
 
 
 def make_goal(product: Product, lead: str, attributes: tuple[str, ...], rng: random.Random) -> Goal:
@@ -81,7 +85,9 @@ def make_goal(product: Product, lead: str, attributes: tuple[str, ...], rng: ran
 
 
 def load_goals(path: str | Path, products: list[Product], seed: int = 233) -> list[Goal]:
-    """Goals of the public instruction file (asin -> instruction, instruction_attributes) for the products at hand, in shuffled order."""
+    """Goals of the public instruction file (asin -> instruction, instruction_attributes) for the products at hand,
+    in shuffled order.
+    """
     rows = json.loads(Path(path).read_text(encoding="utf-8"))
     rng = random.Random(seed)
     goals = []
@@ -171,7 +177,14 @@ _KINDS = (
         ("30 ml", "50 ml"),
         12,
     ),
-    ("Grocery › Snacks › Nuts", "mixed nuts", "Roasted Nuts", ("gluten free", "low sodium", "non gmo"), ("8 ounce", "16 ounce"), 7),
+    (
+        "Grocery › Snacks › Nuts",
+        "mixed nuts",
+        "Roasted Nuts",
+        ("gluten free", "low sodium", "non gmo"),
+        ("8 ounce", "16 ounce"),
+        7,
+    ),
 )
 
 

@@ -13,14 +13,18 @@ K1, B = 0.9, 0.4
 FUZZY_MATCH = 85
 _WORD = re.compile(r"[a-z0-9]+")
 STOP_WORDS = frozenset(
-    "a an and are as at be but by for from has have i if im in into is it its like looking me my need no not of on or than that the their "
+    "a an and are as at be but by for from has have i if im in into is it its like looking me my need no not of on or "
+    "than that the their "
     "then there these they this to under want was will with would you your find get buy price lower dollars".split()
 )
 # Words that name a quality, an amount or a colour rather than a thing: not counted as nouns below.
 QUALITIES = frozenset(
-    "new best good great high low long short small medium large big little mini extra quality easy natural soft hard light heavy dry free "
-    "pack set pcs piece pieces count inch inches oz ounce ml lb lbs women womens men mens black white red blue green grey gray pink purple "
-    "yellow orange brown gold silver beige navy multicolor wine rose dark pointed sexy elegant solid reclaimed sun".split()
+    "new best good great high low long short small medium large big little mini extra quality easy natural soft hard "
+    "light heavy dry free "
+    "pack set pcs piece pieces count inch inches oz ounce ml lb lbs women womens men mens black white red blue green "
+    "grey gray pink purple "
+    "yellow orange brown gold silver beige navy multicolor wine rose dark pointed sexy elegant solid "
+    "reclaimed sun".split()
 )
 
 
@@ -87,13 +91,17 @@ def token_set_ratio(a: str, b: str) -> int:
 
 
 def nouns(title: str) -> set[str]:
-    """The words that stand for nouns here: no tagger is used, only stop words, numbers and known qualities are taken out."""
+    """The words that stand for nouns here: no tagger is used, only stop words, numbers and known qualities are taken
+    out.
+    """
     return {w for w in words(title) if not any(c.isdigit() for c in w) and w not in QUALITIES and len(w) > 1}
 
 
 def type_score(bought: Product, goal: Goal) -> float:
     """How far the thing bought is of the wanted kind: 1, 0.5, 0.1 or 0."""
-    levels = {level.strip() for level in bought.category.split("›")} & {level.strip() for level in goal.category.split("›")}
+    levels = {level.strip() for level in bought.category.split("›")} & {
+        level.strip() for level in goal.category.split("›")
+    }
     wanted = nouns(goal.title)
     overlap = len(nouns(bought.title) & wanted) / len(wanted) if wanted else 0.2
     if overlap == 0.0:

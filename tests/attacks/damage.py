@@ -1,4 +1,6 @@
-"""Seeded damage to the files of a run, and the judgement of what the next start made of it. Helper module, not a test."""
+"""Seeded damage to the files of a run, and the judgement of what the next start made of it. Helper module, not a
+test.
+"""
 
 from __future__ import annotations
 
@@ -89,11 +91,14 @@ def attack(run: Path, target: str, seed: int) -> Attack:
 
 
 def judge(made: Attack, run: Path, end: End, expected: dict) -> str:
-    """`harmless` (same results), `named` (same results, or a record known to be damaged, and the file was named), `refused` (by name).
+    """`harmless` (same results), `named` (same results, or a record known to be damaged, and the file was named),
+    `refused` (by name).
 
     Anything else breaks a promise and is returned as a sentence.
     """
-    named = str(made.file) in end.said or (str(made.file.parent) in end.said and made.file.parent.name.startswith("step-"))
+    named = str(made.file) in end.said or (
+        str(made.file.parent) in end.said and made.file.parent.name.startswith("step-")
+    )
     if end.unnamed:
         return f"UNNAMED: {made}: {end.unnamed[-600:]}"
     if end.code:

@@ -1,7 +1,8 @@
-"""Starts of the attacked run as forks of one process that has everything imported, so that a signal costs a second and not ten.
+"""Starts of the attacked run as forks of one process that has everything imported, so that a signal costs a second and
+not ten.
 
-`python -m terrella.tests.attacks.forks FOLDER SIGNALS SEED` starts runs and signals them at random moments until so many signals were
-sent, compares every finished run with one that was left alone, and prints what it counted as JSON.
+`python -m terrella.tests.attacks.forks FOLDER SIGNALS SEED` starts runs and signals them at random moments until so
+many signals were sent, compares every finished run with one that was left alone, and prints what it counted as JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _start(folder: Path) -> int:
 
 def fork(folder: Path) -> int:
     """Start a run in a fork; its output goes to FOLDER.log. Returns the process id."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as the supervisor does; the worker unblocks them when it listens
+    # as the supervisor does; the worker unblocks them when it listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     child = os.fork()
     if child:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -97,7 +99,10 @@ def play(folder: Path, signals: int, seed: int) -> dict[str, int]:
                 counts["HANG"] += 1
                 os.kill(child, signal.SIGKILL)
                 wait(child, DEADLINE_S)
-            elif code not in (-sent if sent == signal.SIGKILL else STOPPED, 0):  # 0: it had just ended; its results are compared below
+            elif code not in (
+                -sent if sent == signal.SIGKILL else STOPPED,
+                0,
+            ):  # 0: it had just ended; its results are compared below
                 counts[f"WRONG CODE {code} after {sent.name}"] += 1
         elif code != 0:
             counts[f"WRONG CODE {code} of a start"] += 1

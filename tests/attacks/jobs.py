@@ -1,4 +1,6 @@
-"""What a rank of the pool runs in the attacks: a tiny recipe in this very process, so that a start costs a second and not ten."""
+"""What a rank of the pool runs in the attacks: a tiny recipe in this very process, so that a start costs a second
+and not ten.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ RECIPE = Path(__file__).with_name("attacked.yaml")
 
 @dataclass(frozen=True)
 class End:
-    """How a start of the run ended: the exit code, and what was said. 'unnamed' holds the traceback of an error that is not ours."""
+    """How a start of the run ended: the exit code, and what was said. 'unnamed' holds the traceback of an error that
+    is not ours.
+    """
 
     code: int
     said: str
     unnamed: str = ""
 
 
-def start(folder: str, overrides: tuple[str, ...] = (), back: str | None = None, stop_after: tuple[str, int] | None = None) -> End:
+def start(
+    folder: str, overrides: tuple[str, ...] = (), back: str | None = None, stop_after: tuple[str, int] | None = None
+) -> End:
     """`terrella train` in this process; `stop_after` asks for a stop once a stage has done so many steps."""
     import contextlib
     import io
@@ -31,7 +37,9 @@ def start(folder: str, overrides: tuple[str, ...] = (), back: str | None = None,
     return End(code, said.getvalue() + message, unnamed)
 
 
-def _start(folder: Path, overrides: tuple[str, ...], back: str | None, stop_after: tuple[str, int] | None) -> tuple[int, str, str]:
+def _start(
+    folder: Path, overrides: tuple[str, ...], back: str | None, stop_after: tuple[str, int] | None
+) -> tuple[int, str, str]:
     from terrella.core import run as runs
     from terrella.core.errors import TerrellaError
     from terrella.core.mesh import Mesh
@@ -80,7 +88,9 @@ def _stop_in(job: Any, steps: int) -> None:
 
 
 def merge_damaged_adapters(folder: str) -> str:
-    """Save an engine with adapters, flip a bit of the file, and merge it as a later stage would; returns the refusal."""
+    """Save an engine with adapters, flip a bit of the file, and merge it as a later stage would; returns the
+    refusal.
+    """
     from types import SimpleNamespace
 
     from terrella.core.engine import Engine

@@ -1,4 +1,6 @@
-"""Pages under attack in a real Chromium: each ends by the deadline, reaches no port but its own, and is named where it fails."""
+"""Pages under attack in a real Chromium: each ends by the deadline, reaches no port but its own, and is named where
+it fails.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,14 @@ REACHES = """for (const f of [
   () => new Worker(URL.createObjectURL(new Blob([`importScripts('${OTHER}/worker')`]))),
   () => { const v = document.createElement('video'); v.src = OTHER + '/video'; document.body.append(v); },
   () => fetch('/to-other'), () => { new Image().src = '/to-other'; }, () => new WebSocket(OTHER.replace('http', 'ws') + '/socket'),
-]) { try { f(); } catch (e) {} }"""
+]) { try { f(); } catch (e) {} }"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A page, what the agent does on it, and what may come of it: words of the named error; empty for a page that is read."""
+    """A page, what the agent does on it, and what may come of it: words of the named error; empty for a page that is
+    read.
+    """
 
     body: str
     named: str = ""  # with `read`: one or the other, as the machine is busy or not
@@ -70,14 +74,16 @@ ATTACKS = {
         button("alert(1); this.textContent = [confirm('?'), prompt('?')].join()"), read="false,"
     ),
     "beforeunload dialog": Attack(
-        "<a href='/fine'>Go</a><script>onbeforeunload = e => { e.preventDefault(); return 'stay'; }</script>", read="fine|Go"
+        ("<a href='/fine'>Go</a><script>onbeforeunload = e => { e.preventDefault(); return 'stay'; "
+"}</script>"), read="fine|Go"
     ),
     "print": Attack(button("print(); this.textContent = 'printed'"), read="printed"),
     "window.open": Attack(button("window.open('/fine')"), read="fine"),
     "sixty windows": Attack(button("for (let i = 0; i < 60; i++) window.open('/fine')"), FAULT, read="fine|before"),
     "window.open to another port": Attack(button("window.open(OTHER + '/window')"), PORT, read="before"),
     "window.close": Attack(button("window.close()"), read="before"),
-    "a window that closes itself": Attack(button("const w = window.open('/fine'); setTimeout(() => w.close(), 300)"), read="before|fine"),
+    "a window that closes itself": Attack(button("const w = window.open('/fine'); setTimeout(() => w.close(), "
+"300)"), read="before|fine"),
     "download": Attack("<a href='/download'>Go</a>", read="Go"),
     "thirty redirects": Attack("<a href='/chain/30'>Go</a>", "chrome-error|redirects"),
     "redirect to another port": Attack("<a href='/to-other'>Go</a>", PORT),
@@ -91,10 +97,12 @@ ATTACKS = {
     ),
     "meta refresh to itself": Attack("<meta http-equiv=refresh content=0><p>again</p>", FAULT, (), read="again"),
     "iframe of another port": Attack("<iframe src='OTHER/frame'></iframe><p>framed</p>", actions=(), read="framed"),
-    "thirteen other ways to another port": Attack(f"<p>ways</p><script>{REACHES}</script>", actions=(("wait", ""),), read="ways"),
+    ("thirteen other ways to another "
+"port"): Attack(f"<p>ways</p><script>{REACHES}</script>", actions=(("wait", ""),), read="ways"),
     "WebRTC to another port": Attack(
         "<p>rtc</p><script>const p = new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1:UDP'}]});"
-        "p.createDataChannel('x'); p.createOffer().then(o => p.setLocalDescription(o));</script>", actions=(("wait", ""),), read="rtc"
+        "p.createDataChannel('x'); p.createOffer().then(o => "
+"p.setLocalDescription(o));</script>", actions=(("wait", ""),), read="rtc"
     ),
     "service worker": Attack(
         "<p id=p>?</p><script>navigator.serviceWorker.register('/worker.js').then(() => p.textContent = 'registered', "
@@ -104,18 +112,23 @@ ATTACKS = {
         "<script>document.write('<p>some <a href=/a>link</a></p>'.repeat(60000))</script>", FAULT, (), read="link"
     ),
     "endless growth": Attack(
-        "<p>top</p><script>setInterval(() => { for (let i = 0; i < 50; i++) document.body.append('more ') }, 5)</script>",
+        (
+            "<p>top</p><script>setInterval(() => { for (let i = 0; i < 50; i++) document.body.append('more ') }, "
+            "5)</script>"
+        ),
         FAULT, (("scroll_down", ""), ("scroll_down", "")), "top|more",
     ),
     "history flood": Attack(
-        button("for (let i = 0; i < 300; i++) history.pushState(0, '', '/fine?' + i)"), FAULT, (("click", "Go"), ("back", "")), "before"
+        button("for (let i = 0; i < 300; i++) history.pushState(0, '', '/fine?' + "
+"i)"), FAULT, (("click", "Go"), ("back", "")), "before"
     ),
     "chrome://crash": Attack(
         "<a href='chrome://crash'>Go</a>", PORT, (("click", "Go"), ("goto", "chrome://crash"))
     ),
     "memory": Attack(button("const a = []; while (1) a.push(new Array(1e6).fill(1.5))"), f"crashed|{FAULT}"),
     "broken built-ins": Attack(
-        "<p>x</p><script>JSON.stringify = () => '{'; Array.prototype.map = 0; Promise.prototype.then = null</script>", FAULT, ()
+        ("<p>x</p><script>JSON.stringify = () => '{'; Array.prototype.map = 0; Promise.prototype.then = "
+"null</script>"), FAULT, ()
     ),
     "emptied document": Attack(button("document.open()"), FAULT),
     "no document": Attack(button("document.documentElement.remove()"), FAULT),
@@ -165,7 +178,9 @@ class Place:
         other = f"http://127.0.0.1:{self.other.server_port}"
         if path.startswith("/attack/"):
             body = list(ATTACKS.values())[int(path.removeprefix("/attack/"))].body
-            body = f"<script>const OTHER = '{other}';</script>" + body.replace("'OTHER/", f"'{other}/").replace("=OTHER/", f"={other}/")
+            body = f"<script>const OTHER = '{other}';</script>" + body.replace("'OTHER/", f"'{other}/").replace(
+                "=OTHER/", f"={other}/"
+            )
             return 200, {}, body.replace("UDP", str(self.udp.getsockname()[1])).encode()
         if path.startswith("/chain/"):
             left = int(path.removeprefix("/chain/"))
@@ -225,7 +240,10 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place():
-    for name, there in {"chromium": shutil.which("chromium"), "playwright": importlib.util.find_spec("playwright")}.items():
+    for name, there in {
+        "chromium": shutil.which("chromium"),
+        "playwright": importlib.util.find_spec("playwright"),
+    }.items():
         if not there:
             required = "chromium" in os.environ.get("TERRELLA_REQUIRE", "").split(",")
             (pytest.fail if required else pytest.skip)(f"{name} is not installed")
@@ -246,7 +264,9 @@ def attack(place: Place, name: str) -> str:
 
 
 def attempt(place: Place, name: str) -> tuple[str, str]:
-    """(what came of it, what was not there at the deadline: how fast a page is says more of the machine than of the page)."""
+    """(what came of it, what was not there at the deadline: how fast a page is says more of the machine than of the
+    page).
+    """
     aim, browser, place.slowest = ATTACKS[name], place.backend.process.pid, 0.0
     text, error = place.play(name)
     most = 2 * place.backend.limits.deadline_s + 12.0  # the browser is killed at twice the deadline; and a busy machine
@@ -255,7 +275,10 @@ def attempt(place: Place, name: str) -> tuple[str, str]:
     with pytest.raises(BlockingIOError):
         place.udp.recv(2048)
     shown = re.sub(r"<[^>]*>", "", text)
-    named, read = error and aim.named and re.search(aim.named, error), not error and aim.read and re.search(aim.read, shown)
+    named, read = (
+        error and aim.named and re.search(aim.named, error),
+        not error and aim.read and re.search(aim.read, shown),
+    )
     if not (named or read):
         assert re.search(FAULT, error), f"{name}: {error!r} {shown[:300]!r}"
         return "", f"{name}: {error}"
@@ -272,7 +295,8 @@ def attempt(place: Place, name: str) -> tuple[str, str]:
     return "harmless" if not error else "fault" if error.startswith("web:") else "refused", ""
 
 
-SAMPLE = ("hang on click", "redirect to another port", "thirteen other ways to another port", "alert, confirm, prompt", "window.open",
+SAMPLE = ("hang on click", "redirect to another port", ("thirteen other ways to another "
+"port"), "alert, confirm, prompt", "window.open",
           "window.open to another port", "download", "print")  # fmt: skip
 
 
@@ -305,12 +329,15 @@ def test_the_sandbox_is_on_except_where_it_cannot_be(place: Place) -> None:
         "backend = ChromiumBackend(Limits(deadline_s=60)); backend.begin(Start(('about:blank',)))\n"
         "print('--no-sandbox' in open(f'/proc/{backend.process.pid}/cmdline').read(), _unsandboxed); backend.close()"
     )
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:  # not pytest's, which other users cannot enter
+    # not pytest's, which other users cannot enter
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         Path(home).chmod(0o777)
         bare = {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "PYTHONPATH": ":".join(filter(None, sys.path))}
         other = {"user": 65534, "group": 65534, "extra_groups": ()}
         try:
-            told = subprocess.run([system, "-c", code], capture_output=True, text=True, timeout=240, cwd="/", env=bare, **other)
+            told = subprocess.run(
+                [system, "-c", code], capture_output=True, text=True, timeout=240, cwd="/", env=bare, **other
+            )
         except PermissionError:
             pytest.skip("this process may not start one of another user")
     if "Permission denied" in told.stderr or "No module named" in told.stderr:

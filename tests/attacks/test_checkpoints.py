@@ -24,7 +24,9 @@ def test_a_killed_run_ends_like_the_whole_one(victim: Victim, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("file", ["shard_00000.safetensors", "manifest.json", "extra.json"])
-def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(victim: Victim, tmp_path: Path, file: str) -> None:
+def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(
+    victim: Victim, tmp_path: Path, file: str
+) -> None:
     run = victim.copy(tmp_path / "run")
     damaged = run / "checkpoints" / "rlvr" / "step-000002" / file
     if file == "manifest.json":  # another number where a number was
@@ -45,7 +47,8 @@ def test_a_stage_whose_last_checkpoint_is_damaged_is_repeated_only_on_request(vi
     end = start(run, back="pretrain")
     assert end.code == 0 and "resuming at 2 of 4" in end.said, end
     assert tiny_run.results(run) == victim.expected
-    assert (run / "set-aside" / "001" / "checkpoints" / "rlvr" / "step-000002" / "manifest.json").exists()  # nothing was deleted
+    # nothing was deleted
+    assert (run / "set-aside" / "001" / "checkpoints" / "rlvr" / "step-000002" / "manifest.json").exists()
 
 
 def test_no_whole_checkpoint_left_is_said_and_a_step_can_be_chosen(victim: Victim, tmp_path: Path) -> None:
@@ -73,7 +76,9 @@ def test_merged_adapters_of_a_damaged_checkpoint_are_refused(tmp_path: Path) -> 
     assert "shard_00000.safetensors: damaged" in message and "--back-to tuned" in message
 
 
-def test_a_manifest_of_the_first_format_is_read_and_one_that_lost_its_digest_is_not(victim: Victim, tmp_path: Path) -> None:
+def test_a_manifest_of_the_first_format_is_read_and_one_that_lost_its_digest_is_not(
+    victim: Victim, tmp_path: Path
+) -> None:
     run = victim.copy(tmp_path / "run")
     path = run / "checkpoints" / "rlvr" / "step-000002" / "manifest.json"
     content = json.loads(path.read_text())

@@ -1,4 +1,6 @@
-"""Seeded damage to every kind of file of a killed run: never silent with a changed result, never unnamed, never a hang."""
+"""Seeded damage to every kind of file of a killed run: never silent with a changed result, never unnamed, never a
+hang.
+"""
 
 import shutil
 import time
@@ -19,7 +21,10 @@ def assail(victim: Victim, folder: Path, target: str, seeds: range) -> Counter[s
         begun = time.monotonic()
         verdict = judge(made, run, start(run, deadline_s=900.0), victim.expected)
         verdicts[verdict] += 1
-        print(f"{target} {seed}: {made.kind} {made.file.relative_to(run)}: {verdict} ({time.monotonic() - begun:.0f} s)", flush=True)
+        print(
+            f"{target} {seed}: {made.kind} {made.file.relative_to(run)}: {verdict} ({time.monotonic() - begun:.0f} s)",
+            flush=True,
+        )
         shutil.rmtree(run)
     return verdicts
 

@@ -1,4 +1,6 @@
-"""Exports under attack: flips, cuts and deletions in a proven folder. Every reader refuses it by name, or reads the proven weights."""
+"""Exports under attack: flips, cuts and deletions in a proven folder. Every reader refuses it by name, or reads the
+proven weights.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def attack(count: int, folder: Path, seed: int) -> int:
                 refused += 1
             else:  # what says nothing of the weights, such as the header's own remarks
                 theirs, ours = HFFolder(attacked), HFFolder(whole)
-                assert all(torch.equal(theirs.get(name), ours.get(name)) for name in ours.names()), f"silently changed: {how} {victim.name}"
+                assert all(torch.equal(theirs.get(name), ours.get(name)) for name in ours.names()), (
+                    f"silently changed: {how} {victim.name}"
+                )
         shutil.rmtree(attacked)
     return refused
 

@@ -14,7 +14,12 @@ def test_a_folder_with_other_files_is_refused_by_name_and_left_alone(tmp_path: P
         (tmp_path / file).write_text("mine: 1")
     before = sorted(tmp_path.rglob("*"))
     end = start(tmp_path)
-    assert end.code == 2 and str(tmp_path) in end.said and files[0].split("/")[0] in end.said and "choose another --run" in end.said, end
+    assert (
+        end.code == 2
+        and str(tmp_path) in end.said
+        and files[0].split("/")[0] in end.said
+        and "choose another --run" in end.said
+    ), end
     assert sorted(tmp_path.rglob("*")) == before
 
 

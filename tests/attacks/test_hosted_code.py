@@ -1,4 +1,6 @@
-"""A reward of the user's that harms its own process: its row is Invalid by name, or counts, and the rows beside it count."""
+"""A reward of the user's that harms its own process: its row is Invalid by name, or counts, and the rows beside it
+count.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,18 @@ DO = {
 }
 
 def score(prompt, answer, info): return DO[answer]()
-"""
+"""  # noqa: E501
 COUNTS = ("no folder", "spins", "bomb")  # what they leave behind ends with their process
 EITHER = ("breaks modules",)
 
 
 def test_harmful_rewards(tmp_path: Path) -> None:
     (tmp_path / "harm.py").write_text(REWARDS)
-    harmful = [line.split('"')[1] for line in REWARDS.split("DO = {")[1].split("}\n")[0].splitlines() if line.startswith('    "')][1:]
+    harmful = [
+        line.split('"')[1]
+        for line in REWARDS.split("DO = {")[1].split("}\n")[0].splitlines()
+        if line.startswith('    "')
+    ][1:]
     harmful += ["no memory", "spins", "ignores", "breaks modules", "bomb"]
     begun = time.monotonic()
     with Host("harm.py:score", tmp_path, 4.0) as host:

@@ -1,4 +1,6 @@
-"""A user's model folder under attack: its config, tokenizer and generation settings changed by a seeded draw. Read, or refused by file."""
+"""A user's model folder under attack: its config, tokenizer and generation settings changed by a seeded draw. Read,
+or refused by file.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,25 @@ from terrella.models.families import write_hf_config
 from terrella.models.hub import sizes_of
 
 SEED = 20261116
-SIZES = ModelConfig(family="qwen2", layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=300, qkv_bias=True)
-HOSTILE = ["null", "-1", "1e999", "NaN", "[]", "{}", '"x"', "true", "9" * 5000, "0", "99999999", '"../../etc/passwd"', "[[", "0.5"]
+SIZES = ModelConfig(
+    family="qwen2", layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=300, qkv_bias=True
+)
+HOSTILE = [
+    "null",
+    "-1",
+    "1e999",
+    "NaN",
+    "[]",
+    "{}",
+    '"x"',
+    "true",
+    "9" * 5000,
+    "0",
+    "99999999",
+    '"../../etc/passwd"',
+    "[[",
+    "0.5",
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +45,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ByteTokenizer().save(folder)
     (folder / "terrella_tokenizer.json").unlink()  # as transformers reads it
     (folder / "config.json").write_text(json.dumps(write_hf_config(SIZES, "float32"), indent=1))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 13], "pad_token_id": 0, "temperature": 0.6}, indent=1))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [2, 13], "pad_token_id": 0, "temperature": 0.6}, indent=1)
+    )
     return folder
 
 
@@ -52,7 +73,9 @@ def damage(path: Path, draw: random.Random) -> None:
         lines = held.decode().split("\n")
         values = [i for i, line in enumerate(lines) if ": " in line]
         chosen = draw.choice(values or [0])
-        lines[chosen] = f"{lines[chosen].split(': ')[0]}: {draw.choice(HOSTILE)}" + ("," if lines[chosen].endswith(",") else "")
+        lines[chosen] = f"{lines[chosen].split(': ')[0]}: {draw.choice(HOSTILE)}" + (
+            "," if lines[chosen].endswith(",") else ""
+        )
         data = bytearray("\n".join(lines).encode())
     path.write_bytes(bytes(data))
 
@@ -91,7 +114,11 @@ def test_all_model_folders(whole: Path, tmp_path: Path) -> None:
     ("file", "change", "words"),
     [
         ("generation_config.json", [2], r"generation_config\.json: must hold a JSON object, not \[2\]"),
-        ("generation_config.json", {"eos_token_id": [2, 10**9]}, r"eos_token_id names 1000000000, and the tokenizer has 26. tokens"),
+        (
+            "generation_config.json",
+            {"eos_token_id": [2, 10**9]},
+            r"eos_token_id names 1000000000, and the tokenizer has 26. tokens",
+        ),
         ("generation_config.json", {"eos_token_id": "</s>"}, r"eos_token_id must be a token id or a list of them"),
         ("terrella_tokenizer.json", {"kind": "char", "alphabet": "aa"}, r"terrella_tokenizer\.json: damaged"),
         ("terrella_tokenizer.json", {}, r"terrella_tokenizer\.json: damaged \(KeyError: 'kind'"),
@@ -111,14 +138,17 @@ def test_no_code_of_the_folder_runs(whole: Path, tmp_path: Path) -> None:
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
     mapped = {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"], "AutoConfig": "own.Own"}}
     for name in ("config.json", "tokenizer_config.json"):
-        (folder / name).write_text(json.dumps({"model_type": "own", "tokenizer_class": "Own", "eos_token": "<eos>", **mapped}))
+        (folder / name).write_text(
+            json.dumps({"model_type": "own", "tokenizer_class": "Own", "eos_token": "<eos>", **mapped})
+        )
     with pytest.raises(ConfigError, match=f"{folder}: no tokenizer can be read from its files: .*trust_remote_code"):
         load_tokenizer(folder)
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
-    "text", ["config: {}", "- 1", "", "config: [", "config: {num_attention_heads: 0, hidden_size: 8, num_layers: x}", "a: \0"]
+    "text",
+    ["config: {}", "- 1", "", "config: [", "config: {num_attention_heads: 0, hidden_size: 8, num_layers: x}", "a: \0"],
 )
 def test_settings_of_a_nemo_folder_that_are_none(tmp_path: Path, text: str) -> None:
     from terrella.models.nemo import read_settings

@@ -1,4 +1,6 @@
-"""Code of the user's that runs in the ranks themselves (a stage, an algorithm): whatever it does is named, and never taken for an end."""
+"""Code of the user's that runs in the ranks themselves (a stage, an algorithm): whatever it does is named, and never
+taken for an end.
+"""
 
 import os
 import subprocess
@@ -25,7 +27,7 @@ world: language
 model: {{family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 300, max_positions: 64}}
 stages:
 - {{kind: my.py:{0}, name: mine}}
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,9 @@ def test_a_stage_that_ends_its_process_or_gives_nonsense(tmp_path: Path, stage: 
     (tmp_path / "own.yaml").write_text(RECIPE.format(stage))
     command = [sys.executable, "-m", "terrella", "train", "own.yaml", "--run", "run"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr, (
+        done.stdout + done.stderr
+    )
     assert not (tmp_path / "run" / "report.html").exists()
 
 

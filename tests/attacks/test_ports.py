@@ -37,7 +37,9 @@ def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "HEAR_S", 0.5)
     place = Place(0, 2, f"127.0.0.1:{free_port()}")
     result: list = []
-    thread = threading.Thread(target=lambda: result.append(gather(place, hello(0), {"token": "the token"}, SECRET, 120)))
+    thread = threading.Thread(
+        target=lambda: result.append(gather(place, hello(0), {"token": "the token"}, SECRET, 120))
+    )
     thread.start()
     said = strangers(random.Random(SEED))
     assert len(said) >= 20

@@ -1,4 +1,6 @@
-"""Recipes under attack: texts changed by a seeded draw load, or are refused with a message that names the place; none crashes or hangs."""
+"""Recipes under attack: texts changed by a seeded draw load, or are refused with a message that names the place;
+none crashes or hangs.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,52 @@ from terrella.launch.recipe_files import find
 
 SEED = 20260917
 HOSTILE = [
-    *(".nan", "-.inf", "-1", "-1e300", "9" * 60, "9" * 5000, "[]", "{}", "null", "~", "true", '""', '"\\0"', "../../etc/passwd"),
-    *("!!python/name:os.system", "!!binary x", "2024-13-45", "&a [*a]", "*missing", "<<", "|", ">", "'", '"', "{{", "]]", "%", "@", "`"),
-    *("0x" + "f" * 99, "1e999", "kind", "\ufffe", "a: b: c", "- - -", "[[[[[[[[[[[[]]]]]]]]]]]]", "🙂", "0", "1_000_000_000_000", "-0.0"),
+    *(
+        ".nan",
+        "-.inf",
+        "-1",
+        "-1e300",
+        "9" * 60,
+        "9" * 5000,
+        "[]",
+        "{}",
+        "null",
+        "~",
+        "true",
+        '""',
+        '"\\0"',
+        "../../etc/passwd",
+    ),
+    *(
+        "!!python/name:os.system",
+        "!!binary x",
+        "2024-13-45",
+        "&a [*a]",
+        "*missing",
+        "<<",
+        "|",
+        ">",
+        "'",
+        '"',
+        "{{",
+        "]]",
+        "%",
+        "@",
+        "`",
+    ),
+    *(
+        "0x" + "f" * 99,
+        "1e999",
+        "kind",
+        "\ufffe",
+        "a: b: c",
+        "- - -",
+        "[[[[[[[[[[[[]]]]]]]]]]]]",
+        "🙂",
+        "0",
+        "1_000_000_000_000",
+        "-0.0",
+    ),
 ]
 
 

@@ -1,4 +1,6 @@
-"""A user's rows under attack: changed by a seeded draw, or odd by hand. Read as they are, or refused by file; none crashes or hangs."""
+"""A user's rows under attack: changed by a seeded draw, or odd by hand. Read as they are, or refused by file; none
+crashes or hangs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from terrella.core.errors import TerrellaError
 from terrella.data.rows import demonstration, info_of, read_rows, render_prompt
 
 SEED = 20261116
-ROWS = [{"prompt": f"{i} + {i}? ☃", "answer": 2 * i, "more": {"of": [i, None, 0.5]}, "tags": ["a", f"{i}"]} for i in range(12)]
+ROWS = [
+    {"prompt": f"{i} + {i}? ☃", "answer": 2 * i, "more": {"of": [i, None, 0.5]}, "tags": ["a", f"{i}"]}
+    for i in range(12)
+]
 HOSTILE = [
     "NaN",
     "-Infinity",
@@ -38,7 +43,11 @@ def use(path: Path) -> int:
     rows = read_rows(path)
     for i in range(len(rows)):
         row, where = rows[i], rows.where(i)
-        for text in (str(render_prompt(row, None, where)), demonstration(row, None, where) or "", json.dumps(info_of(row), default=str)):
+        for text in (
+            str(render_prompt(row, None, where)),
+            demonstration(row, None, where) or "",
+            json.dumps(info_of(row), default=str),
+        ):
             text.encode()
     return len(rows)
 
@@ -143,7 +152,8 @@ def test_odd_files_are_read_or_named(tmp_path: Path) -> None:
         make(tmp_path / name / "a.jsonl")
         with pytest.raises(TerrellaError, match=rf"{name}/a\.jsonl"):  # and does not wait for a writer
             use(tmp_path / name)
-    (tmp_path / "kernel.jsonl").symlink_to("/proc/self/status")  # reading others of them, such as /proc/kmsg, never ends
+    # reading others of them, such as /proc/kmsg, never ends
+    (tmp_path / "kernel.jsonl").symlink_to("/proc/self/status")
     with pytest.raises(TerrellaError, match=r"kernel\.jsonl: is no regular file on a disk"):
         use(tmp_path / "kernel.jsonl")
 
@@ -160,7 +170,12 @@ def test_tables_with_types_that_json_has_not(tmp_path: Path) -> None:
         "bytes": [b"\xff", b""],
         "deep": [[[{"x": [None]}]], None],
     }
-    for leave, words in (((), r"t\.parquet: row 1: column 'when' cannot be read"), (("when",), r"t\.parquet: row 2: the answer is nan")):
-        pyarrow.parquet.write_table(pa.table({k: v for k, v in columns.items() if k not in leave}), tmp_path / "t.parquet")
+    for leave, words in (
+        ((), r"t\.parquet: row 1: column 'when' cannot be read"),
+        (("when",), r"t\.parquet: row 2: the answer is nan"),
+    ):
+        pyarrow.parquet.write_table(
+            pa.table({k: v for k, v in columns.items() if k not in leave}), tmp_path / "t.parquet"
+        )
         with pytest.raises(TerrellaError, match=words):
             use(tmp_path / "t.parquet")

@@ -24,7 +24,10 @@ def read(folder: Path) -> list[str]:
 def damage(folder: Path, draw: random.Random) -> str:
     """One change to one file; says which."""
     victim = draw.choice(sorted(folder.iterdir()))
-    held, how = victim.read_bytes(), draw.choice(["flip", "flip", "flip", "cut", "delete", "delete shard", "grow", "swap"])
+    held, how = (
+        victim.read_bytes(),
+        draw.choice(["flip", "flip", "flip", "cut", "delete", "delete shard", "grow", "swap"]),
+    )
     if how == "flip":
         changed = bytearray(held)
         changed[draw.randrange(len(held))] ^= 1 << draw.randrange(8)

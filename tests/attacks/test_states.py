@@ -23,7 +23,9 @@ from terrella.models.video.config import TokenizerConfig, TokenizerLoss
 from terrella.models.video.training import TokenizerTrainer
 from terrella.rl.own.config import DataEnvironment
 
-CONFIG = TokenizerConfig("frame", 16, 16, channels=(8, 8), groups=4, latent=8, levels=(4, 3), encoder_resnets=1, decoder_resnets=1)
+CONFIG = TokenizerConfig(
+    "frame", 16, 16, channels=(8, 8), groups=4, latent=8, levels=(4, 3), encoder_resnets=1, decoder_resnets=1
+)
 
 
 @pytest.fixture
@@ -59,7 +61,9 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.97])
-def test_a_damaged_state_is_named_and_the_one_before_it_taken(job: Job, capsys: pytest.CaptureFixture, place: float) -> None:
+def test_a_damaged_state_is_named_and_the_one_before_it_taken(
+    job: Job, capsys: pytest.CaptureFixture, place: float
+) -> None:
     folder, trainer = trained(job, 3)
     assert [int(STATE.fullmatch(p.name)[1]) for p in states(folder)] == [2, 3]  # type: ignore[index]
     newest = states(folder)[-1]

@@ -18,7 +18,13 @@ def child(tmp_path, code: str) -> Child:
 
 
 def test_a_child_begins_at_the_word_and_tells_its_figures(tmp_path) -> None:
-    one = child(tmp_path, "import json, sys; print('imported', flush=True); print('RESULT ' + json.dumps({'word': sys.stdin.readline()}))")
+    one = child(
+        tmp_path,
+        (
+            "import json, sys; print('imported', flush=True); print('RESULT ' + json.dumps({'word': "
+            "sys.stdin.readline()}))"
+        ),
+    )
     one.start()
     time.sleep(0.5)
     one.start()  # a second start changes nothing
@@ -55,7 +61,8 @@ def test_a_child_whose_parent_is_gone_does_not_begin(tmp_path) -> None:
 def test_a_child_that_has_begun_dies_with_its_parent(tmp_path, number: int) -> None:
     """A benchmark that a time limit ends leaves nothing on the machine."""
     inner = (
-        "import time; from terrella.benchmarks.children import wait_for_word; wait_for_word(); print('begun', flush=True); time.sleep(3600)"
+        "import time; from terrella.benchmarks.children import wait_for_word; wait_for_word(); print('begun', "
+        "flush=True); time.sleep(3600)"
     )
     code = f"""
 import sys

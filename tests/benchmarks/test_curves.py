@@ -34,6 +34,8 @@ def test_the_newest_run_is_drawn_with_a_colour_for_each_arm() -> None:
     picture = curves.chart(old + recorder.rows, "spa", "agent/success", "a < b")
     paths = [e for e in ElementTree.fromstring(picture).iter() if e.get("stroke")]
     assert len(paths) == 6 and len({e.get("stroke") for e in paths}) == 2  # four lines, two keys
-    assert "gone" not in picture and "a &lt; b" in picture and f"L{curves.LEFT + curves.WIDTH}.0 {curves.TOP}.0" in picture
+    assert (
+        "gone" not in picture and "a &lt; b" in picture and f"L{curves.LEFT + curves.WIDTH}.0 {curves.TOP}.0" in picture
+    )
     with pytest.raises(ValueError, match="no curves"):
         curves.chart(recorder.rows, "language", "agent/success", "t")

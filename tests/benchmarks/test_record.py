@@ -20,14 +20,25 @@ def test_round_trip(tmp_path):
     record.append(rows(1.25, "a"), path)
     record.append(rows(2.5, "b"), path)
     got = record.read(path)
-    assert path.read_text().splitlines()[0] == "run_id,date,commit,gpu,versions,bench,case,impl,metric,value,p20,p80,unit,command"
-    assert [r.value for r in got] == [1.25, 2.5] and got[0].case == "case, with a comma" and got[0].p20 == 1.125 and got[0].p80 is None
+    assert (
+        path.read_text().splitlines()[0]
+        == "run_id,date,commit,gpu,versions,bench,case,impl,metric,value,p20,p80,unit,command"
+    )
+    assert (
+        [r.value for r in got] == [1.25, 2.5]
+        and got[0].case == "case, with a comma"
+        and got[0].p20 == 1.125
+        and got[0].p80 is None
+    )
     assert got[0].command == "terrella bench kernels"
 
 
 def test_commands_say_how_and_not_where():
     words = ["--case", "a 4x8", "--out", "/x/y.csv", "--rivals", "/x/r", "--logs", "/x", "--steps", "3"]
-    assert record.command_line("terrella bench train", words) == "terrella bench train --case 'a 4x8' --rivals FOLDER --steps 3"
+    assert (
+        record.command_line("terrella bench train", words)
+        == "terrella bench train --case 'a 4x8' --rivals FOLDER --steps 3"
+    )
     assert not [r.command for r in record.read() if " /" in r.command]
 
 
@@ -56,7 +67,9 @@ def test_shipped_file_reads():
 
 
 def test_chart_draws_one_run():
-    drawn = record.chart(rows(1.0, "a") + rows(3.0, "a", "rival <x>"), "kernels", [("case, with a comma", "A & B")], title="T")
+    drawn = record.chart(
+        rows(1.0, "a") + rows(3.0, "a", "rival <x>"), "kernels", [("case, with a comma", "A & B")], title="T"
+    )
     root = ElementTree.fromstring(drawn)
     assert len(root.findall("{http://www.w3.org/2000/svg}rect")) == 2
     with pytest.raises(ValueError, match="no rows"):

@@ -7,7 +7,9 @@ import pytest
 from terrella.benchmarks import record, video
 
 
-def test_rows_of_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TERRELLA_LPIPS", str(tmp_path))
     out = tmp_path / "results.csv"
     video.main(["--frames", "2", "--size", "16", "--seconds", "0", "--out", str(out)])

@@ -14,4 +14,6 @@ def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: li
     seen = (document[:, None] == document[None, :]) & (rows[None, :] <= rows[:, None])
     repeat = q.shape[1] // k.shape[1]
     scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(repeat, 1)) / q.shape[-1] ** 0.5
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v.repeat_interleave(repeat, 1))
+    return torch.einsum(
+        "hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v.repeat_interleave(repeat, 1)
+    )

@@ -31,7 +31,9 @@ def _steps(engine: Any, first: int, count: int) -> list[tuple[float, float]]:
     return out
 
 
-def train_and_save(folder: str, parallel: dict, at: int, total: int, precision: str = "fp32", wait: bool = True) -> dict[str, Any]:
+def train_and_save(
+    folder: str, parallel: dict, at: int, total: int, precision: str = "fp32", wait: bool = True
+) -> dict[str, Any]:
     """Train `total` steps and save after `at` of them; returns the trace and the final states."""
     engine = jobs.make_engine(parallel, precision=precision)
     trace = _steps(engine, 0, at)
@@ -85,7 +87,9 @@ def load_error(folder: str, parallel: dict) -> str:
 
 
 def save_without_space_on(folder: str, full: int) -> tuple[str, float]:
-    """Save while one rank may write no more than a kilobyte to a file; returns what the save said, and after how long."""
+    """Save while one rank may write no more than a kilobyte to a file; returns what the save said, and after how
+    long.
+    """
     import resource
     import time
 

@@ -65,7 +65,9 @@ def refusals() -> dict[str, str]:
     message("no optimizer", lambda: scorer.step(jobs.batches(1), jobs.cross_entropy))
     message("nothing", lambda: scorer.score([], jobs.score))
     message("other layout", lambda: jobs.make_engine({"tensor": 2}))
-    message("no GPU", lambda: Engine(build_gpt(jobs.DENSE), ParallelConfig(), None, PrecisionConfig("bf16", "te", fp8=True)))
+    message(
+        "no GPU", lambda: Engine(build_gpt(jobs.DENSE), ParallelConfig(), None, PrecisionConfig("bf16", "te", fp8=True))
+    )
     engine = jobs.make_engine({})
 
     def misnamed(hidden_TH, head, batch):
@@ -129,7 +131,9 @@ def _kernel_step(engine: Engine, seed: int) -> float:
 
 
 def kernel_resumes(folder: str, precision: str) -> bool:
-    """Steps by the kernel after a checkpoint was loaded into an engine that had made other steps, and after an offload: bit for bit."""
+    """Steps by the kernel after a checkpoint was loaded into an engine that had made other steps, and after an
+    offload: bit for bit.
+    """
     first, other = (jobs.make_engine({}, precision=precision) for _ in range(2))
     _kernel_step(first, 1)
     first.save(Path(folder))
@@ -145,7 +149,9 @@ def kernel_resumes(folder: str, precision: str) -> bool:
 
 
 def kernel_update(precision: str) -> float:
-    """Two updates by the kernel that CUDA uses (here its plain form) against torch's own: the largest difference of any weight."""
+    """Two updates by the kernel that CUDA uses (here its plain form) against torch's own: the largest difference of
+    any weight.
+    """
     from terrella.core.mcore import optimizer as adam
 
     plain, other = jobs.make_engine({}, precision=precision), jobs.make_engine({}, precision=precision)

@@ -1,4 +1,6 @@
-"""Collectives through host memory, as ranks that share a GPU use them, on two ranks without one. Helper module, not a test."""
+"""Collectives through host memory, as ranks that share a GPU use them, on two ranks without one. Helper module, not
+a test.
+"""
 
 import sys
 from pathlib import Path

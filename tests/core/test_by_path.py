@@ -92,7 +92,10 @@ def test_a_module_of_an_installed_package() -> None:
         ("my.py:N", "'N' is a int; a function or a class is needed"),
         ("my.py", "'my.py': write it as file.py:Name"),
         ("my file:x", "'my file:x': my file is neither a .py file nor the name of a module"),
-        ("no_such_package.x:f", "no_such_package.x: no such module is installed; a file of yours is named as file.py:Name"),
+        (
+            "no_such_package.x:f",
+            "no_such_package.x: no such module is installed; a file of yours is named as file.py:Name",
+        ),
         ("json.decodr:f", "json.decodr: no such module is installed"),
         ("raises.py:f", "raises.py: cannot be imported: line 2: ZeroDivisionError: division by zero"),
         ("syntax.py:f", "syntax.py: cannot be imported: line 1: SyntaxError: "),
@@ -137,9 +140,15 @@ def test_settings_take_a_path_wherever_they_take_a_name(own: Path, monkeypatch: 
         ("pet:\n  kind: mi.py:Env\n", "r.yaml:2: pet: {own}/mi.py: no such file; did you mean 'my.py'?"),
         ("pet: {kind: my.py}\n", "r.yaml:1: pet.kind = 'my.py' is unknown; write it as my.py:Name"),
         ("pet: {kind: my.py:a b}\n", "'my.py:a b': write it as file.py:Name"),
-        ("pet: {kind: my.py:Env, path: x}\n", "r.yaml:1: pet.path is taken; an argument of that name goes under pet.args"),
+        (
+            "pet: {kind: my.py:Env, path: x}\n",
+            "r.yaml:1: pet.path is taken; an argument of that name goes under pet.args",
+        ),
         ("pet: {kind: my.py:Env, day: 2026-01-02}\n", "r.yaml:1: pet.args.day is read as a date; write it in quotes"),
-        ("pet: {kind: cat}\nreward: parial\n", "r.yaml:2: reward = 'parial' must be one of 'exact', 'partial'; did you mean 'partial'?"),
+        (
+            "pet: {kind: cat}\nreward: parial\n",
+            "r.yaml:2: reward = 'parial' must be one of 'exact', 'partial'; did you mean 'partial'?",
+        ),
         ("pet: {kind: cat}\nreward: you.py:f\n", "r.yaml:2: reward: {own}/you.py: no such file"),
     ],
 )
@@ -151,7 +160,9 @@ def test_a_wrong_path_in_settings_has_its_line(own: Path, text: str, message: st
 def test_arguments_that_do_not_fit_are_named(own: Path) -> None:
     config = read(own, "pet: {kind: my.py:Env, sise: 6}\n")
     assert isinstance(config.pet, Own)
-    with pytest.raises(ConfigError, match=r"my\.py:Env: cannot be made with {'sise': 6}: .*unexpected keyword argument 'sise'"):
+    with pytest.raises(
+        ConfigError, match=r"my\.py:Env: cannot be made with {'sise': 6}: .*unexpected keyword argument 'sise'"
+    ):
         config.pet.make()
 
 

@@ -59,7 +59,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
         pytest.param(1, {}, id="tp1"),
         pytest.param(2, {"tensor": 2}, id="tp2"),
         pytest.param(2, {"pipeline": 2}, id="pp2"),
-        pytest.param(4, {"tensor": 2, "sequence_parallel": True, "context": 2}, id="tp2_sp_cp2", marks=pytest.mark.full),
+        pytest.param(
+            4, {"tensor": 2, "sequence_parallel": True, "context": 2}, id="tp2_sp_cp2", marks=pytest.mark.full
+        ),
     ],
 )
 def test_resume_in_another_layout(saved: tuple[Path, list], tmp_path: Path, world: int, parallel: dict) -> None:
@@ -80,9 +82,13 @@ def test_resume_in_another_layout(saved: tuple[Path, list], tmp_path: Path, worl
 
 
 def test_random_states_come_back_where_ranks_hold_the_same(saved: tuple[Path, list]) -> None:
-    """Settings that move nothing between ranks, and ones that a later release added, do not matter; another layout starts afresh."""
+    """Settings that move nothing between ranks, and ones that a later release added, do not matter; another layout
+    starts afresh.
+    """
     folder = str(saved[0])
-    same, later = (run_ranks(f"{JOBS}:generator_after", 2, folder=folder, parallel=p)[0] for p in ({}, {"timeout_minutes": 7.0}))
+    same, later = (
+        run_ranks(f"{JOBS}:generator_after", 2, folder=folder, parallel=p)[0] for p in ({}, {"timeout_minutes": 7.0})
+    )
     other = run_ranks(f"{JOBS}:generator_after", 2, folder=folder, parallel={"tensor": 2})[0]
     assert torch.equal(same, later) and not torch.equal(same, other)
 
@@ -93,7 +99,9 @@ def test_experts_move_between_layouts(tmp_path: Path) -> None:
     before = CheckpointReader(tmp_path / "ep2")
     for world, parallel in ((1, {}), (2, {"tensor": 2, "sequence_parallel": True})):
         other = tmp_path / f"world{world}"
-        run_ranks(f"{JOBS}:resave", world, folder=str(tmp_path / "ep2"), other=str(other), parallel=parallel, kind="moe")
+        run_ranks(
+            f"{JOBS}:resave", world, folder=str(tmp_path / "ep2"), other=str(other), parallel=parallel, kind="moe"
+        )
         after = CheckpointReader(other)
         assert before.names() == after.names()
         for name in before.names():
@@ -119,9 +127,14 @@ def test_a_flipped_byte_is_named(saved: tuple[Path, list], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("full", [0, 1])
 def test_a_full_disk_of_any_rank_is_said_by_all_at_once_and_leaves_nothing(tmp_path: Path, full: int) -> None:
-    told = run_ranks(f"{JOBS}:save_without_space_on", 2, deadline_s=120, folder=str(tmp_path / "step_00000003"), full=full)
+    told = run_ranks(
+        f"{JOBS}:save_without_space_on", 2, deadline_s=120, folder=str(tmp_path / "step_00000003"), full=full
+    )
     for message, seconds in told:
-        assert f"shard_0000{full}.safetensors" in message and "free space" in message and seconds < 60, (message, seconds)
+        assert f"shard_0000{full}.safetensors" in message and "free space" in message and seconds < 60, (
+            message,
+            seconds,
+        )
     assert not list(tmp_path.iterdir())
 
 

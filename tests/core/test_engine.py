@@ -54,7 +54,9 @@ def test_settings_that_cannot_be() -> None:
 
 def test_learning_rates() -> None:
     cosine = OptimizerConfig(lr=2.0, schedule="cosine", warmup_steps=4, total_steps=14, min_lr=1.0)
-    assert [learning_rate(cosine, i) for i in (0, 1, 3, 4, 9, 14, 99)] == pytest.approx([0.5, 1.0, 2.0, 2.0, 1.5, 1.0, 1.0])
+    assert [learning_rate(cosine, i) for i in (0, 1, 3, 4, 9, 14, 99)] == pytest.approx(
+        [0.5, 1.0, 2.0, 2.0, 1.5, 1.0, 1.0]
+    )
     linear = OptimizerConfig(lr=2.0, schedule="linear", total_steps=4)
     assert [learning_rate(linear, i) for i in range(6)] == [2.0, 1.5, 1.0, 0.5, 0.0, 0.0]
     assert learning_rate(OptimizerConfig(lr=3.0, warmup_steps=3), 1) == 2.0

@@ -29,18 +29,26 @@ def test_rows_with_odd_separators_come_back(tmp_path) -> None:
 
 
 def test_a_replaced_file_and_its_folder_entry_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut after `write_atomic` must find the new file: both the file and the folder are synced, in this order."""
+    """A power cut after `write_atomic` must find the new file: both the file and the folder are synced, in this
+    order.
+    """
     synced = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")) or real(handle))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")) or real(handle)
+    )
     write_atomic(tmp_path / "a.json", "{}")
     assert len(synced) == 2 and synced[0].startswith(str(tmp_path / ".a.json.")) and synced[1] == str(tmp_path)
 
 
-def test_a_folder_is_on_disk_before_it_has_its_name_and_so_is_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_on_disk_before_it_has_its_name_and_so_is_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[str] = []
     sync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: steps.append(os.readlink(f"/proc/self/fd/{handle}")) or sync(handle))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: steps.append(os.readlink(f"/proc/self/fd/{handle}")) or sync(handle)
+    )
     monkeypatch.setattr(os, "replace", lambda old, new: steps.append(f"{old} -> {new}") or replace(old, new))
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
     out.mkdir()
@@ -64,7 +72,9 @@ def test_a_folder_that_cannot_be_finished_leaves_nothing_behind(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_hosts_with_equal_process_ids_do_not_share_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hosts_with_equal_process_ids_do_not_share_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = []
     real = os.replace
     monkeypatch.setattr(os, "replace", lambda old, new: names.append(str(old)) or real(old, new))

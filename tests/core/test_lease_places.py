@@ -16,20 +16,27 @@ from terrella.core.errors import LeaseError, StorageError
 from terrella.core.files import read_json, write_json
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
-ACQUIRE = "import sys; from pathlib import Path; from terrella.core.lease import Lease; Lease.acquire(Path(sys.argv[1])); print('taken')"
+ACQUIRE = (
+    "import sys; from pathlib import Path; from terrella.core.lease import Lease; "
+    "Lease.acquire(Path(sys.argv[1])); print('taken')"
+)
 
 
 def test_a_step_of_the_clock_steals_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = leases.Lease.acquire(tmp_path)
     begun = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: begun(self) + 1.5)  # what a step of 1.5 s makes of it
+    # what a step of 1.5 s makes of it
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: begun(self) + 1.5)
     with pytest.raises(LeaseError, match="in use"):
         leases.Lease.acquire(tmp_path)
     lease.release()
 
 
 def test_a_live_owner_is_not_robbed_from_another_pid_namespace(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=60).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=60).returncode
+    ):
         pytest.skip("unshare cannot make a PID namespace here")
     lease = leases.Lease.acquire(tmp_path)
     command = [*UNSHARE, sys.executable, "-c", ACQUIRE, str(tmp_path)]
@@ -39,7 +46,8 @@ def test_a_live_owner_is_not_robbed_from_another_pid_namespace(tmp_path: Path) -
 
 
 def test_a_silent_owner_that_cannot_be_asked_is_replaced_without_being_told_to_wait(tmp_path: Path) -> None:
-    write_json(tmp_path / "lease.json", {"token": "t", "incarnation": 4, "host": "gone", "pid": 7})  # as an earlier release wrote it
+    # as an earlier release wrote it
+    write_json(tmp_path / "lease.json", {"token": "t", "incarnation": 4, "host": "gone", "pid": 7})
     begun = time.monotonic()
     lease = leases.Lease.acquire(tmp_path, timeout_s=2.0)
     assert lease.incarnation == 5 and time.monotonic() - begun >= 2.0

@@ -8,7 +8,9 @@ from terrella.core import lease as leases
 from terrella.core.errors import LeaseError
 
 
-def test_a_restarted_job_takes_the_lease_of_its_earlier_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_job_takes_the_lease_of_its_earlier_start_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "test")
     first = leases.Lease.acquire(tmp_path)  # this very process: as alive as can be

@@ -17,7 +17,9 @@ def test_a_process_that_was_given_one_core_counts_one() -> None:
         "print(usable_cores(), _environment(run, Span(0, 1, 1, 'here', 1), 0)['OMP_NUM_THREADS'])"
     )
     bare = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=bare)
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=bare
+    )
     assert told.stdout.split() == ["1", "1"]
 
 

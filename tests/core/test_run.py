@@ -60,14 +60,18 @@ def test_a_key_that_a_release_added_is_no_difference_at_its_default(tmp_path: Pa
     assert (folder / "config.yaml").read_text() == before
     with pytest.raises(ConfigError, match=r"\(seed: absent then, 3 now\)"):
         runs.create(folder, Later(seed=3))
-    with pytest.raises(ConfigError, match=r"\(size: 1 then, 2 now; part: absent then, \{'kind': 'b', 'rate': 0.5\} now\)"):
+    with pytest.raises(
+        ConfigError, match=r"\(size: 1 then, 2 now; part: absent then, \{'kind': 'b', 'rate': 0.5\} now\)"
+    ):
         runs.create(folder, Later(size=2, part=Part("b")))
     runs.create(folder, Config())[1].release()  # the refusals have given the lease back
     runs.create(tmp_path / "later", Later(part=Part("b", 1), parts=(Part(), Part("c"))))[1].release()
     runs.create(tmp_path / "later", Later(part=Part("b", 1.0), parts=(Part(), Part("c"))))[1].release()
     with pytest.raises(ConfigError, match=r"\(parts.1.kind: 'c' then, 'd' now\)"):
         runs.create(tmp_path / "later", Later(part=Part("b", 1), parts=(Part(), Part("d"))))
-    with pytest.raises(ConfigError, match=r"\(seed: 0 then, absent now; part: .* then, absent now; parts: .* then, absent now\)"):
+    with pytest.raises(
+        ConfigError, match=r"\(seed: 0 then, absent now; part: .* then, absent now; parts: .* then, absent now\)"
+    ):
         runs.create(tmp_path / "later", Config())
     (folder / "config.yaml").write_text("a: [\n")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -82,7 +86,8 @@ def test_second_owner_is_refused_and_a_dead_one_is_replaced(tmp_path: Path) -> N
     code = "import os, sys; from pathlib import Path; from terrella.core.lease import Lease; "
     code += "Lease.acquire(Path(sys.argv[1])); print(1, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    assert killed.stdout is not None and killed.stdout.read() == b"1\n"  # it is dead now, and a zombie until we wait for it
+    # it is dead now, and a zombie until we wait for it
+    assert killed.stdout is not None and killed.stdout.read() == b"1\n"
     while psutil.Process(killed.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     second = leases.Lease.acquire(tmp_path)

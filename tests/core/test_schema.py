@@ -54,7 +54,8 @@ def read(text: str, *overrides: str) -> Outer:
 
 def test_reads_nested_sections_and_kinds() -> None:
     config = read(
-        "name: x\nlimit: 3\ninner: {rate: 1e-3}\npets:\n- {kind: dog, tricks: [sit]}\n- {kind: cat}\ntable: {a: 1}\npair: [0.9, 0.95]\n"
+        "name: x\nlimit: 3\ninner: {rate: 1e-3}\npets:\n- {kind: dog, tricks: [sit]}\n- {kind: cat}\ntable: {a: "
+        "1}\npair: [0.9, 0.95]\n"
     )
     assert config == Outer("x", 1, 3, Inner(0.001), [Dog("dog", ["sit"]), Cat("cat")], {"a": 1.0}, (0.9, 0.95))
 
@@ -67,7 +68,10 @@ def test_an_override_finds_a_list_item_by_number_or_name() -> None:
     warmup, rlvr = tree.value["stages"].value
     assert (warmup.value["steps"].value, rlvr.value["steps"].value, tree.value["plain"].value[1].value) == (6, 5, 7)
     for override, message in (
-        ("stages.rvlr.steps=5", "'rvlr' is no name and no number (0 to 1) of the list at f.yaml:1; did you mean 'rlvr'?"),
+        (
+            "stages.rvlr.steps=5",
+            "'rvlr' is no name and no number (0 to 1) of the list at f.yaml:1; did you mean 'rlvr'?",
+        ),
         ("stages.2.steps=5", "'2' is no name and no number (0 to 1) of the list at f.yaml:1"),
         ("plain.x=1", "'x' is no number (0 to 1) of the list at f.yaml:4"),
     ):
@@ -83,7 +87,10 @@ def test_an_override_finds_a_list_item_by_number_or_name() -> None:
         ("name: x\ncount: two\n", "f.yaml:2: count = 'two' must be int"),
         ("name: x\ncount: true\n", "f.yaml:2: count = True must be int"),
         ("name: x\ninner:\n  rate: 0\n", "f.yaml:3: inner.rate: 0.0 must be above 0"),
-        ("name: x\ninner: {mode: fsat}\n", "f.yaml:2: inner.mode = 'fsat' must be one of 'fast', 'slow'; did you mean 'fast'?"),
+        (
+            "name: x\ninner: {mode: fsat}\n",
+            "f.yaml:2: inner.mode = 'fsat' must be one of 'fast', 'slow'; did you mean 'fast'?",
+        ),
         ("count: 1\n", "f.yaml:1: key 'name' is missing"),
         ("name: x\nname: y\n", "f.yaml:2: key 'name' stands twice"),
         ("name: [x\n", "f.yaml:2: not valid YAML"),

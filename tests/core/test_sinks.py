@@ -1,4 +1,6 @@
-"""Sinks mirror the record and its tables, into the real packages where they are installed; a missing package is named."""
+"""Sinks mirror the record and its tables, into the real packages where they are installed; a missing package is
+named.
+"""
 
 import importlib.util
 import json
@@ -22,7 +24,9 @@ ROLLOUTS = [
 ]
 RESULT = {
     "columns": ["greedy"],
-    "rows": [{"name": "empty answer", "kind": "baseline", "cells": [{"value": 0.25, "low": 0.1, "high": 0.4, "n": 20}]}],
+    "rows": [
+        {"name": "empty answer", "kind": "baseline", "cells": [{"value": 0.25, "low": 0.1, "high": 0.4, "n": 20}]}
+    ],
 }
 
 
@@ -91,7 +95,9 @@ def test_tensorboard_shows_them(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "logs" / "tensorboard"), {"tensors": 0}).Reload()
     assert [(e.step, e.value) for e in events.Scalars("rl/loss")] == [(3, 0.5)]
     (shown,), (result,) = events.Tensors("rollouts/rl/text_summary"), events.Tensors("results/evaluate/text_summary")
-    assert shown.step == 3 and "| 7 | 1 | 1 | 1&#124;<br>2&lt; | a | 0.5 |  |" in shown.tensor_proto.string_val[0].decode()
+    assert (
+        shown.step == 3 and "| 7 | 1 | 1 | 1&#124;<br>2&lt; | a | 0.5 |  |" in shown.tensor_proto.string_val[0].decode()
+    )
     assert "| empty answer | baseline | greedy | 0.25 | 0.1 | 0.4 | 20 |" in result.tensor_proto.string_val[0].decode()
 
 
@@ -102,6 +108,10 @@ def test_weights_and_biases_keeps_them_offline(tmp_path: Path, monkeypatch: pyte
     (sink,) = open_sinks(["wandb"], tmp_path, "run")
     keep_all(tmp_path, sink)
     tables = {path.name.split("_")[0]: json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")}
-    assert tables["rl"]["columns"][3:6] == ["prompt", "answer", "reward"] and tables["rl"]["data"][0][3:6] == ["1|\n2<", "a", 0.5]
+    assert tables["rl"]["columns"][3:6] == ["prompt", "answer", "reward"] and tables["rl"]["data"][0][3:6] == [
+        "1|\n2<",
+        "a",
+        0.5,
+    ]
     assert tables["evaluate"]["data"] == [["empty answer", "baseline", "greedy", 0.25, 0.1, 0.4, 20]]
     assert list(tmp_path.rglob("*.wandb"))

@@ -8,7 +8,9 @@ import numpy as np
 
 
 def lengths(count: int, seed: int) -> np.ndarray:
-    """Answers with a long tail, as a model that thinks gives them: most are short, one in a hundred is twenty times as long."""
+    """Answers with a long tail, as a model that thinks gives them: most are short, one in a hundred is twenty times
+    as long.
+    """
     return np.clip(np.random.default_rng(seed).lognormal(6.0, 1.0, count), 16, 16_000).astype(int)
 
 
@@ -31,13 +33,16 @@ def spread_rows(parallel: dict[str, Any], each: int, hidden: int) -> dict[str, A
     # every id names its row and its place in it, so that a value can be followed
     rows = [
         TrainSequence(
-            (np.arange(n) + 100_000 * (1000 * mesh.data_rank + i)).astype(np.int64), ce=np.append(0, np.ones(n - 1)).astype(np.float32)
+            (np.arange(n) + 100_000 * (1000 * mesh.data_rank + i)).astype(np.int64),
+            ce=np.append(0, np.ones(n - 1)).astype(np.float32),
         )
         for i, n in enumerate(sizes)
     ]
     found = spread(rows, 16_384, mesh, hidden)
     home = found.bring_home([batch.targets_T for batch in found.batches])
-    right = all((value[1:] == row.ids[1:]).all() for value, row in zip(home, rows, strict=True)) and len(home) == len(rows)
+    right = all((value[1:] == row.ids[1:]).all() for value, row in zip(home, rows, strict=True)) and len(home) == len(
+        rows
+    )
     worked = [np.diff(batch.cu_seqlens_D1.numpy())[: len(batch.sequence_ids)] for batch in found.batches]
     return {
         "data_rank": mesh.data_rank,

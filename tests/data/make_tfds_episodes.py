@@ -1,8 +1,10 @@
-"""How tfds_episodes.tfrecord was made: RT-1's features with small pictures, written by tensorflow-datasets 4.9.10 (TensorFlow 2.21).
+"""How tfds_episodes.tfrecord was made: RT-1's features with small pictures, written by tensorflow-datasets 4.9.10
+(TensorFlow 2.21).
 
     python make_tfds_episodes.py FOLDER      in an environment that has tensorflow-datasets
 
-prints, for each episode in file order, its instruction, its number of frames, and the SHA-256 of frames and actions as tfds reads them.
+prints, for each episode in file order, its instruction, its number of frames, and the SHA-256 of frames and actions as
+tfds reads them.
 """
 
 import hashlib
@@ -30,8 +32,16 @@ class Fractal(tfds.core.GeneratorBasedBuilder):
         action["terminate_episode"] = tfds.features.Tensor(shape=(3,), dtype=np.int32)
         picture = tfds.features.Image(shape=(24, 32, 3), dtype=np.uint8, encoding_format="jpeg")
         observation = {"image": picture, "natural_language_instruction": tfds.features.Text()}
-        steps = {"observation": observation, "action": action, "reward": np.float32, "is_first": np.bool_, "is_last": np.bool_}
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"steps": tfds.features.Dataset(steps)}))
+        steps = {
+            "observation": observation,
+            "action": action,
+            "reward": np.float32,
+            "is_first": np.bool_,
+            "is_last": np.bool_,
+        }
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict({"steps": tfds.features.Dataset(steps)})
+        )
 
     def _split_generators(self, dl_manager):
         return {"train": self._generate_examples()}
@@ -45,7 +55,9 @@ class Fractal(tfds.core.GeneratorBasedBuilder):
                 action["terminate_episode"] = rng.integers(0, 2, 3).astype(np.int32)
                 picture = rng.integers(0, 256, (24, 32, 3)).astype(np.uint8)
                 observation = {"image": picture, "natural_language_instruction": f"pick can {episode}"}
-                steps.append({"observation": observation, "action": action, "reward": 0.0, "is_first": t == 0, "is_last": False})
+                steps.append(
+                    {"observation": observation, "action": action, "reward": 0.0, "is_first": t == 0, "is_last": False}
+                )
             yield episode, {"steps": steps}
 
 

@@ -10,7 +10,9 @@ from terrella.tests.parallel.pool import run_ranks
 HIDDEN = 1536
 
 
-@pytest.mark.parametrize("parallel", [{}, {"tensor": 2}, {"pipeline": 2, "virtual_pipeline": 2}], ids=["dp4", "tp2_dp2", "vpp2_dp2"])
+@pytest.mark.parametrize(
+    "parallel", [{}, {"tensor": 2}, {"pipeline": 2, "virtual_pipeline": 2}], ids=["dp4", "tp2_dp2", "vpp2_dp2"]
+)
 def test_rows_are_spread_once_and_evenly(parallel: dict) -> None:
     found = run_ranks("terrella.tests.data.balance_jobs:spread_rows", 4, parallel=parallel, each=64, hidden=HIDDEN)
     assert all(rank["right"] for rank in found)
@@ -23,7 +25,9 @@ def test_rows_are_spread_once_and_evenly(parallel: dict) -> None:
 
 @pytest.mark.parametrize(("ranks", "each", "worse"), [(8, 128, 1.15), (64, 64, 1.35)])
 def test_long_tails_take_hardly_longer_than_the_ideal(ranks: int, each: int, worse: float) -> None:
-    """What a step of ranks that train what they sampled takes of the ideal, and what it takes with the plan that the loop uses."""
+    """What a step of ranks that train what they sampled takes of the ideal, and what it takes with the plan that the
+    loop uses.
+    """
     sizes = [lengths(each, rank) for rank in range(ranks)]
     whole = np.concatenate(sizes)
     shares = plan_ranks(whole, ranks=ranks, budget=16_384, hidden=HIDDEN)

@@ -30,7 +30,13 @@ def samples(folder):
 
 
 def item(uuid, contains=(), **properties):
-    return {"name": f"thing (ID: {uuid})", "uuid": uuid, "type": "Thing", "properties": properties, "contains": list(contains)}
+    return {
+        "name": f"thing (ID: {uuid})",
+        "uuid": uuid,
+        "type": "Thing",
+        "properties": properties,
+        "contains": list(contains),
+    }
 
 
 def row(state_id, before, after, score=0, next_score=0, game="kitchen"):
@@ -115,7 +121,11 @@ def test_text_game(checkout, tmp_path):
     )
     got = samples(tmp_path / "out")
     prompt = got[0]["prompt.json"][0]["content"]
-    assert "second object" in prompt and "the world itself" not in prompt and prompt.rstrip().endswith("`The final answer is:`")
+    assert (
+        "second object" in prompt
+        and "the world itself" not in prompt
+        and prompt.rstrip().endswith("`The final answer is:`")
+    )
     assert "'open': True" in prompt and "UUID base: 9" in prompt and prompt.count("Expected answer:") == 2
     assert got[2]["target.json"]["game_state"][-1] == {"score": 0, "gameOver": False, "gameWon": False}
     assert got[2]["extra.json"]["gold"] and got[2]["__key__"] == "kitchen-000002"
@@ -213,7 +223,9 @@ def test_crawl(checkout, tmp_path):
     (checkout / "data" / "playthroughs").mkdir()
     (checkout / "data" / "games" / "lamp.py").write_text(LAMP)
     (checkout / "data" / "games" / "orphan.py").write_text(LAMP)
-    (checkout / "data" / "playthroughs" / "lamp-playthrough.txt").write_text("> help\n> look\ntext\n> switch on\n> switch off\n")
+    (checkout / "data" / "playthroughs" / "lamp-playthrough.txt").write_text(
+        "> help\n> look\ntext\n> switch on\n> switch off\n"
+    )
     report = convert("text-game-crawl", checkout, tmp_path / "out")
     # three prefixes of the playthrough, each with look, switch on and switch off, the gold one last
     assert (report.written, report.dropped) == (9, {"no playthrough": 1})
@@ -246,7 +258,9 @@ def test_crawled_actions_are_in_the_published_order():
     rng = random.Random(0)
     different = 0
     for _ in range(500):
-        actions = sorted({f"{rng.choice(['take', 'open', 'close', 'turn on', 'put'])} {rng.choice('abcde')}" for _ in range(12)})
+        actions = sorted(
+            {f"{rng.choice(['take', 'open', 'close', 'turn on', 'put'])} {rng.choice('abcde')}" for _ in range(12)}
+        )
         rng.shuffle(actions)
         possible = ["look around", "look", "inventory", *actions]
         gold = rng.choice([*possible, "not a possible action"])
@@ -288,7 +302,9 @@ def test_a_game_that_fails_costs_only_itself(checkout, tmp_path):
         "a-broken": "def (:\n",
         "b-nested": nested,  # only Python 3.12 reads it as it is
         "c-leaves": "raise SystemExit(3)\n",
-        "d-halfway": LAMP.replace("self.score = int(", "assert not self.lamp.properties['age'] > 1, 'dark'\n        self.score = int("),
+        "d-halfway": LAMP.replace(
+            "self.score = int(", "assert not self.lamp.properties['age'] > 1, 'dark'\n        self.score = int("
+        ),
         "e-lamp": LAMP,
         "unruled": LAMP,
     }
@@ -300,9 +316,15 @@ def test_a_game_that_fails_costs_only_itself(checkout, tmp_path):
     report = convert("text-game-crawl", checkout, tmp_path / "out")
     assert report.dropped == {"the game failed": 3, "no rules for game 'unruled'": 9}
     keys = [s["__key__"] for s in samples(tmp_path / "out")]
-    assert keys == [f"{name}-{i:06d}" for name, n in (("b-nested", 9), ("d-halfway", 6), ("e-lamp", 9)) for i in range(n)]
+    assert keys == [
+        f"{name}-{i:06d}" for name, n in (("b-nested", 9), ("d-halfway", 6), ("e-lamp", 9)) for i in range(n)
+    ]
     told = report.examples["the game failed"]
-    assert "a-broken.py: SyntaxError" in told[0] and "before its first" in told[0] and "c-leaves.py: SystemExit: 3" in told[1]
+    assert (
+        "a-broken.py: SyntaxError" in told[0]
+        and "before its first" in told[0]
+        and "c-leaves.py: SystemExit: 3" in told[1]
+    )
     assert "d-halfway.py: AssertionError: dark, after 6 transitions" in told[2]
 
 
@@ -312,7 +334,16 @@ def write_trace(root, task, steps, score, responses=None):
     told = []
     for i in range(steps):
         response = f"do {i}" if responses is None else responses[i]
-        told.append({"trace_id": task, "index": i, "prompt": "", "html": f"<page {i}>", "response": response, "target": "buy milk"})
+        told.append(
+            {
+                "trace_id": task,
+                "index": i,
+                "prompt": "",
+                "html": f"<page {i}>",
+                "response": response,
+                "target": "buy milk",
+            }
+        )
     (root / "traces" / f"{task}.jsonl").write_text("".join(json.dumps(t) + "\n" for t in told))
     if score is not None:
         (root / "actions" / f"{task}.json").write_text(json.dumps({"task_id": task, "score": score, "actions": []}))
@@ -346,10 +377,14 @@ def test_webrl(tmp_path):
     second = got["1-0001"]
     prompt = second["messages.json"][0]["content"]
     assert prompt == (
-        f"Task Instruction: buy milk\n\nRound 0\n\n{USER}\nbuy milk\n\n{ASSISTANT}\ndo 0\n\nRound 1\n\n{USER}\n<page 1>\n\n{ASSISTANT}\n"
+        f"Task Instruction: buy milk\n\nRound 0\n\n{USER}\nbuy milk\n\n{ASSISTANT}\ndo 0\n\nRound 1\n\n{USER}\n<page "
+        f"1>\n\n{ASSISTANT}\n"
     )
     assert second["messages.json"][1]["content"] == "do 1"
-    assert second["states.json"][1].endswith(f"Round 2\n\n{USER}\n<page 2>\n\n{ASSISTANT}\n") and PAGE in second["states.json"][1]
+    assert (
+        second["states.json"][1].endswith(f"Round 2\n\n{USER}\n<page 2>\n\n{ASSISTANT}\n")
+        and PAGE in second["states.json"][1]
+    )
     meta = got["1-0002"]["meta.json"]
     assert meta["done"] and meta["trajectory_reward"] == 1 and meta["mc_return"] == 1.0
     assert got["1-0000"]["meta.json"]["mc_return"] == pytest.approx(1 + 0.9 + 0.81)
@@ -405,7 +440,8 @@ def test_webrl_cuts_the_page_only():
     assert cut > 4000 and prompt.endswith(f"\n\n{ASSISTANT}\n") and "answer" in prompt
     assert abs(prompt.count("x") + cut - 20_000) <= 1 and len(prompt) < MAX_CHARACTERS + 200
     history = f"Round 0\n\n{USER}\ntask\n\n{ASSISTANT}\nanswer\n\n"
-    assert round_prompt("task", ["answer"], "y" * (MAX_CHARACTERS - len(history)))[1] == 0  # the release counts history and page alone
+    # the release counts history and page alone
+    assert round_prompt("task", ["answer"], "y" * (MAX_CHARACTERS - len(history)))[1] == 0
     assert round_prompt("task", ["answer"], "y" * (MAX_CHARACTERS - len(history) + 1))[1] == 1
     assert round_prompt("a long instruction " * 50, [], "y" * MAX_CHARACTERS)[1] == 0
 
@@ -425,7 +461,9 @@ def test_webrl_replay():
     replayed = [s["rank_score"] for s in mixed if "rank_score" in s]
     assert len(mixed) == 6 and len(replayed) == 4 and set(replayed) <= {0.51, 0.95, 0.7, 0.8, 0.9}
     assert [s for s in mixed if "rank_score" not in s] != [] and all(n in mixed for n in new)
-    assert mixed == replay_filter(earlier, new, lambda s: s["p"]) != replay_filter(earlier, new, lambda s: s["p"], seed=1)
+    assert (
+        mixed == replay_filter(earlier, new, lambda s: s["p"]) != replay_filter(earlier, new, lambda s: s["p"], seed=1)
+    )
 
 
 def test_sharegpt_and_chat(tmp_path):
@@ -476,15 +514,26 @@ def test_parquet(tmp_path):
     told = "Task Description:\nYour task is to wash.\nHere are the descriptions of all game objects properties:\n"
     asked = f"Example game. {told}Here is the game that you need to simulate:\n" + told.replace("wash", "boil\nwater")
     rows[7]["prompt"][0]["content"] = asked  # as the release words it
-    rows[9]["prompt"][0]["content"] = "Now the game to simulate.\nThe task of this game: Fix the tap.\n\nObjects and their rules:\n"
+    rows[9]["prompt"][0]["content"] = (
+        "Now the game to simulate.\nThe task of this game: Fix the tap.\n\nObjects and their rules:\n"
+    )
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "train.parquet", row_group_size=100)
     report = convert("rlvr-parquet", tmp_path / "train.parquet", tmp_path / "out", max_bytes=200_000)
     assert report.written == 599 and report.dropped == {"no prompt": 1}
     got = samples(tmp_path / "out")
     assert got[1]["target.json"] == state and got[0]["target.json"] == "New items:\nNone"
-    assert got[0]["extra.json"]["state"] == state and got[0]["extra.json"]["action"] == "look" and "game" not in got[0]["extra.json"]
-    assert [s["extra.json"]["game"] for s in got if "game" in s["extra.json"]] == ["Your task is to boil water.", "Fix the tap."]
-    chats = arrow.Table.from_pylist([{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 3)
+    assert (
+        got[0]["extra.json"]["state"] == state
+        and got[0]["extra.json"]["action"] == "look"
+        and "game" not in got[0]["extra.json"]
+    )
+    assert [s["extra.json"]["game"] for s in got if "game" in s["extra.json"]] == [
+        "Your task is to boil water.",
+        "Fix the tap.",
+    ]
+    chats = arrow.Table.from_pylist(
+        [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}] * 3
+    )
     folder = tmp_path / "hf"
     folder.mkdir()
     parquet.write_table(chats, folder / "a.parquet")
@@ -509,7 +558,9 @@ def test_golden_counts_of_the_public_rows(tmp_path):
 
 @needs_shared
 def test_public_web_tasks_validate(tmp_path):
-    report = convert("web-tasks", Path(SHARED) / "webarena" / "webarena_apache2" / "test_webarena.raw.json", tmp_path / "out")
+    report = convert(
+        "web-tasks", Path(SHARED) / "webarena" / "webarena_apache2" / "test_webarena.raw.json", tmp_path / "out"
+    )
     assert (report.written, report.dropped) == (812, {})
     kinds: dict[str, int] = {}
     for s in samples(tmp_path / "out"):

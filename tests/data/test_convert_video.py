@@ -93,7 +93,9 @@ def test_npz_episodes(tmp_path):
     for i in range(3):
         image = rng.integers(0, 256, (4, 6, 8, 3))
         kept[i] = image = image if i else image.astype(np.uint8)
-        np.savez_compressed(folder / f"train_eps_{i:08d}.npz", image=image, action=rng.normal(size=(4, 13)).astype(np.float32))
+        np.savez_compressed(
+            folder / f"train_eps_{i:08d}.npz", image=image, action=rng.normal(size=(4, 13)).astype(np.float32)
+        )
     np.savez(folder / "train_eps_00000003.npz", image=rng.normal(size=(4, 6, 8, 3)))
     np.savez(folder / "train_eps_00000004.npz", depth=np.zeros(3))
     np.savez(folder / "train_eps_00000005.npz", image=np.array([{}], dtype=object), allow_pickle=True)
@@ -144,7 +146,9 @@ def test_public_clips_come_back_bit_equal(tmp_path, name):
         for view, frames in views.items():
             assert frames.dtype == held[view].dtype and np.array_equal(frames, held[view])
         if "action" in held.files:
-            assert sample["actions.npy"].dtype == held["action"].dtype and np.array_equal(sample["actions.npy"], held["action"])
+            assert sample["actions.npy"].dtype == held["action"].dtype and np.array_equal(
+                sample["actions.npy"], held["action"]
+            )
 
 
 def test_checksum_of_the_standard():
@@ -182,7 +186,12 @@ def example(features, packed=True):
             floats = [struct.pack("<f", v) for v in values]
             body = field(2, field(1, b"".join(floats)) if packed else b"".join(varint(1 << 3 | 5) + f for f in floats))
         else:
-            body = field(3, field(1, b"".join(map(varint, values))) if packed else b"".join(varint(1 << 3) + varint(v) for v in values))
+            body = field(
+                3,
+                field(1, b"".join(map(varint, values)))
+                if packed
+                else b"".join(varint(1 << 3) + varint(v) for v in values),
+            )
         entries += field(1, field(1, name.encode()) + field(2, body))
     return field(1, entries)
 

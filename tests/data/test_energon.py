@@ -1,6 +1,7 @@
 """Megatron-Energon, in its own environment, reads our shards; we read a folder that it prepared.
 
-TERRELLA_ENERGON_PYTHON names a Python that has megatron-energon; without it an environment is made, which takes minutes.
+TERRELLA_ENERGON_PYTHON names a Python that has megatron-energon; without it an environment is made, which takes
+minutes.
 """
 
 import json
@@ -38,7 +39,7 @@ for rank in range(2):
     data = get_val_dataset(sys.argv[1], split_part="train", worker_config=config, batch_size=1, task_encoder=Encoder())
     seen += [(s["__key__"], int(s["n"]), [int(t) for t in s["tokens"]]) for batch in get_loader(data) for s in batch]
 print(json.dumps(seen))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,9 @@ def test_energon_reads_ours(energon, tmp_path):
         for i in range(100):
             writer.write({"meta.json": {"n": i}, "tokens.npy": np.arange(i % 7, dtype=np.int32)})
     prepare(energon, tmp_path / "d")
-    ran = subprocess.run([str(energon), "-c", READ, str(tmp_path / "d")], check=True, timeout=300, capture_output=True, text=True)
+    ran = subprocess.run(
+        [str(energon), "-c", READ, str(tmp_path / "d")], check=True, timeout=300, capture_output=True, text=True
+    )
     seen = json.loads(ran.stdout.splitlines()[-1])
     assert sorted(seen) == [[f"{i:09d}", i, list(range(i % 7))] for i in range(100)]
 

@@ -29,7 +29,11 @@ def make(lengths, seed=0, vocab=17):
         ce = rng.integers(0, 3, n).astype(np.float32)
         ce[0] = 0
         advantage = rng.normal(size=n).astype(np.float32)
-        made.append(TrainSequence(rng.integers(0, vocab, n), ce=ce, pg=ce / 2, advantage=advantage, old_logprob=-np.abs(advantage)))
+        made.append(
+            TrainSequence(
+                rng.integers(0, vocab, n), ce=ce, pg=ce / 2, advantage=advantage, old_logprob=-np.abs(advantage)
+            )
+        )
     return made
 
 
@@ -92,7 +96,9 @@ def test_best_fit_beats_file_order_and_is_full():
 
 
 def test_text_game_lengths():
-    """Lengths of the 442 public text-game rows in SmolLM2 tokens, for four ways of writing a row; the rows are not shipped."""
+    """Lengths of the 442 public text-game rows in SmolLM2 tokens, for four ways of writing a row; the rows are not
+    shipped.
+    """
     told = json.loads(Path(__file__).with_name("text_game_lengths.json").read_text())
     share = {}
     for name, lengths in told.items():
@@ -105,7 +111,8 @@ def test_text_game_lengths():
         share[name] = sizes.sum() / (len(bins) * 16384)
     # state, action and next state
     assert share["transition"] >= 0.98
-    # the whole prompt with its two worked examples: two of them fit a batch and never three, so 78.5 % is the most there is
+    # the whole prompt with its two worked examples: two of them fit a batch and never three, so 78.5 % is the most
+    # there is
     assert share["prompt_and_answer"] > 0.784
 
 
@@ -152,11 +159,15 @@ def test_roles_become_weights():
 
 def documents(batch):
     edges = batch.cu_seqlens_D1.tolist()
-    return torch.repeat_interleave(torch.arange(len(edges) - 1), torch.tensor([b - a for a, b in itertools.pairwise(edges)]))
+    return torch.repeat_interleave(
+        torch.arange(len(edges) - 1), torch.tensor([b - a for a, b in itertools.pairwise(edges)])
+    )
 
 
 def loss_and_gradients(batches, parameters, softmax):
-    """A small causal model over documents; without softmax every number is an integer, so that sums are exact in any order."""
+    """A small causal model over documents; without softmax every number is an integer, so that sums are exact in any
+    order.
+    """
     for p in parameters:
         p.grad = None
     total = torch.zeros((), dtype=torch.float64)

@@ -14,7 +14,9 @@ from terrella.data.schema import PAIR, TEXT
 from terrella.data.shards import ShardWriter
 
 ROWS = [{"question": f"{n}+1? é\u2028", "answer": n + 1, "tags": ["sum"], "note": None if n else "a"} for n in range(5)]
-CHAT = [{"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "2+2?"), ("assistant", "4"))]
+CHAT = [
+    {"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "2+2?"), ("assistant", "4"))
+]
 
 
 def lines(rows):
@@ -128,7 +130,9 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path):
         read_rows(mixed)
     (mixed / "test-0.jsonl").rename(mixed / "train-1.jsonl")
     (mixed / "train-1.jsonl").write_bytes(lines([{"answer": "two"}]))
-    with pytest.raises(ConfigError, match=r"train-1\.jsonl:1: column 'answer' is text here and a number in .*-0\.jsonl:1"):
+    with pytest.raises(
+        ConfigError, match=r"train-1\.jsonl:1: column 'answer' is text here and a number in .*-0\.jsonl:1"
+    ):
         read_rows(mixed)
 
 
@@ -220,12 +224,17 @@ def test_an_answer_to_imitate_is_text_or_a_number():
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ n }}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "TimeoutError: did not end within 0.5 s"),
+        (
+            "{{ n }}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "TimeoutError: did not end within 0.5 s",
+        ),
         ("{{ n * 'x' * 10**10 }}", "OverflowError: the result of \\* would be too large"),
         ("{{ n ** (9 ** 9) }}", "OverflowError: the result of \\*\\* would be too large"),
     ],
 )
-def test_a_template_that_never_ends_or_fills_the_memory_is_refused(template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_never_ends_or_fills_the_memory_is_refused(
+    template: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("terrella.data.rows.RENDER_S", 0.5)
     with pytest.raises(ConfigError, match=rf"rows:1: template: {words}"):
         render_prompt({"n": 3}, template, "rows:1")

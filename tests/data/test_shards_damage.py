@@ -1,4 +1,6 @@
-"""Damage is named by shard, sample and field; quarantine sets whole samples aside, counts them, and never trains on half of one."""
+"""Damage is named by shard, sample and field; quarantine sets whole samples aside, counts them, and never trains on
+half of one.
+"""
 
 import json
 import random
@@ -81,7 +83,8 @@ def test_truncated_tar(folder):
     third = int(index.offset_M[int(index.first_S1[3]) + 1])  # inside the second member of sample 3
     path.write_bytes(path.read_bytes()[: third + 3])
     with pytest.raises(
-        ShardError, match=r"shard-000000\.tar: sample 000000003: field meta\.json: the tar has \d+ bytes, its index says \d+"
+        ShardError,
+        match=r"shard-000000\.tar: sample 000000003: field meta\.json: the tar has \d+ bytes, its index says \d+",
     ):
         keys(folder)
     assert {p.sample for p in verify(folder, quarantine=True).problems} == {"000000003", "000000004"}
@@ -143,7 +146,8 @@ def test_wrong_schema_version(folder):
     problems = verify(folder).problems
     assert len(problems) == 5
     assert str(problems[0]) == (
-        "new-000000.tar: sample 000000000: field meta.json: schema: expected 'text_trajectory/1', found 'text_trajectory/9'"
+        "new-000000.tar: sample 000000000: field meta.json: schema: expected 'text_trajectory/1', found "
+        "'text_trajectory/9'"
     )
 
 
@@ -238,12 +242,19 @@ def test_a_lost_index_is_made_again_with_its_checksums(folder):
     before = ShardSet(folder).fingerprint
     (folder / "shard-000001.index").unlink()
     again = ShardSet(folder)
-    assert again.fingerprint == before and again.shard(1).check and again.shard(1).index.kind == TEXT and verify(folder).problems == []
+    assert (
+        again.fingerprint == before
+        and again.shard(1).check
+        and again.shard(1).index.kind == TEXT
+        and verify(folder).problems == []
+    )
     path = folder / "shard-000001.tar"
     held = bytearray(path.read_bytes())
     held[700] ^= 1
     path.write_bytes(held)
-    with pytest.raises(ShardError, match=r"shard-000001\.tar: its index is missing, and the tar is not the one of dataset\.json"):
+    with pytest.raises(
+        ShardError, match=r"shard-000001\.tar: its index is missing, and the tar is not the one of dataset\.json"
+    ):
         keys(folder)
     assert [p.shard for p in verify(folder).problems] == ["shard-000001.tar"]
     (folder / "dataset.json").unlink()  # now nothing can say whether it is whole

@@ -59,7 +59,12 @@ def test_stop_anywhere_resume_with_other_ranks(folders, counts, data, seed, wind
         ranks = data.draw(st.integers(1, 8), label="ranks")
         readers = [
             Reader(
-                shards, ShuffledOrder(counts, seed=seed, window=window, shuffle=shuffle), rank=r, ranks=ranks, state=state, epochs=epochs
+                shards,
+                ShuffledOrder(counts, seed=seed, window=window, shuffle=shuffle),
+                rank=r,
+                ranks=ranks,
+                state=state,
+                epochs=epochs,
             )
             for r in range(ranks)
         ]
@@ -76,7 +81,9 @@ def test_stop_anywhere_resume_with_other_ranks(folders, counts, data, seed, wind
 @given(layouts, st.integers(1, 8), st.integers(1, 8), st.integers(0, 40), st.integers(0, 3))
 @settings(max_examples=40, deadline=None, suppress_health_check=NO_CHECKS)
 def test_ranks_in_step_keep_one_global_order(folders, counts, ranks, later_ranks, steps, seed):
-    """Interleaved, the ranks give the order of a single reader, before and after a resume under another number of ranks."""
+    """Interleaved, the ranks give the order of a single reader, before and after a resume under another number of
+    ranks.
+    """
     shards = ShardSet(folders(counts))
 
     def order():
@@ -98,14 +105,19 @@ def test_ranks_in_step_keep_one_global_order(folders, counts, ranks, later_ranks
 
 
 def stop_and_resume(folders, data):
-    """Real worker processes: stop anywhere, go on with other ranks and workers; the order is that of one process without workers."""
+    """Real worker processes: stop anywhere, go on with other ranks and workers; the order is that of one process
+    without workers.
+    """
     counts = (23, 7, 150, 1, 60)
     shards = ShardSet(folders(counts))
     whole, state, step = [], None, 0
     for _ in range(2):
         ranks, workers = data.draw(st.integers(1, 8)), data.draw(st.integers(0, 3))
         take = data.draw(st.integers(0, 120 // ranks))
-        readers = [Reader(shards, ShuffledOrder(counts, seed=5), rank=r, ranks=ranks, workers=workers, state=state) for r in range(ranks)]
+        readers = [
+            Reader(shards, ShuffledOrder(counts, seed=5), rank=r, ranks=ranks, workers=workers, state=state)
+            for r in range(ranks)
+        ]
         taken = [numbers(reader, take) if r in (0, ranks - 1) else None for r, reader in enumerate(readers)]
         expected = ShuffledOrder(counts, seed=5).ids(np.arange(step, step + take * ranks)).reshape(take, ranks)
         for r in (0, ranks - 1):

@@ -49,7 +49,9 @@ def test_same_samples_same_bytes(tmp_path):
     time.sleep(1.1)  # a modification time would show
     write(tmp_path / "b", 50, max_samples=20)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert [load_index(str(p)).cursor for p in sorted((tmp_path / "a").glob("*.tar"))] == [{"line": n} for n in (20, 40, 50)]
+    assert [load_index(str(p)).cursor for p in sorted((tmp_path / "a").glob("*.tar"))] == [
+        {"line": n} for n in (20, 40, 50)
+    ]
 
 
 def test_shards_are_bounded(tmp_path):
@@ -100,7 +102,9 @@ while True:
 
 def test_a_killed_writer_leaves_whole_shards(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path / "d")], stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", KILLED, str(tmp_path / "d")],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdout.readline() == b"going\n"
     time.sleep(0.05)
@@ -114,7 +118,10 @@ def test_a_killed_writer_leaves_whole_shards(tmp_path):
         for i in range(resumed.samples, resumed.samples + 10):
             resumed.write({"n.json": i, "pad.txt": ""})
     assert [
-        s["n.json"] for s in Reader(ShardSet(tmp_path / "d"), ShuffledOrder(ShardSet(tmp_path / "d").counts, shuffle=False), epochs=1)
+        s["n.json"]
+        for s in Reader(
+            ShardSet(tmp_path / "d"), ShuffledOrder(ShardSet(tmp_path / "d").counts, shuffle=False), epochs=1
+        )
     ] == list(range(resumed.samples))
 
 
@@ -132,7 +139,9 @@ def test_writer_refuses(tmp_path):
         writer.write(transition(0), key="a")
     with pytest.raises(ShardError, match=r"sample b: field transition\.json: \(top\): 'action' is missing"):
         writer.write({"transition.json": {"schema": TRANSITION, "state": 1, "next_state": 2}}, key="b")
-    with pytest.raises(ShardError, match=r"field transition\.json: schema: expected 'transition/1', found 'transition/2'"):
+    with pytest.raises(
+        ShardError, match=r"field transition\.json: schema: expected 'transition/1', found 'transition/2'"
+    ):
         writer.write({"transition.json": {"schema": "transition/2", "state": 1, "action": 1, "next_state": 2}}, key="b")
     with pytest.raises(ShardError, match=r"field other\.json: unknown in transition/1"):
         writer.write({**transition(1), "other.json": 1}, key="b")
@@ -242,7 +251,12 @@ def test_we_read_webdatasets(tmp_path):
     assert len(shards) == 10
     got = sorted(Reader(shards, ShuffledOrder(shards.counts), epochs=1), key=lambda s: s["__key__"])
     for i, s in enumerate(got):
-        assert s["__key__"] == f"dir/sample{i}" and s["meta.json"] == {"n": i} and s["x.npy"].tolist() == [i] * 3 and s["cls"] == b"%d" % i
+        assert (
+            s["__key__"] == f"dir/sample{i}"
+            and s["meta.json"] == {"n": i}
+            and s["x.npy"].tolist() == [i] * 3
+            and s["cls"] == b"%d" % i
+        )
 
 
 def test_no_worker_outlives_a_process_that_was_killed(tmp_path: Path) -> None:
@@ -263,7 +277,13 @@ def test_no_worker_outlives_a_process_that_was_killed(tmp_path: Path) -> None:
         owner.kill()
         owner.wait()
     workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
-    wait_until(lambda: not any(p.pid in workers and p.info["status"] != psutil.STATUS_ZOMBIE for p in psutil.process_iter(["status"])))
+    wait_until(
+        lambda: (
+            not any(
+                p.pid in workers and p.info["status"] != psutil.STATUS_ZOMBIE for p in psutil.process_iter(["status"])
+            )
+        )
+    )
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terrella.core.errors import ConfigError
-from terrella.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, HFTokenizer, PieceTokenizer, load_tokenizer
+from terrella.data.tokenizers import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    HFTokenizer,
+    PieceTokenizer,
+    load_tokenizer,
+)
 
 ALPHABET = "#.@$ \n<>eospad|0123é"
 
@@ -83,7 +90,12 @@ def test_bpe_learns_templates_and_reads_back(tmp_path):
 
 def test_bpe_spells_a_name_alike_wherever_it_stands(tmp_path):
     texts = [
-        f"{{'name': 'cup (ID: {i})', 'in': ['cup (ID: {i})', 'tea bag (ID: 12)']}}\nput tea bag (ID: 12) in cup (ID: {i})" for i in range(9)
+        (
+            f"{{'name': 'cup (ID: {i})', 'in': ['cup (ID: {i})', 'tea bag (ID: 12)']}}\nput tea bag (ID: 12) in cup "
+            f"(ID: "
+            f"{i})"
+        )
+        for i in range(9)
     ]
     tokenizer = BPETokenizer.train(texts, 340, r"(?:tea bag|cup) \(ID: \d+\)")
     tokenizer.save(tmp_path)
@@ -126,5 +138,7 @@ def test_what_ends_an_answer_comes_from_the_folder(tmp_path):
     (tmp_path / "one" / "generation_config.json").write_text('{"eos_token_id": 7}')
     assert load_tokenizer(tmp_path / "one").stop_ids == (2, 7)
     (tmp_path / "one" / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
-    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id must be a token id or a list of them"):
+    with pytest.raises(
+        ConfigError, match=r"generation_config\.json: eos_token_id must be a token id or a list of them"
+    ):
         load_tokenizer(tmp_path / "one")

@@ -15,7 +15,16 @@ from terrella.rl.rollout.sampler import SampleRequest, SamplingParams, interleav
 LAYOUTS = {
     "single": RT1_SINGLE,
     "multi": RT1_MULTI,
-    "long": VideoLayout(codebook=64, frame_tokens=4, context_tokens=9, history=2, horizon=11, markers=False, action_dims=3, action_bins=16),
+    "long": VideoLayout(
+        codebook=64,
+        frame_tokens=4,
+        context_tokens=9,
+        history=2,
+        horizon=11,
+        markers=False,
+        action_dims=3,
+        action_bins=16,
+    ),
 }
 
 
@@ -23,13 +32,22 @@ def clip(layout: VideoLayout, seed: int = 0, rows: int = 2) -> tuple[np.ndarray,
     rng = np.random.default_rng(seed)
     frames = rng.integers(0, layout.codebook, (rows, layout.frames, layout.frame_tokens))
     actions = rng.integers(0, layout.action_bins, (rows, layout.frames, layout.action_dims))
-    return frames, actions, rng.integers(0, layout.codebook, (rows, layout.context_tokens)) if layout.context_tokens else None
+    return (
+        frames,
+        actions,
+        rng.integers(0, layout.codebook, (rows, layout.context_tokens)) if layout.context_tokens else None,
+    )
 
 
 def test_published_lengths_and_vocabularies() -> None:
     assert (RT1_SINGLE.total, RT1_SINGLE.prompt, RT1_SINGLE.response, RT1_SINGLE.vocab) == (1654, 1333, 321, 4633)
     assert (RT1_MULTI.total, RT1_MULTI.prompt, RT1_MULTI.response, RT1_MULTI.vocab) == (2024, 1373, 651, 9008)
-    assert [RT1_SINGLE.ids_of(p) for p in ("frame", "action", "bos", "eos")] == [(0, 4375), (4375, 4631), (4631, 4632), (4632, 4633)]
+    assert [RT1_SINGLE.ids_of(p) for p in ("frame", "action", "bos", "eos")] == [
+        (0, 4375),
+        (4375, 4631),
+        (4631, 4632),
+        (4632, 4633),
+    ]
     assert [RT1_MULTI.ids_of(p) for p in ("frame", "context", "action")] == [(0, 4375), (4375, 8750), (8750, 9006)]
     assert RT1_MULTI.response == 7 * (80 + 13) and RT1_MULTI.sampled == 7 * 80
 
@@ -120,9 +138,9 @@ def test_rt1_bins_are_those_the_released_models_were_trained_on() -> None:
     bins, ranges = ActionBins(RT1_RANGES, single=True), torch.tensor(RT1_RANGES, dtype=torch.float32)
     rng = np.random.default_rng(2)
     low, high = np.array(RT1_RANGES).T
-    actions = np.concatenate([rng.uniform(low - 0.1, high + 0.1, (50_000, 13)), np.zeros((1, 13)), low[None], high[None]]).astype(
-        np.float32
-    )
+    actions = np.concatenate(
+        [rng.uniform(low - 0.1, high + 0.1, (50_000, 13)), np.zeros((1, 13)), low[None], high[None]]
+    ).astype(np.float32)
     share = torch.clip((torch.from_numpy(actions) - ranges[:, 0]) / (ranges[:, 1] - ranges[:, 0] + 1e-8), 0, 1)
     wanted = torch.floor(share * 256).to(torch.int32).clip(0, 255).numpy()
     assert (bins.encode(actions) == wanted).all()

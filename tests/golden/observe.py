@@ -12,8 +12,8 @@ from terrella.core.metrics import MetricsFile, comparable
 
 FILES = Path(__file__).parent / "files"
 CLOCK = "time/"  # what is measured by a clock differs between equal runs
-# On another platform. Seen in ten cases with torch's plain kernels in place of AVX512: after 100 steps of training the KL divergence of
-# case sokoban moves by 2.1e-2; in cases of a few steps, values above ABSOLUTE move by 1.2e-5 at most.
+# On another platform. Seen in ten cases with torch's plain kernels in place of AVX512: after 100 steps of training the
+# KL divergence of case sokoban moves by 2.1e-2; in cases of a few steps, values above ABSOLUTE move by 1.2e-5 at most.
 RELATIVE, ABSOLUTE = 5e-2, 1e-5
 
 
@@ -22,9 +22,12 @@ def this_platform() -> dict[str, str]:
     import numpy
     import torch
 
-    told = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines() if ":" in line)
+    told = dict(
+        line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines() if ":" in line
+    )
     told = {key.strip(): value.strip() for key, value in told.items()}
-    names = ("vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU revision")  # Intel and AMD, Arm
+    # Intel and AMD, Arm
+    names = ("vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU revision")
     part = ", ".join(f"{name} {told[name]}" for name in names if name in told)
     capability = torch.backends.cpu.get_cpu_capability()
     return {
@@ -55,7 +58,9 @@ def digest(value: Any) -> str:
 
 
 def observe(run: Path) -> dict[str, dict[str, Any]]:
-    """Digests of a run's metrics, stage outcomes, tables, kept rollouts and exported tensors, and the numbers behind them."""
+    """Digests of a run's metrics, stage outcomes, tables, kept rollouts and exported tensors, and the numbers behind
+    them.
+    """
     from safetensors.numpy import load_file
 
     values: dict[str, Any] = {}
@@ -63,7 +68,9 @@ def observe(run: Path) -> dict[str, dict[str, Any]]:
     rows = comparable(MetricsFile(run / "metrics.jsonl").rows())
     digests["metrics"] = digest(rows)
     for row in rows:
-        values |= flat({k: v for k, v in row.items() if k not in ("stage", "step")}, f"metrics/{row['stage']}/{row['step']}")
+        values |= flat(
+            {k: v for k, v in row.items() if k not in ("stage", "step")}, f"metrics/{row['stage']}/{row['step']}"
+        )
     for folder in ("stages", "results"):
         for path in sorted((run / folder).glob("*.json")):
             if path.stem.endswith("-time"):  # a table of where the time went
@@ -83,10 +90,13 @@ def observe(run: Path) -> dict[str, dict[str, Any]]:
     return {"digests": digests, "values": values}
 
 
-def differences(golden: dict[str, Any], found: dict[str, Any], exact: bool, unsteady: tuple[str, ...] = ()) -> list[str]:
+def differences(
+    golden: dict[str, Any], found: dict[str, Any], exact: bool, unsteady: tuple[str, ...] = ()
+) -> list[str]:
     """One line for each key that differs: the values first, as they tell more, then digests.
 
-    Not `exact`, on another platform, numbers may differ within the tolerances, and those under the keys `unsteady` as they will.
+    Not `exact`, on another platform, numbers may differ within the tolerances, and those under the keys `unsteady` as
+    they will.
     """
     lines = []
     for part in ("values", "digests") if exact else ("values",):
@@ -94,12 +104,16 @@ def differences(golden: dict[str, Any], found: dict[str, Any], exact: bool, unst
         for key in [*before, *(key for key in now if key not in before)]:
             free = not exact and key.startswith(unsteady)
             if not (key in before and key in now and (free or _same(before[key], now[key], exact))):
-                lines.append(f"{part}: {key}: {before.get(key, 'absent')!r} in the golden file, {now.get(key, 'absent')!r} now")
+                lines.append(
+                    f"{part}: {key}: {before.get(key, 'absent')!r} in the golden file, {now.get(key, 'absent')!r} now"
+                )
     return lines
 
 
 def unsteady_keys(config: Any) -> tuple[str, ...]:
-    """The keys of stages behind a video tokenizer: a code that rounds the other way on another platform changes every later number."""
+    """The keys of stages behind a video tokenizer: a code that rounds the other way on another platform changes
+    every later number.
+    """
     kinds = [stage.kind for stage in config.stages]
     if "video-tokens" not in kinds:
         return ()

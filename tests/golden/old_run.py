@@ -1,7 +1,9 @@
-"""A run that an earlier version of the code began: killed in RL between a checkpoint and the next step. Helper module, not a test.
+"""A run that an earlier version of the code began: killed in RL between a checkpoint and the next step. Helper module,
+not a test.
 
-`python -m terrella.tests.golden.old_run` writes begun-run.tar.xz anew. It is to be kept as it is: that later code goes on from it, or
-refuses it by name, is what it is for. old-run.tar.xz was begun before the kinds of stages were renamed, and is refused.
+`python -m terrella.tests.golden.old_run` writes begun-run.tar.xz anew. It is to be kept as it is: that later code goes
+on from it, or refuses it by name, is what it is for. old-run.tar.xz was begun before the kinds of stages were renamed,
+and is refused.
 """
 
 import os

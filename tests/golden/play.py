@@ -1,6 +1,8 @@
-"""Plays golden cases one after the other in one process, which is far quicker than a launch each. Helper module, not a test.
+"""Plays golden cases one after the other in one process, which is far quicker than a launch each. Helper module, not a
+test.
 
-Run as `python -m terrella.tests.golden.play CASE...` inside a folder: runs lie in its runs/, what they read in its inputs/.
+Run as `python -m terrella.tests.golden.play CASE...` inside a folder: runs lie in its runs/, what they read in its
+inputs/.
 """
 
 import contextlib
@@ -86,7 +88,9 @@ def play(case: str) -> None:
 
 
 def play_all(folder: Path, lanes: tuple[tuple[str, ...], ...] = LANES) -> None:
-    """Play the lanes beside each other; a case that fails leaves failed.txt in its run and does not hold up the others."""
+    """Play the lanes beside each other; a case that fails leaves failed.txt in its run and does not hold up the
+    others.
+    """
     make_inputs(folder / "inputs")
     unpack_old_run(folder / "runs" / OLD)
     started = []
@@ -98,7 +102,8 @@ def play_all(folder: Path, lanes: tuple[tuple[str, ...], ...] = LANES) -> None:
                 place = os.environ | ALONE | {"MASTER_PORT": str(free_port())}
                 started.append(subprocess.Popen(words, cwd=folder, env=place, stdout=log, stderr=log))
         for process in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the cases that it left undone are missed by those who look for them
+            # the cases that it left undone are missed by those who look for them
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
     finally:
         for process in started:

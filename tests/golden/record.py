@@ -1,4 +1,6 @@
-"""Writes the golden files anew: `python -m terrella.tests.golden.record [CASE...]`. The commit then says which lines changed, and why."""
+"""Writes the golden files anew: `python -m terrella.tests.golden.record [CASE...]`. The commit then says which lines
+changed, and why.
+"""
 
 import json
 import subprocess
@@ -22,21 +24,28 @@ def found(runs: Path, case: str) -> dict:
         raise RuntimeError(f"golden case {case} failed:\n{failed.read_text()}")
     if not (runs / case / PLAYED).exists():
         raise RuntimeError(
-            f"golden case {case} was not finished within {PATIENCE_S:.0f} s, or its process died; see {runs.parent}/lane-*.log"
+            f"golden case {case} was not finished within {PATIENCE_S:.0f} s, or its process died; see "
+            f"{runs.parent}/lane-*.log"
         )
     return observe(runs / case)
 
 
 def main(wanted: list[str]) -> None:
     """Play the cases, with those whose runs they read, write the files of the wanted ones and say what changed."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=FILES.parent, capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=FILES.parent, capture_output=True, text=True, check=True
+    ).stdout.strip()
     known = [case for lane in LANES for case in lane if case != OLD]
     for case in wanted:
         if case not in known:
             raise SystemExit(f"{case}: no golden case; they are {', '.join(known)}")
     FILES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        needed = tuple(lane[: max(i for i, case in enumerate(lane) if case in wanted) + 1] for lane in LANES if set(lane) & set(wanted))
+        needed = tuple(
+            lane[: max(i for i, case in enumerate(lane) if case in wanted) + 1]
+            for lane in LANES
+            if set(lane) & set(wanted)
+        )
         play_all(Path(folder), needed or LANES)
         for case in wanted or known:
             told = {"commit": commit, "platform": this_platform(), **found(Path(folder, "runs"), case)}

@@ -1,7 +1,8 @@
-"""Every kind of stage gives what it gave when the golden files were recorded: bit for bit on their platform, within tolerances elsewhere.
+"""Every kind of stage gives what it gave when the golden files were recorded: bit for bit on their platform, within
+tolerances elsewhere.
 
-A change that is meant to change figures records them anew (`python -m terrella.tests.golden.record [CASE...]`), and its commit says which
-lines changed and why. The cases are recipes that ship, cut to a few steps (tests/golden/cases).
+A change that is meant to change figures records them anew (`python -m terrella.tests.golden.record [CASE...]`), and its
+commit says which lines changed and why. The cases are recipes that ship, cut to a few steps (tests/golden/cases).
 """
 
 import json
@@ -27,13 +28,16 @@ from terrella.tests.golden.record import found, read
 pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 PLAYED = [case for lane in LANES for case in lane]
 SHOWN = 20
-LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")  # of WebRL: the same stages again
+# of WebRL: the same stages again
+LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")
 
 
 def graph(config: recipe.Recipe) -> tuple[str, ...]:
-    """The kinds of a recipe's stages in order, with the first phase of WebRL alone, whoever judges its episodes: the case webrl plays the
-    same stages with a reward model's verdicts between them."""
-    return tuple(stage.kind for stage in config.stages if not LATER_PHASE.fullmatch(stage.name) and stage.kind != "web-judge")
+    """The kinds of a recipe's stages in order, with the first phase of WebRL alone, whoever judges its episodes: the
+    case webrl plays the same stages with a reward model's verdicts between them."""
+    return tuple(
+        stage.kind for stage in config.stages if not LATER_PHASE.fullmatch(stage.name) and stage.kind != "web-judge"
+    )
 
 
 def require_equal(case: str, now: dict) -> None:
@@ -71,7 +75,12 @@ def test_a_difference_is_named_with_both_values() -> None:
     absent = "values: stages/sft/steps: 4 in the golden file, 'absent' now"
     new = "values: results/new: 'absent' in the golden file, 1 now"
     loss = "values: metrics/sft/1/loss: 2.0 in the golden file, 2.0001 now"
-    assert differences(golden, now, exact=True) == [loss, absent, new, "digests: metrics: 'a' in the golden file, 'c' now"]
+    assert differences(golden, now, exact=True) == [
+        loss,
+        absent,
+        new,
+        "digests: metrics: 'a' in the golden file, 'c' now",
+    ]
     assert differences(golden, now, exact=False) == [absent, new]
     now["values"]["metrics/sft/1/loss"] = 4.0  # a gradient or a loss that is half or double is seen everywhere
     assert len(differences(golden, now, exact=False)) == 3
@@ -91,9 +100,11 @@ def test_a_run_is_what_it_was(case: str, runs: Path) -> None:
 
 
 def test_a_run_that_earlier_code_began_is_gone_on_with(runs: Path, tmp_path: Path) -> None:
-    """Steps before the kill are not trained again, nor is what was sampled sampled again; the test above compares the end.
+    """Steps before the kill are not trained again, nor is what was sampled sampled again; the test above compares the
+    end.
 
-    Code that cannot go on from it must say so, naming the checkpoint or the setting; this test then expects that message.
+    Code that cannot go on from it must say so, naming the checkpoint or the setting; this test then expects that
+    message.
     """
     unpack_old_run(tmp_path / "old")
     found(runs, OLD)  # or the error that it failed with
@@ -108,7 +119,9 @@ def test_a_run_whose_kinds_of_stages_were_renamed_is_refused_by_the_new_ones(tmp
     """It was begun when self-play was a kind of stage, and stays as it is."""
     unpack_old_run(tmp_path / "old", RENAMED)
     before = {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"config\.yaml: this run was started with other settings .*'self-play' then, 'collect' now"):
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml: this run was started with other settings .*'self-play' then, 'collect' now"
+    ):
         create(tmp_path / "old", load(OLD))
     assert all(path.read_bytes() == data for path, data in before.items())
 
@@ -120,7 +133,12 @@ def test_the_command_line_gives_the_same(case: str, tmp_path: Path) -> None:
     make_inputs(tmp_path / "inputs")
     words = [sys.executable, "-m", "terrella", "train", str(CASES / f"{case}.yaml"), "--run", f"runs/{case}"]
     done = subprocess.run(
-        words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S
+        words,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     require_equal(case, observe(tmp_path / "runs" / case))

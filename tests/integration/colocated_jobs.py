@@ -26,7 +26,9 @@ def prepare(environment: dict[str, str]) -> None:
 
 
 def questions(n: int, tokens: int) -> list[SampleRequest]:
-    return [SampleRequest(tuple((5 * i + j) % 8 for j in range(4)), (1, i, 0, 0), SamplingParams(tokens)) for i in range(n)]
+    return [
+        SampleRequest(tuple((5 * i + j) % 8 for j in range(4)), (1, i, 0, 0), SamplingParams(tokens)) for i in range(n)
+    ]
 
 
 def gap(engine: Engine, asked: list[SampleRequest], samples: list[Any]) -> float:
@@ -49,7 +51,9 @@ def another_step(engine: Engine) -> None:
 
 
 def colocated(folder: str, environment: dict[str, str]) -> dict[str, Any]:
-    """A colocated sampler opened as a stage does: two versions through shared memory, then its process killed in the middle."""
+    """A colocated sampler opened as a stage does: two versions through shared memory, then its process killed in the
+    middle.
+    """
     from terrella.rl.rollout.config import Vllm
     from terrella.rl.rollout.open import open_sampler
 
@@ -99,7 +103,9 @@ def adapters(folder: str, environment: dict[str, str], colocated: bool) -> dict[
 
     prepare(environment)
     lora = LoraConfig(rank=8, alpha=16.0)
-    engine = Engine(build_gpt(MODELS["llama"], lora=lora), ParallelConfig(), OptimizerConfig(lr=5e-2), PrecisionConfig(), 0)
+    engine = Engine(
+        build_gpt(MODELS["llama"], lora=lora), ParallelConfig(), OptimizerConfig(lr=5e-2), PrecisionConfig(), 0
+    )
     settings = Vllm(colocated=colocated, adapters_only=True, eager=True, max_length=96, max_sequences=32, request_s=300)
     opened = open_sampler(settings, engine, MODELS["llama"], Path(folder))
     try:
@@ -113,6 +119,11 @@ def adapters(folder: str, environment: dict[str, str], colocated: bool) -> dict[
             files = sorted(Path(folder).glob("adapters*/adapter-*/adapter_model.safetensors"))
             bytes_sent.append(files[-1].stat().st_size)
             another_step(engine)
-        return {"gaps": gaps, "changed": sampled[0] != sampled[1] != sampled[2], "versions": samples[0].weight_version, "bytes": bytes_sent}
+        return {
+            "gaps": gaps,
+            "changed": sampled[0] != sampled[1] != sampled[2],
+            "versions": samples[0].weight_version,
+            "bytes": bytes_sent,
+        }
     finally:
         opened.close()

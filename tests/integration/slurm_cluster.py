@@ -1,4 +1,6 @@
-"""A real SLURM of several "nodes" on this machine: one controller and one slurmd for each node, on loopback, without systemd or cgroups."""
+"""A real SLURM of several "nodes" on this machine: one controller and one slurmd for each node, on loopback, without
+systemd or cgroups.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ SlurmdParameters=config_overrides
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} RealMemory=4000 State=UNKNOWN {gres}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
 PartitionName=short Nodes=n1 MaxTime=10 State=UP
-"""
+"""  # noqa: E501
 
 
 def missing() -> str | None:
@@ -106,7 +108,7 @@ class Cluster:
         os.chmod(folder / "key", 0o400)
         self._run(
             _find("munged") or "", "--force", f"--key-file={folder / 'key'}", f"--socket={folder / 'munge.socket'}",
-            f"--pid-file={folder / 'munged.pid'}", f"--log-file={folder / 'munged.log'}", f"--seed-file={folder / 'seed'}",
+            f"--pid-file={folder / 'munged.pid'}", f"--log-file={folder / 'munged.log'}", f"--seed-file={folder / 'seed'}",  # noqa: E501
         )  # fmt: skip
 
     def _write_config(self) -> None:
@@ -115,11 +117,14 @@ class Cluster:
             gres_types, gres = "GresTypes=gpu", f"Gres=gpu:{self.gpus}"
             for i in range(self.gpus):
                 (self.folder / "dev" / f"gpu{i}").touch()
-            (self.folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={self.folder}/dev/gpu[0-{self.gpus - 1}]\n")
+            (self.folder / "gres.conf").write_text(
+                f"AutoDetect=off\nName=gpu File={self.folder}/dev/gpu[0-{self.gpus - 1}]\n"
+            )
         ports = _free_ports(self.nodes + 1)
         text = CONFIG.format(
             folder=self.folder, host=socket.gethostname().split(".")[0], nodes=self.nodes,
-            port=ports, first=ports + 1, last=ports + self.nodes, cpus=64 if self.gpus else 4, gres_types=gres_types, gres=gres, 
+            port=ports, first=ports + 1, last=ports + self.nodes, cpus=64 if self.gpus else 4, gres_types=gres_types,
+            gres=gres, 
         )  # fmt: skip
         (self.folder / "slurm.conf").write_text(text)
 
@@ -148,9 +153,13 @@ class Cluster:
             if known["JobState"] in states:
                 return known
             if known["JobState"] in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "COMPLETED"):
-                raise AssertionError(f"job {job} is {known['JobState']}, exit code {known['ExitCode']}\n{self.log(known)}")
+                raise AssertionError(
+                    f"job {job} is {known['JobState']}, exit code {known['ExitCode']}\n{self.log(known)}"
+                )
             if time.monotonic() > limit:
-                raise TimeoutError(f"job {job} is {known['JobState']} ({known['Reason']}) after {deadline_s:.0f} s\n{self.log(known)}")
+                raise TimeoutError(
+                    f"job {job} is {known['JobState']} ({known['Reason']}) after {deadline_s:.0f} s\n{self.log(known)}"
+                )
             time.sleep(0.5)
 
     def log(self, known: dict[str, str]) -> str:
@@ -169,7 +178,11 @@ class Cluster:
         limit = time.monotonic() + 60.0  # what a job started must not outlive its cluster
         while self.ask("squeue", "--noheader", check=False).strip() and time.monotonic() < limit:
             time.sleep(0.5)
-        files = [*self.folder.glob("slurmd-n*.pid"), self.folder / "slurmctld.pid", self.folder / "munge" / "munged.pid"]
+        files = [
+            *self.folder.glob("slurmd-n*.pid"),
+            self.folder / "slurmctld.pid",
+            self.folder / "munge" / "munged.pid",
+        ]
         pids = [int(path.read_text()) for path in files if path.is_file() and path.read_text().strip()]
         for number, grace_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             for pid in pids:

@@ -1,4 +1,6 @@
-"""The agent recipes run from start to export; a killed run ends like an uninterrupted one; the tiny recipe shows what SPA is for."""
+"""The agent recipes run from start to export; a killed run ends like an uninterrupted one; the tiny recipe shows
+what SPA is for.
+"""
 
 import json
 import random
@@ -41,7 +43,15 @@ def whole(folder: Path) -> tuple[dict, float]:
 
 def test_all_stages_run_and_the_tables_hold_baselines(whole: tuple[dict, float], folder: Path) -> None:
     told = whole[0]["results/evaluate-OpenSokoban.json"]
-    assert [row["kind"] for row in told["rows"]] == ["baseline", "model", "model", "control", "control", "model", "ceiling"]
+    assert [row["kind"] for row in told["rows"]] == [
+        "baseline",
+        "model",
+        "model",
+        "control",
+        "control",
+        "model",
+        "ceiling",
+    ]
     assert all(row["kind"] in tables.KINDS for row in told["rows"]) and told["columns"] == ["Pass@1", "Pass@8"]
     turns = whole[0]["results/evaluate-OpenSokoban-turns.json"]
     assert len(turns["rows"]) == 5 and all(len(row["cells"]) == len(turns["columns"]) for row in turns["rows"])
@@ -61,7 +71,9 @@ def test_the_same_turns_again_with_other_states(whole: tuple[dict, float], folde
         parsed, hidden = (parse(s["messages.json"][-1]["content"], "state", 1) for s in (a, b))
         assert parsed.actions == hidden.actions and parsed.ok == hidden.ok
         if parsed.ok:
-            assert [parsed.observation, parsed.prediction] == a["states.json"] and set(hidden.observation + hidden.prediction) <= {"-"}
+            assert [parsed.observation, parsed.prediction] == a["states.json"] and set(
+                hidden.observation + hidden.prediction
+            ) <= {"-"}
 
 
 def test_killed_runs_end_like_an_uninterrupted_one(whole: tuple[dict, float], tmp_path: Path) -> None:
@@ -107,8 +119,9 @@ def arms(run: Path, seed: int) -> dict:
 @pytest.mark.full
 @pytest.mark.timeout(5400)
 def test_spa_is_ahead_at_no_higher_cost(tmp_path: Path) -> None:
-    """Over three seeds SPA is ahead of vanilla RL outside the interval, and on each of them of blanked states. On a single seed rounding
-    alone can bring vanilla RL level (docs/spa.md). Actions are equal by construction; gradient tokens depend on how long answers become.
+    """Over three seeds SPA is ahead of vanilla RL outside the interval, and on each of them of blanked states. On a
+    single seed rounding alone can bring vanilla RL level (docs/spa.md). Actions are equal by construction; gradient
+    tokens depend on how long answers become.
     """
     seeds = [arms(tmp_path / f"run{seed}", seed) for seed in (0, 1, 2)]
     gains = [told["SPA minus vanilla RL/OpenSokoban/pass@1"] for told in seeds]

@@ -1,4 +1,6 @@
-"""A colocated vLLM on CPU: weights through shared memory, a killed engine, adapters alone. The GPU has tests/rl/test_vllm_gpu.py."""
+"""A colocated vLLM on CPU: weights through shared memory, a killed engine, adapters alone. The GPU has
+tests/rl/test_vllm_gpu.py.
+"""
 
 import importlib.util
 import os

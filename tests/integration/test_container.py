@@ -17,7 +17,10 @@ UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-p
 
 def needs_namespaces() -> None:
     """Skip where this machine lets nobody make a PID namespace."""
-    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=60).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=60).returncode
+    ):
         pytest.skip("unshare cannot make a PID namespace here")
 
 
@@ -27,7 +30,9 @@ def first_stage(run: Path) -> list[str]:
 
 def test_the_first_process_of_a_container_trains(tmp_path: Path) -> None:
     needs_namespaces()
-    done = subprocess.run([*UNSHARE, *first_stage(tmp_path / "run")], capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
+    done = subprocess.run(
+        [*UNSHARE, *first_stage(tmp_path / "run")], capture_output=True, text=True, timeout=tiny_run.PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "stages" / "selfplay.json").exists()
 

@@ -1,4 +1,6 @@
-"""The language recipes run from data to export, with every number turned down; a resumed run equals an uninterrupted one elsewhere."""
+"""The language recipes run from data to export, with every number turned down; a resumed run equals an uninterrupted
+one elsewhere.
+"""
 
 import json
 import shutil
@@ -51,7 +53,10 @@ OWN = {
 }
 
 
-CHAT = "{% for m in messages %}{{ '<bos>' + m['role'] + ' ' + m['content'] }}{% endfor %}{{ '<bos>it ' if add_generation_prompt }}"
+CHAT = (
+    "{% for m in messages %}{{ '<bos>' + m['role'] + ' ' + m['content'] }}{% endfor %}{{ '<bos>it ' if "
+    "add_generation_prompt }}"
+)
 ADAPTED = """
 name: adapted
 world: language
@@ -79,7 +84,7 @@ stages:
   optimizer: {lr: 1e-2}
 - {kind: eval, name: evaluate, models: [start, sft, rlvr], n: 4, max_new_tokens: 8, before: sft, after: rlvr}
 - {kind: export, name: export, model: rlvr}
-"""
+"""  # noqa: E501
 
 
 def train(run: Path, recipe: str, *overrides: str, limit_s: float = 900) -> Path:
@@ -115,7 +120,11 @@ def test_recipe_runs_through(recipe: str, games: Path, tmp_path: Path) -> None:
     asked = [found[part]["rows"][0]["cells"][2]["n"] for part in ("evaluate-test", "evaluate-unseen")]
     assert asked == [6, 4]
     paired = json.loads((run / "stages" / "evaluate.json").read_text())
-    assert {key.partition("/")[0] for key in paired if " minus " in key} == {"rlvr minus sft", "rlvr minus control", "control minus sft"}
+    assert {key.partition("/")[0] for key in paired if " minus " in key} == {
+        "rlvr minus sft",
+        "rlvr minus control",
+        "control minus sft",
+    }
     control, rlvr = (json.loads((run / "stages" / f"{name}.json").read_text()) for name in ("control", "rlvr"))
     assert control["tokens"] >= rlvr["tokens"]
     assert "beyond chance" in (text := json.loads((run / "summary.json").read_text())["headline"]) or "->" in text
@@ -128,7 +137,9 @@ def test_a_folder_with_a_chat_template_is_trained_by_adapters(games: Path, tmp_p
     (folder / "chat_template.jinja").write_text(CHAT)
     (tmp_path / "adapted.yaml").write_text(ADAPTED.replace("FOLDER", str(folder)).replace("RUN", str(games)))
     run = train(tmp_path / "run", str(tmp_path / "adapted.yaml"))
-    outcomes = {name: json.loads((run / "stages" / f"{name}.json").read_text()) for name in ("start", "data", "sft", "rlvr")}
+    outcomes = {
+        name: json.loads((run / "stages" / f"{name}.json").read_text()) for name in ("start", "data", "sft", "rlvr")
+    }
     assert outcomes["data"]["train_rows"] > 20 and outcomes["data"]["test_rows"] > 4
     for name in ("sft", "rlvr"):
         assert any(".lora." in weight for weight in CheckpointReader(run / outcomes[name]["checkpoint"]).names())
@@ -145,10 +156,14 @@ def test_a_folder_with_a_chat_template_is_trained_by_adapters(games: Path, tmp_p
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("recipe", "score", "least"), [("text-game-tiny", "changed", 400), ("web-page-tiny", "F1, changed pages", 350)], ids=["games", "pages"]
+    ("recipe", "score", "least"),
+    [("text-game-tiny", "changed", 400), ("web-page-tiny", "F1, changed pages", 350)],
+    ids=["games", "pages"],
 )
 def test_rlvr_raises_the_score_of_held_out_transitions(recipe: str, score: str, least: int, tmp_path: Path) -> None:
-    """The claim of docs/language.md, with the settings that ship: better than imitation alone, outside the paired interval."""
+    """The claim of docs/language.md, with the settings that ship: better than imitation alone, outside the paired
+    interval.
+    """
     run = train(tmp_path / "run", recipe, limit_s=1700)
     told = json.loads((run / "stages" / "evaluate.json").read_text())
     gain = told[f"rlvr minus sft/{score}"]

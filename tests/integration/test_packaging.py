@@ -1,4 +1,6 @@
-"""The sdist builds, and the wheel from it holds everything the command needs and is the same command as `python -m terrella`."""
+"""The sdist builds, and the wheel from it holds everything the command needs and is the same command as `python -m
+terrella`.
+"""
 
 import os
 import subprocess
@@ -14,18 +16,25 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    tracked = (
+        subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    )
     for name in filter(None, tracked):  # a clean copy: the build writes beside the sources
         if (ROOT / name).is_file():
             (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "source" / name).write_bytes((ROOT / name).read_bytes())
-    sdist = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"  # what `python -m build` calls
+    # what `python -m build` calls
+    sdist = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
     subprocess.run([sys.executable, "-c", sdist], cwd=folder / "source", check=True, capture_output=True, timeout=600)
     archive = next(folder.glob("terrella-*.tar.gz"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(archive)], check=True, timeout=600)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(archive)], check=True, timeout=600
+    )
     wheel = next(folder.glob("terrella-*.whl"))
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=600)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=600
+    )
     return folder / "site"
 
 
@@ -48,6 +57,11 @@ def test_the_wheel_answers_and_ships_its_data(site: Path) -> None:
 
 def test_the_wheel_holds_no_tests(site: Path) -> None:
     assert not (site / "terrella" / "tests").exists()
-    names = ["launch/report/report.html", "launch/recipes/sokoban/tiny.yaml", "rl/worlds/tags.yaml", "launch/templates/job.sh"]
+    names = [
+        "launch/report/report.html",
+        "launch/recipes/sokoban/tiny.yaml",
+        "rl/worlds/tags.yaml",
+        "launch/templates/job.sh",
+    ]
     for name in (*names, "launch/sbatch/text-game-sft.sbatch"):
         assert (ROOT / name).is_file() and (site / "terrella" / name).is_file(), name

@@ -1,4 +1,6 @@
-"""A run that kept its rollouts and validated on a cut; then `--replay` trains on the very same rollouts without sampling."""
+"""A run that kept its rollouts and validated on a cut; then `--replay` trains on the very same rollouts without
+sampling.
+"""
 
 import pytest
 
@@ -17,7 +19,13 @@ def test_replay_trains_the_same_and_validation_comes_before_and_during_training(
     assert sorted(validated) == [1, 3] and [validated[s]["validation/steps"] for s in (1, 3)] == [0, 2]
     assert all(0 <= r["validation/mean"] <= 1 and r["validation/invalid"] == 0 for r in validated.values())
 
-    command = [*tiny_run.command(tmp_path / "second", *sets), "--replay", str(tmp_path / "first"), "--until", rows[0]["stage"]]
+    command = [
+        *tiny_run.command(tmp_path / "second", *sets),
+        "--replay",
+        str(tmp_path / "first"),
+        "--until",
+        rows[0]["stage"],
+    ]
     second = tiny_run.subprocess.run(command, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
     assert second.returncode == 0, second.stderr
     again = [r for r in comparable(MetricsFile(tmp_path / "second" / "metrics.jsonl").rows()) if "reward/mean" in r]

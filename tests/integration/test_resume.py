@@ -85,19 +85,24 @@ def test_a_request_to_stop_saves_and_the_run_goes_on(whole: tuple[dict, float], 
     assert done.returncode == 0 and tiny_run.results(folder) == whole[0]
 
 
-def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_never_ended(whole: tuple[dict, float], tmp_path: Path) -> None:
+def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_never_ended(
+    whole: tuple[dict, float], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     assert tiny_run.train(folder, "stages.rlvr.steps=2").returncode == 0
     words = [*tiny_run.command(folder, "stages.rlvr.steps=2"), "--steps", "rlvr=4"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
     assert done.returncode == 0 and "going on with rlvr to step 4" in done.stdout, done.stderr
     found = tiny_run.results(folder)
-    kept = {key: value for key, value in whole[0].items() if not key.endswith(".jsonl")}  # a rollout of its former last step remains
+    # a rollout of its former last step remains
+    kept = {key: value for key, value in whole[0].items() if not key.endswith(".jsonl")}
     assert {key: found[key] for key in kept} == kept
     assert (folder / "set-aside" / "001" / "results").is_dir()
 
 
-def test_the_export_loads_in_transformers_and_can_be_evaluated(whole: tuple[dict, float], folder_of_whole: Path, tmp_path: Path) -> None:
+def test_the_export_loads_in_transformers_and_can_be_evaluated(
+    whole: tuple[dict, float], folder_of_whole: Path, tmp_path: Path
+) -> None:
     export = folder_of_whole / "export"
     proof = json.loads((export / "export_proof.json").read_text())
     assert proof["max_logit_difference"] <= proof["tolerance"] and proof["tensors"]

@@ -1,4 +1,6 @@
-"""The tiny GRPO recipe with a real vLLM server on a machine of its own: as a SLURM job, requeued by signal, and on Ray, losing a node."""
+"""The tiny GRPO recipe with a real vLLM server on a machine of its own: as a SLURM job, requeued by signal, and on
+Ray, losing a node.
+"""
 
 import importlib.util
 import os
@@ -16,7 +18,8 @@ from terrella.tests.launch import tiny_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 PATIENCE_S = 900.0
-# one sequence at a time: then nothing that a server computes depends on what else it was asked, and runs can be compared bit by bit
+# one sequence at a time: then nothing that a server computes depends on what else it was asked, and runs can be
+# compared bit by bit
 SETTINGS = [
     "model.head_dim=32",  # the smallest that vLLM has a CPU kernel for
     "stages.1.steps=80",  # long enough for a signal to find it at work
@@ -48,8 +51,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.down()
 
 
-@pytest.mark.skipif(missing() is not None and "slurm" not in os.environ.get("TERRELLA_REQUIRE", ""), reason="SLURM is not installed")
-def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(slurm: Cluster, whole: dict, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.skipif(
+    missing() is not None and "slurm" not in os.environ.get("TERRELLA_REQUIRE", ""), reason="SLURM is not installed"
+)
+def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(
+    slurm: Cluster, whole: dict, tmp_path: Path, monkeypatch
+) -> None:
     for name, value in CPU.items():
         monkeypatch.setenv(name, value)
     run = tmp_path / "run"
@@ -58,13 +65,16 @@ def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(slurm: Cluster, 
     known = slurm.wait(job, deadline_s=PATIENCE_S)
     assert known["Restarts"] == "3" and known["NumNodes"].startswith("2")
     assert tiny_run.results(run) == whole
-    assert len(list((run / "samplers").iterdir())) == 4  # every start had addresses of its own; the settings did not change
+    # every start had addresses of its own; the settings did not change
+    assert len(list((run / "samplers").iterdir())) == 4
     assert (run / "stages" / "rlvr" / "sampler" / "vllm-0-0.log").is_file()
     assert read_json(run / "lease.json")["incarnation"] == 4
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (requirements/ray.txt)")
-def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(whole: dict, tmp_path: Path, monkeypatch) -> None:
+def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(
+    whole: dict, tmp_path: Path, monkeypatch
+) -> None:
     from ray.cluster_utils import Cluster as RayCluster
 
     for name, value in {**CPU, "RAY_USAGE_STATS_ENABLED": "0"}.items():
@@ -77,7 +87,9 @@ def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(who
         nodes.wait_for_nodes(timeout=300)
         words = [*tiny_run.command(run, *SETTINGS, "ranks=1"), "--ray", "--sampler-hosts", "1"]
         with open(said, "wb") as stream:
-            driver = subprocess.Popen(words, env={**os.environ, "RAY_ADDRESS": nodes.address}, stdout=stream, stderr=stream)
+            driver = subprocess.Popen(
+                words, env={**os.environ, "RAY_ADDRESS": nodes.address}, stdout=stream, stderr=stream
+            )
         until("step 1 of rlvr", lambda: driver.poll() is not None or reached(run, "rlvr", 1), PATIENCE_S)
         assert driver.poll() is None and second.node_id[:8] in said.read_text(), said.read_text()
         nodes.remove_node(second)

@@ -1,4 +1,6 @@
-"""`terrella launch` on a real SLURM: several nodes, requeue by signal, a lost node, chains, arrays, refusals before submission."""
+"""`terrella launch` on a real SLURM: several nodes, requeue by signal, a lost node, chains, arrays, refusals before
+submission.
+"""
 
 import contextlib
 import importlib.util
@@ -70,7 +72,9 @@ def launch(cluster: Cluster, run: Path, *options: str, sets: list[str] = SETTING
         str(run),
     ]
     environment = {**cluster.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run([*command, *words, *options], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        [*command, *words, *options], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def job_ids(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -93,8 +97,12 @@ def last_step(run: Path) -> tuple[str, int] | None:
     return max(((row["stage"], row["step"]) for row in [*MetricsFile(run / "metrics.jsonl").rows()][-1:]), default=None)
 
 
-def requeue_at(cluster: Cluster, run: Path, job: str, points: list[tuple[str, int]], deadline_s: float = PATIENCE_S) -> None:
-    """Warn the job by signal once it has come to each of the points, as SLURM does before a time limit, and see it requeued."""
+def requeue_at(
+    cluster: Cluster, run: Path, job: str, points: list[tuple[str, int]], deadline_s: float = PATIENCE_S
+) -> None:
+    """Warn the job by signal once it has come to each of the points, as SLURM does before a time limit, and see it
+    requeued.
+    """
     for start, (stage, step) in enumerate(points):
         # a step of this start too: the signal before may have come late, and a job that waits to start again hears none
         before = last_step(run)
@@ -104,7 +112,9 @@ def requeue_at(cluster: Cluster, run: Path, job: str, points: list[tuple[str, in
     assert "no checkpoint in time" not in cluster.log(cluster.job(job))
 
 
-def test_two_nodes_requeued_by_signal_at_three_points_equal_one_machine(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
+def test_two_nodes_requeued_by_signal_at_three_points_equal_one_machine(
+    slurm: Cluster, whole: dict, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     (job,) = job_ids(launch(slurm, run, "--nodes", "2", "--ranks-per-node", "1"))
     requeue_at(slurm, run, job, [("pretrain", 2), ("pretrain", 30), ("rlvr", 1)])
@@ -125,8 +135,12 @@ def stand_in(folder: Path, body: str) -> Path:
 
 
 @pytest.mark.parametrize("mixed", [[], ["--rollout-partition", "debug"]], ids=["steps", "heterogeneous"])
-def test_sampler_nodes_are_found_and_requeued_with_the_trainer(slurm: Cluster, tmp_path: Path, monkeypatch, mixed: list[str]) -> None:
-    """The job's shape on a real SLURM with a stand-in for the work; tests/integration/test_served.py does the work itself."""
+def test_sampler_nodes_are_found_and_requeued_with_the_trainer(
+    slurm: Cluster, tmp_path: Path, monkeypatch, mixed: list[str]
+) -> None:
+    """The job's shape on a real SLURM with a stand-in for the work; tests/integration/test_served.py does the work
+    itself.
+    """
     bin_folder = stand_in(
         tmp_path / "bin",
         """if [ "$1" = sampler-host ]; then
@@ -141,7 +155,17 @@ while :; do sleep 0.2; done
 """.replace("RUN", str(tmp_path)),
     )
     run = tmp_path / "run"
-    options = ["--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", *mixed, "--setup", f"export PATH={bin_folder}:$PATH"]
+    options = [
+        "--nodes",
+        "1",
+        "--ranks-per-node",
+        "1",
+        "--rollout-nodes",
+        "1",
+        *mixed,
+        "--setup",
+        f"export PATH={bin_folder}:$PATH",
+    ]
     (job,) = job_ids(launch(slurm, run, *options, sets=["stages.2.rollouts={sampler: {kind: vllm}}"]))
     until("address of the sampler", (tmp_path / "met").exists)
     assert sorted((tmp_path / "met").read_text().replace(",", "").split()[1::2]) == ["n1", "n2"]
@@ -211,12 +235,16 @@ def test_chain_of_jobs_is_followed_to_its_end(slurm: Cluster, whole: dict, tmp_p
 
 
 def test_array_sweeps_settings_each_in_its_own_run(slurm: Cluster, tmp_path: Path) -> None:
-    done = launch(slurm, tmp_path / "run", "--sweep", "seed=[1,7]", "--split-after", "selfplay", "--split-after", "pretrain")
+    done = launch(
+        slurm, tmp_path / "run", "--sweep", "seed=[1,7]", "--split-after", "selfplay", "--split-after", "pretrain"
+    )
     jobs = job_ids(done)
     for task in ("0", "1"):
         slurm.wait(f"{jobs[1]}_{task}", deadline_s=PATIENCE_S)
     slurm.ask("scancel", jobs[2], check=False)  # it may have ended
-    losses = [[r["loss"] for r in MetricsFile(tmp_path / "run" / task / "metrics.jsonl").rows()] for task in ("000", "001")]
+    losses = [
+        [r["loss"] for r in MetricsFile(tmp_path / "run" / task / "metrics.jsonl").rows()] for task in ("000", "001")
+    ]
     assert len(losses[0]) == len(losses[1]) == 60 and losses[0] != losses[1]
 
 
@@ -229,7 +257,11 @@ def test_array_sweeps_settings_each_in_its_own_run(slurm: Cluster, tmp_path: Pat
         (["--partition", "short"], 2, "--time: 30 is beyond the limit of partition 'short' (10 minutes)"),
         (["--constraint", "h100"], 2, "sbatch would refuse this job: "),
         (["--run", "/dev/null/run"], 3, "a part of this path is a file"),
-        (["--set", "stages.2.prompts_per_step=3", "--ranks-per-node", "2"], 2, "rlvr.prompts_per_step = 3 is no multiple"),
+        (
+            ["--set", "stages.2.prompts_per_step=3", "--ranks-per-node", "2"],
+            2,
+            "rlvr.prompts_per_step = 3 is no multiple",
+        ),
     ],
 )
 def test_refused_before_submission(slurm: Cluster, tmp_path: Path, options: list[str], code: int, message: str) -> None:
@@ -257,7 +289,9 @@ def test_every_shipped_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Pat
             written = int(re.search(r"--nodes=(\d+)", text)[1])
             for nodes in (written, 64) if "supervise" in text else (written,):
                 command = ["sbatch", "--test-only", "-N", str(nodes), str(path)]
-                done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+                done = subprocess.run(
+                    command, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S
+                )
                 assert done.returncode == 0, f"{path.name}: {done.stderr}"
                 assert f"using {64 * nodes if '--exclusive' in text else 8} processors" in done.stderr, done.stderr
     finally:
@@ -267,7 +301,16 @@ def test_every_shipped_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Pat
 def test_a_printed_script_runs_on_as_many_nodes_as_sbatch_asks_for(slurm: Cluster, tmp_path: Path) -> None:
     """The job's shape on a real SLURM with a stand-in for the work; the script was rendered for one node."""
     bin_folder = stand_in(tmp_path / "bin", 'echo "$SLURMD_NODENAME of $TERRELLA_NODES: $*"')
-    done = launch(slurm, tmp_path / "run", "--ranks-per-node", "2", "--dry-run", "--setup", f"export PATH={bin_folder}:$PATH", sets=[])
+    done = launch(
+        slurm,
+        tmp_path / "run",
+        "--ranks-per-node",
+        "2",
+        "--dry-run",
+        "--setup",
+        f"export PATH={bin_folder}:$PATH",
+        sets=[],
+    )
     script = tmp_path / "job.sbatch"
     script.write_text(done.stdout)
     job = slurm.ask("sbatch", "--parsable", "-N", "2", str(script), "--until", "pretrain", cwd=tmp_path).strip()

@@ -1,4 +1,6 @@
-"""The video recipe runs from MuJoCo episodes to an exported model, with every number turned down; it resumes; its report plays."""
+"""The video recipe runs from MuJoCo episodes to an exported model, with every number turned down; it resumes; its
+report plays.
+"""
 
 import importlib.util
 import json
@@ -58,8 +60,12 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
     done = subprocess.run(command(run), capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     stages = {p.stem: json.loads(p.read_text()) for p in (run / "stages").glob("*.json")}
-    assert 0 < stages["tokenizer"]["heldout/codes_used"] <= 1 and stages["tokens"] == stages["tokens"] | {"clips": 48, "heldout_clips": 8}
-    assert stages["rlvr"]["tokens"] == 2 * 2 * 4 * 2 * 16  # steps, prompts, samples, frames, codes: forced actions do not count
+    assert 0 < stages["tokenizer"]["heldout/codes_used"] <= 1 and stages["tokens"] == stages["tokens"] | {
+        "clips": 48,
+        "heldout_clips": 8,
+    }
+    # steps, prompts, samples, frames, codes: forced actions do not count
+    assert stages["rlvr"]["tokens"] == 2 * 2 * 4 * 2 * 16
     assert stages["control"]["tokens"] >= stages["rlvr"]["tokens"]
     tables = {p.stem: json.loads(p.read_text()) for p in (run / "results").glob("*.json")}
     told = tables["evaluate"]
@@ -69,13 +75,17 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
     curve = [cell["value"] for cell in tables["evaluate-best-of"]["rows"][1]["cells"]]
     assert curve == sorted(curve, reverse=True)
     gap = stages["evaluate"]["rlvr minus control/mae"]
-    assert gap["n"] == 4 and gap["value"] == pytest.approx(stages["evaluate"]["rlvr/mae"] - stages["evaluate"]["control/mae"], abs=1e-6)
+    assert gap["n"] == 4 and gap["value"] == pytest.approx(
+        stages["evaluate"]["rlvr/mae"] - stages["evaluate"]["control/mae"], abs=1e-6
+    )
     assert tables["tokenizer"]["rows"][1]["cells"][1] == stages["tokenizer"]["heldout/psnr"]
     assert sum(tables["rlvr-time"]["rows"][0]["cells"][1:4]) == pytest.approx(1.0)
     assert {"real2sim", "real2sim-agreement"} <= set(tables) and "detector_agrees" in stages["real2sim"]
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rlvr = [m for m in metrics if m["stage"] == "rlvr"]
-    assert len(rlvr) == 2 and all({"reward/mean", "reward/group_std", "clip/mae", "clip/repeats", "time/judge_s"} <= set(m) for m in rlvr)
+    assert len(rlvr) == 2 and all(
+        {"reward/mean", "reward/group_std", "clip/mae", "clip/repeats", "time/judge_s"} <= set(m) for m in rlvr
+    )
     text = (run / "report.html").read_text()
     assert "data:image/png;base64," in text and "Held-out clips" in text
     assert (run / "export" / "model.safetensors").exists()
@@ -83,7 +93,9 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_shipped_settings_raise_the_reward(tmp_path: Path) -> None:
-    """The recipe as it is: the codes of frames carry motion, and RLVR predicts held-out clips better than the model it started from."""
+    """The recipe as it is: the codes of frames carry motion, and RLVR predicts held-out clips better than the model
+    it started from.
+    """
     run = tmp_path / "run"
     words = [sys.executable, "-m", "terrella", "train", "video-tiny", "--run", str(run), "--until", "evaluate"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=2900)

@@ -1,6 +1,8 @@
-"""The recipes of RT-1 from folders of the released layout: what stands in for training is evaluated, trained on by RLVR, and exported.
+"""The recipes of RT-1 from folders of the released layout: what stands in for training is evaluated, trained on by
+RLVR, and exported.
 
-The folders are stand-ins: narrow, small pictures, fresh weights. The graph, the action bins and the kinds of files are the recipe's own.
+The folders are stand-ins: narrow, small pictures, fresh weights. The graph, the action bins and the kinds of files are
+the recipe's own.
 """
 
 import json
@@ -23,9 +25,17 @@ from terrella.models.hf import read_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 SMALL = ["ranks=1", "precision.params=fp32", "stages.data.heldout_every=3"]
-SMALL += [f"env.{setting}" for setting in ("context_reach=3", "bf16=false", "metrics=[mae, psnr]", "headline=mae", "runs=1", "best_of=[]")]
+SMALL += [
+    f"env.{setting}"
+    for setting in ("context_reach=3", "bf16=false", "metrics=[mae, psnr]", "headline=mae", "runs=1", "best_of=[]")
+]
 SMALL += [f"stages.{name}.bf16=false" for name in ("tokenizer", "tokens")]
-SMALL += ["stages.tokenizer.frames_per_clip=2", "stages.tokenizer.heldout_clips=2", "stages.evaluate.n=2", "stages.evaluate.samples=1"]
+SMALL += [
+    "stages.tokenizer.frames_per_clip=2",
+    "stages.tokenizer.heldout_clips=2",
+    "stages.evaluate.n=2",
+    "stages.evaluate.samples=1",
+]
 SIZES = {"video-rt1": (32, 64), "video-rt1-single": (32, 48)}
 SHORT = {"video-rt1": "env.horizon=2", "video-rt1-single": "env.history=2"}
 
@@ -58,7 +68,9 @@ def world(name: str, folder: Path, arm: str) -> Path:
 def train(name: str, run: Path, settings: list[str]) -> subprocess.CompletedProcess:
     words = [sys.executable, "-m", "terrella", "train", name, "--run", str(run)]
     words += [part for setting in settings for part in ("--set", setting)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=900, env=os.environ | {"TERRELLA_LPIPS": str(run / "no weights")})
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=900, env=os.environ | {"TERRELLA_LPIPS": str(run / "no weights")}
+    )
 
 
 def outcomes(run: Path) -> dict[str, dict]:
@@ -66,7 +78,9 @@ def outcomes(run: Path) -> dict[str, dict]:
 
 
 def test_rlvr_from_released_folders(tmp_path: Path) -> None:
-    """And first: what a later stage would miss, here the weights of the rewarded metric, stops the run before its first stage."""
+    """And first: what a later stage would miss, here the weights of the rewarded metric, stops the run before its
+    first stage.
+    """
     settings = prepare("video-rt1", tmp_path)
     settings += ["stages.tokens.clips_per_episode=1", "stages.rlvr.steps=1", "stages.rlvr.prompts_per_step=4"]
     settings += ["stages.rlvr.samples_per_prompt=2", "stages.control.sequences_per_step=2"]
@@ -93,7 +107,10 @@ def test_the_table_from_released_folders(name: str, tmp_path: Path) -> None:
     done = train(f"{name}-released", tmp_path / "run", [*settings, start("rlvr", world(name, tmp_path, "rlvr"))])
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     found = outcomes(tmp_path / "run")
-    assert found["tokenizer"]["steps"] == found["pretrain"]["steps"] == found["rlvr"]["steps"] == 0 and found["tokens"]["clips"] == 0
+    assert (
+        found["tokenizer"]["steps"] == found["pretrain"]["steps"] == found["rlvr"]["steps"] == 0
+        and found["tokens"]["clips"] == 0
+    )
     rows = json.loads((tmp_path / "run" / "results" / "evaluate.json").read_text())["rows"]
     assert [row["name"] for row in rows[1:3]] == ["pretrain", "rlvr"] and rows[1]["cells"][0] != rows[2]["cells"][0]
 

@@ -1,4 +1,6 @@
-"""Real vLLM on CPU: its log-probs are the trainer's, weight sync is exact or stops by name, and a killed server loses nothing."""
+"""Real vLLM on CPU: its log-probs are the trainer's, weight sync is exact or stops by name, and a killed server
+loses nothing.
+"""
 
 import importlib.util
 import json
@@ -39,7 +41,9 @@ def server(folders, tmp_path_factory):
     from terrella.rl.rollout.vllm_server import VllmServer
 
     settings = settings_of(folders["llama"])
-    sampler = ServedVllm(settings, [VllmServer(settings, tmp_path_factory.mktemp("logs") / "vllm.log", environment=CPU)], request_s=600)
+    sampler = ServedVllm(
+        settings, [VllmServer(settings, tmp_path_factory.mktemp("logs") / "vllm.log", environment=CPU)], request_s=600
+    )
     try:
         sampler.start()
         yield sampler
@@ -80,7 +84,9 @@ def test_llama_logprobs_are_the_trainers_through_a_server(served) -> None:
     sampler = served
     plain = requests(SamplingParams(12))
     forced = [SampleRequest(r.ids, (2, *r.key[1:]), r.params, ((3, (5, 6)), (7, (4,)))) for r in plain]
-    cut = [SampleRequest(r.ids, (3, *r.key[1:]), SamplingParams(12, top_p=0.8, top_k=5, stop_ids=(1, 2, 3))) for r in plain]
+    cut = [
+        SampleRequest(r.ids, (3, *r.key[1:]), SamplingParams(12, top_p=0.8, top_k=5, stop_ids=(1, 2, 3))) for r in plain
+    ]
     greedy = [SampleRequest(r.ids, (4, *r.key[1:]), SamplingParams(12, temperature=0.0, allowed=(4, 7))) for r in plain]
     asked = plain + forced + cut + greedy
     samples = sampler.generate(asked)
@@ -135,7 +141,9 @@ def test_a_damaged_tensor_is_sent_again_and_then_stops_the_run_by_name(served, f
     transport = Damaging(tmp_path)
     assert publish(transport, sampler.targets, lambda: weights.items(), 7, timeout_s=300).attempts == 2
     transport.times = 99
-    last = max(json.loads((tmp_path / "version-00000007" / "manifest.json").read_text())["tensors"], key=lambda t: t["name"])["name"]
+    last = max(
+        json.loads((tmp_path / "version-00000007" / "manifest.json").read_text())["tensors"], key=lambda t: t["name"]
+    )["name"]
     with pytest.raises(SyncError, match=f"failed 3 times: .*tensor {last} arrived damaged"):
         publish(transport, sampler.targets, lambda: weights.items(), 8, timeout_s=300)
     with pytest.raises(ConfigError, match="publish one to all"):
@@ -148,7 +156,8 @@ def test_a_damaged_tensor_is_sent_again_and_then_stops_the_run_by_name(served, f
 def test_a_server_killed_mid_batch_is_restarted_and_its_requests_are_asked_again(tmp_path) -> None:
     (result,) = run_ranks(JOBS + "killed", 1, 1500, folder=str(tmp_path), environment=CPU)
     assert result["same"] and result["restarts"] == 1 and result["reissued"] >= 1
-    assert result["versions"] == [2] and result["gap"] <= 1e-5  # the new server has the trained weights, not those it started with
+    # the new server has the trained weights, not those it started with
+    assert result["versions"] == [2] and result["gap"] <= 1e-5
 
 
 def test_grpo_learns_the_same_through_vllm_and_embedded(served) -> None:

@@ -1,4 +1,6 @@
-"""A clip imagined greedily by vLLM, by the embedded sampler and by transformers: the same ids, actions forced between the frames."""
+"""A clip imagined greedily by vLLM, by the embedded sampler and by transformers: the same ids, actions forced
+between the frames.
+"""
 
 import importlib.util
 import json
@@ -27,9 +29,14 @@ if importlib.util.find_spec("vllm") is None:
 
 def model_of(vocab: int) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     """A small decoder with seeded weights by the engine's names."""
-    c = ModelConfig(family="llama", layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=vocab, max_positions=128)
+    c = ModelConfig(
+        family="llama", layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=96, vocab=vocab, max_positions=128
+    )
     g = torch.Generator().manual_seed(3)
-    shapes = {"embedding.word_embeddings.weight": (c.padded_vocab, c.hidden), "output_layer.weight": (c.padded_vocab, c.hidden)}
+    shapes = {
+        "embedding.word_embeddings.weight": (c.padded_vocab, c.hidden),
+        "output_layer.weight": (c.padded_vocab, c.hidden),
+    }
     named = {"decoder.final_layernorm.weight": torch.ones(c.hidden)}
     for layer in range(c.layers):
         p = f"decoder.layers.{layer}."
@@ -39,7 +46,10 @@ def model_of(vocab: int) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
             p + "mlp.linear_fc1.weight": (2 * c.ffn, c.hidden),
             p + "mlp.linear_fc2.weight": (c.hidden, c.ffn),
         }
-        named |= {p + "input_layernorm.weight": torch.ones(c.hidden), p + "pre_mlp_layernorm.weight": torch.ones(c.hidden)}
+        named |= {
+            p + "input_layernorm.weight": torch.ones(c.hidden),
+            p + "pre_mlp_layernorm.weight": torch.ones(c.hidden),
+        }
     return c, named | {name: torch.randn(*shape, generator=g) * 0.2 for name, shape in shapes.items()}
 
 
@@ -53,7 +63,11 @@ def test_greedy_clips_are_the_same_in_vllm_embedded_and_transformers(tmp_path: P
     asked: list[dict] = []
     for task in tasks_of(decoder, 3):
         for temperature, allowed in ((0.0, None), (0.0, frame_ids), (1.0, frame_ids)):
-            told = {"ids": layout.prompt_ids(task.row_L), "forced": layout.forced(task.row_L), "sampled": layout.sampled}
+            told = {
+                "ids": layout.prompt_ids(task.row_L),
+                "forced": layout.forced(task.row_L),
+                "sampled": layout.sampled,
+            }
             asked.append(told | {"key": [5, task.prompt_id, 0, 0], "temperature": temperature, "allowed": allowed})
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     job = [sys.executable, "-m", "terrella.tests.integration.video_vllm_job"]
@@ -81,7 +95,8 @@ def test_greedy_clips_are_the_same_in_vllm_embedded_and_transformers(tmp_path: P
             continue
         assert ids == list(sample.ids) == by_transformers(hf, request)
         assert logprobs == pytest.approx(sample.logprobs, abs=1e-4)
-    assert kept == 6 and free > 0  # without the restriction this model leaves the frame codes, so that the restriction did something
+    # without the restriction this model leaves the frame codes, so that the restriction did something
+    assert kept == 6 and free > 0
 
 
 @torch.no_grad()

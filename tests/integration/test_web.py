@@ -1,4 +1,6 @@
-"""Web worlds in real Chromium: parity with the page model, MiniWoB++, deadlines, the limits on where a page may go, pictures."""
+"""Web worlds in real Chromium: parity with the page model, MiniWoB++, deadlines, the limits on where a page may go,
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def chromium():
 
 @pytest.fixture
 def open_world():
-    """Worlds that end with the test, also a failed one: a browser left open would keep the next test from starting its own."""
+    """Worlds that end with the test, also a failed one: a browser left open would keep the next test from starting
+    its own.
+    """
     opened = []
 
     def open_(**settings) -> WebWorld:
@@ -124,8 +128,10 @@ def test_history_of_tabs_is_the_same_in_both(open_world) -> None:
     backends = [world.backend for world in worlds]
     for backend in backends:
         backend.begin(Start(("http://map.test/",)))
-    steps = ["back", "goto http://map.test/saved", "back", "forward", "forward"]  # the blank page under a start is none of its history
-    steps += ["new_tab", "back", "goto http://map.test/", "back", "forward", "close_tab", "back"]  # that of a new tab is
+    # the blank page under a start is none of its history
+    steps = ["back", "goto http://map.test/saved", "back", "forward", "forward"]
+    # that of a new tab is
+    steps += ["new_tab", "back", "goto http://map.test/", "back", "forward", "close_tab", "back"]
     for step in steps:
         kind, _, text = step.partition(" ")
         refused = []
@@ -192,8 +198,10 @@ class Pages(http.server.BaseHTTPRequestHandler):
         body = {
             "/big": "<p>some text <a href='/a'>link</a></p>" * 135_000,
             "/busy": "<p>busy</p><script>while (true) {}</script>",
-            "/lures": "<a href='http://127.0.0.2:{port}/stolen'>Out</a><img src='http://127.0.0.2:{port}/pixel'><a href='/away'>Away</a>"
-            "<a href='/file'>File</a><a href='file:///etc/passwd'>Passwd</a><script>fetch('http://127.0.0.2:{port}/script')</script>",
+            "/lures": "<a href='http://127.0.0.2:{port}/stolen'>Out</a><img src='http://127.0.0.2:{port}/pixel'><a "
+            "href='/away'>Away</a>"
+            "<a href='/file'>File</a><a "
+            "href='file:///etc/passwd'>Passwd</a><script>fetch('http://127.0.0.2:{port}/script')</script>",
             "/where": "<p id='at'>nowhere</p><script>navigator.geolocation.getCurrentPosition(p => "
             "{{ document.getElementById('at').textContent = p.coords.latitude + ' ' + p.coords.longitude }})</script>",
         }.get(self.path, f"<p>{self.path} {self.headers.get('Cookie', '')}</p>")
@@ -245,7 +253,9 @@ def test_endless_silent_and_busy_pages_end_within_the_deadline(pages, chromium) 
 
 
 def test_a_page_of_five_megabytes_is_read_within_the_deadline(pages, chromium) -> None:
-    """Its 270,000 elements take seconds of layout, more on a busy machine; the default deadline would make it a fault there."""
+    """Its 270,000 elements take seconds of layout, more on a busy machine; the default deadline would make it a
+    fault there.
+    """
     base, deadline = f"http://127.0.0.1:{pages.server_port}", 300.0
     backend = chromium(Limits(hosts=frozenset({f"127.0.0.1:{pages.server_port}"}), deadline_s=deadline))
     backend.begin(Start((f"{base}/x",)))
@@ -291,7 +301,7 @@ def test_a_task_file_on_sites_elsewhere(pages, tmp_path, open_world) -> None:
     record = {
         "task_id": 4, "sites": ["reddit"], "intent": "Open two", "start_url": "__REDDIT__/one", "require_login": True,
         "storage_state": "./.auth/reddit_state.json",
-        "eval": {"eval_types": ["url_match", "program_html"], "reference_url": "__REDDIT__/two", "reference_answers": None,
+        "eval": {"eval_types": ["url_match", "program_html"], "reference_url": "__REDDIT__/two", "reference_answers": None,  # noqa: E501
                  "program_html": [{"url": "last", "locator": "document.querySelector('p').outerText",
                                    "required_contents": {"must_include": ["k=v"]}}]},
     }  # fmt: skip
@@ -366,7 +376,12 @@ def test_miniwob_pages_load_and_reset_by_seed(miniwob, pages: int) -> None:
         other = miniwob.start(name, 8)
         again = miniwob.start(name, 7)
         text = simplified_html(miniwob.backend.look())
-        if not first or first != again or write_markup(parse_markup(seen)) != seen or (first == other and seen == text and not seen):
+        if (
+            not first
+            or first != again
+            or write_markup(parse_markup(seen)) != seen
+            or (first == other and seen == text and not seen)
+        ):
             faults.append(name)
     assert faults == []
 
@@ -394,7 +409,13 @@ def test_miniwob_tasks_are_played_from_several_threads(miniwob) -> None:
     from terrella.rl.worlds.web.hosted import HostedWorld
     from terrella.rl.worlds.web.tasks import parse_task
 
-    told = {"source": "miniwob", "backend": "chromium", "pages": ("click-button", "enter-text"), "instances": 2, "split": "test"}
+    told = {
+        "source": "miniwob",
+        "backend": "chromium",
+        "pages": ("click-button", "enter-text"),
+        "instances": 2,
+        "split": "test",
+    }
     worlds = [HostedWorld(**told, deadline_s=PATIENCE_S) for _ in range(2)]
     known = worlds[0].tasks
     assert len(known) == 4 and parse_task(dict(known[0].task.raw)) == known[0].task

@@ -1,4 +1,6 @@
-"""WebRL's tiny recipe: killed in every kind of stage and gone on with, it ends like a run in one go; and as shipped its success rises."""
+"""WebRL's tiny recipe: killed in every kind of stage and gone on with, it ends like a run in one go; and as shipped
+its success rises.
+"""
 
 import json
 import os
@@ -56,8 +58,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-# stage that is killed -> the file that it is about to write for the n-th time: in its midst where it leaves something on its way,
-# else when all its work is done and not yet recorded
+# stage that is killed -> the file that it is about to write for the n-th time: in its midst where it leaves something
+# on its way, else when all its work is done and not yet recorded
 KILLS = {
     "start": ("stages/start.json", 1),
     "demos": ("stages/demos.json", 1),
@@ -71,7 +73,8 @@ KILLS = {
     "phase-eval": ("stages/phase-eval.json", 1),
     "export": ("stages/export.json", 1),
 }
-# Python reads this at its start: the rank kills its launcher and itself, so that the moment does not depend on who is quicker
+# Python reads this at its start: the rank kills its launcher and itself, so that the moment does not depend on who is
+# quicker
 SITE = """
 import os, signal, sys
 place, times = os.environ["KILL_PLACE"], int(os.environ["KILL_TIMES"])
@@ -121,7 +124,10 @@ def test_the_report_shows_success_by_site_and_phase_and_an_episode_page_by_page(
     assert len(episode["turns"]) == episode["steps"] >= 1 and "<html>" in episode["turns"][0]["prompt"]
     out = tmp_path / "report.html"
     subprocess.run(
-        [sys.executable, "-m", "terrella", "report", str(whole), "--out", str(out)], check=True, timeout=PATIENCE_S, capture_output=True
+        [sys.executable, "-m", "terrella", "report", str(whole), "--out", str(out)],
+        check=True,
+        timeout=PATIENCE_S,
+        capture_output=True,
     )
     shown = out.read_text()
     assert "Success on held-out tasks" in shown and "phase-eval-phase-1-actor" in shown
@@ -131,7 +137,9 @@ def test_the_report_shows_success_by_site_and_phase_and_an_episode_page_by_page(
 @pytest.mark.full
 def test_success_rises_over_the_phases(tmp_path: Path) -> None:
     """The recipe as shipped: the last phase lies above imitation, beyond the intervals, which rest on n >= 300."""
-    subprocess.run([sys.executable, "-m", "terrella", "train", "webrl-tiny", "--run", str(tmp_path)], check=True, timeout=1800)
+    subprocess.run(
+        [sys.executable, "-m", "terrella", "train", "webrl-tiny", "--run", str(tmp_path)], check=True, timeout=1800
+    )
     table = json.loads((tmp_path / "results" / "phase-eval.json").read_text())
     rows = {row["name"]: row["cells"][0] for row in table["rows"]}
     gain = json.loads((tmp_path / "stages" / "phase-eval.json").read_text())["phase-3-actor minus sft/success"]

@@ -1,4 +1,6 @@
-"""The web stages that act in the world, by the command line: imitation, on-policy RL, planning, a world model of pages."""
+"""The web stages that act in the world, by the command line: imitation, on-policy RL, planning, a world model of
+pages.
+"""
 
 import json
 import subprocess
@@ -34,21 +36,27 @@ stages:
   - {name: wrong, samples: 4, world: corrupted, wrong: 0.5}
   - {name: trained, samples: 4, branching: 2, world: model, model: world, max_new_tokens: 16, stop: valued}
   - {name: scored, samples: 2, branching: 2, world: "true", value: sampled, budget: 2, stop: valued}
-"""
+"""  # noqa: E501
 
 
 def test_web_stages_run_and_tell_what_happened(tmp_path: Path) -> None:
     recipe, run = tmp_path / "small.yaml", tmp_path / "run"
     recipe.write_text(RECIPE)
     done = subprocess.run(
-        [sys.executable, "-m", "terrella", "train", str(recipe), "--run", str(run)], capture_output=True, text=True, timeout=1500
+        [sys.executable, "-m", "terrella", "train", str(recipe), "--run", str(run)],
+        capture_output=True,
+        text=True,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     outcome = {p.stem: json.loads(p.read_text()) for p in (run / "stages").glob("*.json")}
     assert outcome["grpo"]["episodes"] == 8 and outcome["grpo"]["actions"] >= 8 and outcome["grpo"]["steps"] == 2
     plan = outcome["plan"]
     assert plan["tasks"] == 2 and plan["invalid"] == 0 and plan["perfect"]["checked"] == plan["perfect"]["exact"]
-    assert all(plan[arm]["imagined"] > 0 for arm in ("perfect", "wrong", "trained", "scored")) and plan["perfect"]["checked"] > 0
+    assert (
+        all(plan[arm]["imagined"] > 0 for arm in ("perfect", "wrong", "trained", "scored"))
+        and plan["perfect"]["checked"] > 0
+    )
     assert plan["trained"]["unreadable"] > 0  # one step of training writes no list of changes
     table = json.loads((run / "results" / "plan.json").read_text())
     assert [row["kind"] for row in table["rows"]] == ["baseline", *["model"] * 5, "ceiling"]

@@ -1,4 +1,6 @@
-"""vLLM in a process of its own for the video test: `python -m terrella.tests.integration.video_vllm_job MODEL REQUESTS ANSWERS`."""
+"""vLLM in a process of its own for the video test: `python -m terrella.tests.integration.video_vllm_job MODEL
+REQUESTS ANSWERS`.
+"""
 
 import json
 import sys
@@ -10,8 +12,12 @@ from terrella.rl.rollout.vllm_local import LocalVllm
 
 
 def read(told: dict) -> SampleRequest:
-    params = SamplingParams(told["sampled"], told["temperature"], allowed=tuple(told["allowed"]) if told["allowed"] else None)
-    return SampleRequest(tuple(told["ids"]), tuple(told["key"]), params, tuple((at, tuple(ids)) for at, ids in told["forced"]))
+    params = SamplingParams(
+        told["sampled"], told["temperature"], allowed=tuple(told["allowed"]) if told["allowed"] else None
+    )
+    return SampleRequest(
+        tuple(told["ids"]), tuple(told["key"]), params, tuple((at, tuple(ids)) for at, ids in told["forced"])
+    )
 
 
 def main(model: str, asked: str, answers: str) -> None:

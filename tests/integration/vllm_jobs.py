@@ -45,7 +45,9 @@ def write_models(folders: dict[str, str]) -> None:
     """The untrained models as Hugging Face folders."""
     for name, folder in folders.items():
         engine = trained(name, 0)
-        write_folder(Path(folder), MODELS[name], hf_tensors(MODELS[name], engine.parameters(), "fp32"), "fp32", None, 1 << 30)
+        write_folder(
+            Path(folder), MODELS[name], hf_tensors(MODELS[name], engine.parameters(), "fp32"), "fp32", None, 1 << 30
+        )
 
 
 def score(name: str, steps: int, rows: list[tuple[int, ...]], temperature: float = 1.0) -> list[list[float]]:
@@ -68,8 +70,11 @@ def send(name: str, steps: int, url: str, folder: str | None, key: str) -> dict[
     return {"seconds": report.seconds, "tensors": report.tensors}
 
 
-def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, seed: int, key: str = "") -> dict[str, Any]:
-    """GRPO on the letter world, sampled by a vLLM server or by the embedded sampler; then the success of fresh episodes.
+def learn_letters(
+    settings: Any, url: str | None, steps: int, episodes: int, seed: int, key: str = ""
+) -> dict[str, Any]:
+    """GRPO on the letter world, sampled by a vLLM server or by the embedded sampler; then the success of fresh
+    episodes.
 
     The reward is sparse: with either sampler about one seed in six leaves one of the eight letters unlearnt.
     """
@@ -117,7 +122,9 @@ def learn_letters(settings: Any, url: str | None, steps: int, episodes: int, see
 
 
 def killed(folder: str, environment: dict[str, str]) -> dict[str, Any]:
-    """A sampler opened from settings, as a stage does: trained weights published by disk, its server killed in the middle of a batch."""
+    """A sampler opened from settings, as a stage does: trained weights published by disk, its server killed in the
+    middle of a batch.
+    """
     import os
     import signal
 
@@ -133,7 +140,10 @@ def killed(folder: str, environment: dict[str, str]) -> dict[str, Any]:
     try:
         assert opened.publish is not None
         opened.publish(engine.steps)
-        asked = [SampleRequest(tuple((5 * i + j) % 8 for j in range(4)), (1, i, 0, 0), SamplingParams(64)) for i in range(160)]
+        asked = [
+            SampleRequest(tuple((5 * i + j) % 8 for j in range(4)), (1, i, 0, 0), SamplingParams(64))
+            for i in range(160)
+        ]
         calm = sampler.generate(asked)
         target = sampler.targets[0]
         post, answered = target.post, []
@@ -149,7 +159,9 @@ def killed(folder: str, environment: dict[str, str]) -> dict[str, Any]:
         again = sampler.generate(asked)
         rows = [r.ids + s.ids for r, s in zip(asked, again, strict=True)]
         scored = score("llama", 2, rows)
-        gap = max(abs(p - q) for s, row in zip(again, scored, strict=True) for p, q in zip(s.logprobs, row[4:], strict=True))
+        gap = max(
+            abs(p - q) for s, row in zip(again, scored, strict=True) for p, q in zip(s.logprobs, row[4:], strict=True)
+        )
         return {
             "same": again == calm,
             "restarts": sampler.restarts,

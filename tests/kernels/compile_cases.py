@@ -1,7 +1,9 @@
-"""Every Triton kernel compiled for an H100 on a machine without one: what the interpreter forgives, the compiler does not.
+"""Every Triton kernel compiled for an H100 on a machine without one: what the interpreter forgives, the compiler does
+not.
 
-Run by test_compiles.py in a process of its own. Ops are called on CPU tensors of real shapes and types; a driver that only knows the
-target lets Triton compile each launch and launches nothing. Prints one JSON line for each compiled kernel.
+Run by test_compiles.py in a process of its own. Ops are called on CPU tensors of real shapes and types; a driver that
+only knows the target lets Triton compile each launch and launches nothing. Prints one JSON line for each compiled
+kernel.
 """
 
 from __future__ import annotations
@@ -51,9 +53,13 @@ class Silent:
     def run(self, *args: Any) -> None: ...
 
 
-def compile_only(self: Any, key: Any, signature: Any, device: int, constexprs: Any, options: Any, attrs: Any, warmup: bool) -> Silent:
+def compile_only(
+    self: Any, key: Any, signature: Any, device: int, constexprs: Any, options: Any, attrs: Any, warmup: bool
+) -> Silent:
     made = compiler.compile(
-        ASTSource(self, signature, constexprs, attrs), target=driver.active.get_current_target(), options=options.__dict__
+        ASTSource(self, signature, constexprs, attrs),
+        target=driver.active.get_current_target(),
+        options=options.__dict__,
     )
     ptx = made.asm["ptx"]
     name = f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}"
@@ -78,7 +84,9 @@ def bf16(*shape: int) -> torch.Tensor:
 
 
 def call_everything() -> None:
-    """Each op forward and back as a model of this project calls it: bf16, Qwen2.5-1.5B's and the video model's widths."""
+    """Each op forward and back as a model of this project calls it: bf16, Qwen2.5-1.5B's and the video model's
+    widths.
+    """
     hidden, vocab, rows = 1536, 151936, 32
     targets, ones = torch.zeros(rows, dtype=torch.long), torch.ones(rows)
     for size in (vocab, 9008, 32001):
@@ -86,8 +94,11 @@ def call_everything() -> None:
             logp, extra = kernels.token_logprob(bf16(rows, size), targets, entropy=entropy)
             (logp.sum() if extra is None else (logp + extra).sum()).backward()
     merge_shards(torch.zeros(2, rows, 4), 1.0)
-    terms = kernels.PolicyTerms(ce_weight=ones, pg_weight=ones, kl_weight=ones, advantage=ones, old_logprob=ones, ref_logprob=ones)
-    states, head = torch.zeros(rows, 64, requires_grad=True), torch.zeros(9008, 64, requires_grad=True)  # a CPU has no mixed products
+    terms = kernels.PolicyTerms(
+        ce_weight=ones, pg_weight=ones, kl_weight=ones, advantage=ones, old_logprob=ones, ref_logprob=ones
+    )
+    # a CPU has no mixed products
+    states, head = torch.zeros(rows, 64, requires_grad=True), torch.zeros(9008, 64, requires_grad=True)
     kernels.linear_policy_loss(states, head, targets, terms, kernels.PolicySettings()).loss.backward()
     kernels.linear_logprob(states, head, targets)[0].sum().backward()
     kernels.policy_terms(ones.clone().requires_grad_(), None, terms, kernels.PolicySettings())
@@ -115,7 +126,14 @@ def call_everything() -> None:
     kernels.fsq_dequantize(torch.zeros(rows, dtype=torch.long), (8, 8, 8, 5, 5))
     matmul(bf16(rows, hidden).detach(), bf16(hidden, 256).detach())
     sample_tokens(bf16(rows, vocab).detach(), torch.zeros(rows, dtype=torch.float64), ones, targets, targets + vocab)
-    sample_tokens(bf16(rows, vocab).detach(), torch.zeros(rows, dtype=torch.float64), ones, targets, targets + vocab, (targets, ones))
+    sample_tokens(
+        bf16(rows, vocab).detach(),
+        torch.zeros(rows, dtype=torch.float64),
+        ones,
+        targets,
+        targets + vocab,
+        (targets, ones),
+    )
     decode(12, 2, 128)
     decode(12, 12, 64)
 
@@ -123,10 +141,15 @@ def call_everything() -> None:
 def decode(heads: int, groups: int, dim: int) -> None:
     """One new token for each of eight sequences, with a shared prefix and with keys cut among programs."""
     count = 8
-    cache = CacheLayer(*(torch.zeros(9 * groups * PAGE * dim, dtype=torch.bfloat16) for _ in range(2)), torch.zeros(2, dtype=torch.long))
+    cache = CacheLayer(
+        *(torch.zeros(9 * groups * PAGE * dim, dtype=torch.bfloat16) for _ in range(2)),
+        torch.zeros(2, dtype=torch.long),
+    )
     column = torch.arange(count)
     rows = Rows(torch.stack([column * 0, column + 1], 1).int(), column * 0 + PAGE + 8, PAGE)
-    q = append_kv(torch.zeros(count, groups, heads // groups + 2, dim, dtype=torch.bfloat16), cache, rows, torch.zeros(512, dim))
+    q = append_kv(
+        torch.zeros(count, groups, heads // groups + 2, dim, dtype=torch.bfloat16), cache, rows, torch.zeros(512, dim)
+    )
     shared = Shared(torch.arange(count, dtype=torch.int32).view(1, -1), column * 0 + PAGE)
     for options in ({}, {"splits": 4}, {"shared": shared}):
         cached_attention(q, cache, rows, groups, scale=0.1, **options)

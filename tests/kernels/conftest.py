@@ -1,5 +1,5 @@
-"""Kernels are interpreted and compiled in processes of their own, so that no other test sees how. All start with this folder's first test
-and share the cores; the test that wants one waits for it."""
+"""Kernels are interpreted and compiled in processes of their own, so that no other test sees how. All start with this
+folder's first test and share the cores; the test that wants one waits for it."""
 
 import importlib.util
 import os
@@ -17,7 +17,17 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 def cases(name: str) -> list[str]:
     """The command that runs a file of cases."""
-    return [sys.executable, "-m", "pytest", str(HERE / name), "-q", "-x", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(HERE / name),
+        "-q",
+        "-x",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+    ]
 
 
 # test file -> command and environment
@@ -29,12 +39,18 @@ RUNS = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def outcome_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Outcome]]:
+def outcome_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Outcome]]:
     """Waits for the run of a test file, and gives its exit code and output."""
     here = importlib.util.find_spec("triton") is not None
     wanted = {item.path.name for item in request.session.items if not item.get_closest_marker("gpu")} & RUNS.keys()
     folder = tmp_path_factory.mktemp("kernels")
-    plain = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | NO_GPU | {"TRITON_CACHE_DIR": str(folder / "cache")}
+    plain = (
+        {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        | NO_GPU
+        | {"TRITON_CACHE_DIR": str(folder / "cache")}
+    )
     started: dict[str, subprocess.Popen] = {}
     for name in sorted(wanted) if here else ():
         command, environment = RUNS[name]
@@ -44,7 +60,9 @@ def outcome_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     def wait(name: str) -> Outcome:
         pytest.importorskip("triton")
         code = started[name].wait(timeout=1000)
-        return subprocess.CompletedProcess(name, code, *((folder / f"{name}.{end}").read_text() for end in ("out", "err")))
+        return subprocess.CompletedProcess(
+            name, code, *((folder / f"{name}.{end}").read_text() for end in ("out", "err"))
+        )
 
     try:
         yield wait

@@ -25,14 +25,16 @@ def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype = DTYPE) -> 
 
 
 def make(heads: int, groups: int, dim: int, lengths: list[tuple[int, int, int]], new: list[int], page: int = 16):
-    """A cache with (prefix number, prefix length, own length) for every sequence, in shuffled pages; float64 on the CPU.
+    """A cache with (prefix number, prefix length, own length) for every sequence, in shuffled pages; float64 on the
+    CPU.
 
     Sequences of one prefix share its whole pages.
     """
     draw = torch.Generator().manual_seed(0)
     needed = [-(-(shared + own + n) // page) for (_, shared, own), n in zip(lengths, new, strict=True)]
     order = iter((torch.randperm(1 + sum(needed), generator=draw)).tolist())
-    table = torch.full((len(lengths), max(needed) + 2), -(10**6), dtype=torch.int32)  # what is not in use must not be read
+    # what is not in use must not be read
+    table = torch.full((len(lengths), max(needed) + 2), -(10**6), dtype=torch.int32)
     prefixes: dict[int, list[int]] = {}
     for row, (number, shared, _) in enumerate(lengths):
         pages = prefixes.setdefault(number, [next(order) for _ in range(shared // page)])
@@ -40,7 +42,9 @@ def make(heads: int, groups: int, dim: int, lengths: list[tuple[int, int, int]],
     size = 16 + (1 + sum(needed)) * groups * page * dim
     k, v = (torch.randn(size, generator=draw, dtype=torch.float64).bfloat16().double() for _ in range(2))
     rows = Rows(table, torch.tensor([shared + own for _, shared, own in lengths]), page)
-    qkv = torch.randn(sum(new), groups, heads // groups + 2, dim, generator=draw, dtype=torch.float64).bfloat16().double()
+    qkv = (
+        torch.randn(sum(new), groups, heads // groups + 2, dim, generator=draw, dtype=torch.float64).bfloat16().double()
+    )
     return CacheLayer(k, v, torch.tensor([8, 16])), rows, qkv
 
 
@@ -126,7 +130,9 @@ def test_a_row_does_not_depend_on_its_neighbours_nor_on_its_pages() -> None:
             flat.append(large.view(2, -1, 64, 64).transpose(0, 1).contiguous().flatten())
         other = CacheLayer(*flat, torch.zeros(2, dtype=torch.int64, device=DEVICE))
         order = torch.arange(len(flat[0]) // 8192, dtype=torch.int32, device=DEVICE)[None]
-        assert torch.equal(cached_attention(alone, other, Rows(order, one.len_N, 64), 2, scale=0.125), together[row : row + 1])
+        assert torch.equal(
+            cached_attention(alone, other, Rows(order, one.len_N, 64), 2, scale=0.125), together[row : row + 1]
+        )
 
 
 @pytest.mark.parametrize("vocab", [5, 2100] + ([9008, 151936] if CUDA else []))
@@ -137,7 +143,9 @@ def test_sampling(vocab, dtype) -> None:
     u = torch.rand(rows, generator=draw, dtype=torch.float64).to(DEVICE)
     temperature = torch.tensor([0.0, 0.7, 1.0, 1.9]).repeat(rows // 4).to(DEVICE)
     low = torch.randint(0, vocab, (rows,), generator=draw).to(DEVICE)
-    high = torch.minimum(low + 1 + torch.randint(0, vocab, (rows,), generator=draw).to(DEVICE), torch.tensor(vocab, device=DEVICE))
+    high = torch.minimum(
+        low + 1 + torch.randint(0, vocab, (rows,), generator=draw).to(DEVICE), torch.tensor(vocab, device=DEVICE)
+    )
     low[:8], high[:8] = 0, vocab
     token, logprob = sample_tokens(logits, u, temperature, low, high)
     want, _ = reference_sample(logits.double(), u, temperature, low, high)

@@ -18,11 +18,21 @@ def test_methods_by_hand():
         "mean": [0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 5.0],
         "mean_std": [0.5 / (std + 1e-6), -0.5 / (std + 1e-6), -0.5 / (std + 1e-6), 0.5 / (std + 1e-6), 0.0, 0.0, 5.0],
         "leave_one_out": [1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3, 0.0, 0.0, 5.0],
-        "uniform_std": [1.0 / (std + 2e-6), -1.0 / (std + 2e-6), -1.0 / (std + 2e-6), 1.0 / (std + 2e-6), 0.0, 0.0, 5.0],
+        "uniform_std": [
+            1.0 / (std + 2e-6),
+            -1.0 / (std + 2e-6),
+            -1.0 / (std + 2e-6),
+            1.0 / (std + 2e-6),
+            0.0,
+            0.0,
+            5.0,
+        ],
         "asym_clip": [0.5 / (std + 1e-6), -0.5 / (std + 1e-6), -0.5 / (std + 1e-6), 0.5 / (std + 1e-6), 0.0, 0.0, 5.0],
     }
     for method, want in table.items():
-        torch.testing.assert_close(group_advantage(REWARDS, GROUPS, method=method, singleton="raw"), torch.tensor(want), msg=method)
+        torch.testing.assert_close(
+            group_advantage(REWARDS, GROUPS, method=method, singleton="raw"), torch.tensor(want), msg=method
+        )
 
 
 def test_asym_clip_clips():
@@ -73,7 +83,9 @@ def test_gae_skips_masked_tokens(gamma, lam):
     bootstrap = torch.randn(5)
     advantage, returns = gae(rewards, values, mask, gamma=gamma, lam=lam, bootstrap_B=bootstrap)
     for b in range(5):
-        want = torch.tensor(loop_gae(rewards[b].tolist(), values[b].tolist(), mask[b].tolist(), gamma, lam, bootstrap[b].item()))
+        want = torch.tensor(
+            loop_gae(rewards[b].tolist(), values[b].tolist(), mask[b].tolist(), gamma, lam, bootstrap[b].item())
+        )
         torch.testing.assert_close(advantage[b], want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(returns, (advantage + values) * mask)
 
@@ -86,7 +98,9 @@ def test_rows_end_to_end_equal_padded_ones():
     ends = mask & (torch.rand(4, 17) < 0.4)
     rewards, values = torch.randn(4, 17).double() * ends, torch.randn(4, 17).double() * inside
     flat = [x[inside] for x in (rewards, values, mask, ends)]
-    for got, want in zip(gae(*flat[:3], gamma=0.9, lam=0.8, lengths=lengths), gae(rewards, values, mask, gamma=0.9, lam=0.8), strict=True):
+    for got, want in zip(
+        gae(*flat[:3], gamma=0.9, lam=0.8, lengths=lengths), gae(rewards, values, mask, gamma=0.9, lam=0.8), strict=True
+    ):
         assert torch.equal(got, want[inside])
     for got, want in zip(bilevel_gae(*flat, lengths=lengths), bilevel_gae(rewards, values, mask, ends), strict=True):
         assert torch.equal(got, want[inside])

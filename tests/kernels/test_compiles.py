@@ -1,4 +1,6 @@
-"""Every kernel of the project compiles for an H100, and reads and writes memory in wide words; see compile_cases.py. Needs no GPU."""
+"""Every kernel of the project compiles for an H100, and reads and writes memory in wide words; see compile_cases.py.
+Needs no GPU.
+"""
 
 import json
 

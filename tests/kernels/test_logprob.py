@@ -16,7 +16,9 @@ def oracle(logits, targets, temperature=1.0):
     others = (x - xt).scatter(1, targets[:, None], -math.inf)
     top = others.amax(1, keepdim=True).clamp_min(0)
     logp = -torch.where(
-        top[:, 0] == 0, torch.log1p(others.exp().sum(1)), top[:, 0] + torch.log((others - top).exp().sum(1) + (-top[:, 0]).exp())
+        top[:, 0] == 0,
+        torch.log1p(others.exp().sum(1)),
+        top[:, 0] + torch.log((others - top).exp().sum(1) + (-top[:, 0]).exp()),
     )
     best = x.argmax(1, keepdim=True)
     gap = x - x.gather(1, best)
@@ -116,7 +118,9 @@ def test_all_rows_masked():
 
 def test_nan_is_reported_and_inf_is_handled():
     inf = math.inf
-    logits = torch.tensor([[1.0, math.nan, 2.0], [-inf, 1.0, 2.0], [-inf, -inf, -inf], [-inf, 3.0, -inf], [inf, 0.0, 0.0]])
+    logits = torch.tensor(
+        [[1.0, math.nan, 2.0], [-inf, 1.0, 2.0], [-inf, -inf, -inf], [-inf, 3.0, -inf], [inf, 0.0, 0.0]]
+    )
     logp, entropy = token_logprob(logits, torch.tensor([0, 0, 1, 1, 0]), entropy=True)
     assert logp[0].isnan() and entropy[0].isnan()
     assert logp[1] == -inf and entropy[1] > 0
@@ -155,4 +159,6 @@ def test_linear_logprob_gradcheck_and_value():
     got = linear_logprob(hidden, weight, targets, entropy=True, temperature=0.8, vocab_size=9)
     want = reference_token_logprob((hidden @ weight.T)[:, :9], targets, entropy=True, temperature=0.8)
     torch.testing.assert_close(got, want)
-    assert torch.autograd.gradcheck(lambda h, w: linear_logprob(h, w, targets, entropy=True, vocab_size=9), (hidden, weight))
+    assert torch.autograd.gradcheck(
+        lambda h, w: linear_logprob(h, w, targets, entropy=True, vocab_size=9), (hidden, weight)
+    )

@@ -19,9 +19,14 @@ def terms_loss(logprob, terms, settings, entropy=None, doc=None):
 
 
 def test_clip_by_hand():
-    # ratio 1.5: A=1 clips at 1.28, A=-1 does not; ratio 0.5: A=-1 clips at 0.8, A=1 does not; ratio 5, A=-1 meets the dual clip
+    # ratio 1.5: A=1 clips at 1.28, A=-1 does not; ratio 0.5: A=-1 clips at 0.8, A=1 does not; ratio 5, A=-1 meets the
+    # dual clip
     logp = torch.log(column(1.5, 1.5, 0.5, 0.5, 5.0)).requires_grad_()
-    terms = PolicyTerms(pg_weight=torch.full((5,), 0.2).double(), advantage=column(1, -1, -1, 1, -1), old_logprob=torch.zeros(5).double())
+    terms = PolicyTerms(
+        pg_weight=torch.full((5,), 0.2).double(),
+        advantage=column(1, -1, -1, 1, -1),
+        old_logprob=torch.zeros(5).double(),
+    )
     loss, sums = terms_loss(logp, terms, PolicySettings(clip_high=0.28, dual_clip=3.0))
     assert loss.item() == pytest.approx(0.2 * (-1.28 + 1.5 + 0.8 - 0.5 + 3.0))
     loss.backward()
@@ -38,7 +43,9 @@ def test_on_policy_is_reinforce():
     torch.testing.assert_close(logp.grad, column(-1.0, 1.5))
 
 
-@pytest.mark.parametrize("kl,value,grad", [("k1", 0.5, 1.0), ("k2", 0.125, 0.5), ("k3", math.exp(-0.5) + 0.5 - 1, 1 - math.exp(-0.5))])
+@pytest.mark.parametrize(
+    "kl,value,grad", [("k1", 0.5, 1.0), ("k2", 0.125, 0.5), ("k3", math.exp(-0.5) + 0.5 - 1, 1 - math.exp(-0.5))]
+)
 def test_kl_estimators(kl, value, grad):
     logp = column(-1.0).requires_grad_()
     loss, sums = terms_loss(logp, PolicyTerms(kl_weight=column(2.0), ref_logprob=column(-1.5)), PolicySettings(kl=kl))
@@ -84,8 +91,12 @@ def test_webrl_released_goldens(case, want):
     def spread(v):
         return torch.full((count,), v / count, dtype=torch.float64)
 
-    terms = PolicyTerms(pg_weight=spread(1.0), advantage=torch.full((count,), advantage).double(), ref_logprob=spread(ref))
-    loss, _ = terms_loss(spread(total), terms, PolicySettings(objective="webrl_released"), doc=torch.zeros(count).long())
+    terms = PolicyTerms(
+        pg_weight=spread(1.0), advantage=torch.full((count,), advantage).double(), ref_logprob=spread(ref)
+    )
+    loss, _ = terms_loss(
+        spread(total), terms, PolicySettings(objective="webrl_released"), doc=torch.zeros(count).long()
+    )
     assert loss.item() == pytest.approx(want, abs=1e-12)
 
 
@@ -94,11 +105,16 @@ def test_webrl_paper_equation(normalize):
     logp = column(-1.0, -0.5, -2.0).requires_grad_()
     ref, doc = column(-1.2, -0.4, -1.0), torch.tensor([0, 0, 1])
     terms = PolicyTerms(pg_weight=column(0.25, 0.25, 0.5), advantage=column(0.7, 0.7, -0.3), ref_logprob=ref)
-    loss, _ = terms_loss(logp, terms, PolicySettings(objective="webrl_paper", beta=0.3, length_normalize=normalize), doc=doc)
+    loss, _ = terms_loss(
+        logp, terms, PolicySettings(objective="webrl_paper", beta=0.3, length_normalize=normalize), doc=doc
+    )
     first = 0.1 / (2 if normalize else 1)
     assert loss.item() == pytest.approx(0.5 * (0.3 * first - 0.7) ** 2 + 0.5 * (0.3 * -1.0 + 0.3) ** 2)
     assert torch.autograd.gradcheck(
-        lambda x: terms_loss(x, terms, PolicySettings(objective="webrl_paper", beta=0.3, length_normalize=normalize), doc=doc)[0], logp
+        lambda x: terms_loss(
+            x, terms, PolicySettings(objective="webrl_paper", beta=0.3, length_normalize=normalize), doc=doc
+        )[0],
+        logp,
     )
 
 
@@ -159,10 +175,14 @@ def test_rows_without_weight_are_left_alone():
     assert clean.sums["tokens"] == (~dead).sum()
 
 
-@pytest.mark.parametrize("settings", [PolicySettings(), PolicySettings(objective="webrl_released")], ids=["clip", "webrl"])
+@pytest.mark.parametrize(
+    "settings", [PolicySettings(), PolicySettings(objective="webrl_released")], ids=["clip", "webrl"]
+)
 def test_no_active_rows(settings):
     h, w, targets, terms, doc = make_case(dtype=torch.float32)
-    nothing = PolicyTerms(pg_weight=torch.zeros(14), advantage=terms.advantage.float(), ref_logprob=terms.ref_logprob.float())
+    nothing = PolicyTerms(
+        pg_weight=torch.zeros(14), advantage=terms.advantage.float(), ref_logprob=terms.ref_logprob.float()
+    )
     out = linear_policy_loss(h, w, targets, nothing, settings, doc_N=doc)
     out.loss.backward()
     assert out.loss == 0 and (w.grad == 0).all() and (h.grad == 0).all()

@@ -1,4 +1,6 @@
-"""The vocabulary split over two gloo ranks gives what one process gives: values, gradients, one gather of four numbers a token."""
+"""The vocabulary split over two gloo ranks gives what one process gives: values, gradients, one gather of four
+numbers a token.
+"""
 
 import pytest
 import torch

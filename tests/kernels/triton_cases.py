@@ -1,4 +1,5 @@
-"""The Triton kernels against the fp64 references. Collected by test_triton.py: on CPU through the interpreter, on CUDA compiled.
+"""The Triton kernels against the fp64 references. Collected by test_triton.py: on CPU through the interpreter, on CUDA
+compiled.
 
 On CUDA the shapes grow to real ones, unless TERRELLA_SMALL_SHAPES is set (for memory checkers).
 """
@@ -113,10 +114,16 @@ def test_token_logprob(vocab, options, dtype):
 @pytest.mark.parametrize("part", ["whole", "later rows", "inner columns", "padded"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_rows_off_the_grid(columns, part, dtype):
-    """Rows that begin anywhere: each is read alone, and its gradient written in place leaves the memory around it as it was."""
+    """Rows that begin anywhere: each is read alone, and its gradient written in place leaves the memory around it as
+    it was.
+    """
     base = (torch.randn(7, columns + 6) * 3).to(dtype).to(DEVICE)
     vocab = columns - 3 if part == "padded" else columns
-    x = {"whole": base[:, :columns].contiguous(), "later rows": base[2:, :columns], "inner columns": base[:, 3 : 3 + columns]}.get(part)
+    x = {
+        "whole": base[:, :columns].contiguous(),
+        "later rows": base[2:, :columns],
+        "inner columns": base[:, 3 : 3 + columns],
+    }.get(part)
     x = base[:, :columns] if x is None else x
     before, inside = base.clone(), torch.zeros_like(base, dtype=torch.bool)
     inside[2 if part == "later rows" else 0 :, 3 if part == "inner columns" else 0 :][:, :columns] = True
@@ -416,7 +423,8 @@ def test_policy_loss_adds_into_a_gradient_buffer():
     assert w.grad is None
     h.grad = None
     (2 * linear_policy_loss(h, w, targets, terms, PolicySettings(), weight_grad_VH=buffer).loss).backward()
-    assert h.grad[terms.active(targets)].isnan().any()  # the buffer already holds a gradient for an upstream gradient of 1
+    # the buffer already holds a gradient for an upstream gradient of 1
+    assert h.grad[terms.active(targets)].isnan().any()
 
 
 def test_policy_loss_reports_nan():
@@ -473,7 +481,9 @@ def test_gae(tokens, gamma, lam, monkeypatch):
         assert norm_error(a, b, values) <= 2e-6  # at a turn's end reward and value cancel exactly
 
 
-@pytest.mark.parametrize("lengths", [[1], [5, 1, 40, 17], [0, 3, 0]] + ([[3000, 1, 513, 512, 2048, 77]] if LARGE else []), ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[1], [5, 1, 40, 17], [0, 3, 0]] + ([[3000, 1, 513, 512, 2048, 77]] if LARGE else []), ids=str
+)
 @pytest.mark.parametrize("lam", [0.9, 0.2])
 def test_gae_of_rows_end_to_end(lengths, lam, monkeypatch):
     if not LARGE:
@@ -496,10 +506,14 @@ def test_gae_of_rows_end_to_end(lengths, lam, monkeypatch):
         assert norm_error(a, b, values) <= 2e-6
 
 
-@pytest.mark.parametrize("groups,samples", [(1, 1), (3, 8), (7, 40)] + ([(64, 16), (2, 5000), (1000, 8)] if LARGE else []))
+@pytest.mark.parametrize(
+    "groups,samples", [(1, 1), (3, 8), (7, 40)] + ([(64, 16), (2, 5000), (1000, 8)] if LARGE else [])
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_group_advantage(method, groups, samples):
-    """Groups in any order and of any size, one of a single sample and one of none; rewards that differ by little beside their mean."""
+    """Groups in any order and of any size, one of a single sample and one of none; rewards that differ by little
+    beside their mean.
+    """
     ids = torch.randint(groups, (groups * samples,))
     ids[0] = groups
     rewards = (1000.0 + 0.1 * torch.randn(len(ids)) + ids).to(DEVICE)
@@ -521,12 +535,19 @@ def test_uniform_std_is_of_all_ranks_groups():
     want = group_advantage(rewards.double(), ids, method="uniform_std")
     parts = []
     for part in (slice(0, 6), slice(6, 12)):  # each rank's share, to be gathered
-        group_advantage(rewards[part], ids[part], method="uniform_std", gather=lambda value: parts.append(value) or [value])
-    got = [group_advantage(rewards[s], ids[s], method="uniform_std", gather=lambda _: parts) for s in (slice(0, 6), slice(6, 12))]
+        group_advantage(
+            rewards[part], ids[part], method="uniform_std", gather=lambda value: parts.append(value) or [value]
+        )
+    got = [
+        group_advantage(rewards[s], ids[s], method="uniform_std", gather=lambda _: parts)
+        for s in (slice(0, 6), slice(6, 12))
+    ]
     assert relative(torch.cat(got), want) <= 1e-6
 
 
-@pytest.mark.parametrize("lengths", [[], [3], [5, 0, 40, 1, 17]] + ([[4096] * 300, [1, 9000, 2048]] if LARGE else []), ids=len)
+@pytest.mark.parametrize(
+    "lengths", [[], [3], [5, 0, 40, 1, 17]] + ([[4096] * 300, [1, 9000, 2048]] if LARGE else []), ids=len
+)
 def test_spread_rows(lengths):
     values = torch.randn(4, device=DEVICE)
     samples = [i % 4 for i in range(len(lengths))]
@@ -537,7 +558,11 @@ def test_spread_rows(lengths):
 @pytest.mark.parametrize("hidden", [7, 256, 1536])
 @pytest.mark.parametrize("residual", [False, True])
 def test_rmsnorm(hidden, residual):
-    x, r, w = (torch.randn(9, hidden, device=DEVICE), torch.randn(9, hidden, device=DEVICE), torch.rand(hidden, device=DEVICE) + 0.5)
+    x, r, w = (
+        torch.randn(9, hidden, device=DEVICE),
+        torch.randn(9, hidden, device=DEVICE),
+        torch.rand(hidden, device=DEVICE) + 0.5,
+    )
     g1, g2 = torch.randn(9, hidden, device=DEVICE), torch.randn(9, hidden, device=DEVICE)
     grads = []
     for wide, op in ((torch.float32, rmsnorm), (torch.float64, reference_rmsnorm)):
@@ -590,11 +615,20 @@ def test_weighted_swiglu(rows, width):
     want_dx, want_dweight = torch.autograd.grad(y2, (x2, weight2), dy.double())
     for y in (weighted_swiglu(x, weight), reference_weighted_swiglu(x, weight)):
         assert norm_error(y, y2) <= 1e-6
-    for dx, dweight, again in (weighted_swiglu_backward(x, weight, dy), reference_weighted_swiglu_backward(x, weight, dy)):
-        assert norm_error(dx, want_dx) <= 1e-6 and norm_error(dweight, want_dweight) <= 1e-6 and norm_error(again, y2) <= 1e-6
+    for dx, dweight, again in (
+        weighted_swiglu_backward(x, weight, dy),
+        reference_weighted_swiglu_backward(x, weight, dy),
+    ):
+        assert (
+            norm_error(dx, want_dx) <= 1e-6
+            and norm_error(dweight, want_dweight) <= 1e-6
+            and norm_error(again, y2) <= 1e-6
+        )
 
 
-@pytest.mark.parametrize("sums,per_sum,width", [(5, 1, 3), (9, 8, 128), (4, 3, 2500), (0, 2, 16), *([(70_000, 8, 256)] if LARGE else [])])
+@pytest.mark.parametrize(
+    "sums,per_sum,width", [(5, 1, 3), (9, 8, 128), (4, 3, 2500), (0, 2, 16), *([(70_000, 8, 256)] if LARGE else [])]
+)
 def test_sum_rows(sums, per_sum, width):
     x = torch.randn(sums * per_sum + 2, width, device=DEVICE)
     rows = torch.randint(0, len(x), (sums, per_sum), device=DEVICE)
@@ -627,7 +661,9 @@ def test_fsq(levels):
     assert fsq_quantize(poisoned, levels)[1][0, 0] == -1
 
 
-@pytest.mark.parametrize(("heads", "groups", "dim", "rotated"), [(12, 2, 16, 16), (4, 4, 8, 4), (6, 1, 24, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "groups", "dim", "rotated"), [(12, 2, 16, 16), (4, 4, 8, 4), (6, 1, 24, 16)], ids=str
+)
 @pytest.mark.parametrize("biased", [True, False])
 def test_qkv_rope(heads, groups, dim, rotated, biased):
     tokens, columns = 5, (heads + 2 * groups) * dim
@@ -652,12 +688,16 @@ def test_rmsnorm_backward_by_several_rows(config):
     weight = torch.rand(hidden, device=DEVICE)
     rstd = torch.rsqrt(x.square().mean(-1) + 1e-6)
     wide = (t.double() for t in (dy, dsum, x, weight, rstd))
-    for got, want in zip(triton_rmsnorm_backward(dy, dsum, x, weight, rstd, config), reference_rmsnorm_backward(*wide), strict=True):
+    for got, want in zip(
+        triton_rmsnorm_backward(dy, dsum, x, weight, rstd, config), reference_rmsnorm_backward(*wide), strict=True
+    ):
         assert norm_error(got, want) <= 1e-6
 
 
 def test_adam_update():
-    """Several tensors at once, larger than a program's part and smaller, of sizes that are and are not multiples of 16."""
+    """Several tensors at once, larger than a program's part and smaller, of sizes that are and are not multiples of
+    16.
+    """
     sizes = (3, 5000, 70000, 65536, 0)
     options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
     starts = [torch.randn(size, device=DEVICE) for size in sizes]
@@ -668,7 +708,9 @@ def test_adam_update():
     for update in (adam_update, reference_adam_update):
         masters = [start.clone() for start in starts]
         copies = [None if size == 5000 else start.bfloat16() for size, start in zip(sizes, starts, strict=True)]
-        runs.append((update, masters, [torch.zeros_like(x) for x in starts], [torch.zeros_like(x) for x in starts], copies))
+        runs.append(
+            (update, masters, [torch.zeros_like(x) for x in starts], [torch.zeros_like(x) for x in starts], copies)
+        )
     for divisor in (1.0, 2.5, float("nan"), 1.0):
         grads = [torch.randn(size, device=DEVICE) for size in sizes]
         if divisor == divisor:
@@ -682,13 +724,15 @@ def test_adam_update():
             for their, master, copy in zip(theirs, masters, copies, strict=True):
                 assert not len(master) or norm_error(master, their) <= 1e-6
                 if copy is not None:
-                    torch.testing.assert_close(copy.float(), master, rtol=2**-7, atol=0)  # Triton's interpreter cuts, a GPU rounds
+                    # Triton's interpreter cuts, a GPU rounds
+                    torch.testing.assert_close(copy.float(), master, rtol=2**-7, atol=0)
 
 
 def test_adam_refuses_what_it_would_misread():
     x = torch.zeros(32, device=DEVICE)
     with pytest.raises(ValueError, match="contiguous fp32"):
         adam_update(
-            [(x, x[::2], x, x, None, torch.ones((), device=DEVICE))], torch.ones((), device=DEVICE), lr=1.0, betas=(0.9, 0.9), eps=1.0,
+            [(x, x[::2], x, x, None, torch.ones((), device=DEVICE))], torch.ones((), device=DEVICE), lr=1.0,
+            betas=(0.9, 0.9), eps=1.0,
             weight_decay=0.0,
         )  # fmt: skip

@@ -1,4 +1,6 @@
-"""What each rank of test_vocab_parallel.py does; spawned processes import it as terrella.tests.kernels.vocab_parallel_cases."""
+"""What each rank of test_vocab_parallel.py does; spawned processes import it as
+terrella.tests.kernels.vocab_parallel_cases.
+"""
 
 import datetime
 
@@ -96,7 +98,9 @@ def on_one_gpu(name, group):
     targets, doc = targets.cuda(), doc.cuda()
     terms = PolicyTerms(**{k: v.float().cuda() for k, v in vars(terms).items() if v is not None})
     out = {}
-    out["logprob"], out["entropy"] = linear_logprob(h, w, targets, entropy=True, temperature=0.7, vocab_size=vocab, group=group)
+    out["logprob"], out["entropy"] = linear_logprob(
+        h, w, targets, entropy=True, temperature=0.7, vocab_size=vocab, group=group
+    )
     out["dh"], out["dw"] = torch.autograd.grad((out["logprob"] * terms.advantage + out["entropy"]).sum(), (h, w))
     loss = linear_policy_loss(h, w, targets, terms, SETTINGS[name], doc_N=doc, vocab_size=vocab, group=group)
     out["loss"], out["policy_logprob"] = loss.loss, loss.logprob_N

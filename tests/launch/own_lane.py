@@ -1,7 +1,8 @@
-"""Plays several small recipes one after the other in one process, which is far quicker than a launch each. Helper module, not a test.
+"""Plays several small recipes one after the other in one process, which is far quicker than a launch each. Helper
+module, not a test.
 
-Run as `python -m terrella.tests.launch.own_lane CASES.json`: [run, [recipe, setting, ...]] or [file, text to write into it], in order.
-The last error of every run goes to CASES.errors.json.
+Run as `python -m terrella.tests.launch.own_lane CASES.json`: [run, [recipe, setting, ...]] or [file, text to write into
+it], in order. The last error of every run goes to CASES.errors.json.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Makes run directories out of a seed, in the shape that training writes them, for tests of the report and the terminal view."""
+"""Makes run directories out of a seed, in the shape that training writes them, for tests of the report and the
+terminal view.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
 def room(rng: random.Random, size: int = 6) -> list[list[str]]:
     """A walled room with a player, a box and a target."""
-    grid = [["#" if row in (0, size - 1) or column in (0, size - 1) else "_" for column in range(size)] for row in range(size)]
+    grid = [
+        ["#" if row in (0, size - 1) or column in (0, size - 1) else "_" for column in range(size)]
+        for row in range(size)
+    ]
     cells = [(row, column) for row in range(1, size - 1) for column in range(1, size - 1)]
     for mark, (row, column) in zip("PXO#", rng.sample(cells, 4), strict=True):
         grid[row][column] = mark
@@ -82,13 +87,22 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def make_run(
-    folder: Path, seed: int = 0, pretrain: int = 300, grpo: int = 60, prompts: int = 4, samples: int = 8, finished: bool = True
+    folder: Path,
+    seed: int = 0,
+    pretrain: int = 300,
+    grpo: int = 60,
+    prompts: int = 4,
+    samples: int = 8,
+    finished: bool = True,
 ) -> Path:
     """Writes a run directory; `finished=False` leaves out results, summary and export."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     lr = f"{10 ** -rng.uniform(3, 5):.2e}"
-    stages = f"- {{kind: sft, name: pretrain, steps: {pretrain}}}\n- {{kind: rl, name: grpo, steps: {grpo}, optimizer: {{lr: {lr}}}}}\n"
+    stages = (
+        f"- {{kind: sft, name: pretrain, steps: {pretrain}}}\n- "
+        f"{{kind: rl, name: grpo, steps: {grpo}, optimizer: {{lr: {lr}}}}}\n"
+    )
     stages += "- {kind: sft, name: control, match_tokens_of: grpo}\n"
     config = f"name: {folder.name}\nenv: {{kind: grid, tag: SimpleSokoban}}\nseed: {seed}\nstages:\n{stages}"
     (folder / "config.yaml").write_text(config)
@@ -152,7 +166,11 @@ def make_run(
             if stage == "grpo" and (step % max(1, grpo // 12) == 0 or step == 1):
                 path = folder / "rollouts" / f"grpo-{step}.jsonl"
                 path.parent.mkdir(exist_ok=True)
-                rows = [trajectory(rng, step, prompt, sample, skill) for prompt in range(prompts) for sample in range(samples)]
+                rows = [
+                    trajectory(rng, step, prompt, sample, skill)
+                    for prompt in range(prompts)
+                    for sample in range(samples)
+                ]
                 path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     if not finished:
@@ -171,15 +189,30 @@ def make_run(
         rows.append({"name": name, "kind": kind, "cells": [interval(value, 1024) for value in shares]})
     write_json(
         folder / "results" / "final.json",
-        {"title": "Held-out rooms", "columns": columns, "rows": rows, "note": "Synthetic numbers made from a seed, not a measurement."},
+        {
+            "title": "Held-out rooms",
+            "columns": columns,
+            "rows": rows,
+            "note": "Synthetic numbers made from a seed, not a measurement.",
+        },
     )
-    headline = f"RLVR raised four-step imagination from {100 * before**4:.1f} % to {100 * after**4:.1f} % of rooms exactly right."
+    headline = (
+        f"RLVR raised four-step imagination from {100 * before**4:.1f} % to {100 * after**4:.1f} % of rooms "
+        "exactly right."
+    )
     text = (
-        f"More pre-training on the same number of tokens reached {100 * control**4:.1f} %, so part of the gain comes from training longer."
+        f"More pre-training on the same number of tokens reached {100 * control**4:.1f} %, so part of the gain comes "
+        "from training longer."
     )
     text += f" Copying the state is right in {100 * 0.5**4:.1f} % of rooms."
     write_json(folder / "summary.json", {"headline": headline, "paragraphs": [text]})
     tensors = {f"model.layers.{index}.weight": {"xxh3": f"{rng.getrandbits(128):032x}"} for index in range(40)}
-    proof = {"max_logit_difference": 2.4e-7, "largest_logit": 8.0, "tolerance": 1e-4, "same_choice": 1.0, "tensors": tensors}
+    proof = {
+        "max_logit_difference": 2.4e-7,
+        "largest_logit": 8.0,
+        "tolerance": 1e-4,
+        "same_choice": 1.0,
+        "tensors": tensors,
+    }
     write_json(folder / "export" / "export_proof.json", proof)
     return folder

@@ -1,5 +1,5 @@
-"""The verb collect on an environment of the user's own: demonstrations, then a model's best answers, become lessons of sft stages; an rl
-stage after them ends at a budget of actions and scores held-out tasks."""
+"""The verb collect on an environment of the user's own: demonstrations, then a model's best answers, become lessons of
+sft stages; an rl stage after them ends at a budget of actions and scores held-out tasks."""
 
 import json
 import os
@@ -44,7 +44,7 @@ stages:
   after: all of it
   max_new_tokens: 3
   n: 4
-"""
+"""  # noqa: E501
 
 
 def write(folder: Path, text: str) -> Path:
@@ -55,13 +55,21 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "terrella", "train", str(write(tmp_path, RECIPE)), "--run", str(tmp_path / "run")]
-    done = subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    told = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in ("shown", "sft", "best", "rl")}
+    told = {
+        name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text())
+        for name in ("shown", "sft", "best", "rl")
+    }
 
     # every task twice, two answers each; whole episodes are held out
     assert told["shown"]["actions"] == 24 and told["shown"]["invalid"] == 0
-    assert told["shown"]["train_lessons"] + told["shown"]["held_out_lessons"] == 12 and told["shown"]["held_out_lessons"] > 0
+    assert (
+        told["shown"]["train_lessons"] + told["shown"]["held_out_lessons"] == 12
+        and told["shown"]["held_out_lessons"] > 0
+    )
     lesson = ShardSet(tmp_path / "run" / "stages" / "shown" / "train")[0]
     letter = lesson["messages.json"][1]["content"]
     assert [m["content"] for m in lesson["messages.json"]] == [f"Echo.\n\n{letter}", letter, f"again {letter}", letter]
@@ -71,7 +79,9 @@ def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
 
     # a model's episodes below least_reward teach nothing
     rewards = [s["meta.json"]["reward"] for s in ShardSet(tmp_path / "run" / "stages" / "best" / "train")]
-    assert told["best"]["trajectories"] == 24 and 0 < len(rewards) == told["best"]["train_lessons"] and min(rewards) >= 0.5
+    assert (
+        told["best"]["trajectories"] == 24 and 0 < len(rewards) == told["best"]["train_lessons"] and min(rewards) >= 0.5
+    )
 
     # 48 actions of `best` and 8 a step: the second step passes 63
     assert told["best"]["actions"] == 48 and (told["rl"]["steps"], told["rl"]["actions"]) == (2, 16)
@@ -89,7 +99,11 @@ def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
     [
         ("data: shown,", "data: shown, env: {letters: abc},", "env: the lessons are those of the stage `data`"),
         ("model: sft, prompts", "model: sft, again: shown, prompts", "again: the answers are those of another stage"),
-        ("kind: collect, name: shown", "kind: agent-play, name: shown", r"recipe.yaml:6: .*'agent-play' is called 'collect' now"),
+        (
+            "kind: collect, name: shown",
+            "kind: agent-play, name: shown",
+            r"recipe.yaml:6: .*'agent-play' is called 'collect' now",
+        ),
         ("before: fresh weights", "models: [rl]\n  before: fresh weights", "give either models or arms"),
         ("after: all of it", "after: rl", "after: 'rl' is none of fresh weights, all of it"),
         ("every: 2, prompts: 3, samples: 2}", "every: 2}\n  rollouts: {validation: {every: 2}}", "leave one out"),

@@ -35,15 +35,28 @@ def test_a_crash_that_would_come_again_is_told_as_one(tmp_path: Path) -> None:
 
 
 def test_a_passing_crash_keeps_its_cause(tmp_path: Path) -> None:
-    left(tmp_path, 0, message="RuntimeError: CUDA error: an illegal memory access", exit_code=1, order=1.0, passing=True)
+    left(
+        tmp_path, 0, message="RuntimeError: CUDA error: an illegal memory access", exit_code=1, order=1.0, passing=True
+    )
     with pytest.raises(WorkerError, match=r"worker 0 ended with code 1 \(RuntimeError: CUDA error.*Nothing is lost"):
         supervise._verdict(tmp_path, {0: 1})
 
 
 def test_which_errors_pass() -> None:
-    for error in (ConnectionResetError("x"), MemoryError(), RuntimeError("[gloo] Connection closed by peer"), RuntimeError("NCCL error")):
+    for error in (
+        ConnectionResetError("x"),
+        MemoryError(),
+        RuntimeError("[gloo] Connection closed by peer"),
+        RuntimeError("NCCL error"),
+    ):
         assert passing(error)
-    for error in (KeyError("x"), TypeError("x"), RuntimeError("shape '[2]' is invalid"), AssertionError(), IndexError("x")):
+    for error in (
+        KeyError("x"),
+        TypeError("x"),
+        RuntimeError("shape '[2]' is invalid"),
+        AssertionError(),
+        IndexError("x"),
+    ):
         assert not passing(error)
     try:
         {}["x"]
@@ -55,10 +68,20 @@ def test_a_worker_leaves_the_cause_of_any_error(tmp_path: Path) -> None:
     """A run directory whose config is no recipe: the worker itself is run."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.yaml").write_text("name: x\n")
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TERRELLA_LEASE": "x"}
+    environment = {
+        **os.environ,
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "TERRELLA_LEASE": "x",
+    }
     environment[supervise.PARENT_VARIABLE] = str(os.getpid())
     done = subprocess.run(
-        [sys.executable, "-m", "terrella.launch.worker", str(tmp_path)], env=environment, capture_output=True, timeout=600
+        [sys.executable, "-m", "terrella.launch.worker", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        timeout=600,
     )
     told = json.loads(supervise.error_file(tmp_path, 0).read_text())
     assert done.returncode == told["exit_code"] == 2 and "is missing" in told["message"]
@@ -68,7 +91,9 @@ def test_jobs_requeue_neither_settings_nor_errors_of_the_program() -> None:
     assert '2 | 3 | 4 | 6 | 10) exit "$code"' in SLURM.read_text()
 
 
-def test_the_command_shows_no_bare_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_no_bare_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for error, code, said in (
         (KeyError("x"), 10, "an error of the program: KeyError: 'x' at"),
         (PermissionError(13, "Permission denied", "/a/b"), 3, "/a/b: Permission denied"),

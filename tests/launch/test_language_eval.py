@@ -71,7 +71,8 @@ def test_how_long_a_served_model_stays_true(server: str, tmp_path) -> None:
     assert done.exit_code == 0 and "copy the start" in done.output and "n = 8" in done.output
     told = json.loads(out.read_text())
     copied, model, truth = told["rows"]
-    assert told["columns"] == [f"k = {k}" for k in range(1, 11)] and model["cells"] == copied["cells"]  # it changes nothing either
+    # it changes nothing either
+    assert told["columns"] == [f"k = {k}" for k in range(1, 11)] and model["cells"] == copied["cells"]
     assert copied["cells"][0]["n"] == 8 and copied["cells"][0]["value"] > copied["cells"][9]["value"]
     assert all(cell["value"] == 1.0 for cell in truth["cells"])
     with pytest.raises(ConfigError, match="--drift"):
@@ -82,7 +83,13 @@ def test_a_hugging_face_folder(shards: str, tmp_path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    size = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=259, max_position_embeddings=8192, **size)).save_pretrained(tmp_path / "m")
     ByteTokenizer().save(tmp_path / "m")
     args = [
@@ -106,6 +113,10 @@ def test_a_hugging_face_folder(shards: str, tmp_path) -> None:
 def test_what_is_missing_or_of_another_kind_is_named(shards: str, tmp_path) -> None:
     for world, more in (("text-game", ["--data", shards]), ("SimpleSokoban", [])):
         with pytest.raises(ConfigError, match="--model"):
-            CliRunner().invoke(cli, ["eval", world, "--model", str(tmp_path / "none"), "--n", "1", *more], catch_exceptions=False)
+            CliRunner().invoke(
+                cli, ["eval", world, "--model", str(tmp_path / "none"), "--n", "1", *more], catch_exceptions=False
+            )
     with pytest.raises(ConfigError, match="not of web-page"):
-        CliRunner().invoke(cli, ["eval", "web-page", "--model", str(tmp_path), "--data", shards], catch_exceptions=False)
+        CliRunner().invoke(
+            cli, ["eval", "web-page", "--model", str(tmp_path), "--data", shards], catch_exceptions=False
+        )

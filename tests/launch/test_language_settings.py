@@ -27,7 +27,13 @@ PUBLISHED = {
     "tie_word_embeddings": False,
     "vocab_size": 151936,
 }
-LARGE = {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064}
+LARGE = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
 TEXT = ["text-game-sft", "text-game-rlvr-binary", "text-game-rlvr-task"]
 WEB = ["web-page-sft", "web-page-rlvr"]
 
@@ -50,9 +56,9 @@ def test_models_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ["text-game-sft-7b", "text-game-rlvr-binary-7b"])
 def test_the_larger_model_is_one_overlay(name: str) -> None:
     large, small = recipes.load(name), recipes.load(name.removesuffix("-7b"))
-    assert large.model.sizes == read_hf_config(PUBLISHED | LARGE, "published") and count(large.model).total / 1e9 == pytest.approx(
-        7.616, abs=0.001
-    )
+    assert large.model.sizes == read_hf_config(PUBLISHED | LARGE, "published") and count(
+        large.model
+    ).total / 1e9 == pytest.approx(7.616, abs=0.001)
     assert large.stages[1:] == small.stages[1:]  # but for where they start the stages are the same
 
 
@@ -65,7 +71,10 @@ def test_published_settings() -> None:
     assert (rlvr["rlvr"].samples_per_prompt, rlvr["rlvr"].max_new_tokens, rlvr["rlvr"].optimizer.lr) == (5, 4096, 1e-6)
     assert [recipes.load(name).env.reward for name in TEXT[1:]] == ["binary", "task_specific"]
     assert [recipes.load(name).env.non_gold_ratio for name in [*TEXT[1:], "web-page-rlvr"]] == [0.4, 0.055, None]
-    assert sft["sft"].env.non_gold_ratio is None and (sft["sft"].env.data, rlvr["control"].env.data) == ("lessons", "lessons")
+    assert sft["sft"].env.non_gold_ratio is None and (sft["sft"].env.data, rlvr["control"].env.data) == (
+        "lessons",
+        "lessons",
+    )
     assert stages("web-page-sft")["sft"].lora == lora and stages("web-page-rlvr")["rlvr"].max_new_tokens == 7288
 
 

@@ -20,12 +20,17 @@ def names(file: str) -> set[str]:
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_is_whole(lock: str) -> None:
     text = (REQUIREMENTS / f"lock-{lock}.txt").read_text(encoding="utf-8")
-    entries = re.findall(r"^([\w.-]+)==(\S+)(?: ;[^\n]*?)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+)(?: ;[^\n]*?)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M
+    )
     assert sum(line.count("==") > 0 and line[0] != " " for line in text.splitlines()) == len(entries)
     assert not re.search(r"https?:|^-", text, re.M), "a lock names no index"
     pinned = {name: version for name, version, _ in entries}
     extras = ["base.txt", "data.txt", "ray.txt", "video.txt", "web.txt"] + ["vllm.txt", "te.txt"] * (lock == "hopper")
-    wanted = set().union(*map(names, extras)) - ({"torch"} if lock == "cpu" else set())  # its CPU build is not in the common index
+    # its CPU build is not in the common index
+    wanted = set().union(*map(names, extras)) - ({"torch"} if lock == "cpu" else set())
     assert wanted <= set(pinned), "make locks"
     tested = dict(re.findall(r"^([\w-]+)==(\S+)", (REQUIREMENTS / LOCKS[lock]).read_text(encoding="utf-8"), re.M))
-    assert {name: pinned[name] for name in tested if name in pinned} == {n: v for n, v in tested.items() if n in pinned}, "make locks"
+    assert {name: pinned[name] for name in tested if name in pinned} == {
+        n: v for n, v in tested.items() if n in pinned
+    }, "make locks"

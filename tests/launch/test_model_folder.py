@@ -1,4 +1,6 @@
-"""`model: {folder: PATH}`: the sizes come from config.json, a hub id gets its commit, and a start needs no folder of its own."""
+"""`model: {folder: PATH}`: the sizes come from config.json, a hub id gets its commit, and a start needs no folder of
+its own.
+"""
 
 import json
 import os
@@ -17,7 +19,18 @@ from terrella.launch import recipe as recipes
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
 
-SIZES = ModelConfig(family="qwen2", layers=3, hidden=48, heads=4, kv_heads=2, head_dim=12, ffn=96, vocab=300, qkv_bias=True, norm_eps=1e-5)
+SIZES = ModelConfig(
+    family="qwen2",
+    layers=3,
+    hidden=48,
+    heads=4,
+    kv_heads=2,
+    head_dim=12,
+    ffn=96,
+    vocab=300,
+    qkv_bias=True,
+    norm_eps=1e-5,
+)
 RECIPE = """name: own
 world: language
 model: {folder: tiny, max_positions: 512}
@@ -39,11 +52,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_sizes_come_from_the_folder(place: Path) -> None:
     made = recipes.load("own.yaml")
-    assert (made.model.folder, made.model.max_positions) == (str(place / "tiny"), 512)  # what the recipe says itself stays
+    # what the recipe says itself stays
+    assert (made.model.folder, made.model.max_positions) == (str(place / "tiny"), 512)
     assert schema.to_plain(made.model.sizes) == {**schema.to_plain(SIZES), "max_positions": 512}
     assert type(made.model.sizes) is ModelConfig and made.stages[0].folder == str(place / "tiny")
     (place / "resolved.yaml").write_text(schema.dump(made))
-    (place / "tiny" / "config.json").unlink()  # the resolved settings hold the sizes: ranks and resumes read no folder for them
+    # the resolved settings hold the sizes: ranks and resumes read no folder for them
+    (place / "tiny" / "config.json").unlink()
     assert schema.load(recipes.Recipe, place / "resolved.yaml") == made
     with pytest.raises(ConfigError, match=r"own\.yaml:3: model\.folder: .*tiny/config\.json: missing"):
         recipes.load("own.yaml")

@@ -66,15 +66,23 @@ def test_what_must_agree() -> None:
     assert disagreement(me, other) is None
     assert "sees 7 GPUs" in (disagreement(me, {**other, "gpus": 7}) or "")
     assert "clock is +60 s" in (disagreement(me, {**other, "time": 160.0}) or "")
-    assert "install the same everywhere" in (disagreement(me, {**other, "versions": {**me["versions"], "torch": "1.0"}}) or "")
+    assert "install the same everywhere" in (
+        disagreement(me, {**other, "versions": {**me["versions"], "torch": "1.0"}}) or ""
+    )
 
 
 def test_a_call_heard_late_is_no_wrong_clock(monkeypatch) -> None:
     clock, late = time.time, [-60.0, -60.0]
-    monkeypatch.setattr(nodes.time, "time", lambda: clock() + (late.pop() if late and threading.current_thread().name == "late" else 0.0))
+    monkeypatch.setattr(
+        nodes.time,
+        "time",
+        lambda: clock() + (late.pop() if late and threading.current_thread().name == "late" else 0.0),
+    )
     coordinator = f"127.0.0.1:{free_port()}"
     got: list = []
-    caller = threading.Thread(target=lambda: got.append(join(Place(1, 2, coordinator), hello(1), SECRET, 60)), name="late")
+    caller = threading.Thread(
+        target=lambda: got.append(join(Place(1, 2, coordinator), hello(1), SECRET, 60)), name="late"
+    )
     caller.start()
     (first,) = gather(Place(0, 2, coordinator), hello(0), {"token": "t", "port": 1}, SECRET, 60)
     caller.join(60)
@@ -207,7 +215,15 @@ def test_every_door_of_a_server_asks_for_its_key(monkeypatch) -> None:
         return seen[:1]
 
     assert ask("/collective_rpc", "Bearer k") == ["/collective_rpc"] and ask("/health") == ["/health"]
-    for path in ("/collective_rpc", "/v1/completions", "/sleep", "/health/", "//health", "/server_info", "/v1/load_lora_adapter"):
+    for path in (
+        "/collective_rpc",
+        "/v1/completions",
+        "/sleep",
+        "/health/",
+        "//health",
+        "/server_info",
+        "/v1/load_lora_adapter",
+    ):
         assert ask(path) == ask(path, "Bearer x") == ask(path, "k") == ask(path, "Bearer k", "Bearer k") == [401]
     assert ask("/health2", kind="websocket") == [1008]
     monkeypatch.delenv("TERRELLA_SERVER_KEY")
@@ -216,7 +232,9 @@ def test_every_door_of_a_server_asks_for_its_key(monkeypatch) -> None:
 
 
 def test_one_machine_is_reached_from_itself_only() -> None:
-    """The store where ranks meet, and the gauges: torch's store and an empty host name would listen on all interfaces."""
+    """The store where ranks meet, and the gauges: torch's store and an empty host name would listen on all
+    interfaces.
+    """
     from terrella.core.sinks import Prometheus
     from terrella.core.store import open_store
 
@@ -225,8 +243,12 @@ def test_one_machine_is_reached_from_itself_only() -> None:
     store.set("a", "b")
     assert open_store("127.0.0.1", port, False, timedelta(seconds=30), wait=False).get("a") == b"b"
     gauges = Prometheus("run")
-    listening = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    addresses = {row[1].split(":")[0] for row in listening if row[3] == "0A" and int(row[1].split(":")[1], 16) in (port, 9464)}
+    listening = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    addresses = {
+        row[1].split(":")[0] for row in listening if row[3] == "0A" and int(row[1].split(":")[1], 16) in (port, 9464)
+    }
     gauges.web.shutdown()
     assert addresses == {"0100007F"}
 

@@ -23,6 +23,8 @@ def test_the_notebook_runs_and_the_model_learns(tmp_path: Path) -> None:
     sources = ["".join(cell["source"]) for cell in CELLS] + [CHECK]
     code = f"scope = {{'__name__': '__main__'}}\nfor source in {sources!r}:\n    exec(source, scope)\n"
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "empty answer" in done.stdout and "raised the mean reward" in done.stdout, done.stdout

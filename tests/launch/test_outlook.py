@@ -16,7 +16,12 @@ def test_time_left_goes_by_the_pace_of_this_machine() -> None:
     assert seconds_left(expected, {}, ["a", "b", "c"]) == 100
     assert seconds_left(expected, {"a": 20.0}, ["b", "c"]) == 180  # twice as slow so far
     assert seconds_left(expected, {"a": 20.0}, ["b", "new"]) is None and seconds_left({}, {}, ["a"]) is None
-    assert [in_words(s) for s in (3, 42, 70, 250)] == ["about 10 seconds", "about 40 seconds", "about 1 minute", "about 4 minutes"]
+    assert [in_words(s) for s in (3, 42, 70, 250)] == [
+        "about 10 seconds",
+        "about 40 seconds",
+        "about 1 minute",
+        "about 4 minutes",
+    ]
 
 
 def test_the_demo_says_how_long_it_takes_and_a_changed_one_does_not_guess() -> None:
@@ -25,15 +30,17 @@ def test_the_demo_says_how_long_it_takes_and_a_changed_one_does_not_guess() -> N
     assert list(catalogue()["demo"]["seconds"]) == names  # every stage was measured
     assert sum(expected_seconds(demo).values()) <= 8 * 60
     none = dict.fromkeys(names)
-    assert stage_line(demo, "start", none).startswith(f"stage 1 of {len(names)}: start, about ") and "minutes left" in stage_line(
-        demo, "start", none
-    )
+    assert stage_line(demo, "start", none).startswith(
+        f"stage 1 of {len(names)}: start, about "
+    ) and "minutes left" in stage_line(demo, "start", none)
     longer = replace(demo, ranks=1)
     assert stage_line(longer, "rl", none) == f"stage {names.index('rl') + 1} of {len(names)}: rl"
     assert expected_seconds(replace(demo, name="mine")) == {}
 
 
-def test_the_end_screen_fits_80_columns_and_ends_in_three_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_screen_fits_80_columns_and_ends_in_three_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "run", pretrain=10, grpo=30)
     text = ending(Path("run"))
@@ -46,11 +53,16 @@ def test_the_end_screen_fits_80_columns_and_ends_in_three_commands(tmp_path: Pat
 def test_a_run_that_learnt_nothing_says_so_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("name: x\nstages:\n- {kind: rl, name: rl, steps: 9, algorithm: {kind: grpo}}\n")
+    (tmp_path / "run" / "config.yaml").write_text(
+        "name: x\nstages:\n- {kind: rl, name: rl, steps: 9, algorithm: {kind: grpo}}\n"
+    )
     row = '{"stage": "rl", "step": %d, "reward/mean": 0.0, "reward/std": 0.0, "grad_norm": 0.0}\n'
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(row % step for step in range(1, 10)))
     text = " ".join(ending(Path("run")).split())
-    assert "nothing was learnt: the gradient was 0 in all 9 recorded steps" in text and "choose tasks of mixed difficulty" in text
+    assert (
+        "nothing was learnt: the gradient was 0 in all 9 recorded steps" in text
+        and "choose tasks of mixed difficulty" in text
+    )
 
 
 def test_the_program_is_named_as_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

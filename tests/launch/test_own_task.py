@@ -1,5 +1,5 @@
-"""A task of one's own in an empty folder: an environment, a reward and rows, trained, evaluated beside baselines, exported; and what
-goes wrong in them is named."""
+"""A task of one's own in an empty folder: an environment, a reward and rows, trained, evaluated beside baselines,
+exported; and what goes wrong in them is named."""
 
 import json
 import os
@@ -41,7 +41,7 @@ if __name__ == "__main__":
     made = terrella.train("sft", model="tiny", env=my.Echo, overrides=settings)
     names = [row["name"] for row in made.results["evaluate"]["rows"]]
     print("MADE", made.run, made.export, names, made.summary["headline"])
-"""
+"""  # noqa: E501
 WORSE = """import time
 
 def raises(prompt, answer, info):
@@ -58,7 +58,12 @@ def sometimes(prompt, answer, info):
         raise OSError("the judge's server is away")
     return len(answer) / 10
 """
-TINY = ["stages.rl.max_new_tokens=4", "stages.rl.prompts_per_step=4", "stages.rl.steps=1", "stages.evaluate.max_new_tokens=4"]
+TINY = [
+    "stages.rl.max_new_tokens=4",
+    "stages.rl.prompts_per_step=4",
+    "stages.rl.steps=1",
+    "stages.evaluate.max_new_tokens=4",
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from terrella.data.tokenizers import MARK, ByteTokenizer
 
     folder = tmp_path_factory.mktemp("own")
-    sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     sizes |= {"intermediate_size": 48, "vocab_size": 260, "max_position_embeddings": 64, "tie_word_embeddings": True}
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes)).float().save_pretrained(folder / "tiny")
@@ -104,15 +114,26 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     done = grpo(place, "--steps", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     run = place / "runs" / "grpo"
-    kinds = {"empty answer": "baseline", "most common answer": "baseline", "start": "model", "rl": "model", "demonstrations": "ceiling"}
+    kinds = {
+        "empty answer": "baseline",
+        "most common answer": "baseline",
+        "start": "model",
+        "rl": "model",
+        "demonstrations": "ceiling",
+    }
     assert rows_of(json.loads((run / "results" / "evaluate.json").read_text())) == kinds
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in metrics] == [1, 2] and all(row["invalid"] == 0 and "score/digit" in row for row in metrics)
+    assert [row["step"] for row in metrics] == [1, 2] and all(
+        row["invalid"] == 0 and "score/digit" in row for row in metrics
+    )
     assert f"terrella train {Path('runs', 'grpo', 'config.yaml')} --run {Path('runs', 'grpo')} --steps 4" in done.stdout
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "export"), AutoTokenizer.from_pretrained(run / "export")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(run / "export"),
+        AutoTokenizer.from_pretrained(run / "export"),
+    )
     assert model.config.hidden_size == 32 and tokenizer.decode(tokenizer.encode("1+1=\n\n2")) == "1+1=\n\n2"
     assert model.generation_config.eos_token_id == [2, 13]
     umask = os.umask(0o022)
@@ -156,7 +177,8 @@ def test_sft_on_an_environment_from_python(place: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     names = ["empty answer", "always x", "start", "sft", "demonstrations"]
     assert f"MADE runs/sft runs/sft/export {names} sft" in done.stdout
-    assert json.loads((place / "runs" / "sft" / "stages" / "sft.json").read_text())["steps"] == 1  # one epoch over six tasks
+    # one epoch over six tasks
+    assert json.loads((place / "runs" / "sft" / "stages" / "sft.json").read_text())["steps"] == 1
 
 
 @pytest.mark.full
@@ -171,18 +193,25 @@ if __name__ == "__main__":
     (place / "evaluation.py").write_text(code)
     before = sorted(place.iterdir())
     done = terrella(place, "evaluation.py")
-    assert "ROWS [('empty answer', 10), ('start', 10), ('demonstrations', 10)]" in done.stdout, done.stdout + done.stderr
+    assert "ROWS [('empty answer', 10), ('start', 10), ('demonstrations', 10)]" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert sorted(place.iterdir()) == before
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
-    """One process plays them all. A fault is never a zero: it is counted, and above a share it stops the run, which keeps what it has."""
+    """One process plays them all. A fault is never a zero: it is counted, and above a share it stops the run, which
+    keeps what it has.
+    """
     (place / "worse.py").write_text(WORSE)
     (place / "bad.jsonl").write_text(ROWS + '{"question": "1+1", "answer": 2\n')
     (place / "mute.jsonl").write_text(ROWS + '{"answer": 2}\n')
     common = ["model.folder=tiny", "env.template='{{ question }}='", *TINY]
-    cases = {name: ["grpo", "env.train=rows.jsonl", f"env.reward=worse.py:{name}", *common] for name in ("raises", "nan", "sometimes")}
+    cases = {
+        name: ["grpo", "env.train=rows.jsonl", f"env.reward=worse.py:{name}", *common]
+        for name in ("raises", "nan", "sometimes")
+    }
     cases["hangs"] = ["grpo", "env.train=rows.jsonl", "env.reward=worse.py:hangs", "env.deadline_s=0.5", *common]
     cases["hangs"] += ["stages.rl.samples_per_prompt=2", "stages.rl.prompts_per_step=1"]
     cases["sometimes"] += ["stages.rl.prompts_per_step=9"]  # all rows, of which one is bad
@@ -191,7 +220,8 @@ def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
     cases["other"] = ["grpo", "env.train=other.jsonl", "env.reward=worse.py:raises", *common]
     for name in ("bad", "mute", "absent"):
         cases[name] = ["grpo", f"env.train={name}.jsonl", "env.reward=my.py:score", *common]
-    played = [*cases.items(), ("other.jsonl", ROWS.replace("+", "-")), ("other", cases["other"])]  # gone on with on other rows
+    # gone on with on other rows
+    played = [*cases.items(), ("other.jsonl", ROWS.replace("+", "-")), ("other", cases["other"])]
     (place / "cases.json").write_text(json.dumps(played))
     whole = os.environ | ALONE | {"MASTER_PORT": str(free_port())}
     words = [sys.executable, "-m", "terrella.tests.launch.own_lane", "cases.json"]
@@ -217,19 +247,33 @@ def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
     assert (place / "runs" / "ppo" / "export" / "config.json").exists()
 
 
-def test_options_that_do_not_fit_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_options_that_do_not_fit_are_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     from terrella.launch import cli
 
     monkeypatch.chdir(place)
     own = ["--model", "tiny", "--data", "rows.jsonl"]
     for words, said in (
-        (["demo", "--data", "rows.jsonl"], "--data: demo trains on a task of its own; --data is an option of the recipes grpo, ppo, sft"),
-        (["grpo"], "grpo: trains on a task of your own; add --model FOLDER and --data FILE (or --env FILE.py:NAME) and --reward"),
+        (
+            ["demo", "--data", "rows.jsonl"],
+            "--data: demo trains on a task of its own; --data is an option of the recipes grpo, ppo, sft",
+        ),
+        (
+            ["grpo"],
+            (
+                "grpo: trains on a task of your own; add --model FOLDER and --data FILE (or --env FILE.py:NAME) and "
+                "--reward"
+            ),
+        ),
         (["grpo", *own], "add --reward FILE.py:NAME"),
         (["grpo", *own, "--env", "my.py:Echo"], "--data: the environment my.py:Echo gives its own tasks and scores"),
         (["grpo", *own, "--reward", "mi.py:score"], "mi.py: no such file; did you mean 'my.py'?"),
         (["grpo", *own, "--reward", "my.py"], "my.py"),
-        (["grpo", "--model", "tinny", "--data", "rows.jsonl", "--reward", "exact"], "tinny: neither a folder nor a hub id"),
+        (
+            ["grpo", "--model", "tinny", "--data", "rows.jsonl", "--reward", "exact"],
+            "tinny: neither a folder nor a hub id",
+        ),
     ):
         with pytest.raises(SystemExit) as caught:
             cli.main(["train", *words])
@@ -277,7 +321,12 @@ def test_what_other_processes_cannot_import_is_refused() -> None:
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_an_environment_of_ones_own_survives_sigkill_bit_for_bit(place: Path) -> None:
     words = ["train", "grpo", "--model", "tiny", "--env", "my.py:Echo", "--steps", "12"]
-    for setting in ("ranks=2", "stages.rl.prompts_per_step=4", "stages.rl.max_new_tokens=4", "stages.rl.checkpoint_every=3"):
+    for setting in (
+        "ranks=2",
+        "stages.rl.prompts_per_step=4",
+        "stages.rl.max_new_tokens=4",
+        "stages.rl.checkpoint_every=3",
+    ):
         words += ["--set", setting]
     words += ["--set", "stages.rl.updates_per_rollout=2", "--set", "stages.evaluate.max_new_tokens=4"]
     calm = terrella(place, *words, "--run", "runs/calm")
@@ -303,7 +352,8 @@ def test_an_environment_of_ones_own_survives_sigkill_bit_for_bit(place: Path) ->
     again = terrella(place, *words, "--run", "runs/killed", "--wait", "60")
     assert again.returncode == 0, again.stdout + again.stderr
     rows = [
-        [json.loads(line) for line in (place / "runs" / name / "metrics.jsonl").read_text().splitlines()] for name in ("calm", "killed")
+        [json.loads(line) for line in (place / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("calm", "killed")
     ]
     assert [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows[0]] == [
         {k: v for k, v in row.items() if not k.startswith("time/")} for row in rows[1]

@@ -87,8 +87,13 @@ def test_watch_knows_the_utilisation_of_known_gpus(tmp_path: Path) -> None:
 def test_the_watchdog_says_where_ranks_stand_only_when_none_moves(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     assert standing(tmp_path, range(2), 1000.0) is None  # no sign of life yet
-    for rank, (at, since) in enumerate([("loop.py:gather:9", 100.0), ("loop.py:gather:9", 100.0), ("episodes.py:play:40", 650.0)]):
-        write_json(tmp_path / "logs" / f"rank-{rank}.alive.json", {"at": at, "since": since, "time": 990.0, "host": "n", "pid": 1})
+    for rank, (at, since) in enumerate(
+        [("loop.py:gather:9", 100.0), ("loop.py:gather:9", 100.0), ("episodes.py:play:40", 650.0)]
+    ):
+        write_json(
+            tmp_path / "logs" / f"rank-{rank}.alive.json",
+            {"at": at, "since": since, "time": 990.0, "host": "n", "pid": 1},
+        )
     assert standing(tmp_path, range(3), 700.0) is None
     told = standing(tmp_path, range(3), 1000.0)
     assert told == "no rank here has moved for 5 minutes: ranks 0, 1 at loop.py:gather:9; rank 2 at episodes.py:play:40"
@@ -114,7 +119,9 @@ def test_prometheus_serves_the_newest_rows(tmp_path: Path, monkeypatch: pytest.M
         text = answer.read().decode()
     labels = '{run="a \\"run\\"",stage="rlvr"}'
     assert f"# TYPE terrella_reward_mean gauge\nterrella_reward_mean{labels} 0.5\n" in text
-    assert f"terrella_step{labels} 4.0" in text and f"terrella_time_slow_rank{labels} 2.0" in text and "note" not in text
+    assert (
+        f"terrella_step{labels} 4.0" in text and f"terrella_time_slow_rank{labels} 2.0" in text and "note" not in text
+    )
     monkeypatch.setenv("TERRELLA_PROMETHEUS", f"127.0.0.1:{port}")
     with pytest.raises(ConfigError, match="cannot listen"):
         open_sinks(["prometheus"], tmp_path, "second")

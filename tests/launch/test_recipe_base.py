@@ -1,4 +1,6 @@
-"""Recipes laid over others: sections merge, stages are changed by name, and every error still names its own file and line."""
+"""Recipes laid over others: sections merge, stages are changed by name, and every error still names its own file and
+line.
+"""
 
 import json
 from pathlib import Path
@@ -34,9 +36,20 @@ def test_a_recipe_over_another(tmp_path: Path) -> None:
     assert list(stages) == [s.name for s in below.stages if s.name != "estimation"]
     assert stages["spa"].steps == stages["vanilla"].steps == 7 and stages["sft"].steps is None
     played = stages["selfplay"].env  # the recipe's environment, with what the stage and both recipes change
-    assert (played.kind, played.tags, played.max_turns, played.window, played.coordinates) == ("worlds", ["FrozenLake"], 3, 1, True)
+    assert (played.kind, played.tags, played.max_turns, played.window, played.coordinates) == (
+        "worlds",
+        ["FrozenLake"],
+        3,
+        1,
+        True,
+    )
     assert stages["vanilla"].env is None and above.env.max_turns == 3 and above.env.window == 0
-    assert [arm.name for arm in stages["evaluate"].arms] == ["base model", "after self-play imitation", "vanilla RL", "SPA"]
+    assert [arm.name for arm in stages["evaluate"].arms] == [
+        "base model",
+        "after self-play imitation",
+        "vanilla RL",
+        "SPA",
+    ]
 
 
 def test_bases_of_bases_and_several_at_once(tmp_path: Path) -> None:
@@ -49,7 +62,10 @@ def test_bases_of_bases_and_several_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text, said",
     [
-        (OVER.replace("steps: 7", "stepz: 7").replace('"*"', "spa"), r"mine.yaml:6: unknown key 'stages\[4\].stepz'; did you mean 'steps'"),
+        (
+            OVER.replace("steps: 7", "stepz: 7").replace('"*"', "spa"),
+            r"mine.yaml:6: unknown key 'stages\[4\].stepz'; did you mean 'steps'",
+        ),
         (
             OVER.replace("estimation: null", "estimatiom: null"),
             "mine.yaml:7: 'estimatiom' is none of those in the base; did you mean 'estimation'",

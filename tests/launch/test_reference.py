@@ -18,4 +18,6 @@ def test_the_page_of_the_python_interface_is_up_to_date() -> None:
 
 
 def test_every_key_has_a_meaning() -> None:
-    assert reference.without_meaning() == [], "write a comment beside the field, or an entry in SHARED of launch/reference.py"
+    assert reference.without_meaning() == [], (
+        "write a comment beside the field, or an entry in SHARED of launch/reference.py"
+    )

@@ -24,7 +24,9 @@ def test_the_tag_is_checked(tag: str, section: str, said: str, tmp_path: Path) -
     (tmp_path / "__init__.py").write_text('"""A package."""\n\n__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{section}\n")
     environment = os.environ | {"GITHUB_REF_NAME": tag}
-    done = subprocess.run(["bash", "-e", "-c", check], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-e", "-c", check], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode == 0) == (said == "") and said in done.stdout, done.stdout + done.stderr
 
 

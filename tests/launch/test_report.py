@@ -43,7 +43,16 @@ def test_report_of_a_finished_run_holds_every_part(run):
         for cell in row["cells"]:
             assert f"{100 * cell['value']:.1f} %" in page
             assert f"{100 * cell['low']:.1f} – {100 * cell['high']:.1f}" in page
-    for title in ("Reward", "Accuracy", "Loss", "KL", "Entropy", "Clip fraction", "Log-prob drift", "Tokens per second"):
+    for title in (
+        "Reward",
+        "Accuracy",
+        "Loss",
+        "KL",
+        "Entropy",
+        "Clip fraction",
+        "Log-prob drift",
+        "Tokens per second",
+    ):
         assert f"<h3>{title}</h3>" in page
     data = embedded(page)
     assert {item["stage"] for item in data["rollouts"]} == {"grpo"}
@@ -127,7 +136,9 @@ def test_big_run_stays_under_the_limit(tmp_path):
     long = "word " * 4_000
     turns = [{"prompt": long, "action": "go", "prediction": long, "truth": long, "exact": True}] * 30
     for step in range(1000, 1020):
-        lines = [json.dumps({"prompt_id": i, "sample": 0, "reward": 1, "invalid": None, "turns": turns}) for i in range(2)]
+        lines = [
+            json.dumps({"prompt_id": i, "sample": 0, "reward": 1, "invalid": None, "turns": turns}) for i in range(2)
+        ]
         (run / "rollouts" / f"eval-{step}.jsonl").write_text("\n".join(lines) + "\n")
     path = build_report(run)
     assert path.stat().st_size < SIZE_LIMIT
@@ -165,7 +176,9 @@ def test_resumed_steps_keep_the_last_record_and_merge_evaluations(tmp_path):
 
 def test_torn_parts_are_said_aloud(tmp_path):
     run = make_run(tmp_path / "torn", pretrain=3, grpo=3)
-    (run / "results" / "bad.json").write_text(json.dumps({"title": "t", "columns": ["a", "b"], "rows": [{"name": "x", "cells": [1]}]}))
+    (run / "results" / "bad.json").write_text(
+        json.dumps({"title": "t", "columns": ["a", "b"], "rows": [{"name": "x", "cells": [1]}]})
+    )
     (run / "results" / "worse.json").write_text("{")
     (run / "rollouts" / "stray.jsonl").write_text("")
     (run / "environment.json").write_text("[]")
@@ -176,11 +189,17 @@ def test_torn_parts_are_said_aloud(tmp_path):
 
 def test_table_without_baseline_or_interval_is_flagged():
     cells = [{"value": 0.4, "low": 0.3, "high": 0.5, "n": 10}]
-    whole = {"title": "t", "columns": ["a"], "rows": [{"kind": "model", "cells": cells}, {"kind": "baseline", "cells": cells}]}
+    whole = {
+        "title": "t",
+        "columns": ["a"],
+        "rows": [{"kind": "model", "cells": cells}, {"kind": "baseline", "cells": cells}],
+    }
     assert check_tables([whole]) == []
     levels = [
         finding.level
-        for finding in check_tables([{"title": "t", "columns": ["a"], "rows": [{"kind": "model", "cells": [{"value": 0.4}]}]}])
+        for finding in check_tables(
+            [{"title": "t", "columns": ["a"], "rows": [{"kind": "model", "cells": [{"value": 0.4}]}]}]
+        )
     ]
     assert levels == ["warning", "note"]
 
@@ -188,9 +207,14 @@ def test_table_without_baseline_or_interval_is_flagged():
 def test_model_below_the_baseline_is_flagged():
     def table(model: float, baseline: float) -> dict:
         cells = {
-            kind: [{"value": value, "low": value, "high": value, "n": 9}] for kind, value in (("model", model), ("baseline", baseline))
+            kind: [{"value": value, "low": value, "high": value, "n": 9}]
+            for kind, value in (("model", model), ("baseline", baseline))
         }
-        return {"title": "t", "columns": ["exact"], "rows": [{"name": kind, "kind": kind, "cells": cells[kind]} for kind in cells]}
+        return {
+            "title": "t",
+            "columns": ["exact"],
+            "rows": [{"name": kind, "kind": kind, "cells": cells[kind]} for kind in cells],
+        }
 
     assert check_tables([table(0.6, 0.5), table(0.5, 0.5), table(12.0, 23.0)]) == []
     assert "model in “exact” (20.0 % against 50.0 %)" in check_tables([table(0.2, 0.5)])[0].text
@@ -220,7 +244,15 @@ def test_learning_signs_are_noticed():
     (found,) = check_metrics(idle)
     assert "no group had a reward difference in the last 5 steps, nothing was trained; " in found.text
     healthy = [
-        {"stage": "grpo", "step": step, "reward/std": 0.2, "entropy": 1.0, "clip_fraction": 0.02, "logprob_drift/mean": 1e-6, "skipped": 0}
+        {
+            "stage": "grpo",
+            "step": step,
+            "reward/std": 0.2,
+            "entropy": 1.0,
+            "clip_fraction": 0.02,
+            "logprob_drift/mean": 1e-6,
+            "skipped": 0,
+        }
         for step in range(6)
     ]
     assert check_metrics(healthy) == []
@@ -271,8 +303,12 @@ def test_failed_export_proof_is_an_error(tmp_path):
     run = make_run(tmp_path / "bad", pretrain=3, grpo=3)
     assert "exported model" not in build_report(run).read_text(encoding="utf-8")
     proof = json.loads((run / "export" / "export_proof.json").read_text())
-    (run / "export" / "export_proof.json").write_text(json.dumps({**proof, "max_logit_difference": 2 * proof["tolerance"]}))
-    assert re.search(r'<li class="error">.*exported model’s logits differ', build_report(run).read_text(encoding="utf-8"))
+    (run / "export" / "export_proof.json").write_text(
+        json.dumps({**proof, "max_logit_difference": 2 * proof["tolerance"]})
+    )
+    assert re.search(
+        r'<li class="error">.*exported model’s logits differ', build_report(run).read_text(encoding="utf-8")
+    )
 
 
 def test_sparse_records_count_for_the_steps_between(tmp_path):
@@ -308,7 +344,10 @@ def test_flatten_keeps_every_leaf():
 
 def rl_stage(rewards: list[float], **more) -> list[dict]:
     fixed = {"stage": "rl", "grad_norm": 0.2, "reward/std": 0.3}
-    return [{**fixed, "step": step, "reward/mean": reward, **{k: v[step] for k, v in more.items()}} for step, reward in enumerate(rewards)]
+    return [
+        {**fixed, "step": step, "reward/mean": reward, **{k: v[step] for k, v in more.items()}}
+        for step, reward in enumerate(rewards)
+    ]
 
 
 def test_a_stage_that_learnt_nothing_says_so_with_a_remedy():
@@ -325,14 +364,18 @@ def test_certainty_is_an_alarm_only_where_the_reward_does_not_rise():
     entropy, alarm = [1.0 / (1 + step) for step in range(40)], [float(step > 30) for step in range(40)]
     more = {"entropy": entropy, "alarm/entropy": alarm}
     assert check_metrics(rl_stage([0.1 + 0.02 * step + 0.01 * (-1) ** step for step in range(40)], **more)) == []
-    falling = " ".join(f.text for f in check_metrics(rl_stage([0.9 - 0.02 * step + 0.01 * (-1) ** step for step in range(40)], **more)))
+    falling = " ".join(
+        f.text for f in check_metrics(rl_stage([0.9 - 0.02 * step + 0.01 * (-1) ** step for step in range(40)], **more))
+    )
     assert "entropy fell" in falling and "alarm “entropy”" in falling and "raise temperature" in falling
     imitation = [{"stage": "pretrain", "step": step, "loss": 0.1, "entropy": entropy[step]} for step in range(40)]
     assert check_metrics(imitation) == []  # a world model of a deterministic world should become certain
 
 
 def test_every_warning_names_what_to_do(run):
-    metrics = rl_stage([0.3] * 30, skipped=[1.0] * 30, clip_fraction=[0.9] * 30, **{f"alarm/{name}": [1.0] * 30 for name in REMEDIES})
+    metrics = rl_stage(
+        [0.3] * 30, skipped=[1.0] * 30, clip_fraction=[0.9] * 30, **{f"alarm/{name}": [1.0] * 30 for name in REMEDIES}
+    )
     metrics += [{"stage": "rl", "step": 31, "loss": "nan", "logprob_drift/mean": 0.3}]
     for finding in check_metrics(metrics):
         assert ";" in finding.text, finding.text
@@ -341,7 +384,11 @@ def test_every_warning_names_what_to_do(run):
 def test_a_score_at_the_baseline_by_chance_is_no_alarm():
     def table(high: float) -> dict:
         cells = {"baseline": [{"value": 0.12}], "model": [{"value": 0.11, "low": 0.09, "high": high}]}
-        return {"title": "t", "columns": ["Pass@1"], "rows": [{"name": k, "kind": k, "cells": c} for k, c in cells.items()]}
+        return {
+            "title": "t",
+            "columns": ["Pass@1"],
+            "rows": [{"name": k, "kind": k, "cells": c} for k, c in cells.items()],
+        }
 
     assert not any("below" in f.text for f in check_tables([table(0.13)]))
     assert any("below" in f.text for f in check_tables([table(0.115)]))
@@ -378,7 +425,12 @@ ROOM = "####\n#PX#\n#_O#\n####"
 
 
 def agent_record(prompt: int, solved: bool, **turn) -> dict:
-    turn = {"context": "the whole prompt", "action": "Down", "boards": [ROOM, ROOM.replace("X", "_").replace("O", "√")], **turn}
+    turn = {
+        "context": "the whole prompt",
+        "action": "Down",
+        "boards": [ROOM, ROOM.replace("X", "_").replace("O", "√")],
+        **turn,
+    }
     return {"step": 0, "prompt_id": prompt, "sample": 0, "reward": float(solved), "solved": solved, "turns": [turn]}
 
 
@@ -390,8 +442,11 @@ def test_the_first_frame_is_one_room_before_and_after(tmp_path):
         (run / "rollouts" / f"{stem}-000000.jsonl").write_text("\n".join(lines) + "\n{torn")
     (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": pair}))
     left, right = before_and_after(load_run(run))
-    assert (left.name, left.outcome, right.name, right.outcome) == ("before RL", "not solved", "after", "solved")  # the room that differs
-    assert [frame.label for frame in left.frames] == ["start", "Down"] and left.frames[1].spoken == "#### / #P_# / #_√# / ####"
+    # the room that differs
+    assert (left.name, left.outcome, right.name, right.outcome) == ("before RL", "not solved", "after", "solved")
+    assert [frame.label for frame in left.frames] == ["start", "Down"] and left.frames[
+        1
+    ].spoken == "#### / #P_# / #_√# / ####"
     page = build_report(run).read_text(encoding="utf-8")
     assert page.index('class="sides"') < page.index('id="result"') and page.count('class="room"') == 4
     (run / "summary.json").write_text(json.dumps({"headline": "h", "paragraphs": [], "compare": [{"name": 1}, None]}))

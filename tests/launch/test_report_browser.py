@@ -31,7 +31,9 @@ def browser():
     except ImportError:
         missing("the Python package playwright is not installed")
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=300_000)
+        started = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=300_000
+        )
         try:
             yield started
         finally:
@@ -43,7 +45,11 @@ def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     one = make_run(folder / "one", pretrain=80, grpo=40)
     half = make_run(folder / "half", pretrain=12, grpo=5, finished=False)
-    return {"one": build_report(one), "half": build_report(half), "both": build_report([one, half], folder / "both.html")}
+    return {
+        "one": build_report(one),
+        "half": build_report(half),
+        "both": build_report([one, half], folder / "both.html"),
+    }
 
 
 @pytest.fixture
@@ -56,9 +62,15 @@ def open_page(browser, reports):
         page = context.new_page()
         page.set_default_timeout(120_000)
         page.faults = []
-        page.on("console", lambda message: page.faults.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: page.faults.append(message.text) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: page.faults.append(str(error)))
-        page.on("request", lambda request: page.faults.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        page.on(
+            "request",
+            lambda request: page.faults.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
+        )
         page.goto(reports[name].as_uri())
         return page
 
@@ -84,7 +96,7 @@ CONTRAST = """() => {
     if (ratio < 4.5) poor.push(`${node.tagName}.${node.className} ${ratio.toFixed(2)} ${node.textContent.slice(0, 30)}`);
   }
   return poor;
-}"""
+}"""  # noqa: E501
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

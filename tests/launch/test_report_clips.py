@@ -37,7 +37,11 @@ def test_pillow_reads_the_animation() -> None:
 def test_only_pictures_are_shown() -> None:
     good = base64.b64encode(encode_png(frames()[0])).decode()
     assert picture(good) == good
-    assert picture('"><script>alert(1)</script>') is None and picture(base64.b64encode(b"GIF89a").decode()) is None and picture(7) is None
+    assert (
+        picture('"><script>alert(1)</script>') is None
+        and picture(base64.b64encode(b"GIF89a").decode()) is None
+        and picture(7) is None
+    )
 
 
 def test_report_carries_clips(tmp_path: Path) -> None:
@@ -45,7 +49,14 @@ def test_report_carries_clips(tmp_path: Path) -> None:
     (run / "videos").mkdir(parents=True)
     (run / "config.yaml").write_text("name: x\n")
     moving, sheet = (base64.b64encode(d).decode() for d in (encode_apng(frames(), 200), encode_png(frames()[0])))
-    clip = {"title": "<b>clip</b>", "panels": ["given", "truth"], "rows": ["truth"], "frames": 2, "moving": moving, "sheet": sheet}
+    clip = {
+        "title": "<b>clip</b>",
+        "panels": ["given", "truth"],
+        "rows": ["truth"],
+        "frames": 2,
+        "moving": moving,
+        "sheet": sheet,
+    }
     clip["metrics"] = {"base": {"mae": [0.25, 0.5]}}
     (run / "videos" / "evaluate.json").write_text(json.dumps({"title": "Held-out", "clips": [clip, {"moving": "x"}]}))
     text = build_report(run).read_text()
@@ -55,7 +66,10 @@ def test_report_carries_clips(tmp_path: Path) -> None:
 
 def test_less_can_be_better() -> None:
     def table(lower: list[str]) -> dict:
-        rows = [{"name": "still", "kind": "baseline", "cells": [{"value": 0.5}]}, {"name": "m", "kind": "model", "cells": [{"value": 0.4}]}]
+        rows = [
+            {"name": "still", "kind": "baseline", "cells": [{"value": 0.5}]},
+            {"name": "m", "kind": "model", "cells": [{"value": 0.4}]},
+        ]
         return {"title": "t", "columns": ["mae"], "rows": rows, "lower": lower}
 
     assert below_baseline(table([])) is not None and below_baseline(table(["mae"])) is None

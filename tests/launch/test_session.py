@@ -26,13 +26,16 @@ def stage(more: str) -> Reinforce:
     return build(Reinforce, parse_yaml(STAGE + more, "recipe"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODULES if kind != "path"])  # which tests/rl/test_own_algorithm.py names
+# which tests/rl/test_own_algorithm.py names
+@pytest.mark.parametrize("kind", [kind for kind in MODULES if kind != "path"])
 def test_every_algorithm_has_a_name_in_recipes(kind: str) -> None:
     assert stage(f"algorithm: {{kind: '{kind}'}}").algorithm.kind == kind
 
 
 def test_vllm_servers_in_a_recipe() -> None:
-    made = stage("algorithm: {kind: grpo, tis_cap: 2.0}\nrollouts: {sampler: {kind: vllm, devices: ['1', '2']}, ahead: 1}")
+    made = stage(
+        "algorithm: {kind: grpo, tis_cap: 2.0}\nrollouts: {sampler: {kind: vllm, devices: ['1', '2']}, ahead: 1}"
+    )
     assert made.rollouts.sampler.kind == "vllm" and made.rollouts.ahead == 1
     assert stage("algorithm: {kind: grpo}").rollouts == Rollouts()
 

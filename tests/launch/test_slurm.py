@@ -25,10 +25,34 @@ SHIPPED = sorted((Path(__file__).resolve().parents[2] / "launch" / "sbatch").glo
 COMMAND = re.compile(r"^# Rendered by: terrella launch (.*)$", re.MULTILINE)
 VLLM = "stages.2.rollouts={sampler: {kind: vllm}}"
 CASES = {
-    "two-nodes": ["--nodes", "2", "--partition", "h100", "--account", "lab", "--interface", "ib0", "--venv", "/shared/venv"],
-    "chain-of-arrays": "--gpus 0 --split-after pretrain --sweep seed=[1,2] --sweep model.layers=[1,2] --at-once 2".split(),
+    "two-nodes": [
+        "--nodes",
+        "2",
+        "--partition",
+        "h100",
+        "--account",
+        "lab",
+        "--interface",
+        "ib0",
+        "--venv",
+        "/shared/venv",
+    ],
+    "chain-of-arrays": (
+        "--gpus 0 --split-after pretrain --sweep seed=[1,2] --sweep model.layers=[1,2] --at-once 2"
+    ).split(),
     "pyxis": ["--container", "registry/terrella:1", "--mount", "/data:/data", "--setup", "module load slurm"],
-    "apptainer": ["--container", "terrella.sif", "--runtime", "apptainer", "--mount", "/data", "--time", "1-00:00:00", "--cpus", "96"],
+    "apptainer": [
+        "--container",
+        "terrella.sif",
+        "--runtime",
+        "apptainer",
+        "--mount",
+        "/data",
+        "--time",
+        "1-00:00:00",
+        "--cpus",
+        "96",
+    ],
     "ray": ["--nodes", "2", "--ray", "--qos", "high", "--constraint", "h100"],
     "samplers": ["--nodes", "2", "--rollout-nodes", "1", "--set", VLLM],
     "heterogeneous": [
@@ -45,7 +69,16 @@ CASES = {
         "--set",
         VLLM,
     ],
-    "samplers-of-a-chain": ["--rollout-nodes", "1", "--split-after", "pretrain", "--split-after", "rlvr", "--set", VLLM],
+    "samplers-of-a-chain": [
+        "--rollout-nodes",
+        "1",
+        "--split-after",
+        "pretrain",
+        "--split-after",
+        "rlvr",
+        "--set",
+        VLLM,
+    ],
 }
 
 
@@ -61,7 +94,9 @@ def test_dry_run_is_byte_stable(name: str) -> None:
     path = GOLDEN / f"{name}.sbatch"
     if os.environ.get("TERRELLA_WRITE_GOLDEN"):
         path.write_text(text)
-    assert text == path.read_text(), f"{path.name} differs; look at it, and if it is right run this test with TERRELLA_WRITE_GOLDEN=1"
+    assert text == path.read_text(), (
+        f"{path.name} differs; look at it, and if it is right run this test with TERRELLA_WRITE_GOLDEN=1"
+    )
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, timeout=30).stderr == ""
 
 
@@ -84,7 +119,14 @@ def test_a_shipped_script_is_short_and_what_its_command_renders(path: Path) -> N
 
 
 def test_every_published_experiment_has_a_script() -> None:
-    rlvr_world = {"text-game-sft", "text-game-rlvr-binary", "web-page-sft", "web-page-rlvr", "video-rt1", "video-rt1-single"}
+    rlvr_world = {
+        "text-game-sft",
+        "text-game-rlvr-binary",
+        "web-page-sft",
+        "web-page-rlvr",
+        "video-rt1",
+        "video-rt1-single",
+    }
     others = {"spa-sokoban", "webrl-webarena-lite", "webrl-webarena-lite-70b", "grpo", "bench", "convert"}
     assert rlvr_world | others <= {path.stem for path in SHIPPED}
 
@@ -94,7 +136,12 @@ def test_the_warning_leaves_time_to_save_before_the_job_gives_up() -> None:
 
 
 def test_sweeps_are_all_combinations() -> None:
-    assert sweep_settings(["a=[1, 2]", "b.c=[1e-3,x]"]) == [("a=1", "b.c=1e-3"), ("a=1", "b.c=x"), ("a=2", "b.c=1e-3"), ("a=2", "b.c=x")]
+    assert sweep_settings(["a=[1, 2]", "b.c=[1e-3,x]"]) == [
+        ("a=1", "b.c=1e-3"),
+        ("a=1", "b.c=x"),
+        ("a=2", "b.c=1e-3"),
+        ("a=2", "b.c=x"),
+    ]
     assert sweep_settings(["a=[[1, 2], true]"]) == [("a=[1,2]",), ("a=true",)]
     for bad in ("a", "a=1", "a=[]", "=[1]", "a=[", "a=[x y]"):
         with pytest.raises(ConfigError, match="--sweep"):
@@ -156,8 +203,11 @@ def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -
     mixed = JobSettings(rollout_nodes=1, rollout_partition="l40s")
     with pytest.raises(ConfigError, match="no arrays of heterogeneous jobs"):
         render(Plan("sokoban-tiny", "run", mixed, (VLLM,), sweeps=("seed=[1,2]",)))
-    first, second, third = render(Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1), (VLLM,), ("pretrain", "rlvr")))
-    assert ["terrella sampler-host" in s.text for s in (first, second, third)] == [False, True, False]  # only where it is needed
+    first, second, third = render(
+        Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1), (VLLM,), ("pretrain", "rlvr"))
+    )
+    # only where it is needed
+    assert ["terrella sampler-host" in s.text for s in (first, second, third)] == [False, True, False]
 
 
 def inside_a_job(programs: Path, nodes: int = 1) -> dict[str, str]:
@@ -167,7 +217,9 @@ def inside_a_job(programs: Path, nodes: int = 1) -> dict[str, str]:
 
 
 def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path) -> None:
-    """The rendered script itself, with stand-ins for srun and scontrol: what a real SLURM does is in tests/integration."""
+    """The rendered script itself, with stand-ins for srun and scontrol: what a real SLURM does is in
+    tests/integration.
+    """
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     (bin_folder / "srun").write_text("#!/bin/bash\ntrap 'exit 75' USR1\necho ready\nwhile :; do sleep 0.05; done\n")
@@ -177,7 +229,9 @@ def test_batch_shell_passes_the_warning_on_and_asks_for_a_requeue(tmp_path: Path
     script = tmp_path / "job"
     script.write_text(dry_run("--gpus", "0", "--run", str(tmp_path / "run")))
     environment = inside_a_job(bin_folder)
-    shell = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    shell = subprocess.Popen(
+        ["bash", str(script)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert shell.stdout is not None and shell.stdout.readline() == "ready\n"
     shell.send_signal(signal.SIGUSR1)
     shell.wait(timeout=300)
@@ -197,7 +251,10 @@ def test_crashes_are_requeued_a_few_times_and_settings_never(tmp_path: Path, cod
     script = tmp_path / "job"
     script.write_text(dry_run("--gpus", "0", "--run", str(tmp_path / "run")))
     environment = inside_a_job(bin_folder)
-    starts = [subprocess.run(["bash", str(script)], env=environment, capture_output=True, timeout=300) for _ in range(requeues + 1)]
+    starts = [
+        subprocess.run(["bash", str(script)], env=environment, capture_output=True, timeout=300)
+        for _ in range(requeues + 1)
+    ]
     asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
     assert asked == ["requeue 12"] * requeues and starts[-1].returncode == code
 
@@ -207,7 +264,11 @@ def test_the_nodes_of_the_job_decide_the_ranks_and_further_words_reach_the_comma
     stand_in(tmp_path, srun='echo "$@"')
     script = next(path for path in SHIPPED if path.stem == "text-game-sft")
     done = subprocess.run(
-        ["bash", str(script), "--set", "seed=3"], env=inside_a_job(tmp_path, nodes=4), capture_output=True, text=True, timeout=300
+        ["bash", str(script), "--set", "seed=3"],
+        env=inside_a_job(tmp_path, nodes=4),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     words = done.stdout.split()
     assert words[:2] == ["--nodes=4", "--ntasks=4"], done.stdout + done.stderr
@@ -215,7 +276,9 @@ def test_the_nodes_of_the_job_decide_the_ranks_and_further_words_reach_the_comma
 
 
 def stand_in(folder: Path, **programs: str) -> dict[str, str]:
-    """Programs that answer as a cluster with accounts would; such a cluster needs a database that the test machine has not."""
+    """Programs that answer as a cluster with accounts would; such a cluster needs a database that the test machine
+    has not.
+    """
     for name, body in programs.items():
         path = folder / name
         path.write_text(f"#!/bin/bash\n{body}\n")
@@ -240,10 +303,17 @@ def test_accounts_are_checked_where_the_cluster_keeps_them(tmp_path: Path, monke
 
 
 def test_partitions_of_several_kinds_of_node_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = "echo 'gpu*|up|6|1-00:00:00|gpu:h100:8(S:0-1)'; echo 'gpu*|up|2|1-00:00:00|gpu:h100:4'; echo 'old|down|3|infinite|(null)'"
+    answer = (
+        "echo 'gpu*|up|6|1-00:00:00|gpu:h100:8(S:0-1)'; echo 'gpu*|up|2|1-00:00:00|gpu:h100:4'; echo "
+        "'old|down|3|infinite|(null)'"
+    )
     monkeypatch.setenv("PATH", stand_in(tmp_path, sinfo=answer)["PATH"])
     gpu, old = cluster.partitions()
-    assert (gpu.nodes, gpu.gpus, gpu.default, gpu.limit_s) == (8, 8, True, 86400) and (old.up, old.gpus, old.limit_s) == (False, 0, None)
+    assert (gpu.nodes, gpu.gpus, gpu.default, gpu.limit_s) == (8, 8, True, 86400) and (
+        old.up,
+        old.gpus,
+        old.limit_s,
+    ) == (False, 0, None)
     with pytest.raises(ConfigError, match="'old' is not up"):
         cluster.check_partition(JobSettings(partition="old", gpus=0))
     with pytest.raises(ConfigError, match="beyond the limit"):

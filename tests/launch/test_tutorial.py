@@ -17,7 +17,11 @@ from terrella.launch.cli import cli
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "own_task.md").read_text(encoding="utf-8")
 LARGE = "PATH/Qwen2.5-0.5B-Instruct"
 FILES = dict(re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```$', PAGE, re.M | re.S))
-SHELL = [line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S) for line in block.replace("\\\n", " ").splitlines()]
+SHELL = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
+    for line in block.replace("\\\n", " ").splitlines()
+]
 SMALL = shlex.split(SHELL[-1])[shlex.split(SHELL[-1]).index("--steps") :]  # the page's own settings for the tiny model
 PATIENCE_S = 900.0
 
@@ -63,8 +67,17 @@ def test_every_block_runs(folder: Path) -> None:
         words = shlex.split(line.replace(LARGE, "tiny"))[1:]
         of_rl = [i for i, word in enumerate(SMALL) if word.startswith("stages.rl.") and "sft" in words]
         small = [word for i, word in enumerate(SMALL) if i not in of_rl and i + 1 not in of_rl]
-        run(folder, [sys.executable, "-m", "terrella", *words, *small, *(["--run", "runs/guess"] if "--env" in words else [])])
+        run(
+            folder,
+            [sys.executable, "-m", "terrella", *words, *small, *(["--run", "runs/guess"] if "--env" in words else [])],
+        )
     settings = '{"stages.rl.steps": 1, "stages.rl.max_new_tokens": 4, "stages.evaluate.max_new_tokens": 4}'
-    script = FILES["train.py"].replace(LARGE, "tiny").replace("overrides=asked", f"overrides=asked | {settings}, run='runs/python'", 1)
-    (folder / "train.py").write_text(script.replace("overrides=asked)", 'overrides=asked | {"stages.evaluate.max_new_tokens": 4})'))
+    script = (
+        FILES["train.py"]
+        .replace(LARGE, "tiny")
+        .replace("overrides=asked", f"overrides=asked | {settings}, run='runs/python'", 1)
+    )
+    (folder / "train.py").write_text(
+        script.replace("overrides=asked)", 'overrides=asked | {"stages.evaluate.max_new_tokens": 4})')
+    )
     run(folder, [sys.executable, "train.py"])

@@ -1,4 +1,6 @@
-"""The cut a stage validates on: never trained on, and made only where it is asked for; replays find the journals of a run."""
+"""The cut a stage validates on: never trained on, and made only where it is asked for; replays find the journals of
+a run.
+"""
 
 import pytest
 

@@ -16,8 +16,18 @@ from terrella.rl.video.config import VideoEnvironment, VideoReward
 def test_shipped_recipes_have_the_published_layouts() -> None:
     multi, single = (recipe.load(name).env for name in ("video-rt1", "video-rt1-single"))
     assert isinstance(multi, VideoEnvironment) and isinstance(single, VideoEnvironment)
-    assert (multi.layout.total, multi.layout.prompt, multi.layout.response, multi.layout.vocab) == (2024, 1373, 651, 9008)
-    assert (single.layout.total, single.layout.prompt, single.layout.response, single.layout.vocab) == (1654, 1333, 321, 4633)
+    assert (multi.layout.total, multi.layout.prompt, multi.layout.response, multi.layout.vocab) == (
+        2024,
+        1373,
+        651,
+        9008,
+    )
+    assert (single.layout.total, single.layout.prompt, single.layout.response, single.layout.vocab) == (
+        1654,
+        1333,
+        321,
+        4633,
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,8 +63,17 @@ def test_published_updates_control_and_export() -> None:
     for name in ("video-rt1", "video-rt1-single"):
         stages = {stage.name: stage for stage in recipe.load(name).stages}
         rlvr, control = stages["rlvr"], stages["control"]
-        assert (rlvr.prompts_per_step, rlvr.samples_per_prompt, rlvr.updates_per_rollout, rlvr.steps) == (128, 16, 4, 200)
-        assert control.match_tokens_of == "rlvr" and stages["evaluate"].control == "control" and stages["export"].model == "rlvr"
+        assert (rlvr.prompts_per_step, rlvr.samples_per_prompt, rlvr.updates_per_rollout, rlvr.steps) == (
+            128,
+            16,
+            4,
+            200,
+        )
+        assert (
+            control.match_tokens_of == "rlvr"
+            and stages["evaluate"].control == "control"
+            and stages["export"].model == "rlvr"
+        )
         table = {stage.name: stage for stage in recipe.load(f"{name}-released").stages}
         assert table["tokenizer"].released and table["pretrain"].folder and table["rlvr"].folder
         assert table["evaluate"].names == ["pretrain", "rlvr"]
@@ -74,7 +93,9 @@ def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pyte
     job: Any = alone(loaded, tmp_path / "run")
     stages = {stage.name: stage for stage in loaded.stages}
     world, kept = (str(tmp_path / name) for name in ("rt1-world-model-multi-step-base", "rt1-compressive-tokenizer"))
-    check_stages([replace(stages["tokenizer"], released=kept), Start("start", "pretrain", world), stages["pretrain"]], job)
+    check_stages(
+        [replace(stages["tokenizer"], released=kept), Start("start", "pretrain", world), stages["pretrain"]], job
+    )
     alexnet = replace(loaded.env, metrics=["mae", "lpips_alex"], headline="mae")
     for stage, told in (
         (stages["tokenizer"], r"LPIPS needs .*vgg\.safetensors"),
@@ -96,5 +117,7 @@ def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage()
     from terrella.launch.worker import check_stages
 
     chosen = next(s for s in recipe.load("video-rt1").stages if s.name == "rlvr")
-    with pytest.raises(ConfigError, match=r"stages: rlvr\.prompts_per_step = 128 must be a multiple of the 3 data ranks"):
+    with pytest.raises(
+        ConfigError, match=r"stages: rlvr\.prompts_per_step = 128 must be a multiple of the 3 data ranks"
+    ):
         check_stages([chosen], SimpleNamespace(mesh=Mesh(0, 3)))

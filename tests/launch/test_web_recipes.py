@@ -1,4 +1,6 @@
-"""WebRL's block of phases becomes stages that refer to each other rightly, and comes back from a resolved file unchanged."""
+"""WebRL's block of phases becomes stages that refer to each other rightly, and comes back from a resolved file
+unchanged.
+"""
 
 import json
 import random
@@ -28,7 +30,10 @@ def stages(name: str, *overrides: str) -> dict:
 
 def test_nobody_clicks_at_random_on_sites_elsewhere_and_no_oracle_is_made_up(tmp_path: Path) -> None:
     judged = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "x"}}
-    tasks = [{"task_id": i, "sites": [s], "intent": s, "start_url": "http://h/", "eval": judged} for i, s in enumerate(("map", "reddit"))]
+    tasks = [
+        {"task_id": i, "sites": [s], "intent": s, "start_url": "http://h/", "eval": judged}
+        for i, s in enumerate(("map", "reddit"))
+    ]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     config = f"{{source: file, backend: chromium, tasks_file: {tmp_path / 'tasks.json'}, addresses: {{__MAP__: 'http://h'}}}}"
     (tmp_path / "tags.yaml").write_text(f"Elsewhere: {{world: web, config: {config}}}")
@@ -80,7 +85,9 @@ def test_a_model_of_pages_with_a_tokenizer_of_its_own_begins_from_fresh_weights(
 
 def test_phases_become_stages() -> None:
     found = stages("webrl-tiny")
-    assert [n for n in found if n.startswith("phase-2")] == [f"phase-2-{p}" for p in ("tasks", "rollout", "replay", "critic", "actor")]
+    assert [n for n in found if n.startswith("phase-2")] == [
+        f"phase-2-{p}" for p in ("tasks", "rollout", "replay", "critic", "actor")
+    ]
     assert found["phase-1-tasks"].critic is None and found["phase-2-tasks"].critic == "phase-1-critic"
     assert found["phase-2-rollout"].model == "phase-1-actor" and found["phase-2-actor"].init == "phase-1-actor"
     assert found["phase-1-critic"].init == "sft" and found["phase-1-critic"].resume is None
@@ -100,8 +107,17 @@ def test_grpo_is_a_method_of_the_same_block() -> None:
     found = stages("webrl-tiny", "stages.5.method=grpo", "stages.5.samples=4", "stages.5.tasks=16", "stages.5.phases=3")
     assert [n for n in found if n.startswith("phase-2")] == ["phase-2-tasks", "phase-2-actor", "phase-2-rollout"]
     first, second = found["phase-1-actor"], found["phase-2-actor"]
-    assert first.kind == "rl" and first.env.data == "phase-1-tasks" and first.algorithm.kind == "grpo" and first.samples_per_prompt == 4
-    assert first.init == "sft" and second.init == "phase-1-actor" and found["phase-2-tasks"].failures == ["first", "phase-1-rollout"]
+    assert (
+        first.kind == "rl"
+        and first.env.data == "phase-1-tasks"
+        and first.algorithm.kind == "grpo"
+        and first.samples_per_prompt == 4
+    )
+    assert (
+        first.init == "sft"
+        and second.init == "phase-1-actor"
+        and found["phase-2-tasks"].failures == ["first", "phase-1-rollout"]
+    )
     with pytest.raises(ConfigError, match="samples"):
         stages("webrl-tiny", "stages.5.method=grpo", "stages.5.samples=1")
 
@@ -109,9 +125,13 @@ def test_grpo_is_a_method_of_the_same_block() -> None:
 def test_arms_of_one_run_are_compared_in_one_table() -> None:
     found = stages("webrl-sites-1gpu")
     assert [n for n, stage in found.items() if stage.kind == "eval"] == ["eval", "ablations"]
-    assert found["eval"].models == ["sft", *(f"phase-{n}-actor" for n in (1, 2, 3, 4))]  # known before the other arms begin
+    # known before the other arms begin
+    assert found["eval"].models == ["sft", *(f"phase-{n}-actor" for n in (1, 2, 3, 4))]
     others = [f"{arm}-{n}-actor" for arm in ("no-replay", "no-kl", "paper") for n in (1, 2, 3, 4)]
-    assert found["ablations"].models == ["sft", "phase-4-actor", *others] and found["ablations"].n == found["eval"].n == 500
+    assert (
+        found["ablations"].models == ["sft", "phase-4-actor", *others]
+        and found["ablations"].n == found["eval"].n == 500
+    )
     assert (found["phase-2-replay"].ratio, found["no-replay-2-replay"].ratio) == (2.0, 0.0)
     methods = [found[f"{arm}-2-actor"].method for arm in ("phase", "no-kl", "paper")]
     assert methods == ["released", "filtered_bc", "paper"] and "no-kl-2-critic" not in found
@@ -122,10 +142,16 @@ def test_the_reward_model_is_measured_on_tasks_that_nothing_has_seen() -> None:
     found = stages("webrl-sites-1gpu")
     orm = found["orm"]
     base = found["orm-base"]
-    assert base.data == ["strayed"] and orm.init == "orm-base" and base.heldout_every == orm.heldout_every  # the same tasks are held out
-    assert orm.data == ["judged"] and found["judged"].env.data == "judged-tasks" and found["judged"].samples_per_prompt == 1
+    # the same tasks are held out
+    assert base.data == ["strayed"] and orm.init == "orm-base" and base.heldout_every == orm.heldout_every
+    assert (
+        orm.data == ["judged"]
+        and found["judged"].env.data == "judged-tasks"
+        and found["judged"].samples_per_prompt == 1
+    )
     pool = pool_of(recipe.load("webrl-sites-1gpu").env)
-    demos = set(random.Random("0 demos").sample([t.task.intent for t in pool], found["demos"].prompts))  # as the stage draws them
+    # as the stage draws them
+    demos = set(random.Random("0 demos").sample([t.task.intent for t in pool], found["demos"].prompts))
     failed = [trajectory(t.task.task_id, t.task.intent) for t in pool if t.task.intent in demos][::3]
     tasks = mutate(failed, pool, demos, found["judged-tasks"].count, 0)
     tested = {t.task.intent for t in tasks if held_out(t.task.intent, orm.heldout_every)}

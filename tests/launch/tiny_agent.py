@@ -1,4 +1,6 @@
-"""The tiny SPA recipe with every number turned down: adapters, a critic, bi-level GAE, validation, a budget. Helper module, not a test."""
+"""The tiny SPA recipe with every number turned down: adapters, a critic, bi-level GAE, validation, a budget. Helper
+module, not a test.
+"""
 
 import subprocess
 import sys
@@ -41,6 +43,8 @@ def command(run: Path, recipe: str = "spa-sokoban-tiny", *more: str) -> list[str
     return [sys.executable, "-m", "terrella", "train", recipe, "--run", str(run), *sets]
 
 
-def train(run: Path, recipe: str = "spa-sokoban-tiny", *more: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess:
+def train(
+    run: Path, recipe: str = "spa-sokoban-tiny", *more: str, timeout: float = PATIENCE_S
+) -> subprocess.CompletedProcess:
     """Run it to its end."""
     return subprocess.run(command(run, recipe, *more), capture_output=True, text=True, timeout=timeout)

@@ -28,7 +28,8 @@ OVERRIDES = [
     "stages.1.checkpoint_every=3",
     "stages.1.log_every=2",
     "stages.2.steps=4",
-    "stages.2.algorithm={kind: grpo, entropy_coef: 0.01, kl_coef: 0.001}",  # a gradient even where no sample is exact yet
+    # a gradient even where no sample is exact yet
+    "stages.2.algorithm={kind: grpo, entropy_coef: 0.01, kl_coef: 0.001}",
     "stages.2.prompts_per_step=4",
     "stages.2.samples_per_prompt=4",
     "stages.2.updates_per_rollout=2",  # a kill may fall between two updates of one rollout
@@ -66,7 +67,8 @@ def kill_once(words: list[str], after_s: float) -> bool:
 def kill_often(words: Callable[[Path], list[str]], folder: Path, took_s: float, rng: random.Random, kills: int) -> Path:
     """Start and kill a run that takes so long at random moments, going on from what is there; returns its directory.
 
-    A run that ends before its first kill shows nothing: its time was measured while the machine was busy, and a new one is killed earlier.
+    A run that ends before its first kill shows nothing: its time was measured while the machine was busy, and a new one
+    is killed earlier.
     """
     for attempt in range(8):
         run = folder / f"killed-{attempt}"

@@ -40,7 +40,9 @@ def train_lora(folder: str, out: str, parallel: dict) -> None:
     from terrella.tests.parallel import jobs
 
     config = hf.read_config(folder)
-    engine = Engine(build_gpt(config, lora=jobs.LORA), ParallelConfig(**parallel), OptimizerConfig(lr=1e-2), PrecisionConfig())
+    engine = Engine(
+        build_gpt(config, lora=jobs.LORA), ParallelConfig(**parallel), OptimizerConfig(lr=1e-2), PrecisionConfig()
+    )
     hf.import_hf(engine, folder)
     frozen = {p.name: p.param.clone() for p in engine.local_parameters() if ".lora." not in p.name}
     for _ in range(2):

@@ -1,4 +1,6 @@
-"""`python -m terrella.tests.models.convert_memory FOLDER`: how much memory a conversion and its proof take, printed as JSON."""
+"""`python -m terrella.tests.models.convert_memory FOLDER`: how much memory a conversion and its proof take, printed
+as JSON.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ def make(folder: Path, config: ModelConfig) -> int:
 def main() -> None:
     folder = Path(sys.argv[1])
     make(folder / "tiny", TINY)
-    convert.from_any(folder / "tiny", folder / "tiny-checkpoint")  # so that imports and buffers of the libraries are not counted
+    # so that imports and buffers of the libraries are not counted
+    convert.from_any(folder / "tiny", folder / "tiny-checkpoint")
     convert.to_hf(folder / "tiny-checkpoint", folder / "tiny-again", dtype="fp32")
     layer = make(folder / "wide", WIDE)
     found = {"layer": layer, "shard": SHARD, "model": layer * WIDE.layers}

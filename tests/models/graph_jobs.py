@@ -1,6 +1,8 @@
-"""CUDA graphs of a model's layers inside the engine. Without a GPU a recording of torch's operations stands in for a graph.
+"""CUDA graphs of a model's layers inside the engine. Without a GPU a recording of torch's operations stands in for a
+graph.
 
-The recording keeps a graph's law: what was captured is not carried out, and a replay reads and writes the tensors of the capture.
+The recording keeps a graph's law: what was captured is not carried out, and a replay reads and writes the tensors of
+the capture.
 """
 
 from __future__ import annotations
@@ -79,12 +81,15 @@ def moved(batch: PackedBatch, by: int) -> PackedBatch:
 
 
 def measure(graphs: bool, packed: bool, folder: str, lora: bool = False) -> dict[str, Any]:
-    """Losses, norms and final weights of steps with ever other contents, with scores, an offload and a loaded checkpoint in between."""
+    """Losses, norms and final weights of steps with ever other contents, with scores, an offload and a loaded
+    checkpoint in between.
+    """
     if torch.cuda.is_available():
         return _measure(graphs, packed, Path(folder), lora)
     from terrella.models.layers import Layer
 
-    with patch.multiple(torch.cuda, graph=record, CUDAGraph=Recording), patch.object(Layer, "in_halves", True):  # as on a GPU
+    # as on a GPU
+    with patch.multiple(torch.cuda, graph=record, CUDAGraph=Recording), patch.object(Layer, "in_halves", True):
         return _measure(graphs, packed, Path(folder), lora)
 
 
@@ -102,7 +107,8 @@ def _measure(graphs: bool, packed: bool, folder: Path, lora: bool) -> dict[str, 
 
     def steps(first: int, count: int) -> None:
         for number in range(first, first + count):
-            # ragged documents change their order on CUDA only: there a graph reads their bounds, on CPU it knows their rows
+            # ragged documents change their order on CUDA only: there a graph reads their bounds, on CPU it knows their
+            # rows
             by = number if cuda or not packed else 4 * number
             items = [moved(b, by) for b in batches(4, vocab=WIDE.vocab, packed=packed, seed=number)]
             results.append(engine.step(items, fused_loss))
@@ -132,7 +138,9 @@ def _measure(graphs: bool, packed: bool, folder: Path, lora: bool) -> dict[str, 
 def check_graphs(packed: bool, lora: bool, folder: Path) -> None:
     """With and without graphs, in the pool: the same to the bit."""
     job = "terrella.tests.models.graph_jobs:measure"
-    without, captured = (run_ranks(job, 1, graphs=graphs, packed=packed, lora=lora, folder=str(folder))[0] for graphs in (False, True))
+    without, captured = (
+        run_ranks(job, 1, graphs=graphs, packed=packed, lora=lora, folder=str(folder))[0] for graphs in (False, True)
+    )
     assert captured["captured"] == captured["again"] == (4 if packed else 1) and captured["forgotten"]
     assert captured["losses"] == without["losses"] and captured["norms"] == without["norms"]
     for name, weight in without["weights"].items():

@@ -9,7 +9,9 @@ from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfi
 from terrella.core.engine import Engine
 
 
-def round_trip(folder: str, out: str, parallel: dict, dtype: str = "fp32", shard_bytes: int = 5 << 30) -> dict[str, Any]:
+def round_trip(
+    folder: str, out: str, parallel: dict, dtype: str = "fp32", shard_bytes: int = 5 << 30
+) -> dict[str, Any]:
     """Import a folder, compare logits with transformers' own of that folder, export it again."""
     from terrella.models import hf
     from terrella.models.gpt import build_gpt

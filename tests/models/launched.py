@@ -1,4 +1,5 @@
-"""Which Triton kernels one training pass of a model launches on a GPU, seen on a machine without one. Run by test_launched.py.
+"""Which Triton kernels one training pass of a model launches on a GPU, seen on a machine without one. Run by
+test_launched.py.
 
 CPU tensors say that they are CUDA's, and launches are counted instead of made, so all numbers are meaningless.
 """

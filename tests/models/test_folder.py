@@ -23,7 +23,9 @@ from terrella.tests.models.test_hf import tiny
 def export(case: str, folder: Path, shard_bytes: int = 20_000) -> Path:
     """A model as the exports write it, with its proof; the logits' part is of no concern here."""
     source = open_source(tiny(case)[0])
-    tensors = hf.hf_tensors(source.config, ((name, source.tensor(name)) for name in parameter_names(source.config)), "fp32")
+    tensors = hf.hf_tensors(
+        source.config, ((name, source.tensor(name)) for name in parameter_names(source.config)), "fp32"
+    )
     stated = hf.write_folder(folder, source.config, tensors, "fp32", source.carry_from, shard_bytes)
     write_proof(folder, {"max_logit_difference": 0.0, "tolerance": 1e-5}, stated)
     return folder
@@ -79,7 +81,9 @@ def test_a_head_that_a_tied_config_would_lose_is_refused(tmp_path: Path) -> None
     save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
     open_source(folder)  # a second copy of the embedding says nothing else
     save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"] + 1e-3}, folder / "model.safetensors")
-    with pytest.raises(TerrellaError, match=r"lm_head.weight differs from the embedding.*set tie_word_embeddings to false"):
+    with pytest.raises(
+        TerrellaError, match=r"lm_head.weight differs from the embedding.*set tie_word_embeddings to false"
+    ):
         open_source(folder)
 
 
@@ -100,7 +104,11 @@ def test_weights_that_the_config_does_not_describe_are_named(tmp_path: Path) -> 
     folder = export("qwen2", tmp_path / "export", shard_bytes=5 << 30)
     (folder / PROOF).unlink()
     settings = json.loads((folder / "config.json").read_text())
-    for change, name in (({"vocab_size": 60}, "embed_tokens"), ({"intermediate_size": 40}, "gate_proj"), ({"head_dim": 16}, "q_proj")):
+    for change, name in (
+        ({"vocab_size": 60}, "embed_tokens"),
+        ({"intermediate_size": 40}, "gate_proj"),
+        ({"head_dim": 16}, "q_proj"),
+    ):
         (folder / "config.json").write_text(json.dumps({**settings, **change}))
         wrong = rf"tensor '.*{name}.weight' is torch.float32 .* config.json makes it"
         shape = rf"{wrong}|config.json: vocab_size is 60, but '.*{name}.weight' has"

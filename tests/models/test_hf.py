@@ -1,4 +1,6 @@
-"""Tiny random models of every family: logits equal to transformers', and the round trip equal to the bit, in three layouts."""
+"""Tiny random models of every family: logits equal to transformers', and the round trip equal to the bit, in three
+layouts.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-yarn": (
         "qwen2",
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
     ),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3-moe": (
         "qwen3_moe",
-        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
     ),
     "qwen3-moe-raw": (
         "qwen3_moe",
-        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": False},
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": False,
+        },
     ),
     "glm": ("glm", {"head_dim": 16, "attention_bias": True}),
-    "video-gpt": ("llama", {"num_key_value_heads": 4, "vocab_size": 1100, "intermediate_size": 128, "initializer_range": 0.02}),
+    "video-gpt": (
+        "llama",
+        {"num_key_value_heads": 4, "vocab_size": 1100, "intermediate_size": 128, "initializer_range": 0.02},
+    ),
 }
 LAYOUTS = {"tp1": (1, {}), "tp2": (2, {"tensor": 2}), "pp2": (2, {"pipeline": 2})}
 
@@ -87,7 +111,9 @@ def test_round_trip(case: str, layout: str, tmp_path: Path) -> None:
     world, parallel = LAYOUTS[layout]
     if "moe" in case and layout == "tp2":
         parallel = {**parallel, "sequence_parallel": True}
-    result = run_ranks("terrella.tests.models.hf_jobs:round_trip", world, folder=str(folder), out=str(tmp_path), parallel=parallel)[0]
+    result = run_ranks(
+        "terrella.tests.models.hf_jobs:round_trip", world, folder=str(folder), out=str(tmp_path), parallel=parallel
+    )[0]
     torch.testing.assert_close(result["logits"], logits, atol=1e-5, rtol=0)
     before, after = hf.HFFolder(folder), hf.HFFolder(tmp_path)
     assert before.names() - {"lm_head.weight"} == after.names() - {"lm_head.weight"}
@@ -101,7 +127,15 @@ def test_round_trip(case: str, layout: str, tmp_path: Path) -> None:
 def test_shards_and_bf16(tmp_path: Path) -> None:
     folder, _ = tiny("qwen2")
     out = str(tmp_path)
-    run_ranks("terrella.tests.models.hf_jobs:round_trip", 1, folder=str(folder), out=out, parallel={}, dtype="bf16", shard_bytes=4096)
+    run_ranks(
+        "terrella.tests.models.hf_jobs:round_trip",
+        1,
+        folder=str(folder),
+        out=out,
+        parallel={},
+        dtype="bf16",
+        shard_bytes=4096,
+    )
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
     before, after = hf.HFFolder(folder), hf.HFFolder(tmp_path)
     for name in before.names():
@@ -120,7 +154,9 @@ def copied(folder: Path, target: Path, **changes: Any) -> Path:
 def test_a_vocabulary_that_is_not_the_weights_is_refused(vocab: int, tmp_path: Path) -> None:
     rows = hf.read_config(tiny("llama")[0]).vocab
     folder = copied(tiny("llama")[0], tmp_path / "wrong", vocab_size=vocab)
-    with pytest.raises(ConfigError, match=rf"config\.json: vocab_size is {vocab}, but 'model.embed_tokens.weight' has {rows} rows"):
+    with pytest.raises(
+        ConfigError, match=rf"config\.json: vocab_size is {vocab}, but 'model.embed_tokens.weight' has {rows} rows"
+    ):
         hf.weight_source(folder, hf.read_config(folder))
 
 
@@ -139,7 +175,9 @@ def test_folders_of_pickled_weights(shards: int, tmp_path: Path) -> None:
     if shards > 1:
         index = {"weight_map": {name: file for file, held in files.items() for name in held}}
         (old / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    torch.testing.assert_close(hf.transformers_logits(old, hf.proof_batch(hf.read_config(old)))[1], logits, atol=0, rtol=0)
+    torch.testing.assert_close(
+        hf.transformers_logits(old, hf.proof_batch(hf.read_config(old)))[1], logits, atol=0, rtol=0
+    )
     assert open_source(old).kind == "hf"
     torch.save({"model.embed_tokens.weight": Path("x")}, old / next(iter(files)))
     with torch.serialization.safe_globals([type(Path())]):  # as megatron-core does for its own files
@@ -153,7 +191,9 @@ def test_scaled_positions_are_written_for_both_generations_of_transformers() -> 
         config = hf.read_config(tiny(case)[0])
         written = write_hf_config(config, "float32")
         scaling = written["rope_scaling"]
-        assert {**scaling, "rope_theta": config.rope_theta} == written["rope_parameters"] and written["rope_theta"] == config.rope_theta
+        assert {**scaling, "rope_theta": config.rope_theta} == written["rope_parameters"] and written[
+            "rope_theta"
+        ] == config.rope_theta
         for missing in ("rope_parameters", "rope_scaling"):  # either alone says it all
             assert read_hf_config({k: v for k, v in written.items() if k != missing}) == config
     assert "rope_scaling" not in write_hf_config(hf.read_config(tiny("llama")[0]), "float32")
@@ -161,7 +201,10 @@ def test_scaled_positions_are_written_for_both_generations_of_transformers() -> 
 
 def test_a_folder_that_does_not_fit_is_refused() -> None:
     folder, _ = tiny("llama")
-    assert "ffn is 48" in run_ranks("terrella.tests.models.hf_jobs:import_error", 1, folder=str(folder), changes={"ffn": 64})[0]
+    assert (
+        "ffn is 48"
+        in run_ranks("terrella.tests.models.hf_jobs:import_error", 1, folder=str(folder), changes={"ffn": 64})[0]
+    )
 
 
 def test_unsupported_settings_are_named() -> None:
@@ -172,7 +215,10 @@ def test_unsupported_settings_are_named() -> None:
     with pytest.raises(ConfigError, match="use_sliding_window"):
         read_hf_config({**SMALL, "model_type": "qwen2", "use_sliding_window": True})
     with pytest.raises(ConfigError, match=r"x/config\.json: quantization_config: gptq weights"):
-        read_hf_config({**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}, "x/config.json")
+        read_hf_config(
+            {**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "x/config.json",
+        )
     with pytest.raises(ConfigError, match="sliding_window"):
         read_hf_config({**SMALL, "model_type": "mistral", "sliding_window": 64})
     with pytest.raises(ConfigError, match="longrope"):
@@ -183,6 +229,10 @@ def test_a_setting_in_single_precision_is_the_same() -> None:
     folder = tiny("llama")[0]
     model = hf.read_config(folder)
     assert hf.require_same(folder, replace(model, norm_eps=9.999999974752427e-07)) == model  # 1e-6 as fp32
-    for change, said in ({"norm_eps": 1.1e-6}, "norm_eps is 1e-06"), ({"tied": True}, "tied is False"), ({"ffn": 64}, "ffn is 48"):
+    for change, said in (
+        ({"norm_eps": 1.1e-6}, "norm_eps is 1e-06"),
+        ({"tied": True}, "tied is False"),
+        ({"ffn": 64}, "ffn is 48"),
+    ):
         with pytest.raises(ConfigError, match=said):
             hf.require_same(folder, replace(model, **change))

@@ -29,13 +29,21 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_proven_folders_are_uploaded(tmp_path: Path) -> None:
     write_json(
-        tmp_path / "config.json", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 61}
+        tmp_path / "config.json",
+        {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 61},
     )
     with pytest.raises(ConfigError, match=r"no export_proof\.json"):
         push(tmp_path, "owner/name")
     write_proof(tmp_path, {"max_logit_difference": 2e-7, "tolerance": 1e-5}, {"a": {}, "b": {}})
     card = model_card(tmp_path, "owner/name", base="owner/base", notes="A world model.")
-    for piece in ("base_model: owner/base", "# name", "A world model.", "2 tensors", "2.00e-07 (allowed 1.00e-05)", "LlamaForCausalLM"):
+    for piece in (
+        "base_model: owner/base",
+        "# name",
+        "A world model.",
+        "2 tensors",
+        "2.00e-07 (allowed 1.00e-05)",
+        "LlamaForCausalLM",
+    ):
         assert piece in card
     assert "base_model: owner/base\n" in model_card(tmp_path, "owner/name", base=f"owner/base@{'0' * 40}")
     assert "base_model" not in model_card(tmp_path, "owner/name", base=str(tmp_path))
@@ -43,7 +51,8 @@ def test_only_proven_folders_are_uploaded(tmp_path: Path) -> None:
 
 def test_what_a_card_says_of_the_run_is_not_lost_on_the_way_to_the_hub(tmp_path: Path) -> None:
     write_json(
-        tmp_path / "config.json", {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 61}
+        tmp_path / "config.json",
+        {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 61},
     )
     write_proof(tmp_path, {"max_logit_difference": 2e-7, "tolerance": 1e-5}, {"a": {}})
     card = tmp_path / "README.md"

@@ -1,4 +1,6 @@
-"""Which kernel ragged documents get: FlashAttention-4 where it runs, else the faster of torch's two ways. Needs no GPU."""
+"""Which kernel ragged documents get: FlashAttention-4 where it runs, else the faster of torch's two ways. Needs no
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,18 @@ def inputs(monkeypatch):
     return [torch.randn(18, heads, 8, generator=draw, dtype=torch.float64) for heads in (6, 2, 2)]
 
 
-def packed_flash(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, deterministic):
-    """Stands for the package's function: the same arguments, written out in full, and the pair that some releases return."""
-    assert causal and k.shape[1] == 2 and cu_seqlens_q.tolist() == cu_seqlens_k.tolist() == BOUNDS and max_seqlen_q == max_seqlen_k == 12
+def packed_flash(
+    q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, deterministic
+):
+    """Stands for the package's function: the same arguments, written out in full, and the pair that some releases
+    return.
+    """
+    assert (
+        causal
+        and k.shape[1] == 2
+        and cu_seqlens_q.tolist() == cu_seqlens_k.tolist() == BOUNDS
+        and max_seqlen_q == max_seqlen_k == 12
+    )
     return full_attention(q, k, v, BOUNDS), None
 
 
@@ -47,7 +58,9 @@ def test_a_shape_that_it_refuses_goes_to_torch(inputs, monkeypatch, caplog):
     times = {ragged.varlen: 2.0, _by_length: 1.0}
     measure = ragged.seconds
     monkeypatch.setattr(
-        ragged, "seconds", lambda attend, *rest, **more: times[attend] if attend in times else measure(attend, *rest, **more)
+        ragged,
+        "seconds",
+        lambda attend, *rest, **more: times[attend] if attend in times else measure(attend, *rest, **more),
     )
     with caplog.at_level(logging.WARNING):
         assert ragged.choose(*inputs, LAYOUT, None, _by_length) is _by_length

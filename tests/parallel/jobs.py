@@ -43,7 +43,9 @@ def batches(count: int, vocab: int = 61, packed: bool = True, seed: int = 7) -> 
 
 
 def token_logprob(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> torch.Tensor:
-    """Log-probabilities through a plain softmax over the gathered vocabulary; complete gradient on every tensor rank."""
+    """Log-probabilities through a plain softmax over the gathered vocabulary; complete gradient on every tensor
+    rank.
+    """
     from megatron.core import tensor_parallel
 
     if head.group is not None:
@@ -55,18 +57,28 @@ def token_logprob(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> to
     return torch.log_softmax(logits, -1).gather(1, batch.targets_T[:, None]).squeeze(1)
 
 
-def cross_entropy(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def cross_entropy(
+    hidden_TH: torch.Tensor, head: Head, batch: PackedBatch
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = -(token_logprob(hidden_TH, head, batch) * batch.ce_weight_T).sum()
     return loss, {"loss": loss, "tokens": (batch.ce_weight_T > 0).sum()}
 
 
-def kernel_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def kernel_loss(
+    hidden_TH: torch.Tensor, head: Head, batch: PackedBatch
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The same cross-entropy through the project's kernel."""
     from terrella.kernels import PolicySettings, PolicyTerms, linear_policy_loss
 
     terms = PolicyTerms(ce_weight=batch.ce_weight_T)
     out = linear_policy_loss(
-        hidden_TH, head.weight_VH, batch.targets_T, terms, PolicySettings(), group=head.group, vocab_size=head.vocab_size
+        hidden_TH,
+        head.weight_VH,
+        batch.targets_T,
+        terms,
+        PolicySettings(),
+        group=head.group,
+        vocab_size=head.vocab_size,
     )
     return out.loss, {"loss": out.loss, "tokens": out.sums["tokens"]}
 
@@ -84,7 +96,17 @@ def score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict[str, 
 
 
 MOE = ModelConfig(
-    layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61, qk_norm=True, experts=4, experts_per_token=2, expert_ffn=24
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=48,
+    vocab=61,
+    qk_norm=True,
+    experts=4,
+    experts_per_token=2,
+    expert_ffn=24,
 )
 TIED = replace(DENSE, tied=True, qk_norm=True, qkv_bias=False)
 INTERLEAVED = replace(DENSE, rotary_interleaved=True, rotary_fraction=0.5)
@@ -105,7 +127,9 @@ def make_engine(
     engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=lr), PrecisionConfig(precision), seed=3)
     if lora is not None:  # adapters start at B = 0, where A has no gradient to compare
         shapes = {p.name: p.shard.full_shape(p.param.shape) for p in engine.local_parameters()}
-        engine.load_weights(lambda name: initial_weight(f"test {name}", shapes[name], 3, 0.1) if name.endswith("lora.b") else None)
+        engine.load_weights(
+            lambda name: initial_weight(f"test {name}", shapes[name], 3, 0.1) if name.endswith("lora.b") else None
+        )
     return engine
 
 
@@ -129,7 +153,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def measure_by_halves(parallel: dict[str, Any], kind: str, packed: bool) -> dict[str, Any]:
-    """The same with layers as two functions each, which a CPU does not choose by itself; `taken` is how many layers ran that way."""
+    """The same with layers as two functions each, which a CPU does not choose by itself; `taken` is how many layers
+    ran that way.
+    """
     from terrella.models import layers
 
     taken, inner = [], layers.Layer._by_halves
@@ -167,11 +193,15 @@ def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) 
     }
 
 
-WIDE = ModelConfig(layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1000, qkv_bias=True, tied=True)
+WIDE = ModelConfig(
+    layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1000, qkv_bias=True, tied=True
+)
 
 
 def fused_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Cross-entropy through the kernel, the head's gradient added straight to its fp32 buffer, as the trainer does it."""
+    """Cross-entropy through the kernel, the head's gradient added straight to its fp32 buffer, as the trainer does
+    it.
+    """
     from terrella.kernels import PolicySettings, PolicyTerms, linear_policy_loss
 
     out = linear_policy_loss(
@@ -187,7 +217,9 @@ def fused_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple
     return out.loss, {"loss": out.loss, "tokens": out.sums["tokens"]}
 
 
-def measure_wide(layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1) -> dict[str, Any]:
+def measure_wide(
+    layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1
+) -> dict[str, Any]:
     """Loss, gradients and the losses of a few steps of a model wide enough for every GPU kernel."""
     from terrella.models.gpt import build_gpt
 
@@ -205,12 +237,16 @@ def measure_wide(layers: str, precision: str = "bf16", fp8: bool = False, packed
     }
 
 
-WIDE_MOE = replace(WIDE, tied=False, qkv_bias=False, qk_norm=True, layers=2, experts=8, experts_per_token=2, expert_ffn=128)
+WIDE_MOE = replace(
+    WIDE, tied=False, qkv_bias=False, qk_norm=True, layers=2, experts=8, experts_per_token=2, expert_ffn=128
+)
 
 
 @contextmanager
 def grouping(wanted: bool) -> Iterator[list[int]]:
-    """Experts grouped wherever that can be computed, CPU included, or nowhere. The list has the rows of every grouped call."""
+    """Experts grouped wherever that can be computed, CPU included, or nowhere. The list has the rows of every
+    grouped call.
+    """
     from terrella.models import experts
 
     allowed, compute, calls = experts.can_group, experts.grouped_experts, []
@@ -239,4 +275,10 @@ def measure_experts(grouped: bool, parallel: dict[str, Any], precision: str = "f
         gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
         result = engine.step(mine, fused_loss)
     weights = {name: value.cpu().clone() for name, value in engine.parameters()}
-    return {"loss": metrics["loss"], "norm": result.grad_norm, "gradients": gradients, "weights": weights, "calls": len(calls)}
+    return {
+        "loss": metrics["loss"],
+        "norm": result.grad_norm,
+        "gradients": gradients,
+        "weights": weights,
+        "calls": len(calls),
+    }

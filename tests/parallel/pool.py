@@ -1,7 +1,7 @@
 """One pool of four ranks for all tests of a session: gloo on CPU, NCCL where four GPUs are.
 
-Starting ranks costs seconds (imports), building a world of 1, 2 or 4 of them costs little, so each test builds the world it needs. Threads
-may ask for worlds of one rank at the same time: each gets a process of its own.
+Starting ranks costs seconds (imports), building a world of 1, 2 or 4 of them costs little, so each test builds the
+world it needs. Threads may ask for worlds of one rank at the same time: each gets a process of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _making = threading.Lock()
 
 
 def run_ranks(target: str, world: int, deadline_s: float = 900.0, share_gpu: bool = False, **kwargs: Any) -> list[Any]:
-    """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result. They may `share_gpu`s."""
+    """Run `module:function(**kwargs)` on `world` ranks of one process group; returns each rank's result. They may
+    `share_gpu`s.
+    """
     import torch
 
     if torch.cuda.is_available() and torch.cuda.device_count() < world and not share_gpu:
@@ -98,7 +100,9 @@ class Pool:
                         end = min(end, time.monotonic() + 5.0)  # peers may now wait for this rank
         if waiting or errors:
             self.stop()
-            raise AssertionError("\n".join(errors) or f"{target}: ranks {sorted(waiting)} did not finish in {deadline_s:.0f} s")
+            raise AssertionError(
+                "\n".join(errors) or f"{target}: ranks {sorted(waiting)} did not finish in {deadline_s:.0f} s"
+            )
         return results
 
     def stop(self) -> None:

@@ -1,4 +1,6 @@
-"""What the pool's ranks run of a recipe: stages at a layout, with every gradient of every optimizer step. Helper module, not a test."""
+"""What the pool's ranks run of a recipe: stages at a layout, with every gradient of every optimizer step. Helper
+module, not a test.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,15 @@ def run_case(
     stage: str | None = None,
     samples: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a recipe in a folder of the tests', or one `stage` of it on what the run `source` left before it, with the samples that the run
-    `samples` kept. Returns every optimizer step of every engine, in order: metrics, norm, gradients and the weights after it."""
-    recipe = replace(recipe, ranks=world, parallel=ParallelConfig(**(parallel or {})), stages=[_kept(s, samples) for s in recipe.stages])
+    """Run a recipe in a folder of the tests', or one `stage` of it on what the run `source` left before it, with the
+    samples that the run `samples` kept. Returns every optimizer step of every engine, in order: metrics, norm,
+    gradients and the weights after it."""
+    recipe = replace(
+        recipe,
+        ranks=world,
+        parallel=ParallelConfig(**(parallel or {})),
+        stages=[_kept(s, samples) for s in recipe.stages],
+    )
     run, lease = runs.create(folder, recipe)
     if source is not None:
         _begin(folder, source, recipe, str(stage))
@@ -52,7 +60,11 @@ def _begin(folder: Path, source: Path, recipe: Recipe, stage: str) -> None:
     names = [s.name for s in recipe.stages]
     for name in names[names.index(stage) :]:
         (folder / "stages" / f"{name}.json").unlink(missing_ok=True)
-        for left in (folder / "stages" / name, folder / "checkpoints" / name, folder / "checkpoints" / f"{name}-critic"):
+        for left in (
+            folder / "stages" / name,
+            folder / "checkpoints" / name,
+            folder / "checkpoints" / f"{name}-critic",
+        ):
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -65,7 +77,12 @@ def work(path: str, token: str, until: str | None, inside: str) -> list[dict[str
 
     os.chdir(inside)  # what the cases read lies there
     rank, world = dist.get_rank(), dist.get_world_size()
-    os.environ |= {runs.LEASE_VARIABLE: token, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {
+        runs.LEASE_VARIABLE: token,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+    }
     seen: list[dict[str, Any]] = []
     accumulate, step = Engine._accumulate, Engine._step
 

@@ -1,4 +1,6 @@
-"""One rank under NCCL: our layers in bf16, TransformerEngine's in bf16 and fp8, against fp32; resume equal to the bit."""
+"""One rank under NCCL: our layers in bf16, TransformerEngine's in bf16 and fp8, against fp32; resume equal to the
+bit.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from terrella.tests.models.graph_jobs import check_graphs
 from terrella.tests.parallel.pool import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-needs_te = pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="TransformerEngine is not installed")
+needs_te = pytest.mark.skipif(
+    importlib.util.find_spec("transformer_engine") is None, reason="TransformerEngine is not installed"
+)
 
 
 @cache
@@ -39,7 +43,9 @@ def test_our_layers_in_bf16(packed: bool) -> None:
 
 @pytest.mark.parametrize("packed,lora", [(True, False), (False, False), (False, True)], ids=["packed", "even", "lora"])
 def test_graphs_change_nothing(packed: bool, lora: bool, tmp_path: Path) -> None:
-    """Captured in the middle of training, and again after an offload: every loss, gradient norm and weight stays what it is without."""
+    """Captured in the middle of training, and again after an offload: every loss, gradient norm and weight stays
+    what it is without.
+    """
     check_graphs(packed, lora, tmp_path)
 
 

@@ -48,7 +48,9 @@ KIND_ROWS = {
 
 @cache
 def measure(world: int, packed: bool, parallel: tuple = (), kind: str = "dense") -> dict:
-    return run_ranks("terrella.tests.parallel.jobs:measure", world, parallel=dict(parallel), packed=packed, kind=kind)[0]
+    return run_ranks("terrella.tests.parallel.jobs:measure", world, parallel=dict(parallel), packed=packed, kind=kind)[
+        0
+    ]
 
 
 def compare(reference: dict, other: dict) -> None:
@@ -65,12 +67,14 @@ def compare(reference: dict, other: dict) -> None:
     torch.testing.assert_close(other["scores"], reference["scores"], atol=2e-6, rtol=0)
 
 
-EVEN = {"pp2", "cp2", "dp2_overlap", "tp2_sp_cp2"}  # where documents of one length take another way; the others are in the full tier
+# where documents of one length take another way; the others are in the full tier
+EVEN = {"pp2", "cp2", "dp2_overlap", "tp2_sp_cp2"}
 
 
 @pytest.mark.parametrize(
     ("row", "packed"),
-    [(row, True) for row in ROWS] + [pytest.param(row, False, marks=[pytest.mark.full] * (row not in EVEN)) for row in ROWS],
+    [(row, True) for row in ROWS]
+    + [pytest.param(row, False, marks=[pytest.mark.full] * (row not in EVEN)) for row in ROWS],
 )
 def test_layout(row: str, packed: bool) -> None:
     world, parallel = ROWS[row]
@@ -98,7 +102,9 @@ HALVES = {
 @pytest.mark.parametrize("row", HALVES)
 def test_layers_in_halves_agree_with_modules(row: str) -> None:
     kind, packed, world, parallel = HALVES[row]
-    halves = run_ranks("terrella.tests.parallel.jobs:measure_by_halves", world, parallel=parallel, packed=packed, kind=kind)[0]
+    halves = run_ranks(
+        "terrella.tests.parallel.jobs:measure_by_halves", world, parallel=parallel, packed=packed, kind=kind
+    )[0]
     assert halves["taken"] > 0
     compare(measure(1, packed, kind=kind), halves)
 
@@ -106,7 +112,9 @@ def test_layers_in_halves_agree_with_modules(row: str) -> None:
 @pytest.mark.parametrize(("kind", "parallel"), [("lora", {}), ("moe", {}), ("dense", {"tensor": 2})])
 def test_halves_are_left_where_they_would_be_wrong(kind: str, parallel: dict) -> None:
     world = parallel.get("tensor", 1)
-    halves = run_ranks("terrella.tests.parallel.jobs:measure_by_halves", world, parallel=parallel, packed=True, kind=kind)[0]
+    halves = run_ranks(
+        "terrella.tests.parallel.jobs:measure_by_halves", world, parallel=parallel, packed=True, kind=kind
+    )[0]
     assert halves["taken"] == 0
     compare(measure(1, True, kind=kind), halves)
 

@@ -1,7 +1,7 @@
 """Every kind of stage at every layout, through the recipes: with the same samples all must agree with one rank.
 
-Loss, gradient norm, every gradient and every count to 2e-6; weights after an update too, where the update is linear in the gradient. How
-far AdamW's weights may differ is said where it is tested.
+Loss, gradient norm, every gradient and every count to 2e-6; weights after an update too, where the update is linear in
+the gradient. How far AdamW's weights may differ is said where it is tested.
 """
 
 from __future__ import annotations
@@ -39,18 +39,36 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2_sp_pp2": (4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2}),
 }
 # AdamW far from its floor: with an eps above every gradient the update is lr / eps times the gradient, which is SGD's
-SGD = {"lr": 1e4, "eps": 1e6, "betas": (1e-9, 0.95), "clip_grad": 0.0, "schedule": "constant", "warmup_steps": 0, "min_lr": 0.0}
+SGD = {
+    "lr": 1e4,
+    "eps": 1e6,
+    "betas": (1e-9, 0.95),
+    "clip_grad": 0.0,
+    "schedule": "constant",
+    "warmup_steps": 0,
+    "min_lr": 0.0,
+}
 EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"expert": 2}),
     "tp2_ep2": (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}),
 }
-EXPERTS = {"family": "qwen3_moe", "experts": 4, "experts_per_token": 2, "expert_ffn": 24, "qk_norm": True, "qkv_bias": False, "tied": False}
+EXPERTS = {
+    "family": "qwen3_moe",
+    "experts": 4,
+    "experts_per_token": 2,
+    "expert_ffn": 24,
+    "qk_norm": True,
+    "qkv_bias": False,
+    "tied": False,
+}
 
 
 STEPS = 2  # that are compared; later ones begin from weights that differ by rounding
 # what a model of two layers that has seen this little can sometimes do, so that groups have a signal
 EASIER: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
-    ("sokoban", "rlvr"): lambda stage, env: replace(stage, env=replace(env, steps=1, walk=1), samples_per_prompt=12, temperature=1.0),
+    ("sokoban", "rlvr"): lambda stage, env: replace(
+        stage, env=replace(env, steps=1, walk=1), samples_per_prompt=12, temperature=1.0
+    ),
 }
 ROWS = [  # case, stage
     ("sokoban", "pretrain"),
@@ -95,7 +113,10 @@ def load(case: str, sgd: bool = True, **model: Any) -> recipes.Recipe:
     """A golden case with two layers, so that a pipeline has something to cut."""
     recipe = recipes.load(str(CASES / f"{case}.yaml"))
     recipe = replace(recipe, model=replace(recipe.model, layers=2, **model))
-    stages = [EASIER[case, stage.name](stage, recipe.env) if (case, stage.name) in EASIER else stage for stage in recipe.stages]
+    stages = [
+        EASIER[case, stage.name](stage, recipe.env) if (case, stage.name) in EASIER else stage
+        for stage in recipe.stages
+    ]
     return replace(recipe, stages=[_sgd(stage) for stage in stages] if sgd else stages)
 
 
@@ -121,7 +142,11 @@ def whole(case: str) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def one_rank_runs(request: pytest.FixtureRequest) -> None:
     """What this module's tests compare with runs on one rank: two at a time, since one rank keeps one core busy."""
-    chosen = [item.callspec.params for item in request.session.items if item.path == Path(__file__) and hasattr(item, "callspec")]
+    chosen = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == Path(__file__) and hasattr(item, "callspec")
+    ]
     pairs = dict.fromkeys((params["case"], params["stage"]) for params in chosen if "case" in params)
     place()
     with ThreadPoolExecutor(2) as two:
@@ -135,7 +160,9 @@ def one_rank_runs(request: pytest.FixtureRequest) -> None:
 
 @cache
 def experts(case: str) -> Path:
-    """The case up to its first trained stage, with a model of experts, on one rank; what comes before is the dense model's."""
+    """The case up to its first trained stage, with a model of experts, on one rank; what comes before is the dense
+    model's.
+    """
     folder = place() / "runs" / f"{case}-experts"
     run_case(load(case, sgd=False, **EXPERTS), folder, source=whole(case), stage="pretrain")
     return folder
@@ -143,11 +170,15 @@ def experts(case: str) -> Path:
 
 @cache
 def measure_experts(case: str, stage: str, layout: str | None = None) -> tuple[Path, list[dict[str, Any]]]:
-    """A stage with a model of experts; RL trains on what the dense model sampled, as the embedded sampler decodes no experts."""
+    """A stage with a model of experts; RL trains on what the dense model sampled, as the embedded sampler decodes no
+    experts.
+    """
     world, parallel = EXPERT_LAYOUTS[layout] if layout else (1, {})
     folder = place() / "runs" / f"{case}-{stage}-experts-{layout or 'one'}"
     recipe = load(case, **EXPERTS)
-    recipe = replace(recipe, stages=[replace(s, drift_gate=1e9) if hasattr(s, "drift_gate") else s for s in recipe.stages])
+    recipe = replace(
+        recipe, stages=[replace(s, drift_gate=1e9) if hasattr(s, "drift_gate") else s for s in recipe.stages]
+    )
     return folder, run_case(recipe, folder, world, parallel, experts(case), stage, whole(case))
 
 
@@ -161,12 +192,15 @@ def measure(case: str, stage: str, layout: str | None = None) -> tuple[Path, lis
 
 def close(one: float, other: float, name: str, size: float = 0.0) -> None:
     """Equal to rounding; `size` is that of the terms of a sum in which they cancel, as advantages of a group do."""
-    assert abs(one - other) <= TOLERANCE * max(abs(one), abs(other), size), f"{name}: {other} at the layout, {one} on one rank"
+    assert abs(one - other) <= TOLERANCE * max(abs(one), abs(other), size), (
+        f"{name}: {other} at the layout, {one} on one rank"
+    )
 
 
 def compare_steps(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     assert len(one) == len(other)
-    for number, (a, b) in enumerate(list(zip(one, other, strict=True))[: 2 * STEPS]):  # a critic's steps stand between the policy's
+    # a critic's steps stand between the policy's
+    for number, (a, b) in enumerate(list(zip(one, other, strict=True))[: 2 * STEPS]):
         assert a["gradients"].keys() == b["gradients"].keys()
         assert a["metrics"].keys() == b["metrics"].keys()
         scale = max(a["norm"], 1e-6)
@@ -174,7 +208,12 @@ def compare_steps(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Non
             assert a["metrics"].get(name) == b["metrics"].get(name), f"step {number}: {name}"
         for name in ("loss", "value_loss", "ce_loss", "pg_loss", "entropy"):
             if name in a["metrics"]:
-                close(a["metrics"][name], b["metrics"][name], f"step {number}: {name}", 1.0 if a["metrics"].get("pg_tokens") else 0.0)
+                close(
+                    a["metrics"][name],
+                    b["metrics"][name],
+                    f"step {number}: {name}",
+                    1.0 if a["metrics"].get("pg_tokens") else 0.0,
+                )
         close(a["norm"], b["norm"], f"step {number}: gradient norm")
         for name, gradient in a["gradients"].items():
             error = (b["gradients"][name] - gradient).norm() / max(gradient.norm(), 1e-3 * scale)
@@ -192,19 +231,35 @@ def compare_records(one: Path, other: Path, stage: str) -> None:
     assert a.keys() == b.keys()
     for key, value in a.items():
         if isinstance(value, float) and not key.endswith("drift/mean"):
-            assert math.isclose(value, b[key], rel_tol=1e-5, abs_tol=1e-6), f"{key}: {b[key]} at the layout, {value} on one rank"
+            assert math.isclose(value, b[key], rel_tol=1e-5, abs_tol=1e-6), (
+                f"{key}: {b[key]} at the layout, {value} on one rank"
+            )
         elif not isinstance(value, float):
             assert value == b[key], f"{key}: {b[key]} at the layout, {value} on one rank"
 
 
 def rows() -> list[Any]:
     """Every stage at every layout; what is not in CI is in the full tier."""
-    # in CI every kind of stage is cut over tensor and data ranks. Left out are rows whose code another row runs: `spa` is `vanilla` from
-    # other weights, WebRL's sft is trained as its critic is, own data and own environments are one verb
-    others = {("spa-sokoban-tiny", "spa"), ("webrl", "sft"), ("sokoban", "evaluate"), ("own-data", "eval"), ("own-env", "sft")}
+    # in CI every kind of stage is cut over tensor and data ranks. Left out are rows whose code another row runs: `spa`
+    # is `vanilla` from other weights, WebRL's sft is trained as its critic is, own data and own environments are one
+    # verb
+    others = {
+        ("spa-sokoban-tiny", "spa"),
+        ("webrl", "sft"),
+        ("sokoban", "evaluate"),
+        ("own-data", "eval"),
+        ("own-env", "sft"),
+    }
     quick = {(case, stage, "tp2_dp2") for case, stage in ROWS if (case, stage) not in others}
-    quick |= {(*row, layout) for row in (("text-game", "sft"), ("spa-sokoban-tiny", "vanilla")) for layout in ("pp2", "cp2")}
-    quick |= {("webrl", "phase-1-actor", "cp2"), ("sokoban", "rlvr", "pp2"), ("sokoban", "evaluate", "pp2"), ("own-env", "rl", "pp2")}
+    quick |= {
+        (*row, layout) for row in (("text-game", "sft"), ("spa-sokoban-tiny", "vanilla")) for layout in ("pp2", "cp2")
+    }
+    quick |= {
+        ("webrl", "phase-1-actor", "cp2"),
+        ("sokoban", "rlvr", "pp2"),
+        ("sokoban", "evaluate", "pp2"),
+        ("own-env", "rl", "pp2"),
+    }
     every = [(case, stage, layout) for case, stage in ROWS for layout in LAYOUTS]
     return [row if row in quick else pytest.param(*row, marks=pytest.mark.full) for row in every]
 
@@ -218,22 +273,27 @@ def test_a_stage_agrees_with_one_rank(case: str, stage: str, layout: str) -> Non
 
 
 def test_adamw_at_a_layout_stays_near_one_rank() -> None:
-    """AdamW divides a gradient by its own size, so rounding can turn the step of a weight whose gradient is next to nothing: two updates
-    of lr each way at most. The others move as one rank's do."""
+    """AdamW divides a gradient by its own size, so rounding can turn the step of a weight whose gradient is next to
+    nothing: two updates of lr each way at most. The others move as one rank's do."""
     case, stage, lr = "text-game", "sft", 1e-3
     recipe = load(case)
     stages = [replace(s, optimizer=OptimizerConfig(lr=lr)) if s.name == stage else s for s in recipe.stages]
     runs = [
-        run_case(replace(recipe, stages=stages), place() / "runs" / f"adamw-{name}", world, parallel, whole(case), stage)
+        run_case(
+            replace(recipe, stages=stages), place() / "runs" / f"adamw-{name}", world, parallel, whole(case), stage
+        )
         for name, (world, parallel) in {"one": (1, {}), "tp2_dp2": LAYOUTS["tp2_dp2"]}.items()
     ]
     for name, weight in runs[0][STEPS - 1]["weights"].items():
         gap = (runs[1][STEPS - 1]["weights"][name] - weight).abs()
-        assert gap.max() <= 2 * lr * STEPS and gap.mean() <= 1e-3 * lr, f"{name}: {gap.max():.1e} at most, {gap.mean():.1e} on average"
+        assert gap.max() <= 2 * lr * STEPS and gap.mean() <= 1e-3 * lr, (
+            f"{name}: {gap.max():.1e} at most, {gap.mean():.1e} on average"
+        )
 
 
 @pytest.mark.parametrize(
-    ("stage", "layout"), [pytest.param("pretrain", "ep2", marks=pytest.mark.full), ("rlvr", "ep2"), ("pretrain", "tp2_ep2")]
+    ("stage", "layout"),
+    [pytest.param("pretrain", "ep2", marks=pytest.mark.full), ("rlvr", "ep2"), ("pretrain", "tp2_ep2")],
 )
 def test_a_stage_with_experts_agrees_with_one_rank(stage: str, layout: str) -> None:
     one, steps = measure_experts("sokoban", stage)

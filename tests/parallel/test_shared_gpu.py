@@ -1,4 +1,6 @@
-"""Layouts on CUDA, with the Triton kernels and fused buffers, through recipes: two and four ranks share one GPU, over gloo."""
+"""Layouts on CUDA, with the Triton kernels and fused buffers, through recipes: two and four ranks share one GPU,
+over gloo.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def test_ranks_on_one_gpu_agree_with_one_rank(case: str, stage: str, layout: str
         for name, gradient in a["gradients"].items()
     }
     worst = max(errors, key=lambda name: errors[name])
-    loss, norm = (abs(x - y) / max(abs(x), 1e-3) for x, y in ((a["metrics"]["loss"], b["metrics"]["loss"]), (a["norm"], b["norm"])))
+    loss, norm = (
+        abs(x - y) / max(abs(x), 1e-3)
+        for x, y in ((a["metrics"]["loss"], b["metrics"]["loss"]), (a["norm"], b["norm"]))
+    )
     print(f"{case} {stage} {layout}: loss {loss:.1e}, norm {norm:.1e}, worst gradient {errors[worst]:.1e} ({worst})")
     assert a["metrics"]["tokens"] == b["metrics"]["tokens"]
     assert a["norm"] > 0 and max(errors[worst], norm) <= TOLERANCE

@@ -16,7 +16,9 @@ def train(parts: int) -> dict[str, list[float]]:
     from terrella.models.video.config import TokenizerConfig, TokenizerLoss
     from terrella.models.video.training import TokenizerTrainer
 
-    config = TokenizerConfig(height=16, width=16, channels=[4, 8], latent=4, groups=2, levels=[5, 5], encoder_resnets=1, decoder_resnets=1)
+    config = TokenizerConfig(
+        height=16, width=16, channels=[4, 8], latent=4, groups=2, levels=[5, 5], encoder_resnets=1, decoder_resnets=1
+    )
     trainer = TokenizerTrainer(config, TokenizerLoss(lpips=0, adversary=0), OptimizerConfig(lr=1e-2), seed=1)
     clips = torch.rand(4, 2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     each = 4 // parts

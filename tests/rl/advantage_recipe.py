@@ -1,7 +1,8 @@
 """Trains a recipe with a GRPO and a PPO stage in this process and prints how often its advantage kernels were launched.
 
-Run by test_advantage_recipe.py. On a GPU everything is as it always is. Without one the first argument `interpreted` sends the
-advantages, and nothing else, through the Triton kernels in Triton's interpreter; `plain` leaves the CPU's own way.
+Run by test_advantage_recipe.py. On a GPU everything is as it always is. Without one the first argument `interpreted`
+sends the advantages, and nothing else, through the Triton kernels in Triton's interpreter; `plain` leaves the CPU's own
+way.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ stages:
    algorithm: {kind: grpo, entropy_coef: 0.01, kl_coef: 0.1, kl_in: reward}}  # from step 2 on the KL makes a group's rewards differ
 - {kind: rl, name: ppo, init: start, prompts_per_step: 2, samples_per_prompt: 4, steps: 2, max_new_tokens: 4,
    optimizer: {lr: 1e-2}, critic: {lr: 1e-3}, algorithm: {kind: ppo, bi_level: true, turn_rewards: true}}
-"""
+"""  # noqa: E501
 counted: Counter[str] = Counter()
 
 

@@ -16,7 +16,7 @@ from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 
 MODEL = ModelConfig(
-    family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64, max_positions=64, qkv_bias=True, tied=True,
+    family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64, max_positions=64, qkv_bias=True, tied=True,  # noqa: E501
     init_std=0.3,
 )  # fmt: skip
 
@@ -35,7 +35,9 @@ def packed(sequences: list[tuple[int, ...]]) -> PackedBatch:
 
 def gaps(engine: Engine, pairs: list[tuple[SampleRequest, Sample]], temperature: float) -> list[float]:
     """Differences of sampler and trainer for every sampled token of one batch of the trainer's."""
-    (scored,) = engine.score([packed([request.ids + sample.ids for request, sample in pairs])], logprob_score(temperature))
+    (scored,) = engine.score(
+        [packed([request.ids + sample.ids for request, sample in pairs])], logprob_score(temperature)
+    )
     found, at = [], 0
     for request, sample in pairs:
         theirs = scored["logprob"][at + len(request.ids) - 1 :].tolist()
@@ -45,13 +47,21 @@ def gaps(engine: Engine, pairs: list[tuple[SampleRequest, Sample]], temperature:
 
 
 def compare() -> dict[str, float]:
-    """Tokens and how many of them differ in a bit: under the mode, in a large and in a small batch; and the worst gap without it."""
+    """Tokens and how many of them differ in a bit: under the mode, in a large and in a small batch; and the worst
+    gap without it.
+    """
     engine = Engine(build_gpt(MODEL), ParallelConfig(), None, PrecisionConfig(), 0)
     sampler = EmbeddedSampler(lambda: sampling_weights(engine), MODEL, batch_invariant=True)
     forced = ((2, (3, 4)),)
-    asked = [SampleRequest(tuple(range(1, 3 + i)), (i,), SamplingParams(6 + i), forced if i % 2 else ()) for i in range(6)]
+    asked = [
+        SampleRequest(tuple(range(1, 3 + i)), (i,), SamplingParams(6 + i), forced if i % 2 else ()) for i in range(6)
+    ]
     pairs = [(r, s) for r, s in zip(asked, sampler.generate(asked), strict=True) if isinstance(s, Sample)]
     with batch_invariant():
         large, small = gaps(engine, pairs, 1.0), gaps(engine, pairs[2:3], 1.0)
     usual = gaps(engine, pairs, 1.0)
-    return {"tokens": len(large), "unequal": sum(g != 0 for g in large + small), "worst_without": max(abs(g) for g in usual)}
+    return {
+        "tokens": len(large),
+        "unequal": sum(g != 0 for g in large + small),
+        "worst_without": max(abs(g) for g in usual),
+    }

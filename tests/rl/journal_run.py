@@ -1,4 +1,6 @@
-"""A small training run over a journal, without torch: a child process that the journal's test kills at random points."""
+"""A small training run over a journal, without torch: a child process that the journal's test kills at random
+points.
+"""
 
 from __future__ import annotations
 

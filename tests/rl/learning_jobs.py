@@ -23,7 +23,9 @@ from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import SamplingParams
 
-MODEL = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=8, max_positions=16, init_std=0.1)
+MODEL = ModelConfig(
+    layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=8, max_positions=16, init_std=0.1
+)
 PROMPTS, GROUP = 8, 8
 
 
@@ -113,17 +115,28 @@ def learn(
         rollout_deadline_s=300.0,
     )
     Learner(engine, sampler, algorithm, SamplingParams(1), Mesh(), settings, critic).run(range(steps))
-    return {"record": record, "published": published, "calls": calls, "seconds": time.monotonic() - begun, "updates": seen}
+    return {
+        "record": record,
+        "published": published,
+        "calls": calls,
+        "seconds": time.monotonic() - begun,
+        "updates": seen,
+    }
 
 
 def watch(engine: Engine, updates: int) -> list[dict[str, Any]]:
-    """Before every update, what its tokens' log-probs are and what they were when they were sampled; after it, what the engine measured."""
+    """Before every update, what its tokens' log-probs are and what they were when they were sampled; after it, what
+    the engine measured.
+    """
     seen: list[dict[str, Any]] = []
     step = engine.step
 
     def watched(batches: list[Any], loss: Any) -> Any:
         now = torch.cat([r["logprob"].cpu() for r in engine.score(batches, logprob_score(1.0))])
-        joined = {name: torch.cat([getattr(b, name) for b in batches]) for name in ("old_logprob_T", "pg_weight_T", "advantage_T")}
+        joined = {
+            name: torch.cat([getattr(b, name) for b in batches])
+            for name in ("old_logprob_T", "pg_weight_T", "advantage_T")
+        }
         told = {"logprob": now, **joined} if batches[0].pg_weight_T is not None else {}
         result = step(batches, loss)
         seen.append({**told, "metrics": result.metrics})

@@ -30,7 +30,10 @@ def test_kernels_give_the_recipe_what_the_cpu_gives(tmp_path: Path) -> None:
     names = ("loss", "grad_norm", "critic/loss", "critic/grad_norm")
     for got, want in zip(kernels["rows"], plain["rows"], strict=True):
         told = {name: want[name] for name in names if name in want}
-        assert {name: got[name] for name in told} == pytest.approx(told, rel=1e-5, abs=1e-6), (want["stage"], want["step"])
+        assert {name: got[name] for name in told} == pytest.approx(told, rel=1e-5, abs=1e-6), (
+            want["stage"],
+            want["step"],
+        )
 
 
 @pytest.mark.gpu

@@ -25,7 +25,9 @@ def alone(value):
 
 
 def row(roles, logprob: float = -1.0) -> TokenSequence:
-    return TokenSequence(tuple(range(1, len(roles) + 1)), tuple(roles), tuple(logprob if r == A else 0.0 for r in roles))
+    return TokenSequence(
+        tuple(range(1, len(roles) + 1)), tuple(roles), tuple(logprob if r == A else 0.0 for r in roles)
+    )
 
 
 def trajectory(prompt: int, sample: int, reward, sampled: int = 2) -> Trajectory:
@@ -80,7 +82,9 @@ def test_gspo_loss_is_the_clipped_ratio_of_whole_sequences() -> None:
     torch.manual_seed(0)
     hidden, head = torch.randn(batch.num_tokens, 4), torch.randn(8, 4)
     document = torch.repeat_interleave(torch.arange(2), batch.cu_seqlens_D1.diff().long())
-    output = linear_policy_loss(hidden, head, batch.targets_T, terms_of(batch), algorithms.settings(config, 1.0), doc_N=document)
+    output = linear_policy_loss(
+        hidden, head, batch.targets_T, terms_of(batch), algorithms.settings(config, 1.0), doc_N=document
+    )
     logp = torch.log_softmax(hidden @ head.T, -1).gather(1, batch.targets_T[:, None])[:, 0]
     total = 0.0
     for d in range(2):
@@ -115,7 +119,9 @@ def test_reinforce_pp_returns_and_global_whitening() -> None:
     values = [0.5 * last - 0.05, last, 0.0, 0.0]
     mean, std = np.mean(values), np.std(values, ddof=1)
     rows = algorithms.prepare(config, group, Scores(reference=reference), alone)
-    assert [float(x) for r in rows for x in r.advantage[2:]] == pytest.approx([(v - mean) / std for v in values], abs=1e-5)
+    assert [float(x) for r in rows for x in r.advantage[2:]] == pytest.approx(
+        [(v - mean) / std for v in values], abs=1e-5
+    )
     based = reinforce_pp.returns(ReinforcePP(group_baseline=True), two_groups(), Scores(), alone)
     assert [float(r[-1]) for r in based] == pytest.approx([0.5, -0.5, -0.5, 0.5, 0, 0])
 
@@ -172,7 +178,9 @@ def test_ppo_bi_level_gae_by_hand() -> None:
 def test_ppo_reward_placement_windowed_turns_and_kl() -> None:
     windowed = Trajectory(0, 0, [row([P, A, A]), row([P, P, A])], 3.0, [1.0, 2.0])
     rewards, ends = ppo.token_rewards(PPO(turn_rewards=True), [windowed], Scores())
-    assert [r.tolist() for r in rewards] == [[0, 0, 1], [0, 0, 2]] and [e.tolist() for e in ends] == [[False, False, True]] * 2
+    assert [r.tolist() for r in rewards] == [[0, 0, 1], [0, 0, 2]] and [e.tolist() for e in ends] == [
+        [False, False, True]
+    ] * 2
     reference = [np.array([0, -1.5, -1.0]), np.array([0, 0, -2.0])]
     rewards, _ = ppo.token_rewards(PPO(turn_rewards=True, kl_coef=0.1), [windowed], Scores(reference=reference))
     assert [r.tolist() for r in rewards] == [pytest.approx([0, -0.05, 1]), pytest.approx([0, 0, 1.9])]
@@ -195,7 +203,9 @@ def test_value_loss_clips_around_the_old_value() -> None:
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
     loss.backward()
     assert values.grad[2] == 0 and values.grad[1] != 0 and sums["value_tokens"] == 3
-    assert ppo.explained_variance({"value_tokens": 2, "return": 2, "return_sq": 4, "value_error_sq": 0.5}) == pytest.approx(0.75)
+    assert ppo.explained_variance(
+        {"value_tokens": 2, "return": 2, "return_sq": 4, "value_error_sq": 0.5}
+    ) == pytest.approx(0.75)
 
 
 def test_starpo_s_keeps_the_most_uncertain_groups_of_all_ranks() -> None:
@@ -222,7 +232,9 @@ def test_truncated_importance_and_kl_in_the_loss() -> None:
     config = GRPO(tis_cap=2.0)
     rows = algorithms.prepare(config, group, Scores(policy=policy), alone)
     assert rows[0].pg.tolist() == pytest.approx([0, 0, 1.5 / 4, 2.0 / 4])
-    assert rows[0].old_logprob.tolist()[2:] == pytest.approx(policy[0][2:].tolist()) and algorithms.needs(config) == {"policy"}
+    assert rows[0].old_logprob.tolist()[2:] == pytest.approx(policy[0][2:].tolist()) and algorithms.needs(config) == {
+        "policy"
+    }
     reference = [np.full(4, -2.0)] * 2
     rows = algorithms.prepare(GRPO(kl_coef=0.5, kl_clamp=10.0), group, Scores(reference=reference), alone)
     assert rows[0].kl.tolist() == pytest.approx([0, 0, 0.125, 0.125]) and rows[0].ref_logprob.tolist() == [-2.0] * 4
@@ -235,7 +247,9 @@ EVERY = [GRPO(), DrGRPO(), DAPO(), GSPO(), RLOO(), ReinforcePP(), PPO(), StarPOS
 @pytest.mark.parametrize("config", EVERY, ids=lambda c: f"{c.kind} {getattr(c, 'scale', '')}".strip())
 def test_weights_do_not_depend_on_how_groups_lie_on_ranks(config) -> None:
     """Two ranks with a group each sum to what one rank with both groups computes."""
-    whole = [trajectory(p, i, float((p + i) % 2) + 0.25 * p, sampled=1 + (p + i) % 3) for p in range(2) for i in range(4)]
+    whole = [
+        trajectory(p, i, float((p + i) % 2) + 0.25 * p, sampled=1 + (p + i) % 3) for p in range(2) for i in range(4)
+    ]
     parts = [whole[:4], whole[4:]]
 
     def run(group, gather):
@@ -243,7 +257,10 @@ def test_weights_do_not_depend_on_how_groups_lie_on_ranks(config) -> None:
         values = [np.full(len(s.ids), 0.1) for _, s in common.rows(kept)]
         rows = algorithms.prepare(config, kept, Scores(values=values), gather)
         weight = "ce" if config.kind == "sft" else "pg"
-        return sum(float((getattr(r, weight) * (1 if r.advantage is None else r.advantage.astype(float) ** 2)).sum()) for r in rows)
+        return sum(
+            float((getattr(r, weight) * (1 if r.advantage is None else r.advantage.astype(float) ** 2)).sum())
+            for r in rows
+        )
 
     from concurrent.futures import ThreadPoolExecutor
     from threading import Barrier

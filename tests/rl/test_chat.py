@@ -16,7 +16,8 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 GEMMA = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + CHATML
-# as DeepSeek-R1-Distill-Qwen has it: it writes the first token itself, opens the thought, and drops thoughts of earlier answers
+# as DeepSeek-R1-Distill-Qwen has it: it writes the first token itself, opens the thought, and drops thoughts of earlier
+# answers
 DEEPSEEK = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '<User>' + m['content'] }}{% else %}"
     "{{ '<Assistant>' + m['content'].split('</think>')[-1] + eos_token }}{% endif %}{% endfor %}"
@@ -45,16 +46,22 @@ def test_a_prompt_is_written_by_the_folders_template(tmp_path: Path) -> None:
 def test_a_template_that_begins_and_opens_a_thought_itself_is_followed_once(tmp_path: Path) -> None:
     write_byte_tokenizer(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": DEEPSEEK, "bos_token": "<|im_start|>"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": DEEPSEEK, "bos_token": "<|im_start|>"})
+    )
     tokenizer = HFTokenizer(tmp_path)
     prompt = first_prompt(tokenizer, "2+2?")
     assert prompt == f"{tokenizer.hf.bos_token}<User>2+2?<Assistant><think>\n"
     ids = prompt_ids(tokenizer, "2+2?")
-    assert ids[0] == tokenizer.bos_id and ids.count(tokenizer.bos_id) == 1 and tokenizer.decode(ids).endswith("<think>\n")
+    assert (
+        ids[0] == tokenizer.bos_id and ids.count(tokenizer.bos_id) == 1 and tokenizer.decode(ids).endswith("<think>\n")
+    )
 
 
 def test_a_chat_that_a_template_refuses_is_named(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(tmp_path / "gemma", GEMMA)
     assert first_prompt(tokenizer, [USER]).endswith("assistant\n")
-    with pytest.raises(ConfigError, match=r"gemma: its chat template refuses a chat of system, user: System role not supported"):
+    with pytest.raises(
+        ConfigError, match=r"gemma: its chat template refuses a chat of system, user: System role not supported"
+    ):
         first_prompt(tokenizer, [SYSTEM, USER])

@@ -1,4 +1,6 @@
-"""The continuous batch: the same samples as waves, whatever enters when, in any number of pages, and greedily what transformers says."""
+"""The continuous batch: the same samples as waves, whatever enters when, in any number of pages, and greedily what
+transformers says.
+"""
 
 import numpy as np
 import pytest
@@ -48,7 +50,9 @@ def mixed(n: int, **options) -> list[SampleRequest]:
     made = []
     for i in range(n):
         prompt = tuple((7 * (i // 3) + j) % 19 for j in range(1 + i // 3 % 5))
-        params = SamplingParams(3 + i % 7, temperature=(0.0, 0.8, 1.0)[i % 3], allowed=(2, 11) if i % 4 == 0 else None, **options)
+        params = SamplingParams(
+            3 + i % 7, temperature=(0.0, 0.8, 1.0)[i % 3], allowed=(2, 11) if i % 4 == 0 else None, **options
+        )
         forced = ((1, (i % 19, 3)), (2, (5,))) if i % 2 else ()
         made.append(SampleRequest(prompt, (4, i // 3, i % 3, 0), params, forced))
     return made
@@ -71,7 +75,9 @@ def test_admission_one_by_one_equals_all_at_once() -> None:
     same([stream().generate([request])[0] for request in asked[:6]], whole[:6])
 
 
-@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"repetition_penalty": 1.7}, {"top_k": 5, "repetition_penalty": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"top_p": 0.6}, {"repetition_penalty": 1.7}, {"top_k": 5, "repetition_penalty": 0.5}]
+)
 def test_cuts_and_penalties_equal_waves(options) -> None:
     asked = mixed(10, **options) + mixed(4)
     same(stream().generate(asked), WAVES.generate(asked))
@@ -122,7 +128,9 @@ def test_a_cache_too_small_and_nan_are_named() -> None:
         stream(cache_gib=gib(5)).generate([SampleRequest((1, 2, 3), (0,), SamplingParams(8))])
     broken = dict(NAMED) | {"decoder.final_layernorm.weight": torch.full((CONFIG.hidden,), torch.nan)}
     with pytest.raises(NumericsError, match="not finite"):
-        EmbeddedSampler(lambda: broken, CONFIG, continuous=True).generate([SampleRequest((1,), (0,), SamplingParams(2))])
+        EmbeddedSampler(lambda: broken, CONFIG, continuous=True).generate(
+            [SampleRequest((1,), (0,), SamplingParams(2))]
+        )
 
 
 def test_new_weights_are_used_at_once() -> None:
@@ -138,7 +146,10 @@ def test_new_weights_are_used_at_once() -> None:
 def long_answers(**options) -> list[SampleRequest]:
     return [
         SampleRequest(
-            tuple((5 * (i // 3) + j) % 19 for j in range(7)), (9, i), SamplingParams(20 + 7 * (i % 4), **options), ((18, (1, 2)),)
+            tuple((5 * (i // 3) + j) % 19 for j in range(7)),
+            (9, i),
+            SamplingParams(20 + 7 * (i % 4), **options),
+            ((18, (1, 2)),),
         )
         for i in range(9)
     ]
@@ -242,7 +253,16 @@ def test_pages_hold_what_they_are_said_to_hold() -> None:
 
 
 def test_batch_sizes() -> None:
-    assert [step.bucket_of(n, 2048) for n in (1, 8, 9, 200, 513, 1025, 2000, 2048)] == [8, 8, 16, 256, 640, 1280, 2048, 2048]
+    assert [step.bucket_of(n, 2048) for n in (1, 8, 9, 200, 513, 1025, 2000, 2048)] == [
+        8,
+        8,
+        16,
+        256,
+        640,
+        1280,
+        2048,
+        2048,
+    ]
     assert step.bucket_of(300, 300) == 300
 
 
@@ -252,19 +272,25 @@ def test_greedy_equals_transformers(tmp_path) -> None:
     from terrella.models.hf import weight_source
 
     config = ModelConfig(
-        family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64, max_positions=64, qkv_bias=True, tied=True,
+        family="qwen2", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64, max_positions=64, qkv_bias=True, tied=True,  # noqa: E501
         init_std=0.2,
     )  # fmt: skip
     named = write_hf_config(config, "float32") | {"initializer_range": 0.2}
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(named.pop("model_type"), **named))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(named.pop("model_type"), **named)
+    )
     model.save_pretrained(tmp_path)
     source, _ = weight_source(tmp_path, config)
     tensors = {name: source(name) for name in parameter_names(config)}
     prompts = [(5, 9, 2), (1,), (7, 7, 30, 41, 2, 8)]
     asked = [SampleRequest(prompt, (0,), SamplingParams(12, temperature=0.0)) for prompt in prompts]
-    for request, sample in zip(asked, EmbeddedSampler(lambda: tensors, config, continuous=True).generate(asked), strict=True):
+    for request, sample in zip(
+        asked, EmbeddedSampler(lambda: tensors, config, continuous=True).generate(asked), strict=True
+    ):
         ids = torch.tensor([request.ids])
         mask = torch.ones_like(ids)
-        theirs = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+        theirs = model.generate(
+            ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         assert isinstance(sample, Sample) and list(sample.ids) == theirs[0, len(request.ids) :].tolist()

@@ -1,4 +1,6 @@
-"""The continuous batch on a GPU: graphs and kernels give the CPU's samples in fp32, and the whole forward's log-probs in bf16."""
+"""The continuous batch on a GPU: graphs and kernels give the CPU's samples in fp32, and the whole forward's
+log-probs in bf16.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from terrella.tests.rl.test_embedded_sampler import weights
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CONFIG = ModelConfig(
-    layers=3, hidden=256, heads=6, kv_heads=2, head_dim=64, ffn=384, vocab=9008, max_positions=1024, qkv_bias=True, qk_norm=True
+    layers=3,
+    hidden=256,
+    heads=6,
+    kv_heads=2,
+    head_dim=64,
+    ffn=384,
+    vocab=9008,
+    max_positions=1024,
+    qkv_bias=True,
+    qk_norm=True,
 )
 
 
@@ -38,7 +49,9 @@ def asked(n: int, **options) -> list[SampleRequest]:
     return made
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, kv_heads=6, qk_norm=False, rotary_fraction=0.5, rotary_interleaved=True)])
+@pytest.mark.parametrize(
+    "config", [CONFIG, replace(CONFIG, kv_heads=6, qk_norm=False, rotary_fraction=0.5, rotary_interleaved=True)]
+)
 def test_fp32_samples_equal_the_cpus(config: ModelConfig) -> None:
     torch.set_num_threads(1)
     here, there = named(config, torch.float32, "cpu"), named(config, torch.float32, "cuda")
@@ -46,7 +59,9 @@ def test_fp32_samples_equal_the_cpus(config: ModelConfig) -> None:
     stops = asked(12, stop_ids=tuple(range(0, 9008, 40)))
     for requests in (asked(40), stops, asked(6, top_k=50), asked(12, top_p=0.8), asked(6, repetition_penalty=1.3)):
         mine, theirs = sampler.generate(requests), EmbeddedSampler(lambda: here, config).generate(requests)
-        equal = [a.ids == b.ids for a, b in zip(mine, theirs, strict=True) if isinstance(a, Sample) and isinstance(b, Sample)]
+        equal = [
+            a.ids == b.ids for a, b in zip(mine, theirs, strict=True) if isinstance(a, Sample) and isinstance(b, Sample)
+        ]
         assert np.mean(equal) > 0.97, np.mean(equal)  # a random number may fall between two roundings
         for a, b in zip(mine, theirs, strict=True):
             assert isinstance(a, Sample) and isinstance(b, Sample)
@@ -58,7 +73,9 @@ def test_fp32_samples_equal_the_cpus(config: ModelConfig) -> None:
 def test_pages_that_run_out_and_pages_that_are_kept_change_no_sample() -> None:
     """In the mode whose bits do not depend on the batch; elsewhere a random number may fall between two roundings."""
     there = named(CONFIG, torch.float32, "cuda")
-    settings = [SamplingParams(200 + 40 * i, stop_ids=stop) for i in range(4) for stop in ((), tuple(range(0, 9008, 60)))]
+    settings = [
+        SamplingParams(200 + 40 * i, stop_ids=stop) for i in range(4) for stop in ((), tuple(range(0, 9008, 60)))
+    ]
     requests = [SampleRequest(r.ids[:90], r.key, settings[i % 8]) for i, r in enumerate(asked(96))]
     plenty = EmbeddedSampler(lambda: there, CONFIG, batch_invariant=True).generate(requests)
     tight = EmbeddedSampler(lambda: there, CONFIG, cache_gib=0.01, keep=True, batch_invariant=True)
@@ -68,7 +85,10 @@ def test_pages_that_run_out_and_pages_that_are_kept_change_no_sample() -> None:
     turns = []
     for sampler in (kept, EmbeddedSampler(lambda: there, CONFIG, batch_invariant=True)):
         first = sampler.generate(requests)
-        longer = [SampleRequest(r.ids + s.ids + (5, 6, 7), (*r.key, 1), r.params) for r, s in zip(requests, first, strict=True)]
+        longer = [
+            SampleRequest(r.ids + s.ids + (5, 6, 7), (*r.key, 1), r.params)
+            for r, s in zip(requests, first, strict=True)
+        ]
         turns.append(sampler.generate(longer))
     assert kept.rest()["time/prompt_reuse"] > 0.9
     for one, other in ((plenty, again), turns):
@@ -101,13 +121,19 @@ def test_batch_invariant_logprobs_are_the_trainers_bits(qk_norm: bool) -> None:
     from terrella.benchmarks.rollout import random_engine
 
     family = "qwen3" if qk_norm else "qwen2"
-    model = replace(CONFIG, family=family, hidden=512, layers=4, qk_norm=qk_norm, qkv_bias=not qk_norm, tied=True, init_std=0.05)
+    model = replace(
+        CONFIG, family=family, hidden=512, layers=4, qk_norm=qk_norm, qkv_bias=not qk_norm, tied=True, init_std=0.05
+    )
     engine = random_engine(model, lr=0)
     sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, batch_invariant=True)
     requests = asked(90)
     samples = sampler.generate(requests)
     for temperature in (1.0, 0.7):
-        chosen = [(r, s) for r, s in zip(requests, samples, strict=True) if isinstance(s, Sample) and r.params.temperature == temperature]
+        chosen = [
+            (r, s)
+            for r, s in zip(requests, samples, strict=True)
+            if isinstance(s, Sample) and r.params.temperature == temperature
+        ]
         for pairs in (chosen, chosen[3:5]):  # a large and a small batch of the trainer
             with batch_invariant():
                 assert set(gaps(engine, pairs, temperature)) == {0.0}

@@ -11,7 +11,18 @@ from terrella.rl.rollout.choice import choose
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 
-CONFIG = ModelConfig(layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=19, max_positions=64, qkv_bias=True, qk_norm=True)
+CONFIG = ModelConfig(
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=48,
+    vocab=19,
+    max_positions=64,
+    qkv_bias=True,
+    qk_norm=True,
+)
 
 
 def weights(config: ModelConfig = CONFIG, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -22,7 +33,10 @@ def weights(config: ModelConfig = CONFIG, seed: int = 0) -> dict[str, torch.Tens
 
     h, d = config.hidden, config.head_dim
     qkv = (config.heads + 2 * config.kv_heads) * d
-    named = {"embedding.word_embeddings.weight": random(config.padded_vocab, h), "decoder.final_layernorm.weight": 1 + random(h)}
+    named = {
+        "embedding.word_embeddings.weight": random(config.padded_vocab, h),
+        "decoder.final_layernorm.weight": 1 + random(h),
+    }
     named["output_layer.weight"] = random(config.padded_vocab, h)
     for i in range(config.layers):
         p = f"decoder.layers.{i}."
@@ -46,7 +60,9 @@ def sampler(**options) -> EmbeddedSampler:
 
 
 def requests(n: int, params: SamplingParams, length: int = 5) -> list[SampleRequest]:
-    return [SampleRequest(tuple((7 * i + j) % 19 for j in range(length + i % 3)), (1, i, 0, 0), params) for i in range(n)]
+    return [
+        SampleRequest(tuple((7 * i + j) % 19 for j in range(length + i % 3)), (1, i, 0, 0), params) for i in range(n)
+    ]
 
 
 def full_logprobs(ids: tuple[int, ...], temperature: float) -> torch.Tensor:
@@ -126,7 +142,12 @@ def test_choice_in_a_large_vocabulary_is_the_plain_inverse(monkeypatch) -> None:
 
     logits = torch.randn(400, 5000, generator=torch.Generator().manual_seed(0)) * 3
     keys = key_tensor((i,) for i in range(400))
-    for params in (SamplingParams(1), SamplingParams(1, top_k=3), SamplingParams(1, top_p=0.5), SamplingParams(1, allowed=(1030, 1033))):
+    for params in (
+        SamplingParams(1),
+        SamplingParams(1, top_k=3),
+        SamplingParams(1, top_p=0.5),
+        SamplingParams(1, allowed=(1030, 1033)),
+    ):
         fast, _ = choose(logits, keys, 0, params)
         with monkeypatch.context() as plain:
             plain.setattr(sample, "LARGE_VOCAB", 10**9)

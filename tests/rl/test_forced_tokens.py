@@ -65,7 +65,9 @@ def test_masks_cover_exactly_the_sampled_tokens(data) -> None:
     places = sorted(data.draw(st.sets(st.integers(1, limit - 1), max_size=3)))
     forced = tuple((at, tuple(data.draw(st.lists(st.integers(0, 16), min_size=1, max_size=3)))) for at in places)
     stop = data.draw(st.sampled_from([(), (2, 3, 4)]))
-    request = SampleRequest((5, 6), (0, data.draw(st.integers(0, 99)), 0, 0), SamplingParams(limit, stop_ids=stop), forced)
+    request = SampleRequest(
+        (5, 6), (0, data.draw(st.integers(0, 99)), 0, 0), SamplingParams(limit, stop_ids=stop), forced
+    )
     (sample,) = SAMPLER.generate([request])
     check(request, sample)
     assert sample.weight_version == 3
@@ -85,10 +87,15 @@ def test_span_driver_gives_plain_engines_forced_tokens() -> None:
 
     def plain(pieces):
         calls.append(len(pieces))
-        asked = [SampleRequest(p.ids, (p.seed,), SamplingParams(p.limit, stop_ids=p.request.params.stop_ids)) for p in pieces]
+        asked = [
+            SampleRequest(p.ids, (p.seed,), SamplingParams(p.limit, stop_ids=p.request.params.stop_ids)) for p in pieces
+        ]
         return [Piece(s.ids, s.logprobs, s.finish) for s in SAMPLER.generate(asked)]
 
-    asked = [SampleRequest((1, 2), (9, i, 0, 0), SamplingParams(6, stop_ids=(3,)), ((2, (8, 9)),) if i % 2 else ()) for i in range(8)]
+    asked = [
+        SampleRequest((1, 2), (9, i, 0, 0), SamplingParams(6, stop_ids=(3,)), ((2, (8, 9)),) if i % 2 else ())
+        for i in range(8)
+    ]
     for request, sample in zip(asked, generate_in_spans(asked, plain, 3), strict=True):
         check(request, sample)
     assert calls[0] == 8 and calls[1] <= 4
@@ -105,4 +112,5 @@ def test_bad_places_and_repetition_penalty() -> None:
     plain, varied = SAMPLER.generate([free, punished])
     assert len(set(varied.ids)) > len(set(plain.ids))
     logp = full_logprobs(punished.ids + varied.ids)
-    assert varied.logprobs == pytest.approx([float(logp[1 + i, t]) for i, t in enumerate(varied.ids)], abs=1e-5)  # not penalised
+    # not penalised
+    assert varied.logprobs == pytest.approx([float(logp[1 + i, t]) for i, t in enumerate(varied.ids)], abs=1e-5)

@@ -34,7 +34,9 @@ def prepare(config: GRPO, group: list[Trajectory]):
 
 
 def test_advantages_by_hand() -> None:
-    group = [trajectory(0, i, r) for i, r in enumerate((1.0, 0.0, 0.0, 1.0))] + [trajectory(1, i, 0.5) for i in range(2)]
+    group = [trajectory(0, i, r) for i, r in enumerate((1.0, 0.0, 0.0, 1.0))] + [
+        trajectory(1, i, 0.5) for i in range(2)
+    ]
     std = math.sqrt(4 * 0.25 / 3)  # unbiased
     expected = [0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std, 0.0, 0.0]
     assert advantages(GRPO(), group) == pytest.approx(expected, abs=1e-5)
@@ -82,7 +84,9 @@ def test_loss_of_a_batch_equals_the_formula() -> None:
 
 
 def test_an_invalid_sample_changes_no_gradient() -> None:
-    """The rows of a step with failed samples are those of the step without them, and a group's only survivor teaches nothing."""
+    """The rows of a step with failed samples are those of the step without them, and a group's only survivor teaches
+    nothing.
+    """
     good = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.0)]
     failed = [trajectory(0, 2, Invalid("gone")), trajectory(1, 0, Invalid("gone")), trajectory(1, 1, 1.0)]
     weighed = []

@@ -8,7 +8,14 @@ from terrella.rl.health import Health, HealthConfig, repetition, sample_values
 from terrella.rl.values import describe
 
 CONFIG = HealthConfig(baseline=2, patience=3, on_drift="warn")
-GOOD = {"reward/std": 0.4, "entropy": 1.0, "repetition": 0.1, "truncated": 0.0, "length/mean": 20.0, "logprob_drift/mean": 1e-3}
+GOOD = {
+    "reward/std": 0.4,
+    "entropy": 1.0,
+    "repetition": 0.1,
+    "truncated": 0.0,
+    "length/mean": 20.0,
+    "logprob_drift/mean": 1e-3,
+}
 BAD = {
     "reward_std": {"reward/std": 0.01},
     "entropy": {"entropy": 0.001},
@@ -53,7 +60,9 @@ def test_repetition_and_sample_values() -> None:
 
 
 def test_rewards_that_never_differ_sound_the_alarm_too() -> None:
-    """From the first step on: there is no spread to compare with. And equal rewards have a spread of exactly 0, whatever the rounding."""
+    """From the first step on: there is no spread to compare with. And equal rewards have a spread of exactly 0,
+    whatever the rounding.
+    """
     trajectories = [Trajectory(0, i, [], 0.1) for i in range(6)]
     spread = describe(trajectories, lambda value: [value])["reward/std"]
     assert spread == 0.0

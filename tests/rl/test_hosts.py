@@ -1,4 +1,6 @@
-"""Sampler hosts: addresses by file, requests only from who knows the token, one server for every tensor-parallel group of GPUs."""
+"""Sampler hosts: addresses by file, requests only from who knows the token, one server for every tensor-parallel
+group of GPUs.
+"""
 
 import threading
 from dataclasses import replace

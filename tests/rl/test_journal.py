@@ -75,7 +75,8 @@ def test_samples_come_back_exactly_and_only_for_weights_that_fit(tmp_path) -> No
     assert sampler.generate(requests(3)) == made and (again.asked, sampler.reused) == (0, 3)
     assert len(Journal(tmp_path).samples()) == 3  # the torn line hurt nobody
     sampler = JournalSampler(again, Journal(tmp_path), lambda: 4)
-    assert sampler.generate(requests(4))[:3] == made and (again.asked, sampler.reused) == (4, 0)  # the same batch again, or none of it
+    # the same batch again, or none of it
+    assert sampler.generate(requests(4))[:3] == made and (again.asked, sampler.reused) == (4, 0)
     later = Counting()
     JournalSampler(later, Journal(tmp_path), lambda: 5).generate(requests(3))
     assert later.asked == 3
@@ -141,7 +142,9 @@ def test_damage_that_has_no_checksum_is_found_too(tmp_path, line: str) -> None:
 
 
 def test_rows_of_an_earlier_release_are_read_and_an_impossible_log_prob_is_never_kept(tmp_path) -> None:
-    (tmp_path / "samples-00000004-0.jsonl").write_text('{"key": [0, 0, 0, 0], "ids": [0, 5], "logprobs": [-0.5, 0.0], "finish": "stop"}\n')
+    (tmp_path / "samples-00000004-0.jsonl").write_text(
+        '{"key": [0, 0, 0, 0], "ids": [0, 5], "logprobs": [-0.5, 0.0], "finish": "stop"}\n'
+    )
     journal = Journal(tmp_path)
     assert journal.resume(0) == [] and len(journal.samples()) == 1
     with pytest.raises(NumericsError, match=r"log-prob of 0\.5"):

@@ -52,7 +52,9 @@ def test_a_pair_becomes_a_question(rows: list[dict], style) -> None:
 
 def test_web_pairs() -> None:
     extra = {"extra.json": {"schema": "world_pair/1"}, "prompt.json": [{"role": "user", "content": "?"}]}
-    same, other = (read_pair({**extra, "target.json": t}) for t in (NOTHING, NOTHING.replace("None", "[1] link 'a'", 1)))
+    same, other = (
+        read_pair({**extra, "target.json": t}) for t in (NOTHING, NOTHING.replace("None", "[1] link 'a'", 1))
+    )
     assert (same.domain, same.gold, other.gold) == ("web-page", False, True)
     assert other.judge(other.answer, "f1", "strict") == (1.0, "") and other.judge(NOTHING, "f1", "strict")[0] == 0.0
 
@@ -60,7 +62,12 @@ def test_web_pairs() -> None:
 def test_episodes_train_on_sampled_ids(rows: list[dict]) -> None:
     question = read_pair(pair_of(rows[-1], bare_prompt, "train"))
     assert question.gold
-    texts: list[str | Invalid] = [question.answer, "The final answer is: {'modified': [], 'removed': []}", "hm", Invalid("gone")]
+    texts: list[str | Invalid] = [
+        question.answer,
+        "The final answer is: {'modified': [], 'removed': []}",
+        "hm",
+        Invalid("gone"),
+    ]
     made = {"kind": "task_specific", "mode": "strict", "multiple": 32}
     episodes = [AnswerEpisode(question, i, 0, TOKENIZER, **made) for i in range(4)]
     done = rollout(Scripted(texts), episodes, PARAMS, seed=0)
@@ -82,12 +89,20 @@ def test_ids_beyond_the_tokenizer_are_a_wrong_answer_and_no_fault(rows: list[dic
 
 def test_public_rows_for_imitation() -> None:
     ask = [{"role": "user", "content": "state and action"}]
-    simulated = {"prompt.json": ask, "target.json": "So the answer. The final answer is: {}", "extra.json": {"source": "llm_simulator"}}
+    simulated = {
+        "prompt.json": ask,
+        "target.json": "So the answer. The final answer is: {}",
+        "extra.json": {"source": "llm_simulator"},
+    }
     question = read_pair(simulated)
     assert (question.domain, question.lesson, question.gold) == ("text-game", simulated["target.json"], True)
     with pytest.raises(ValueError, match="nothing can be judged"):
         question.judge("x", "binary", "strict")
-    page = {"prompt.json": ask, "target.json": NOTHING, "extra.json": {"source": "web_agent", "answer": f"Nothing moves.\n{NOTHING}"}}
+    page = {
+        "prompt.json": ask,
+        "target.json": NOTHING,
+        "extra.json": {"source": "web_agent", "answer": f"Nothing moves.\n{NOTHING}"},
+    }
     question = read_pair(page)
     assert question.lesson.startswith("Nothing moves.") and question.answer == NOTHING
     assert question.judge(question.answer, "f1", "strict")[0] == 1
@@ -95,7 +110,9 @@ def test_public_rows_for_imitation() -> None:
 
 def test_a_chat_template_makes_the_prompt_a_turn(tmp_path) -> None:
     TOKENIZER.save(tmp_path)
-    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}{{ ' [it]' if add_generation_prompt }}"
+    template = (
+        "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}{{ ' [it]' if add_generation_prompt }}"
+    )
     plain = HFTokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     chat = HFTokenizer(tmp_path)

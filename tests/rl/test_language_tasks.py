@@ -55,7 +55,9 @@ def games(folder: Path, max_length: int | None = None, **settings) -> TextGameTa
 
 
 def pages(folder: Path) -> WebPageTasks:
-    return WebPageTasks(WebPageEnvironment(kind="web-page", data="data"), Made("data", folder / "pages", PAGE), TOKENIZER, None)
+    return WebPageTasks(
+        WebPageEnvironment(kind="web-page", data="data"), Made("data", folder / "pages", PAGE), TOKENIZER, None
+    )
 
 
 def test_lessons_are_the_answers_and_padding_is_in_front(folder: Path) -> None:
@@ -67,7 +69,11 @@ def test_lessons_are_the_answers_and_padding_is_in_front(folder: Path) -> None:
         assert learnt == [*TOKENIZER.encode(task.lesson), TOKENIZER.eos_id]
         prompt = prompt_ids(TOKENIZER, task.prompt, 64)
         assert len(prompt) % 64 == 0 and lesson.ids[: len(prompt)] == prompt
-    assert train[0].lesson.startswith("Well.") and train[0].answer != train[0].lesson and train[1].lesson == train[1].answer
+    assert (
+        train[0].lesson.startswith("Well.")
+        and train[0].answer != train[0].lesson
+        and train[1].lesson == train[1].answer
+    )
     with pytest.raises(ConfigError, match=r"here: data: prompt and answer have .* model.max_positions is 64"):
         games(folder, max_length=64).lessons(train[:1], "here")
 
@@ -76,7 +82,11 @@ def test_rows_without_a_change_are_mixed_in(folder: Path) -> None:
     tasks = games(folder, non_gold_ratio=0.5)
     order, gold = tasks.order(3, without=[0]), [question.gold for question in tasks.of("train")]
     epoch = [order(place) for place in range(7)]  # five that change, and 2.5 beside them
-    assert sum(gold[i] for i in epoch) == 5 and 0 not in epoch and epoch == [tasks.order(3, without=[0])(place) for place in range(7)]
+    assert (
+        sum(gold[i] for i in epoch) == 5
+        and 0 not in epoch
+        and epoch == [tasks.order(3, without=[0])(place) for place in range(7)]
+    )
     whole = games(folder, non_gold_ratio=None).order(3)
     assert sorted(whole(place) for place in range(24)) == list(range(24))
 
@@ -87,13 +97,18 @@ def test_before_its_stage_has_finished_an_environment_shows_an_example(folder: P
     (question,) = tasks.of("train")
     assert question.domain == "text-game" and question.prompt and tasks.lessons([question], "here")
     (page,) = WebPageTasks(
-        WebPageEnvironment(kind="web-page", data="data"), Made("data", folder / "pages", PAGE, finished=False), TOKENIZER, None
+        WebPageEnvironment(kind="web-page", data="data"),
+        Made("data", folder / "pages", PAGE, finished=False),
+        TOKENIZER,
+        None,
     ).of("test")
     assert page.domain == "web-page"
 
 
 def test_questions_of_another_kind_are_refused(folder: Path) -> None:
-    mixed = TextGameTasks(TextGameEnvironment(kind="text-game", data="data"), Made("data", folder / "pages", GAME), TOKENIZER, None)
+    mixed = TextGameTasks(
+        TextGameEnvironment(kind="text-game", data="data"), Made("data", folder / "pages", GAME), TOKENIZER, None
+    )
     with pytest.raises(ConfigError, match="holds questions of the kind web-page, not text-game"):
         mixed.of("train")[0]
 
@@ -103,7 +118,9 @@ def evaluated(tasks, models: dict[str, list[str | Invalid]], **names) -> Evaluat
     parts, judged = tasks.parts(8), {}
     for name, answers in models.items():
         episodes = [tasks.episode(task, i, 0) for i, task in enumerate(parts["test"])]
-        played = tasks.play(Scripted(TOKENIZER, lambda i, turn, answers=answers: answers[i]), episodes, tasks.params(4000, 1.0), 0)
+        played = tasks.play(
+            Scripted(TOKENIZER, lambda i, turn, answers=answers: answers[i]), episodes, tasks.params(4000, 1.0), 0
+        )
         for temperature in (0.0, 1.0):
             judged[name, temperature, "test"] = [[judgement] for judgement in tasks.judgements(episodes, played)]
     return Evaluation(list(models), [0.0, 1.0], 1, parts, judged, **names)
@@ -116,7 +133,13 @@ def test_tables_of_games(folder: Path) -> None:
     results = tasks.results(evaluated(tasks, models, before="sft", after="rlvr", control="control"))
     assert set(results.tables) == {"test", "test-greedy", "by-game", "by-verb"}
     kinds = {row["name"]: row["kind"] for row in results.tables["test"]["rows"]}
-    assert kinds == {"no change": "baseline", "sft": "model", "rlvr": "model", "control": "control", "true difference": "ceiling"}
+    assert kinds == {
+        "no change": "baseline",
+        "sft": "model",
+        "rlvr": "model",
+        "control": "control",
+        "true difference": "ceiling",
+    }
     assert results.outcome["rlvr/test/changed"] == 1.0 and results.outcome["sft/test/overall"] == 0.0
     assert results.outcome["rlvr minus control/overall"]["n"] == 7  # a fault of the sampler enters no statistic
     assert results.summary and "rose 0.0 %" in results.summary["headline"]
@@ -129,7 +152,9 @@ def test_tables_of_pages(folder: Path) -> None:
     results = tasks.results(evaluated(tasks, {"sft": ["hm"] * 8, "rlvr": truth}, before="sft", after="rlvr"))
     assert set(results.tables) == {"test", "test-greedy"} and results.outcome["rlvr/test/F1"] == 1.0
     assert (
-        results.outcome["rlvr minus sft/exact"]["value"] == 1.0 and results.summary and "F1 of changed pages" in results.summary["headline"]
+        results.outcome["rlvr minus sft/exact"]["value"] == 1.0
+        and results.summary
+        and "F1 of changed pages" in results.summary["headline"]
     )
 
 
@@ -148,15 +173,24 @@ def test_imagined_games_are_a_part_of_an_evaluation(folder: Path) -> None:
     asked = {}
     for episode in perfect:  # the true game answers what is asked
         ask = episode.walk.question
-        episode.walk.question = lambda ask=ask, i=episode.prompt_id: asked.setdefault(i, []).append(ask()) or asked[i][-1]
-    tasks.play(Scripted(TOKENIZER, lambda i, turn: true_predictor([asked[i][-1]])[0]), perfect, tasks.params(4000, 0.0), 0)
+        episode.walk.question = lambda ask=ask, i=episode.prompt_id: (
+            asked.setdefault(i, []).append(ask()) or asked[i][-1]
+        )
+    tasks.play(
+        Scripted(TOKENIZER, lambda i, turn: true_predictor([asked[i][-1]])[0]), perfect, tasks.params(4000, 0.0), 0
+    )
     done = tasks.play(Scripted(TOKENIZER, lambda i, turn: "hm"), lazy, tasks.params(4000, 0.0), 0)
     assert all(all(episode.walk.model) and episode.walk.model for episode in perfect)
     hits = tasks.judgements(lazy, done)
     assert [h["model"] for h in hits] == [h["copy"] for h in hits]  # what cannot be read changes nothing
     assert [h["copy"] for h in hits] == [episode.walk.copy for episode in perfect]  # by the same actions
     bare = TextGameTasks(
-        tasks.settings, Made("lessons", folder / "games", {"train": None, "test": None, "pad_prompts_to": 1}), TOKENIZER, None
+        tasks.settings,
+        Made("lessons", folder / "games", {"train": None, "test": None, "pad_prompts_to": 1}),
+        TOKENIZER,
+        None,
     )
-    with pytest.raises(ConfigError, match=r"env\.drift_steps: needs the questions of a text-game-data stage; 'lessons' is none"):
+    with pytest.raises(
+        ConfigError, match=r"env\.drift_steps: needs the questions of a text-game-data stage; 'lessons' is none"
+    ):
         bare.parts(8)

@@ -1,4 +1,6 @@
-"""Every algorithm reaches its floor on a tiny world (random 0.125, ceiling 1), on the real engine; and the one-step-off loop."""
+"""Every algorithm reaches its floor on a tiny world (random 0.125, ceiling 1), on the real engine; and the
+one-step-off loop.
+"""
 
 import pytest
 
@@ -31,15 +33,21 @@ def test_reward_floor(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["GRPO", "PPO"])
 def test_several_updates_of_a_rollout_learn(kind: str) -> None:
     options, steps, floor = FLOORS[kind]
-    (result,) = run_ranks("terrella.tests.rl.learning_jobs:learn", 1, kind=kind, options=options, steps=steps // 2, updates=4)
+    (result,) = run_ranks(
+        "terrella.tests.rl.learning_jobs:learn", 1, kind=kind, options=options, steps=steps // 2, updates=4
+    )
     rewards = [row["reward/mean"] for row in result["record"]]
     assert rewards[0] < 0.4 and sum(rewards[-5:]) / 5 > floor, rewards
     assert len(result["updates"]) == 4 * (steps // 2)
 
 
 def test_ratios_and_clipping_of_several_updates_by_hand() -> None:
-    """Two passes over two mini-batches: the log-probs that ratios compare with stay those of the sampler, whatever was updated since."""
-    (result,) = run_ranks("terrella.tests.rl.learning_jobs:learn", 1, kind="GRPO", options={}, steps=3, lr=5e-2, updates=2, epochs=2)
+    """Two passes over two mini-batches: the log-probs that ratios compare with stay those of the sampler, whatever
+    was updated since.
+    """
+    (result,) = run_ranks(
+        "terrella.tests.rl.learning_jobs:learn", 1, kind="GRPO", options={}, steps=3, lr=5e-2, updates=2, epochs=2
+    )
     assert len(result["updates"]) == 3 * 4
     clipped = []
     for number, update in enumerate(result["updates"]):
@@ -49,7 +57,10 @@ def test_ratios_and_clipping_of_several_updates_by_hand() -> None:
         low = ((ratio < 0.8) & (advantage < 0)).sum()
         high = ((ratio > 1.2) & (advantage > 0)).sum()
         measured = update["metrics"]
-        assert measured["pg_tokens"] == member.sum() and (measured["clipped_low"], measured["clipped_high"]) == (low, high)
+        assert measured["pg_tokens"] == member.sum() and (measured["clipped_low"], measured["clipped_high"]) == (
+            low,
+            high,
+        )
         assert measured["ratio"] == pytest.approx(float(ratio.sum()), rel=1e-5)
         assert float(update["pg_weight_T"].sum()) == pytest.approx(
             measured["pg_tokens"] / 64, rel=1e-5
@@ -60,7 +71,8 @@ def test_ratios_and_clipping_of_several_updates_by_hand() -> None:
     for step, row in enumerate(result["record"]):
         trained = sum(u["metrics"]["pg_tokens"] for u in result["updates"][4 * step : 4 * step + 4])
         assert row["clip_fraction"] == pytest.approx(sum(clipped[4 * step : 4 * step + 4]) / trained)
-        assert row["staleness"] == 3 and row["logprob_drift/mean"] < 1e-5  # of the first update; later ones have moved on purpose
+        # of the first update; later ones have moved on purpose
+        assert row["staleness"] == 3 and row["logprob_drift/mean"] < 1e-5
     assert sum(clipped) > 0 and all(clipped[4 * step] == 0 for step in range(3))
 
 
@@ -74,7 +86,8 @@ def test_importance_correction_and_kl_in_the_loss_run_in_the_loop() -> None:
 
 def test_one_step_off_is_bounded_in_order_and_faster() -> None:
     job = "terrella.tests.rl.learning_jobs:learn"
-    for _ in range(3):  # sampling and training sleep, so that they overlap visibly; a machine that stalls in one half may hide it once
+    # sampling and training sleep, so that they overlap visibly; a machine that stalls in one half may hide it once
+    for _ in range(3):
         (sync,) = run_ranks(job, 1, kind="GRPO", options={}, steps=10, ahead=0, sleep_s=0.3)
         (off,) = run_ranks(job, 1, kind="GRPO", options={"tis_cap": 2.0}, steps=10, ahead=1, sleep_s=0.3)
         if off["seconds"] < sync["seconds"]:
@@ -83,6 +96,9 @@ def test_one_step_off_is_bounded_in_order_and_faster() -> None:
     assert [row["staleness"] for row in off["record"]] == [0] + [1] * 9  # never above the bound
     assert sync["published"] == off["published"] == list(range(11))
     # by the end of a step the sampling of the next one has begun
-    assert any(later > now for later, now in zip(off["calls"], sync["calls"], strict=True)) and off["calls"][-1] == sync["calls"][-1]
+    assert (
+        any(later > now for later, now in zip(off["calls"], sync["calls"], strict=True))
+        and off["calls"][-1] == sync["calls"][-1]
+    )
     assert off["seconds"] < sync["seconds"]
     assert off["record"][-1]["reward/mean"] > off["record"][0]["reward/mean"] + 0.1

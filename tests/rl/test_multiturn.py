@@ -69,7 +69,9 @@ def test_masks_cover_exactly_the_sampled_tokens(says, window) -> None:
         return make
 
     for i, t in enumerate(rollout_worlds(Echo(), [maker(i) for i in range(len(says))], SamplingParams(4), 0)):
-        sampled = [token for s in t.sequences for token, role in zip(s.ids, s.roles, strict=True) if role == Role.ACTION]
+        sampled = [
+            token for s in t.sequences for token, role in zip(s.ids, s.roles, strict=True) if role == Role.ACTION
+        ]
         assert sampled == [token for ids in built[i].sampled for token in ids]
         for s in t.sequences:
             assert all((p == -0.5) == (role == Role.ACTION) for p, role in zip(s.logprobs, s.roles, strict=True))
@@ -81,7 +83,11 @@ def test_masks_cover_exactly_the_sampled_tokens(says, window) -> None:
 def test_context_growth_makes_one_sequence_and_a_window_several() -> None:
     a, b = Sample((10, 11), (-1.0, -2.0), "length", 5), Sample((12,), (-3.0,), "stop", 4)
     (whole,) = joined([((1, 2), a), ((1, 2, 10, 11, 20), b)])
-    assert whole.ids == (1, 2, 10, 11, 20, 12) and whole.roles == (0, 0, 1, 1, 2, 1) and whole.logprobs == (0, 0, -1, -2, 0, -3)
+    assert (
+        whole.ids == (1, 2, 10, 11, 20, 12)
+        and whole.roles == (0, 0, 1, 1, 2, 1)
+        and whole.logprobs == (0, 0, -1, -2, 0, -3)
+    )
     assert whole.weight_version == 4
     assert len(joined([((1, 2), a), ((1, 20), b)])) == 2
 
@@ -95,11 +101,17 @@ def test_sampler_faults_are_retried_then_invalid() -> None:
 
 def test_a_hanging_world_is_invalid_and_the_others_finish_on_time() -> None:
     stuck = threading.Event()
-    makers = [lambda: Talk(0, [1, 1], step=lambda turn: stuck.wait(600))] + [lambda i=i: Talk(i, [1, 1]) for i in range(1, 5)]
+    makers = [lambda: Talk(0, [1, 1], step=lambda turn: stuck.wait(600))] + [
+        lambda i=i: Talk(i, [1, 1]) for i in range(1, 5)
+    ]
     hung, *fine = rollout_worlds(Echo(), makers, SamplingParams(4), 0, Limits(world_s=3.0, reward_s=60.0, restarts=1))
     late = not stuck.is_set()  # it hangs still
     stuck.set()
-    assert late and hung.reward == Invalid("world step: did not finish within 3 s") and [t.reward for t in fine] == [1.0] * 4
+    assert (
+        late
+        and hung.reward == Invalid("world step: did not finish within 3 s")
+        and [t.reward for t in fine] == [1.0] * 4
+    )
 
 
 def test_a_world_that_breaks_once_is_begun_anew_and_samples_the_same() -> None:
@@ -121,7 +133,9 @@ def test_a_reward_that_raises_or_an_endless_episode_is_invalid_and_a_bad_answer_
     makers = [lambda: Talk(0, [1], reward=raises), lambda: Talk(1, [1], reward=lambda: 0.0)]
     bad, zero = rollout_worlds(Echo(), makers, SamplingParams(4), 0, LIMITS)
     assert bad.reward == Invalid("reward: ZeroDivisionError: verifier") and zero.reward == 0.0
-    (endless,) = rollout_worlds(Echo(), [lambda: Talk(0, [1] * 9)], SamplingParams(4), 0, Limits(max_turns=3, restarts=0))
+    (endless,) = rollout_worlds(
+        Echo(), [lambda: Talk(0, [1] * 9)], SamplingParams(4), 0, Limits(max_turns=3, restarts=0)
+    )
     assert "max_turns = 3" in endless.reward.reason
 
 

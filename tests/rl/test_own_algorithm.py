@@ -35,7 +35,8 @@ def own(folder: Path, name: str, **args: float) -> OwnAlgorithm:
     (folder / "my.py").write_text(CODE)
     keys = "".join(f", {key}: {value}" for key, value in args.items())
     text = (
-        "kind: rl\nname: rl\ninit: start\nprompts_per_step: 2\nsamples_per_prompt: 2\nsteps: 1\nmax_new_tokens: 4\noptimizer: {lr: 1.0}\n"
+        "kind: rl\nname: rl\ninit: start\nprompts_per_step: 2\nsamples_per_prompt: 2\nsteps: 1\nmax_new_tokens: "
+        "4\noptimizer: {lr: 1.0}\n"
     )
     (folder / "stage.yaml").write_text(text + f'algorithm: {{kind: "my.py:{name}"{keys}}}\n')
     algorithm = schema.load(Reinforce, folder / "stage.yaml").algorithm
@@ -49,11 +50,17 @@ def trajectory(prompt: int, sample: int, reward: float | Invalid, **info: float)
 
 
 def test_advantages_reach_the_tokens(tmp_path: Path) -> None:
-    group = [trajectory(0, 0, 1.0), trajectory(0, 1, 0.25, short=1.0), trajectory(0, 2, Invalid("lost")), trajectory(1, 0, 3.0, short=1.0)]
+    group = [
+        trajectory(0, 0, 1.0),
+        trajectory(0, 1, 0.25, short=1.0),
+        trajectory(0, 2, Invalid("lost")),
+        trajectory(1, 0, 3.0, short=1.0),
+    ]
     algorithm = own(tmp_path, "shortfall", bonus=0.5, clip_high=0.3)
     assert algorithm.args == {"bonus": 0.5} and algorithm.clip_high == 0.3 and len(algorithm.digest) == 64
     rows = algorithms.prepare(algorithm, group, Scores(device=torch.device("cpu")), lambda value: [value])
-    assert [(row.source, row.advantage[1]) for row in rows] == [(1, -0.25), (3, 0.5)]  # the best one has no advantage, and costs nothing
+    # the best one has no advantage, and costs nothing
+    assert [(row.source, row.advantage[1]) for row in rows] == [(1, -0.25), (3, 0.5)]
     assert algorithms.settings(algorithm, 1.0).clip_high == 0.3
 
 

@@ -18,7 +18,9 @@ def test_wilson_interval_known_values() -> None:
 
 def test_mean_interval_and_pairs() -> None:
     estimate = mean([1.0, 2.0, 3.0, 4.0])
-    assert estimate.value == 2.5 and estimate.high - estimate.value == pytest.approx(1.96 * math.sqrt(5 / 3 / 4), rel=1e-3)
+    assert estimate.value == 2.5 and estimate.high - estimate.value == pytest.approx(
+        1.96 * math.sqrt(5 / 3 / 4), rel=1e-3
+    )
     assert math.isinf(mean([1.0]).high)
 
 

@@ -1,4 +1,6 @@
-"""Weight sync without vLLM: the receiver in a plain object, damage on every transport, retries, and streams that stay in step."""
+"""Weight sync without vLLM: the receiver in a plain object, damage on every transport, retries, and streams that
+stay in step.
+"""
 
 import threading
 
@@ -55,7 +57,9 @@ class Engine:
 
 
 def holds(engine: Engine, weights=WEIGHTS) -> bool:
-    return engine.worker.loaded.keys() == weights.keys() and all(torch.equal(engine.worker.loaded[n], t) for n, t in weights.items())
+    return engine.worker.loaded.keys() == weights.keys() and all(
+        torch.equal(engine.worker.loaded[n], t) for n, t in weights.items()
+    )
 
 
 def transports(tmp_path):
@@ -74,7 +78,9 @@ def test_weights_arrive_exactly_and_carry_their_version(kind, tmp_path) -> None:
     for version in (3, 4):
         report = publish(transport, engines, lambda: WEIGHTS.items(), version, timeout_s=120)
         assert (report.version, report.attempts, report.tensors) == (version, 1, 4)
-        assert all(holds(e) and e.version == version and e.worker.terrella_state()["version"] == version for e in engines)
+        assert all(
+            holds(e) and e.version == version and e.worker.terrella_state()["version"] == version for e in engines
+        )
     assert engines[0].resets == 2
 
 
@@ -94,7 +100,8 @@ def test_a_damaged_tensor_is_found_sent_again_and_then_named(kind, tmp_path, mon
 
     def all_seen(flat: torch.Tensor, entries) -> list[str]:
         return [
-            found if e["shape"] != [40, 30] else seen(view(flat, e)) for e, found in zip(entries, checksums(flat, entries), strict=True)
+            found if e["shape"] != [40, 30] else seen(view(flat, e))
+            for e, found in zip(entries, checksums(flat, entries), strict=True)
         ]
 
     monkeypatch.setattr(receiver, "checksum", seen)
@@ -144,7 +151,13 @@ def test_a_target_that_fails_is_named_and_other_ranks_stay_in_step(tmp_path) -> 
 
 def test_checksum_sees_every_bit_and_the_order() -> None:
     base = torch.randn(1000, generator=torch.Generator().manual_seed(2))
-    seen = {checksum(base), checksum(base.roll(1)), checksum(base[:-1]), checksum(base.to(torch.bfloat16)), checksum(base.view(10, 100))}
+    seen = {
+        checksum(base),
+        checksum(base.roll(1)),
+        checksum(base[:-1]),
+        checksum(base.to(torch.bfloat16)),
+        checksum(base.view(10, 100)),
+    }
     for place in (0, 500, 999):
         changed = base.clone()
         changed.view(torch.int32)[place] ^= 1 << 30
@@ -153,7 +166,9 @@ def test_checksum_sees_every_bit_and_the_order() -> None:
     rows[:256], rows[256:512] = base[256:512].clone(), base[:256].clone()
     seen.add(checksum(rows))
     assert len(seen) == 9 and checksum(base) == checksum(base.clone())
-    assert checksum(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)) != checksum(torch.tensor([1, 2, 3, 4, 6], dtype=torch.uint8))
+    assert checksum(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)) != checksum(
+        torch.tensor([1, 2, 3, 4, 6], dtype=torch.uint8)
+    )
     big = torch.zeros((1 << 28) + 4096, dtype=torch.uint8)  # more than one chunk
     before = checksum(big)
     big[-1] = 1
@@ -186,11 +201,19 @@ PARTS = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj
 
 
 def sent(**shapes) -> list:
-    return [{"name": name.replace("__", "."), "dtype": "float32", "shape": list(shape), "offset": 0} for name, shape in shapes.items()]
+    return [
+        {"name": name.replace("__", "."), "dtype": "float32", "shape": list(shape), "offset": 0}
+        for name, shape in shapes.items()
+    ]
 
 
 def test_a_model_of_joined_linears_is_filled_straight() -> None:
-    shapes = {"m.0.a.qkv_proj.weight": (8, 3), "m.0.a.qkv_proj.bias": (8,), "m.embed_tokens.weight": (8, 3), "m.norm.weight": (3,)}
+    shapes = {
+        "m.0.a.qkv_proj.weight": (8, 3),
+        "m.0.a.qkv_proj.bias": (8,),
+        "m.embed_tokens.weight": (8, 3),
+        "m.norm.weight": (3,),
+    }
     order = {"v_proj": (2, 3), "q_proj": (4, 3), "k_proj": (2, 3)}
     entries = sent(m__embed_tokens__weight=(5, 3), m__norm__weight=(3,))
     for part, shape in order.items():
@@ -203,7 +226,8 @@ def test_a_model_of_joined_linears_is_filled_straight() -> None:
     expected = torch.cat([tensors[f"m.0.a.{p}_proj.weight"] for p in "qkv"])
     assert torch.equal(whole["m.0.a.qkv_proj.weight"], expected)
     assert (
-        torch.equal(whole["m.embed_tokens.weight"][:5], tensors["m.embed_tokens.weight"]) and not whole["m.embed_tokens.weight"][5:].any()
+        torch.equal(whole["m.embed_tokens.weight"][:5], tensors["m.embed_tokens.weight"])
+        and not whole["m.embed_tokens.weight"][5:].any()
     )
     assert plan_copies(entries[:-1], shapes, PARTS) is None  # a part is missing
     assert plan_copies(entries, shapes | {"m.more.weight": (1,)}, PARTS) is None  # a parameter nobody fills

@@ -1,4 +1,6 @@
-"""On a GPU with vLLM: a colocated engine gets its weights by CUDA IPC, sleeps and wakes, and says what the trainer says."""
+"""On a GPU with vLLM: a colocated engine gets its weights by CUDA IPC, sleeps and wakes, and says what the trainer
+says.
+"""
 
 import importlib.util
 
@@ -14,7 +16,9 @@ pytestmark = [
 
 
 def test_ipc_sleep_and_offload(tmp_path) -> None:
-    """Drift in bf16 stays small after each sync and is large against other weights; each turn has the other's memory."""
+    """Drift in bf16 stays small after each sync and is large against other weights; each turn has the other's
+    memory.
+    """
     from terrella.benchmarks.rollout import random_engine
     from terrella.models.config import ModelConfig
     from terrella.rl.rollout.config import Vllm
@@ -23,7 +27,16 @@ def test_ipc_sleep_and_offload(tmp_path) -> None:
     from terrella.tests.integration.colocated_jobs import another_step, gap
 
     model = ModelConfig(
-        family="qwen2", layers=4, hidden=1024, heads=8, kv_heads=2, head_dim=128, ffn=4096, vocab=32000, tied=True, qkv_bias=True
+        family="qwen2",
+        layers=4,
+        hidden=1024,
+        heads=8,
+        kv_heads=2,
+        head_dim=128,
+        ffn=4096,
+        vocab=32000,
+        tied=True,
+        qkv_bias=True,
     )
     engine = random_engine(model, lr=1e-3)
     settings = Vllm(colocated=True, sleep=2, offload=True, max_length=256, max_sequences=64, gpu_memory=0.3)
@@ -36,7 +49,8 @@ def test_ipc_sleep_and_offload(tmp_path) -> None:
             samples = opened.sampler.generate(asked)
             memory = opened.rest()
             assert gap(engine, asked, samples) < 0.1
-            assert memory["time/gib_while_training"] < memory["time/gib_while_sampling"] - 20  # vLLM's share is given back
+            # vLLM's share is given back
+            assert memory["time/gib_while_training"] < memory["time/gib_while_sampling"] - 20
             another_step(engine)
         assert gap(engine, asked, samples) > 0.1  # other weights are told apart
     finally:

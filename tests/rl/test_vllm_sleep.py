@@ -1,4 +1,6 @@
-"""What sleeps is woken exactly once: the driver refuses memory that is already there (seen with vLLM 0.22.1 on a GPU)."""
+"""What sleeps is woken exactly once: the driver refuses memory that is already there (seen with vLLM 0.22.1 on a
+GPU).
+"""
 
 import pytest
 

@@ -1,1 +1,3 @@
-"""Web agents: five small sites, MiniWoB++ and real sites behind one World, in Chromium or in a pure-Python page model."""
+"""Web agents: five small sites, MiniWoB++ and real sites behind one World, in Chromium or in a pure-Python page
+model.
+"""

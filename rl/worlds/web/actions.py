@@ -1,4 +1,6 @@
-"""What an agent may write: WebRL's calls, and the bracketed actions of accessibility-tree agents. Text is parsed, never evaluated."""
+"""What an agent may write: WebRL's calls, and the bracketed actions of accessibility-tree agents. Text is parsed,
+never evaluated.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class NotAnAction(ValueError):
 
 @dataclass(frozen=True)
 class WebAction:
-    """One action. `element` is an id of the observation; `text` is an argument, keys, an address, a tab or the answer."""
+    """One action. `element` is an id of the observation; `text` is an argument, keys, an address, a tab or the
+    answer.
+    """
 
     kind: Kind
     element: int | None = None
@@ -67,7 +71,9 @@ def _quoted(text: str) -> str:
 
 
 def parse_call(text: str) -> WebAction:
-    """The action of a WebRL response: the last `exit(`, else `do(`, else `go_backward(` or `go_forward(`; else kind `none`."""
+    """The action of a WebRL response: the last `exit(`, else `do(`, else `go_backward(` or `go_forward(`; else kind
+    `none`.
+    """
     comments = tuple(line.strip() for line in text.split("\n") if line.lstrip().startswith("#"))
     first_error = ""
     for name in _CALLS:
@@ -165,7 +171,8 @@ _BRACKETS: list[tuple[re.Pattern[str], Kind]] = [
 
 
 def parse_brackets(text: str) -> WebAction:
-    """The action of an accessibility-tree agent: the last text in triple back-ticks, or the whole text when it has none.
+    """The action of an accessibility-tree agent: the last text in triple back-ticks, or the whole text when it has
+    none.
 
     `type` presses Enter unless its last bracket is 0, so it becomes the kind `search` then.
     """

@@ -70,7 +70,8 @@ class Backend(Protocol):
 class Limits:
     """Where a browser may go and how long it may take."""
 
-    hosts: frozenset[str] = field(default_factory=frozenset)  # host:port, or a host for its ports 80 (http) and 443 (https)
+    # host:port, or a host for its ports 80 (http) and 443 (https)
+    hosts: frozenset[str] = field(default_factory=frozenset)
     files: str = ""  # a folder whose file:// pages may be opened
     deadline_s: float = 10.0  # of one navigation, action or look
     settle_s: float = 0.02  # quiet time after an action before a page is looked at
@@ -104,7 +105,9 @@ class Limits:
         return re.compile(f"^(?!{'|'.join(allowed)})", re.IGNORECASE)
 
     def origins(self) -> list[str]:
-        """The allowed connections as Chromium's proxy rules name them; a rule without a scheme is for WebSockets too."""
+        """The allowed connections as Chromium's proxy rules name them; a rule without a scheme is for WebSockets
+        too.
+        """
         bare = ("http://{}:80", "ws://{}:80", "https://{}:443", "wss://{}:443")
         return [rule.format(host) for host in sorted(self.hosts) for rule in (("{}",) if ":" in host else bare)]
 
@@ -135,4 +138,7 @@ def check_allowed(limits: Limits, url: str) -> None:
 
 def fault(what: str, limits: Limits, error: object) -> WorldFault:
     """The machinery failed: the deadline passed, the browser died."""
-    return WorldFault(f"web: {what} failed within the deadline of {limits.deadline_s:g} s (deadline_s): {str(error).splitlines()[0][:200]}")
+    return WorldFault(
+        f"web: {what} failed within the deadline of {limits.deadline_s:g} s (deadline_s): "
+        f"{str(error).splitlines()[0][:200]}"
+    )

@@ -37,8 +37,8 @@ def find_chromium(path: str = "") -> str:
 
 
 def _arguments(limits: Limits, server: SiteServer | None) -> list[str]:
-    """Chromium's own network stack keeps the allow-list: what is not on it, redirects and WebSockets too, is sent to a proxy
-    that does not exist. Other names do not resolve either."""
+    """Chromium's own network stack keeps the allow-list: what is not on it, redirects and WebSockets too, is sent to a
+    proxy that does not exist. Other names do not resolve either."""
     names = {host.partition(":")[0] for host in limits.hosts}
     rules = [f"MAP *.test 127.0.0.1:{server.port}", "MAP * ~NOTFOUND"] if server else ["MAP * ~NOTFOUND"]
     kept = [] if server else [f"EXCLUDE {name}" for name in sorted(names)]
@@ -106,7 +106,8 @@ class Browser:
 
     @contextlib.contextmanager
     def watch(self, limit_s: float, late: Callable[[], None]) -> Iterator[None]:
-        """Calls into the browser end: at the limit `late` is run; where that does not help, the browser is killed at twice it.
+        """Calls into the browser end: at the limit `late` is run; where that does not help, the browser is killed at
+        twice it.
 
         Playwright's loop runs on this thread while a call waits, so its timers reach a call that never returns.
         """

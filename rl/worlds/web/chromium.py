@@ -24,13 +24,13 @@ _KEYS = re.compile(r"(?:(?:Control|Shift|Alt|Meta|ctrl|cmd)\+)*[\w-]{1,20}", re.
 _CENTRE = """(s, i) => { const e = s.elements[i]; if (!e || !e.isConnected) return null;
   for (const r of e.getClientRects()) {
     const l = Math.max(0, r.left), t = Math.max(0, r.top), x = Math.min(innerWidth, r.right), y = Math.min(innerHeight, r.bottom);
-    if (x - l > 0 && y - t > 0) return [(l + x) / 2, (t + y) / 2]; } return null; }"""
+    if (x - l > 0 && y - t > 0) return [(l + x) / 2, (t + y) / 2]; } return null; }"""  # noqa: E501
 _PASSING = ("context was destroyed", "navigat", "Cannot find context", "there is no document")
 _QUIET = "ms => new Promise(done => setTimeout(() => requestAnimationFrame(() => done(true)), ms))"
 _MARK = """b => { const d = document.createElement('div'); d.id = 'terrella-mark';
   d.style.cssText = `position:fixed;left:${b[0] - 3}px;top:${b[1] - 3}px;width:${b[2] + 6}px;height:${b[3] + 6}px;box-sizing:border-box;` +
     'border:3px solid #d9480f;border-radius:4px;background:rgba(217,72,15,.15);z-index:2147483647;pointer-events:none';
-  document.documentElement.appendChild(d); }"""
+  document.documentElement.appendChild(d); }"""  # noqa: E501
 _UNMARK = "() => { const d = document.getElementById('terrella-mark'); if (d) d.remove(); }"
 
 
@@ -41,16 +41,24 @@ def _script(probe: str) -> str:
 
 
 class ChromiumBackend:
-    """A context of its own in a Chromium that the worlds of a thread share. `fetch` gives the local sites; None for pages elsewhere.
+    """A context of its own in a Chromium that the worlds of a thread share. `fetch` gives the local sites; None for
+    pages elsewhere.
 
-    With `live` an action meets its element where it is then; without, where it was when the page was looked at, which saves the browser
-    two of the four questions of a step and is enough for pages that stay as they are between steps.
+    With `live` an action meets its element where it is then; without, where it was when the page was looked at, which
+    saves the browser two of the four questions of a step and is enough for pages that stay as they are between steps.
     """
 
     has_layout = True
 
     def __init__(
-        self, limits: Limits, fetch: Fetch | None = None, *, browser: str = "", skip: str = "", probe: str = "null", live: bool = True
+        self,
+        limits: Limits,
+        fetch: Fetch | None = None,
+        *,
+        browser: str = "",
+        skip: str = "",
+        probe: str = "null",
+        live: bool = True,
     ) -> None:
         self.limits, self.skip, self.live = limits, skip, live  # skip: a selector of what is no part of the page
         self.centres: dict[str, list[float] | None] = {}
@@ -92,8 +100,8 @@ class ChromiumBackend:
 
     @contextmanager
     def _within(self, what: str, limit_s: float = 0.0) -> Iterator[None]:
-        """Calls into the browser that end by the deadline. A page that never returns loses its renderer; the episode is then at
-        fault, and the browser goes on for others."""
+        """Calls into the browser that end by the deadline. A page that never returns loses its renderer; the episode is
+        then at fault, and the browser goes on for others."""
         if self.watched:
             yield
             return
@@ -102,7 +110,8 @@ class ChromiumBackend:
         limit_s = limit_s or self.limits.deadline_s
         self.watched = True
         try:
-            with self.process.watch(limit_s + 0.5, functools.partial(self._end_renderers, what)):  # the calls' own limits first
+            # the calls' own limits first
+            with self.process.watch(limit_s + 0.5, functools.partial(self._end_renderers, what)):
                 yield
         except Exception as error:
             if self.broken:
@@ -156,7 +165,11 @@ class ChromiumBackend:
             self.context = self.process.browser.new_context(**settings)
             self.context.set_default_timeout(self._ms)
             self.context.route(self.limits.pattern(), lambda route: route.abort("blockedbyclient"))
-            for event, handler in {"page": self._new_page, "request": self._request, "requestfailed": self._failed}.items():
+            for event, handler in {
+                "page": self._new_page,
+                "request": self._request,
+                "requestfailed": self._failed,
+            }.items():
                 self.context.on(event, functools.partial(self._if_present, self.context, handler))
             for url in start.urls:
                 if not self.limits.allows(url):
@@ -268,7 +281,11 @@ class ChromiumBackend:
                     raise fault("reading the page", self.limits, error) from error
                 self._loaded(time.monotonic() + self.limits.deadline_s / 2)
         if raw["url"].startswith("chrome-error:"):  # it went there by itself, after the last action
-            there = f"{self.refused[:80]}, which is not among the allowed hosts" if self.refused else "a page that did not open"
+            there = (
+                f"{self.refused[:80]}, which is not among the allowed hosts"
+                if self.refused
+                else "a page that did not open"
+            )
             raise WorldFault(f"web: the page led to {there}")
         self.probed, self.unsettled, self.centres = raw["probe"], False, raw.get("centres", {})
         found = from_snapshot(raw)
@@ -342,14 +359,16 @@ class ChromiumBackend:
                 assert element is not None
                 x, y = self._centre(element)
                 if element.attributes.get("type") in ("date", "time", "month", "week", "datetime-local", "number"):
-                    self._handle(element).fill(action.text.strip(), timeout=self._ms)  # fields of parts take their value whole
+                    # fields of parts take their value whole
+                    self._handle(element).fill(action.text.strip(), timeout=self._ms)
                     return
                 page.mouse.click(x, y)
                 page.keyboard.press("Control+A")
                 text = action.text if element.tag == "textarea" else action.text.replace("\r", "").replace("\n", "")
                 if not text:  # a text takes the place of what is selected
                     page.keyboard.press("Backspace")
-                if len(text) > 1:  # all but the last letter at once; the last with its key events, which scripts listen to
+                # all but the last letter at once; the last with its key events, which scripts listen to
+                if len(text) > 1:
                     page.keyboard.insert_text(text[:-1])
                 page.keyboard.type(text[-1:])
                 if action.kind == "search":
@@ -391,7 +410,9 @@ class ChromiumBackend:
                 pass
 
     def _history(self, kind: str) -> None:
-        """Asked first, gone then: a step onto the blank page that lies under a start cannot be undone at once, as it changes processes."""
+        """Asked first, gone then: a step onto the blank page that lies under a start cannot be undone at once, as it
+        changes processes.
+        """
         wire = self.context.new_cdp_session(self.page)
         told = wire.send("Page.getNavigationHistory")
         wire.detach()
@@ -410,7 +431,9 @@ class ChromiumBackend:
         patience = time.monotonic() + 1.0
         while True:
             try:
-                self.page.wait_for_function(_QUIET, arg=1000 * self.limits.settle_s, timeout=max(1.0, 1000 * (end - time.monotonic())))
+                self.page.wait_for_function(
+                    _QUIET, arg=1000 * self.limits.settle_s, timeout=max(1.0, 1000 * (end - time.monotonic()))
+                )
             except Exception as error:
                 if "Timeout" in str(error) or self.broken:
                     raise fault("settling", self.limits, error) from error
@@ -421,10 +444,14 @@ class ChromiumBackend:
             self._loaded(end)
 
     def run(self, script: str, argument: Any = None) -> Any:
-        """The value of a script of ours in the page in front, within the deadline. Never for text of pages or models."""
+        """The value of a script of ours in the page in front, within the deadline. Never for text of pages or
+        models.
+        """
         try:
             with self._within("a script"):
-                told = self.page.wait_for_function(f"async a => JSON.stringify([await ({script})(a)])", arg=argument, timeout=self._ms)
+                told = self.page.wait_for_function(
+                    f"async a => JSON.stringify([await ({script})(a)])", arg=argument, timeout=self._ms
+                )
             return json.loads(str(told))[0]  # the handle of a text is the text itself
         except WorldFault:
             raise
@@ -445,7 +472,9 @@ class ChromiumBackend:
     def _end_context(self) -> None:
         context, self.context, self.broken = self.context, None, ""
         if context is not None and self.process.connected:
-            with self.process.watch(self.limits.deadline_s, functools.partial(self._end_renderers, "closing the pages")):
+            with self.process.watch(
+                self.limits.deadline_s, functools.partial(self._end_renderers, "closing the pages")
+            ):
                 with suppress(Exception):  # the browser died of it, and the next start has another
                     context.close()
         self.pages, self.begun, self.front, self.snapshot, self.wires, self.broken = [], (), 0, None, {}, ""
@@ -463,7 +492,9 @@ class ChromiumBackend:
 
 
 def _opens_a_page(request: Any, new_window: bool) -> bool:
-    """Whether a request is for a whole page; `new_window` is the answer for one that is still being opened and has no frame."""
+    """Whether a request is for a whole page; `new_window` is the answer for one that is still being opened and has
+    no frame.
+    """
     if not request.is_navigation_request():
         return False
     try:

@@ -1,4 +1,6 @@
-"""The page model as a backend: links, forms, tabs, history and cookies in pure Python, for machines without a browser."""
+"""The page model as a backend: links, forms, tabs, history and cookies in pure Python, for machines without a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class DomBackend:
                 tab.parsed, tab.source, tab.fields, tab.focus = parse_cached("<html><body></body></html>"), "", {}, None
                 return url
             host = urlsplit(url).hostname or ""
-            response = self.fetch(make_request(method, _without_fragment(url), body or "", dict(self.cookies.get(host, {}))))
+            response = self.fetch(
+                make_request(method, _without_fragment(url), body or "", dict(self.cookies.get(host, {})))
+            )
             self.cookies.setdefault(host, {}).update(response.cookies)
             if not response.location:
                 tab.parsed, tab.source = parse_cached(response.body), response.body
@@ -192,7 +196,9 @@ class DomBackend:
                 same = input_type(other) == "radio" and other.attributes.get("name") == field_.attributes.get("name")
                 if same and _form(other) is _form(field_):
                     tab.fields[other.index] = replace(tab.fields[other.index], checked=other is field_)
-        elif kind in ("submit", "image") or (field_.tag == "button" and field_.attributes.get("type", "submit").lower() == "submit"):
+        elif kind in ("submit", "image") or (
+            field_.tag == "button" and field_.attributes.get("type", "submit").lower() == "submit"
+        ):
             form = _form(field_)
             if form is not None:
                 self._submit(form, field_)
@@ -237,7 +243,11 @@ class DomBackend:
         for item in form.walk():
             name, held = item.attributes.get("name", ""), self.tab.fields.get(item.index, FieldState())
             empty = not held.value and item.tag in ("input", "textarea", "select")
-            if "required" in item.attributes and empty and "formnovalidate" not in (button.attributes if button else {}):
+            if (
+                "required" in item.attributes
+                and empty
+                and "formnovalidate" not in (button.attributes if button else {})
+            ):
                 raise ActionFailed("a required field is empty")
             if not name or "disabled" in item.attributes:
                 continue
@@ -246,12 +256,16 @@ class DomBackend:
             elif input_type(item) in ("checkbox", "radio"):
                 if held.checked:
                     pairs.append((name, item.attributes.get("value", "on")))
-            elif item.tag in ("select", "textarea") or (item.tag == "input" and (editable(item) or input_type(item) == "hidden")):
+            elif item.tag in ("select", "textarea") or (
+                item.tag == "input" and (editable(item) or input_type(item) == "hidden")
+            ):
                 if item.tag != "select" or held.chosen >= 0:
                     pairs.append((name, held.value))
         body = "&".join(f"{_form_quote(n)}={_form_quote(v)}" for n, v in pairs)
         attributes = button.attributes if button is not None else {}
-        target = urljoin(self.url, attributes.get("formaction") or form.attributes.get("action") or _without_fragment(self.url))
+        target = urljoin(
+            self.url, attributes.get("formaction") or form.attributes.get("action") or _without_fragment(self.url)
+        )
         check_allowed(self.limits, target)
         if (attributes.get("formmethod") or form.attributes.get("method", "get")).lower() == "post":
             self._go(target, body)

@@ -108,7 +108,10 @@ def input_type(element: Element) -> str:
 
 def editable(element: Element) -> bool:
     """Whether text can be typed into the element."""
-    if element.tag == "textarea" or element.attributes.get("contenteditable", "false").lower() not in ("false", "inherit"):
+    if element.tag == "textarea" or element.attributes.get("contenteditable", "false").lower() not in (
+        "false",
+        "inherit",
+    ):
         return True
     kind = input_type(element)
     return bool(kind) and kind not in INPUT_BUTTONS

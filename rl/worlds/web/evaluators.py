@@ -1,4 +1,6 @@
-"""Whether a task is solved, in the dialects of WebArena and of VAB-WebArena-Lite. The score is a product; 1.0 is success."""
+"""Whether a task is solved, in the dialects of WebArena and of VAB-WebArena-Lite. The score is a product; 1.0 is
+success.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ def exact_match(reference: object, answer: str, dialect: Dialect) -> float:
 
 
 def must_include(reference: str, answer: str, dialect: Dialect, *, alone: bool = False) -> float:
-    """Containment, where a short reference must be a word of its own: in WebArena one letter that is the only reference (`alone`),
-    in Lite whatever is one word. Lite also takes a part of a word with slashes."""
+    """Containment, where a short reference must be a word of its own: in WebArena one letter that is the only reference
+    (`alone`), in Lite whatever is one word. Lite also takes a part of a word with slashes."""
     wanted, given = clean(reference, dialect), clean(answer, dialect)
     if dialect == "webarena":
         return float(wanted in (words(given) if alone and len(wanted) == 1 else given))
@@ -45,7 +47,9 @@ def must_include(reference: str, answer: str, dialect: Dialect, *, alone: bool =
 
 
 def required_value(rule: str, value: str) -> float:
-    """A comparison such as `>= 5` or `== 3 |OR| == 4` with a whole number; as in Lite, `<` and `>` let equal numbers pass."""
+    """A comparison such as `>= 5` or `== 3 |OR| == 4` with a whole number; as in Lite, `<` and `>` let equal numbers
+    pass.
+    """
     comparisons = [re.fullmatch(r"\s*(>=|<=|==|>|<)\s*(-?\d+(?:\.\d+)?)\s*", part) for part in rule.split(OR)]
     if None in comparisons:
         raise WorldFault(f"web: required_values {rule!r} is no comparison")
@@ -58,7 +62,9 @@ def required_value(rule: str, value: str) -> float:
     return float(any(passes[sign](number - bound) for sign, bound in bounds))
 
 
-def _matched(required: Mapping[str, Any], text: str, dialect: Dialect, judge: Judge | None, intent: str, note: str, page: bool) -> float:
+def _matched(
+    required: Mapping[str, Any], text: str, dialect: Dialect, judge: Judge | None, intent: str, note: str, page: bool
+) -> float:
     """The product over the conditions of one answer, or of one place of a page."""
     score = 1.0
     for kind, wanted in required.items():
@@ -69,7 +75,9 @@ def _matched(required: Mapping[str, Any], text: str, dialect: Dialect, judge: Ju
             case "must_include":
                 for item in listed:
                     options = str(item).split(OR) if dialect == "lite" or page else [str(item)]
-                    score *= max(must_include(option, text, dialect, alone=len(listed) == 1 and not page) for option in options)
+                    score *= max(
+                        must_include(option, text, dialect, alone=len(listed) == 1 and not page) for option in options
+                    )
             case "must_exclude":
                 for item in listed:
                     score *= 1.0 - must_include(str(item), text, "lite")
@@ -92,7 +100,8 @@ def _fuzzy(wanted: Any, text: str, dialect: Dialect, judge: Judge | None, intent
         return judge.same_reason(intent, note, text)
     references = [str(w) for w in (wanted if isinstance(wanted, list) else [wanted])]
     if judge is None:
-        # Without a judge: every reference must stand in the answer. Stricter than a judge, and said so wherever scores are printed.
+        # Without a judge: every reference must stand in the answer. Stricter than a judge, and said so wherever scores
+        # are printed.
         return float(all(clean(r, dialect) in clean(text, dialect) for r in references))
     if dialect == "lite":
         return judge.same_answer(intent, ", ".join(references), text)
@@ -102,9 +111,15 @@ def _fuzzy(wanted: Any, text: str, dialect: Dialect, judge: Judge | None, intent
     return score
 
 
-def string_match(evaluation: Evaluation, answer: str, dialect: Dialect, judge: Judge | None = None, intent: str = "") -> float:
-    """The agent's answer against the references. Both dialects clean the answer here, and again where it is compared."""
-    return _matched(evaluation.answers, clean(answer, dialect), dialect, judge, intent, evaluation.string_note, page=False)
+def string_match(
+    evaluation: Evaluation, answer: str, dialect: Dialect, judge: Judge | None = None, intent: str = ""
+) -> float:
+    """The agent's answer against the references. Both dialects clean the answer here, and again where it is
+    compared.
+    """
+    return _matched(
+        evaluation.answers, clean(answer, dialect), dialect, judge, intent, evaluation.string_note, page=False
+    )
 
 
 def url_match(evaluation: Evaluation, url: str, dialect: Dialect) -> float:
@@ -122,7 +137,10 @@ def url_match(evaluation: Evaluation, url: str, dialect: Dialect) -> float:
     for _, told in parts:
         for key, values in told.items():
             wanted.setdefault(key, set()).update(values)
-    return float(any(base in here for base, _ in parts) and all(values & set(query.get(key, [])) for key, values in wanted.items()))
+    return float(
+        any(base in here for base, _ in parts)
+        and all(values & set(query.get(key, [])) for key, values in wanted.items())
+    )
 
 
 def _parts(url: str) -> tuple[str, dict[str, list[str]]]:
@@ -147,7 +165,9 @@ def _post_url(backend: Backend, arguments: list[str]) -> str:
 def _member_role(backend: Backend, arguments: list[str]) -> str:
     """The role of a member in the table of a project's members."""
     text = backend.locate("document.querySelector('table').outerText") or ""
-    found = re.search(rf"@{re.escape(arguments[-1])}\b(.{{0,400}}?)\b(Guest|Reporter|Developer|Maintainer|Owner)\b", text, re.DOTALL)
+    found = re.search(
+        rf"@{re.escape(arguments[-1])}\b(.{{0,400}}?)\b(Guest|Reporter|Developer|Maintainer|Owner)\b", text, re.DOTALL
+    )
     return found[2] if found else ""
 
 
@@ -165,7 +185,10 @@ def _latest_order(backend: Backend, arguments: list[str]) -> str:
 
 def _no_service(name: str) -> Helper:
     def helper(backend: Backend, arguments: list[str]) -> str:
-        raise WorldFault(f"web: {name} asks a shop's administration service, which only a real WebArena shop has; give a helper for it")
+        raise WorldFault(
+            f"web: {name} asks a shop's administration service, which only a real WebArena shop has; give a helper "
+            "for it"
+        )
 
     return helper
 
@@ -230,8 +253,12 @@ def _content(target: Target, backend: Backend, last: str) -> str | None:
     return backend.locate(locator, target.prepare) or ""
 
 
-def evaluate(task: WebTask, answer: str, backend: Backend, dialect: Dialect = "webarena", judge: Judge | None = None) -> float:
-    """The score of a finished episode: the product over the kinds of evaluation the task asks for, 0 where no answer can be right."""
+def evaluate(
+    task: WebTask, answer: str, backend: Backend, dialect: Dialect = "webarena", judge: Judge | None = None
+) -> float:
+    """The score of a finished episode: the product over the kinds of evaluation the task asks for, 0 where no answer
+    can be right.
+    """
     if not task.evaluation.checkable:
         return 0.0
     score = 1.0

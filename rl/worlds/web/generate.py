@@ -1,4 +1,6 @@
-"""Tasks on the local sites in WebArena's format, and the scripts that solve them: known ground truth, split by instance."""
+"""Tasks on the local sites in WebArena's format, and the scripts that solve them: known ground truth, split by
+instance.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def _split(template: Template, instance: Instance) -> str:
 
 @functools.lru_cache(maxsize=64)
 def make_site_tasks(seed: int = 0, sites: tuple[str, ...] = (), most: int = 24) -> tuple[SiteTask, ...]:
-    """All tasks on the content of a seed: at most `most` instances of every template whose sites are all among `sites` (all if empty)."""
+    """All tasks on the content of a seed: at most `most` instances of every template whose sites are all among
+    `sites` (all if empty).
+    """
     content = SiteSet(seed)
     found: list[SiteTask] = []
     for template in sorted(TEMPLATES.values(), key=lambda t: t.id):
@@ -113,5 +117,9 @@ def script_text(action: WebAction, element: Element | None) -> str:
     """An action as a demonstration writes it: a comment that names the element, then the call."""
     if element is None:
         return action.call
-    label = re.sub(r"\s+", " ", element.text or element.attributes.get("placeholder") or element.attributes.get("title") or element.tag)
+    label = re.sub(
+        r"\s+",
+        " ",
+        element.text or element.attributes.get("placeholder") or element.attributes.get("title") or element.tag,
+    )
     return f"# Element: {label[:80]}\n{action.call}"

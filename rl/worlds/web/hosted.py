@@ -1,4 +1,6 @@
-"""Web worlds that any thread may call: a browser belongs to the thread that started it, so their calls are carried to a home thread."""
+"""Web worlds that any thread may call: a browser belongs to the thread that started it, so their calls are carried
+to a home thread.
+"""
 
 from __future__ import annotations
 
@@ -62,5 +64,6 @@ class HostedWorld(WebWorld):
         """A world that nobody has any more gives its browser back."""
         backend = getattr(self, "backend", None)
         if backend is not None:
-            with contextlib.suppress(RuntimeError):  # at the end of the process no thread takes work any more, and the browser ends too
+            # at the end of the process no thread takes work any more, and the browser ends too
+            with contextlib.suppress(RuntimeError):
                 self.home.submit(backend.close)

@@ -1,4 +1,6 @@
-"""HTML to a page model without a browser: enough of the language for plain pages with links and forms; no scripts, no layout."""
+"""HTML to a page model without a browser: enough of the language for plain pages with links and forms; no scripts,
+no layout.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,15 @@ class Parsed:
 
     def page(self, url: str, fields: dict[int, FieldState]) -> Page:
         """The page model with what the fields hold now."""
-        return Page(self.root, fields, url, self.title, self.truncated, self.labels, self.cache if fields == self.start else None)
+        return Page(
+            self.root,
+            fields,
+            url,
+            self.title,
+            self.truncated,
+            self.labels,
+            self.cache if fields == self.start else None,
+        )
 
 
 def parse_html(text: str, *, deadline_s: float = 5.0) -> Parsed:
@@ -130,7 +140,9 @@ def parse_html(text: str, *, deadline_s: float = 5.0) -> Parsed:
 
 
 def _next_token(text: str, at: int, end: float) -> re.Match[str] | None:
-    """The next tag or comment; None where there is none, or the time is up. A page of half-open tags makes every try long."""
+    """The next tag or comment; None where there is none, or the time is up. A page of half-open tags makes every try
+    long.
+    """
     start, tries = text.find("<", at), 0
     while start >= 0:
         found = _TOKEN.match(text, start)
@@ -188,7 +200,11 @@ def _annotate(root: Element) -> dict[int, FieldState]:
         if "id" in told:
             ids.setdefault(told["id"], element)
         above = element.parent
-        hidden = "hidden" in told or bool(told.get("style") and _HIDING.search(told["style"])) or told.get("type") == "hidden"
+        hidden = (
+            "hidden" in told
+            or bool(told.get("style") and _HIDING.search(told["style"]))
+            or told.get("type") == "hidden"
+        )
         hidden = hidden or told.get("aria-hidden") == "true" or (above is not None and above.tag == "select")
         element.visible = not hidden and (above is None or above.visible)
         if element.tag == "input":
@@ -197,7 +213,8 @@ def _annotate(root: Element) -> dict[int, FieldState]:
             start[element.index] = FieldState("".join(c for c in element.children if isinstance(c, str)))
         elif element.tag == "select":
             start.update(choose(element, None))
-    worded: set[int] = set()  # elements with text in or below them, and those with a picture; asked once for all, from below
+    # elements with text in or below them, and those with a picture; asked once for all, from below
+    worded: set[int] = set()
     pictured: set[int] = set()
     for element in reversed(list(root.walk())):
         below = [c for c in element.children if isinstance(c, Element)]
@@ -206,18 +223,24 @@ def _annotate(root: Element) -> dict[int, FieldState]:
         if element.tag == "img" or any(c.index in pictured for c in below):
             pictured.add(element.index)
     for element in root.walk():
-        element.clickable = element.visible and _clickable(element, ids, element.index in worded, element.index in pictured)
+        element.clickable = element.visible and _clickable(
+            element, ids, element.index in worded, element.index in pictured
+        )
     return start
 
 
 def choose(select: Element, position: int | None) -> dict[int, FieldState]:
-    """The states of a drop-down list and its options with one chosen; None takes the one the page marks, or the first."""
+    """The states of a drop-down list and its options with one chosen; None takes the one the page marks, or the
+    first.
+    """
     options = options_of(select)
     if position is None:
         marked = [i for i, e in enumerate(options) if "selected" in e.attributes]
         position = marked[-1] if marked else 0
     states = {e.index: FieldState(option_value(e), i == position) for i, e in enumerate(options)}
-    states[select.index] = FieldState(option_value(options[position]) if options else "", False, position if options else -1)
+    states[select.index] = FieldState(
+        option_value(options[position]) if options else "", False, position if options else -1
+    )
     return states
 
 
@@ -240,11 +263,19 @@ def _clickable(element: Element, ids: dict[str, Element], worded: bool, pictured
         return control is not None and "disabled" not in control.attributes and worded
     if tag in CLICK_TAGS:
         return tag != "a" or worded or pictured
-    if "onclick" in told or ("jsaction" in told and "click" in told["jsaction"]) or told.get("role", "").lower() in CLICK_ROLES:
+    if (
+        "onclick" in told
+        or ("jsaction" in told and "click" in told["jsaction"])
+        or told.get("role", "").lower() in CLICK_ROLES
+    ):
         return True
     if told.get("contenteditable", "false").lower() not in ("false", "inherit") or (tag == "img" and "usemap" in told):
         return True
-    if "button" in told.get("class", "").lower() or told.get("tabindex", "-").isdigit() or "cursor:pointer" in told.get("style", ""):
+    if (
+        "button" in told.get("class", "").lower()
+        or told.get("tabindex", "-").isdigit()
+        or "cursor:pointer" in told.get("style", "")
+    ):
         return worded
     # the pointer cursor of a link is inherited by what stands in it
     link = next((e for e in element.ancestors() if e.tag == "a" and "href" in e.attributes), None)

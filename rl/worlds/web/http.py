@@ -1,4 +1,6 @@
-"""Requests and responses of the local sites: called directly by the page model, or served on 127.0.0.1 for a browser."""
+"""Requests and responses of the local sites: called directly by the page model, or served on 127.0.0.1 for a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ WORLD_HEADER = "X-Terrella-World"  # which world's state a browser context talks
 
 
 class SiteServer:
-    """All local sites of a process on one port of 127.0.0.1; the Host header names the site, a header of the context the world."""
+    """All local sites of a process on one port of 127.0.0.1; the Host header names the site, a header of the context
+    the world.
+    """
 
     def __init__(self) -> None:
         self.worlds: dict[str, Fetch] = {}

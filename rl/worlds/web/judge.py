@@ -14,7 +14,7 @@ _ANSWER = """Compare the answer of a student with the answer of the teacher. The
 Question: {intent}
 Answer of the teacher: {reference}
 Answer of the student: {answer}
-End with one word alone: correct, incorrect, or partially correct."""
+End with one word alone: correct, incorrect, or partially correct."""  # noqa: E501
 _REASON = """A task cannot be done. Compare the true reason with the reason that was reported.
 Task: {intent}
 True reason: {reference}
@@ -50,7 +50,12 @@ class Judge:
         raise WorldFault(f"web: the judge gave no verdict: {verdict[-80:]!r}")
 
     def _ask(self, text: str) -> str:
-        body = {"model": self.model, "temperature": 0, "max_tokens": 768, "messages": [{"role": "user", "content": text}]}
+        body = {
+            "model": self.model,
+            "temperature": 0,
+            "max_tokens": 768,
+            "messages": [{"role": "user", "content": text}],
+        }
         headers = {"Content-Type": "application/json"}
         if os.environ.get(self.key_variable):
             headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"

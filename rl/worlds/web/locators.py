@@ -1,4 +1,6 @@
-"""The locators of task files without a browser: `document.querySelector('css')...property`, read by a small parser of our own."""
+"""The locators of task files without a browser: `document.querySelector('css')...property`, read by a small parser
+of our own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import re
 from ..base import WorldFault
 from .elements import Element, Page, collapse
 
-_CALL = re.compile(r"""\.?(querySelector|querySelectorAll|getAttribute|getElementById)\((['"])(.*?)\2\)(?:\[(\d{1,4})\])?""", re.DOTALL)
+_CALL = re.compile(
+    r"""\.?(querySelector|querySelectorAll|getAttribute|getElementById)\((['"])(.*?)\2\)(?:\[(\d{1,4})\])?""", re.DOTALL
+)
 _NAME = re.compile(
     r"\??\.(outerText|innerText|textContent|value|checked|selectedIndex|outerHTML|innerHTML|href|lastElementChild|firstElementChild|"
     r"parentElement|nextElementSibling|length|title|className|id)\b(?!\()"
@@ -42,7 +46,9 @@ def evaluate_locator(page: Page, expression: str) -> str | None:
         elif match := _STRING.match(text, at):
             found = _written(found)
         else:
-            raise NoLocator(f"web: the locator {text[:80]!r} is more than selections and properties; use backend: chromium")
+            raise NoLocator(
+                f"web: the locator {text[:80]!r} is more than selections and properties; use backend: chromium"
+            )
         if found is None:
             return None
         at = match.end()

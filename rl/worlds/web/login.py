@@ -1,4 +1,6 @@
-"""Logging in before an episode: by a saved storage state, or by filling a login form in. Credentials come from the environment."""
+"""Logging in before an episode: by a saved storage state, or by filling a login form in. Credentials come from the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ def read_state(path: str | Path) -> tuple[tuple[dict[str, Any], ...], tuple[dict
         held = json.loads(Path(path).read_text(encoding="utf-8"))
         return tuple(held["cookies"]), tuple(held.get("origins", ()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WorldFault(f"web: cannot read the storage state {path}: set auth_folder, or give a login form ({error})") from error
+        raise WorldFault(
+            f"web: cannot read the storage state {path}: set auth_folder, or give a login form ({error})"
+        ) from error
 
 
 def credentials(form: LoginForm) -> tuple[str, str]:
     """Who logs in; a missing variable is named."""
     for name in (form.user_variable, form.password_variable):
         if not os.environ.get(name):
-            raise WorldFault(f"web: the environment variable {name or '(none is named)'} for the login at {form.url} is not set")
+            raise WorldFault(
+                f"web: the environment variable {name or '(none is named)'} for the login at {form.url} is not set"
+            )
     return os.environ[form.user_variable], os.environ[form.password_variable]
 
 
@@ -49,7 +55,9 @@ def fill_in(backend: Backend, form: LoginForm, user: str, password: str) -> None
         backend.open(form.url)
         for name, text in ((form.user_field, user), (form.password_field, password)):
             page = backend.look()
-            backend.act(WebAction("type", _named(page.labels, name, form.url).label, text), _named(page.labels, name, form.url))
+            backend.act(
+                WebAction("type", _named(page.labels, name, form.url).label, text), _named(page.labels, name, form.url)
+            )
         backend.act(WebAction("press", text="Enter"), None)
         if any(_is_named(e, form.password_field) for e in backend.look().labels.values()):
             raise WorldFault(f"web: the login at {form.url} was refused")

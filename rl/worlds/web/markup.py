@@ -1,4 +1,6 @@
-"""The text form of a simplified page: `<tag id="3" attr="v"> text <child> ... </child> </tag>`, single spaces between all parts."""
+"""The text form of a simplified page: `<tag id="3" attr="v"> text <child> ... </child> </tag>`, single spaces
+between all parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""MiniWoB++: the pages of the PyPI package `miniwob`, read from its files. Its own environment and Selenium are not used."""
+"""MiniWoB++: the pages of the PyPI package `miniwob`, read from its files. Its own environment and Selenium are not
+used.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _START = """async seed => {
   if (!await until(() => WOB_TASK_READY !== false)) return null;
   const told = core.getUtterance();
   return typeof told === 'string' ? told : told.utterance;
-}"""
+}"""  # noqa: E501
 _STATUS = "typeof WOB_DONE_GLOBAL === 'undefined' ? null : [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
 
 
@@ -49,13 +51,17 @@ class MiniWob:
     def start(self, name: str, seed: int) -> str:
         """Begin the episode of a seed and return what is asked for."""
         if name not in page_names():
-            raise WorldFault(f"web: MiniWoB++ has no page {name!r}; it has {len(page_names())}, such as {', '.join(page_names()[:3])}")
+            raise WorldFault(
+                f"web: MiniWoB++ has no page {name!r}; it has {len(page_names())}, such as "
+                f"{', '.join(page_names()[:3])}"
+            )
         if name != self.shown or len(self.backend.pages) != 1:
             known, self.shown = self.shown, ""
             url = (page_folder() / "miniwob" / f"{name}.html").as_uri()
             if known and len(self.backend.pages) == 1 and self.backend.connected:
                 try:
-                    self.backend.open(url)  # the pages keep nothing: a context of its own for each would cost a second of processor time
+                    # the pages keep nothing: a context of its own for each would cost a second of processor time
+                    self.backend.open(url)
                 except ActionFailed as error:
                     raise WorldFault(f"web: cannot open {name}: {error}") from error
             else:

@@ -35,7 +35,14 @@ def _quoted(intent: str) -> list[str]:
 
 
 def _click(page: Page, text: str, *tags: str) -> WebAction:
-    found = next((n for n, e in page.labels.items() if (not tags or e.tag in tags) and text in (e.text, e.attributes.get("value"))), None)
+    found = next(
+        (
+            n
+            for n, e in page.labels.items()
+            if (not tags or e.tag in tags) and text in (e.text, e.attributes.get("value"))
+        ),
+        None,
+    )
     if found is None:
         raise WorldFault(f"web: nothing to click reads {text!r}")
     return WebAction("click", found)
@@ -70,7 +77,11 @@ def _body(page: Page) -> list[Element]:
 @oracle("click-test", "click-test-2", "click-test-transfer", "click-button", "unicode-test")
 def one_button(intent: str, page: Page, step: int) -> WebAction:
     names = _quoted(intent) or re.findall(r"button (\w+)\.$", intent)
-    return _click(page, names[0], "button") if names else WebAction("click", next(n for n, e in page.labels.items() if e.tag == "button"))
+    return (
+        _click(page, names[0], "button")
+        if names
+        else WebAction("click", next(n for n, e in page.labels.items() if e.tag == "button"))
+    )
 
 
 @oracle("click-button-sequence")
@@ -116,7 +127,11 @@ def boxes(intent: str, page: Page, step: int) -> WebAction:
 def choose_list(intent: str, page: Page, step: int) -> WebAction:
     wanted = re.sub(r"^Select (.*) from the list.*$", r"\1", intent)
     label, element = next((n, e) for n, e in page.labels.items() if e.tag == "select")
-    return WebAction("select", label, wanted) if page.fields[element.index].value != wanted else _click(page, "Submit", "button")
+    return (
+        WebAction("select", label, wanted)
+        if page.fields[element.index].value != wanted
+        else _click(page, "Submit", "button")
+    )
 
 
 @oracle("enter-text", "enter-text-dynamic")
@@ -173,7 +188,11 @@ def tabs(intent: str, page: Page, step: int) -> WebAction:
 
 @oracle("click-collapsible", "click-collapsible-nodelay")
 def collapsible(intent: str, page: Page, step: int) -> WebAction:
-    return WebAction("click", next(n for n, e in page.labels.items() if e.tag == "h3")) if step == 0 else _click(page, "Submit", "button")
+    return (
+        WebAction("click", next(n for n, e in page.labels.items() if e.tag == "h3"))
+        if step == 0
+        else _click(page, "Submit", "button")
+    )
 
 
 @oracle("click-collapsible-2-nodelay")
@@ -220,7 +239,10 @@ def _table(page: Page) -> dict[str, str]:
 
 @oracle("read-table")
 def read_table(intent: str, page: Page, step: int) -> WebAction:
-    return _fill(page, {_fields(page)[0]: _table(page)[re.sub(r"^Enter the value of (.*) into the text field.*$", r"\1", intent)]})
+    return _fill(
+        page,
+        {_fields(page)[0]: _table(page)[re.sub(r"^Enter the value of (.*) into the text field.*$", r"\1", intent)]},
+    )
 
 
 @oracle("read-table-2")
@@ -238,7 +260,11 @@ def find_word(intent: str, page: Page, step: int) -> WebAction:
 
 @oracle("odd-or-even")
 def odd_or_even(intent: str, page: Page, step: int) -> WebAction:
-    numbers = [int(e.text) for e in _body(page) if re.fullmatch(r"-?\d+", e.text) and not any(isinstance(c, Element) for c in e.children)]
+    numbers = [
+        int(e.text)
+        for e in _body(page)
+        if re.fullmatch(r"-?\d+", e.text) and not any(isinstance(c, Element) for c in e.children)
+    ]
     if step >= len(numbers):
         return _click(page, "Submit", "button")
     wanted = "Odd" if numbers[step] % 2 else "Even"

@@ -1,4 +1,6 @@
-"""MiniWoB++ pages as tasks: a page and a seed each, in WebArena's format, so that they travel through files like any other task."""
+"""MiniWoB++ pages as tasks: a page and a seed each, in WebArena's format, so that they travel through files like any
+other task.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ FIRST = {"train": 0, "test": 1_000_000}  # seeds
 
 
 def miniwob_tasks(pages: Sequence[str], instances: int, split: str) -> list[SiteTask]:
-    """So many seeds of every page. What a page asks for is known once it is open: until then its name stands for it. Pages with an
-    oracle have a step that says so."""
+    """So many seeds of every page. What a page asks for is known once it is open: until then its name stands for it.
+    Pages with an oracle have a step that says so."""
     found = []
     for number in range(instances):
         for part, first in FIRST.items():
@@ -34,7 +36,13 @@ def _record(name: str, seed: int, template: int) -> dict[str, Any]:
         "reference_url": "",
         "program_html": [],
     }
-    told = {"task_id": f"{name}.{seed}", "sites": [SITE], "intent": f"{name} {seed}", "start_url": "about:blank", "eval": judged}
+    told = {
+        "task_id": f"{name}.{seed}",
+        "sites": [SITE],
+        "intent": f"{name} {seed}",
+        "start_url": "about:blank",
+        "eval": judged,
+    }
     return {**told, "intent_template": name, "intent_template_id": template, KEY: {"page": name, "seed": seed}}
 
 

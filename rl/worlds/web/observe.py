@@ -1,4 +1,6 @@
-"""Observations: the simplified HTML that WebRL's agents read, and the accessibility tree that planners read, from one page model."""
+"""Observations: the simplified HTML that WebRL's agents read, and the accessibility tree that planners read, from
+one page model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def safe(text: str) -> str:
 def _attributes(element: Element, held: FieldState | None, boxes: bool) -> list[tuple[str, str]]:
     told, tag = element.attributes, element.tag
     secret = tag == "input" and input_type(element) == "password"
-    found = [(name, told[name]) for name in _PLAIN if told.get(name) and not (secret and name == "value")] if told else []
+    found = (
+        [(name, told[name]) for name in _PLAIN if told.get(name) and not (secret and name == "value")] if told else []
+    )
     status = ""
     if tag == "select":
         options = options_of(element)
@@ -58,7 +62,9 @@ def _attributes(element: Element, held: FieldState | None, boxes: bool) -> list[
 
 
 def simplified_html(page: Page, *, boxes: bool = True) -> str:
-    """The page as WebRL prints it. Only what meets the viewport is there; a backend without layout has neither boxes nor a viewport."""
+    """The page as WebRL prints it. Only what meets the viewport is there; a backend without layout has neither boxes
+    nor a viewport.
+    """
     if not boxes and page.cache is not None and "html" in page.cache:
         return page.cache["html"]
     done: dict[int, list[str]] = {}
@@ -96,14 +102,34 @@ def _in_shown_select(option: Element) -> bool:
 
 
 _ROLES = {
-    "a": "link", "button": "button", "select": "combobox", "textarea": "textbox", "option": "option", "img": "img", "table": "table",
-    "tr": "row", "td": "cell", "th": "columnheader", "ul": "list", "ol": "list", "li": "listitem", "nav": "navigation", "main": "main",
+    "a": "link", "button": "button", "select": "combobox", "textarea": "textbox", "option": "option", "img": "img", "table": "table",  # noqa: E501
+    "tr": "row", "td": "cell", "th": "columnheader", "ul": "list", "ol": "list", "li": "listitem", "nav": "navigation", "main": "main",  # noqa: E501
     "header": "banner", "footer": "contentinfo", "form": "form", "label": "LabelText", "p": "paragraph",
 }  # fmt: skip
-_INPUTS = {"checkbox": "checkbox", "radio": "radio", "search": "searchbox", "submit": "button", "reset": "button", "button": "button"}
+_INPUTS = {
+    "checkbox": "checkbox",
+    "radio": "radio",
+    "search": "searchbox",
+    "submit": "button",
+    "reset": "button",
+    "button": "button",
+}
 _INPUTS["image"] = "button"
 _NAMED_BY_CONTENT = {"link", "button", "heading", "option", "cell", "columnheader", "tab", "menuitem"}
-_SILENT = {"form", "table", "row", "list", "listitem", "navigation", "main", "banner", "contentinfo", "paragraph", "LabelText", "cell"}
+_SILENT = {
+    "form",
+    "table",
+    "row",
+    "list",
+    "listitem",
+    "navigation",
+    "main",
+    "banner",
+    "contentinfo",
+    "paragraph",
+    "LabelText",
+    "cell",
+}
 
 
 def role_of(element: Element) -> str:
@@ -119,7 +145,9 @@ def role_of(element: Element) -> str:
 
 
 def name_of(element: Element, labels: dict[str, str]) -> str:
-    """The accessible name: aria-label, the label element, the content where the role says so, value, placeholder, title."""
+    """The accessible name: aria-label, the label element, the content where the role says so, value, placeholder,
+    title.
+    """
     told = element.attributes
     for name in (told.get("aria-label", ""), labels.get(told.get("id", ""), "")):
         if name.strip():
@@ -135,10 +163,14 @@ def name_of(element: Element, labels: dict[str, str]) -> str:
 
 
 def accessibility_nodes(page: Page) -> tuple[list[Node], dict[int, Element]]:
-    """The nodes of the accessibility tree and the element of each id. Ids count elements in reading order, so they are stable."""
+    """The nodes of the accessibility tree and the element of each id. Ids count elements in reading order, so they
+    are stable.
+    """
     labels = {e.attributes["for"]: e.text for e in page.root.walk() if e.tag == "label" and e.attributes.get("for")}
     nodes, elements = [Node(1, "RootWebArea", page.title, (("focused", "True"),), 0)], {1: page.root}
-    waiting: list[tuple[Element | str, int, str, Element]] = [(c, 1, "", page.root) for c in reversed(page.root.children)]
+    waiting: list[tuple[Element | str, int, str, Element]] = [
+        (c, 1, "", page.root) for c in reversed(page.root.children)
+    ]
     while waiting:
         item, depth, above, parent = waiting.pop()
         if isinstance(item, str):

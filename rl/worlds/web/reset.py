@@ -1,4 +1,6 @@
-"""Sites elsewhere keep what an episode did to them: a command of the user's brings them back, and few episodes share a site or account."""
+"""Sites elsewhere keep what an episode did to them: a command of the user's brings them back, and few episodes share
+a site or account.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,25 @@ _clean: set[tuple[tuple[str, ...], str]] = set()  # (command, site) that nobody 
 
 
 def run_reset(command: Sequence[str], sites: Iterable[str], task_id: str, deadline_s: float) -> None:
-    """Run the user's command, if there is one. One that fails, or does not end in time, is a fault of the world: its episode is Invalid."""
+    """Run the user's command, if there is one. One that fails, or does not end in time, is a fault of the world: its
+    episode is Invalid.
+    """
     if not command:
         return
     known = {**os.environ, "TERRELLA_SITES": ",".join(sites), "TERRELLA_TASK": task_id}
     try:
-        done = subprocess.run(list(command), env=known, capture_output=True, text=True, timeout=deadline_s, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            list(command), env=known, capture_output=True, text=True, timeout=deadline_s, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise WorldFault(f"web: the reset command {command[0]} did not end well: {error} (reset_command, reset_deadline_s)") from error
+        raise WorldFault(
+            f"web: the reset command {command[0]} did not end well: {error} (reset_command, reset_deadline_s)"
+        ) from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise WorldFault(f"web: the reset command {command[0]} ended with {done.returncode}: {' '.join(said)[:200]} (reset_command)")
+        raise WorldFault(
+            f"web: the reset command {command[0]} ended with {done.returncode}: {' '.join(said)[:200]} (reset_command)"
+        )
 
 
 def reset_episode(command: Sequence[str], sites: Sequence[str], task_id: str, deadline_s: float) -> None:
@@ -48,9 +58,11 @@ def account_of(task: WebTask) -> str:
     return (task.storage_state or "+".join(task.sites)) if task.require_login else ""
 
 
-def parts(seats: Sequence[Seat], task_of: Callable[[Seat], WebTask], at_once: int, per_site: int, per_account: int) -> list[list[Seat]]:
-    """The seats in parts that may be open together: at most `at_once`, `per_site` on one site and `per_account` as one account (0 for any
-    number). Every seat goes into the first part that has room, so without limits the order stays."""
+def parts(
+    seats: Sequence[Seat], task_of: Callable[[Seat], WebTask], at_once: int, per_site: int, per_account: int
+) -> list[list[Seat]]:
+    """The seats in parts that may be open together: at most `at_once`, `per_site` on one site and `per_account` as one
+    account (0 for any number). Every seat goes into the first part that has room, so without limits the order stays."""
     found: list[tuple[list[Seat], Counter[str], Counter[str]]] = []
     first = 0  # parts before it are full
     for seat in seats:

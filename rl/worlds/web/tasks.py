@@ -14,7 +14,15 @@ EVAL_TYPES = ("string_match", "url_match", "program_html")
 MATCHES = {"exact_match", "must_include", "fuzzy_match", "must_exclude", "one_of", "required_values"}
 URL_NOTES = ("EXACT", "GOLD in PRED")
 SEVERAL = " |AND| "
-REAL_PLACEHOLDERS = ("__SHOPPING__", "__SHOPPING_ADMIN__", "__REDDIT__", "__GITLAB__", "__MAP__", "__WIKIPEDIA__", "__HOMEPAGE__")
+REAL_PLACEHOLDERS = (
+    "__SHOPPING__",
+    "__SHOPPING_ADMIN__",
+    "__REDDIT__",
+    "__GITLAB__",
+    "__MAP__",
+    "__WIKIPEDIA__",
+    "__HOMEPAGE__",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,9 @@ class Evaluation:
 
     @property
     def checkable(self) -> bool:
-        """Whether an answer can be right or wrong. WebRL's template for instructions without ground truth asks for the answer N/A."""
+        """Whether an answer can be right or wrong. WebRL's template for instructions without ground truth asks for
+        the answer N/A.
+        """
         return self.types != ("string_match",) or dict(self.answers) != {"exact_match": "N/A"}
 
     @property
@@ -86,7 +96,10 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
 
     def need(key: str, kind: type | tuple[type, ...], held: Mapping[str, Any] = record, prefix: str = "") -> Any:
         if key not in held or not isinstance(held[key], kind):
-            raise ConfigError(f"{where}: {prefix}{key} must be {getattr(kind, '__name__', 'of another type')}, not {held.get(key)!r:.60}")
+            raise ConfigError(
+                f"{where}: {prefix}{key} must be {getattr(kind, '__name__', 'of another type')}, not "
+                f"{held.get(key)!r:.60}"
+            )
         return held[key]
 
     told = need("eval", dict)
@@ -96,7 +109,9 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
         raise ConfigError(f"{where}: eval.eval_types = {list(types)} must be some of {', '.join(EVAL_TYPES)}")
     answers = told.get("reference_answers") or {}
     if not isinstance(answers, dict) or set(answers) - MATCHES:
-        raise ConfigError(f"{where}: eval.reference_answers has the keys {sorted(answers)}; known are {', '.join(sorted(MATCHES))}")
+        raise ConfigError(
+            f"{where}: eval.reference_answers has the keys {sorted(answers)}; known are {', '.join(sorted(MATCHES))}"
+        )
     if "string_match" in types and not answers:
         raise ConfigError(f"{where}: eval.reference_answers is empty, but string_match is asked for")
     if "url_match" in types and not told.get("reference_url"):
@@ -104,7 +119,11 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
     note = told.get("url_note") or ""
     if note and note not in URL_NOTES:
         raise ConfigError(f"{where}: eval.url_note = {note!r} must be one of {', '.join(URL_NOTES)}")
-    targets = tuple(_target(t, f"{where}: eval.program_html[{i}]") for i, t in enumerate(told.get("program_html") or []) if "locator" in t)
+    targets = tuple(
+        _target(t, f"{where}: eval.program_html[{i}]")
+        for i, t in enumerate(told.get("program_html") or [])
+        if "locator" in t
+    )
     if "program_html" in types and not targets:
         raise ConfigError(f"{where}: eval.program_html is empty, but program_html is asked for")
     place = record.get("geolocation")
@@ -114,7 +133,9 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
         sites=tuple(need("sites", list)),
         intent=need("intent", str),
         start_urls=tuple(need("start_url", str).split(SEVERAL)),
-        evaluation=Evaluation(types, answers, told.get("reference_url") or "", note, targets, told.get("string_note") or ""),
+        evaluation=Evaluation(
+            types, answers, told.get("reference_url") or "", note, targets, told.get("string_note") or ""
+        ),
         require_login=bool(record.get("require_login")),
         storage_state=record.get("storage_state") or "",
         geolocation=(float(place["latitude"]), float(place["longitude"])) if place else None,

@@ -9,7 +9,8 @@ from typing import Any
 
 from .sites.base import Site
 
-Step = tuple[str, ...]  # (what, target, text): click text | type hint text | search hint text | select title option | tab n | exit answer
+# (what, target, text): click text | type hint text | search hint text | select title option | tab n | exit answer
+Step = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Check:
     """Builds the `eval` record of a task file."""
 
     types: list[str] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=lambda: {"reference_answers": None, "reference_url": "", "program_html": []})
+    record: dict[str, Any] = field(
+        default_factory=lambda: {"reference_answers": None, "reference_url": "", "program_html": []}
+    )
 
     def _add(self, kind: str) -> None:
         if kind not in self.types:

@@ -34,14 +34,21 @@ def price(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 def cheapest(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for category in GOODS:
         name = sites["shopping"].one("SELECT name FROM products WHERE category=? ORDER BY price", category)[0]
-        steps: list[Step] = [("click", category.title()), ("select", "Sort by", "Price"), ("click", "Sort"), ("exit", name)]
+        steps: list[Step] = [
+            ("click", category.title()),
+            ("select", "Sort by", "Price"),
+            ("click", "Sort"),
+            ("exit", name),
+        ]
         yield Instance({"category": category}, Check().says(exact_match=name).done, steps)
 
 
 @template(103, "shopping", "Open the page of the {{product}}.")
 def show(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for number, name, *_ in _products(sites):
-        yield Instance({"product": name}, Check().at(f"__SHOPPING__/product/{number}", "EXACT").done, [*_to(name), ("exit", "")])
+        yield Instance(
+            {"product": name}, Check().at(f"__SHOPPING__/product/{number}", "EXACT").done, [*_to(name), ("exit", "")]
+        )
 
 
 @template(104, "shopping", "Put {{quantity}} of the {{product}} into the cart.")
@@ -64,7 +71,9 @@ def wish(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 def order(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for _, name, _, cents, *_ in _products(sites):
         check = Check().page(
-            "func:shopping_get_latest_order_url()", text_at("#order"), must_include=[name, f"1 x {money(cents)}", "pending"]
+            "func:shopping_get_latest_order_url()",
+            text_at("#order"),
+            must_include=[name, f"1 x {money(cents)}", "pending"],
         )
         steps: list[Step] = [*_to(name), ("click", "Add to cart"), ("click", "Place order"), ("exit", "")]
         yield Instance({"product": name}, check.done, steps)
@@ -82,7 +91,9 @@ def street(sites: Sites, coin: random.Random) -> Iterator[Instance]:
         told = f"{coin.randint(1, 99)} {name}"
         check = Check().page("__SHOPPING__/account", value_at('[name="street"]'), exact_match=told)
         yield Instance(
-            {"street": told}, check.done, [("click", "Account"), ("type", "Street", told), ("click", "Save address"), ("exit", "")]
+            {"street": told},
+            check.done,
+            [("click", "Account"), ("type", "Street", told), ("click", "Save address"), ("exit", "")],
         )
 
 
@@ -93,7 +104,9 @@ def absent(sites: Sites, coin: random.Random) -> Iterator[Instance]:
         for goods in GOODS.values():
             name = f"{maker} pink {coin.choice(goods)}"
             if name not in names:
-                yield Instance({"product": name}, Check().says(fuzzy_match="N/A").done, [("search", FIND, name), ("exit", "N/A")])
+                yield Instance(
+                    {"product": name}, Check().says(fuzzy_match="N/A").done, [("search", FIND, name), ("exit", "N/A")]
+                )
 
 
 @template(110, "shopping", "What was the total of my order {{order}}?")
@@ -106,8 +119,13 @@ def total(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(111, "shopping", 'Review the {{product}} with {{stars}} stars and the text "{{text}}".')
 def review(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for number, name, *_ in _products(sites):
-        stars, text = str(coin.randint(1, 5)), coin.choice(("As described", "A fine gift", "Too small for me", "Would buy again"))
-        check = Check().page(f"__SHOPPING__/product/{number}", text_at("#reviews"), must_include=[f"sam: {stars} stars. {text}"])
+        stars, text = (
+            str(coin.randint(1, 5)),
+            coin.choice(("As described", "A fine gift", "Too small for me", "Would buy again")),
+        )
+        check = Check().page(
+            f"__SHOPPING__/product/{number}", text_at("#reviews"), must_include=[f"sam: {stars} stars. {text}"]
+        )
         steps: list[Step] = [
             *_to(name),
             ("select", "Stars", f"{stars} stars"),
@@ -121,7 +139,9 @@ def review(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(112, "shopping", "Show the best rated product of the category {{category}}.")
 def best(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for category in GOODS:
-        row = sites["shopping"].one("SELECT id, name FROM products WHERE category=? ORDER BY rating DESC, name", category)
+        row = sites["shopping"].one(
+            "SELECT id, name FROM products WHERE category=? ORDER BY rating DESC, name", category
+        )
         steps: list[Step] = [
             ("click", category.title()),
             ("select", "Sort by", "Rating"),
@@ -158,7 +178,9 @@ def nearest(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     rows = _places(sites)
     for row in rows:
         for kind in coin.sample(sorted(KINDS), 2):
-            near = sorted((distance((row[7], row[8]), (r[7], r[8])), r[1]) for r in rows if r[2] == kind and r[1] != row[1])
+            near = sorted(
+                (distance((row[7], row[8]), (r[7], r[8])), r[1]) for r in rows if r[2] == kind and r[1] != row[1]
+            )
             if near[0][0] == near[1][0]:
                 continue  # two are equally near
             steps: list[Step] = [
@@ -179,16 +201,26 @@ def _pairs(sites: Sites, coin: random.Random) -> Iterator[tuple[str, str, str, i
 
 
 def _route(a: str, b: str, by: str) -> list[Step]:
-    return [("click", "Directions"), ("type", "From", a), ("type", "To", b), ("select", "By", by), ("click", "Show route")]
+    return [
+        ("click", "Directions"),
+        ("type", "From", a),
+        ("type", "To", b),
+        ("select", "By", by),
+        ("click", "Show route"),
+    ]
 
 
 @template(504, "map", "Show the way from {{from}} to {{to}} by {{by}}.")
 def route(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for a, b, by, _ in _pairs(sites, coin):
         check = (
-            Check().page("last", value_at('[name="route_from"]'), exact_match=a).page("last", value_at('[name="route_to"]'), exact_match=b)
+            Check()
+            .page("last", value_at('[name="route_from"]'), exact_match=a)
+            .page("last", value_at('[name="route_to"]'), exact_match=b)
         )
-        check.page("last", value_at('[name="by"]'), exact_match=by).page("last", text_at("#route"), must_include=["Distance"])
+        check.page("last", value_at('[name="by"]'), exact_match=by).page(
+            "last", text_at("#route"), must_include=["Distance"]
+        )
         yield Instance({"from": a, "to": b, "by": by}, check.done, [*_route(a, b, by), ("exit", "")])
 
 
@@ -196,7 +228,9 @@ def route(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 def travel(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for a, b, by, tenths in _pairs(sites, coin):
         told = str(minutes(tenths, by))
-        yield Instance({"from": a, "to": b, "by": by}, Check().says(exact_match=told).done, [*_route(a, b, by), ("exit", told)])
+        yield Instance(
+            {"from": a, "to": b, "by": by}, Check().says(exact_match=told).done, [*_route(a, b, by), ("exit", told)]
+        )
 
 
 @template(506, "map", "Save {{place}} to my places.")
@@ -209,7 +243,9 @@ def save(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(507, "map", "Open the page of {{place}}.")
 def visit(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for row in _places(sites):
-        yield Instance({"place": row[1]}, Check().at(f"__MAP__/place/{row[0]}", "EXACT").done, [*_visit(row[1]), ("exit", "")])
+        yield Instance(
+            {"place": row[1]}, Check().at(f"__MAP__/place/{row[0]}", "EXACT").done, [*_visit(row[1]), ("exit", "")]
+        )
 
 
 @template(508, "map", "Show the route from {{from}} to {{to}} by car and tell me the distance.")
@@ -221,7 +257,9 @@ def far(sites: Sites, coin: random.Random) -> Iterator[Instance]:
         yield Instance({"from": a, "to": b}, check.done, [*_route(a, b, "car"), ("exit", f"{told} km")])
 
 
-@template(601, "map shopping", "Set the phone number of my shop account to that of {{place}}.", "__MAP__ |AND| __SHOPPING__")
+@template(
+    601, "map shopping", "Set the phone number of my shop account to that of {{place}}.", "__MAP__ |AND| __SHOPPING__"
+)
 def copy_phone(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for row in _places(sites):
         check = Check().page("__SHOPPING__/account", value_at('[name="phone"]'), exact_match=row[5])

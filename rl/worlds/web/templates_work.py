@@ -16,7 +16,8 @@ Sites = dict[str, Site]
 
 def _posts(sites: Sites) -> list[tuple[int, str, str, str, int, int]]:
     return sites["reddit"].rows(
-        "SELECT p.id, p.forum, p.author, p.title, p.votes, (SELECT COUNT(*) FROM comments c WHERE c.post=p.id) FROM posts p ORDER BY p.id"
+        "SELECT p.id, p.forum, p.author, p.title, p.votes, (SELECT COUNT(*) FROM comments c WHERE c.post=p.id) FROM "
+        "posts p ORDER BY p.id"
     )
 
 
@@ -27,14 +28,18 @@ def _read(forum: str, title: str) -> list[Step]:
 @template(201, "reddit", 'Who wrote the post "{{title}}" in the forum {{forum}}?')
 def author(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for _, forum, who, title, *_ in _posts(sites):
-        yield Instance({"title": title, "forum": forum}, Check().says(exact_match=who).done, [*_read(forum, title), ("exit", who)])
+        yield Instance(
+            {"title": title, "forum": forum}, Check().says(exact_match=who).done, [*_read(forum, title), ("exit", who)]
+        )
 
 
 @template(202, "reddit", 'How many comments has the post "{{title}}" in the forum {{forum}}? Answer with the number.')
 def comments(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for _, forum, _, title, _, count in _posts(sites):
         yield Instance(
-            {"title": title, "forum": forum}, Check().says(must_include=[str(count)]).done, [*_read(forum, title), ("exit", str(count))]
+            {"title": title, "forum": forum},
+            Check().says(must_include=[str(count)]).done,
+            [*_read(forum, title), ("exit", str(count))],
         )
 
 
@@ -42,7 +47,9 @@ def _voting(sites: Sites, state: str, button: str) -> Iterator[Instance]:
     for number, forum, _, title, *_ in _posts(sites):
         locator = "document.querySelector('div.submission__vote').querySelector('form').getAttribute('class')"
         check = Check().page(f"__REDDIT__/f/{forum}/{number}", locator, must_include=[state])
-        yield Instance({"title": title, "forum": forum}, check.done, [*_read(forum, title), ("click", button), ("exit", "")])
+        yield Instance(
+            {"title": title, "forum": forum}, check.done, [*_read(forum, title), ("click", button), ("exit", "")]
+        )
 
 
 @template(203, "reddit", 'Vote for the post "{{title}}" in the forum {{forum}}.')
@@ -60,7 +67,12 @@ def comment(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for number, forum, _, title, *_ in _posts(sites):
         text = coin.choice(("I agree", "Please tell more", "That is new to me", "Let us meet and try it"))
         check = Check().page(f"__REDDIT__/f/{forum}/{number}", text_at("#comments"), must_include=[text, USER])
-        steps: list[Step] = [*_read(forum, title), ("type", "Your comment", text), ("click", "Send comment"), ("exit", "")]
+        steps: list[Step] = [
+            *_read(forum, title),
+            ("type", "Your comment", text),
+            ("click", "Send comment"),
+            ("exit", ""),
+        ]
         yield Instance({"text": text, "title": title, "forum": forum}, check.done, steps)
 
 
@@ -86,23 +98,39 @@ def write(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(207, "reddit", "Subscribe to the forum {{forum}}.")
 def subscribe(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for forum in TOPICS:
-        check = Check().page(f"__REDDIT__/f/{forum}", "document.querySelector('form.subscribed').className", exact_match="subscribed")
-        yield Instance({"forum": forum}, check.done, [("click", "Forums"), ("click", forum), ("click", "Subscribe"), ("exit", "")])
+        check = Check().page(
+            f"__REDDIT__/f/{forum}", "document.querySelector('form.subscribed').className", exact_match="subscribed"
+        )
+        yield Instance(
+            {"forum": forum}, check.done, [("click", "Forums"), ("click", forum), ("click", "Subscribe"), ("exit", "")]
+        )
 
 
 @template(208, "reddit", "Show the posts of the forum {{forum}}, those with the {{order}} first.")
 def sorted_forum(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for forum in TOPICS:
         for order, option, value in (("most votes", "Most votes", "top"), ("most comments", "Most comments", "talk")):
-            steps: list[Step] = [("click", "Forums"), ("click", forum), ("select", "Sort by", option), ("click", "Sort"), ("exit", "")]
-            yield Instance({"forum": forum, "order": order}, Check().at(f"__REDDIT__/f/{forum}?sort={value}").done, steps)
+            steps: list[Step] = [
+                ("click", "Forums"),
+                ("click", forum),
+                ("select", "Sort by", option),
+                ("click", "Sort"),
+                ("exit", ""),
+            ]
+            yield Instance(
+                {"forum": forum, "order": order}, Check().at(f"__REDDIT__/f/{forum}?sort={value}").done, steps
+            )
 
 
 @template(209, "reddit", "Which post of the forum {{forum}} has the most votes? Answer with its title.")
 def top(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for forum in TOPICS:
         title = max((row for row in _posts(sites) if row[1] == forum), key=lambda row: row[4])[3]
-        yield Instance({"forum": forum}, Check().says(exact_match=title).done, [("click", "Forums"), ("click", forum), ("exit", title)])
+        yield Instance(
+            {"forum": forum},
+            Check().says(exact_match=title).done,
+            [("click", "Forums"), ("click", forum), ("exit", title)],
+        )
 
 
 @template(210, "reddit", 'Set my biography to "{{text}}".')
@@ -132,7 +160,12 @@ def _edit(sku: str, name: str) -> list[Step]:
 @template(301, "shopping_admin", "What is the e-mail address of the customer {{customer}}?")
 def email(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for name, mail in sites["shopping_admin"].rows("SELECT name, email FROM customers ORDER BY id"):
-        steps: list[Step] = [("click", "Customers"), ("search", "Name or e-mail", name), ("click", name), ("exit", mail)]
+        steps: list[Step] = [
+            ("click", "Customers"),
+            ("search", "Name or e-mail", name),
+            ("click", name),
+            ("exit", mail),
+        ]
         yield Instance({"customer": name}, Check().says(exact_match=mail).done, steps)
 
 
@@ -159,7 +192,9 @@ def disable(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for number, sku, name in _goods(sites):
         locator = "document.querySelector('[name=\"enabled\"]').checked.toString()"
         check = Check().page(f"__SHOPPING_ADMIN__/products/{number}", locator, exact_match="false")
-        yield Instance({"sku": sku}, check.done, [*_edit(sku, name), ("tick", "enabled"), ("click", "Save product"), ("exit", "")])
+        yield Instance(
+            {"sku": sku}, check.done, [*_edit(sku, name), ("tick", "enabled"), ("click", "Save product"), ("exit", "")]
+        )
 
 
 def _order(number: int) -> list[Step]:
@@ -209,7 +244,9 @@ def sales(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 def count_orders(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for status in STATES:
         told = str(sites["shopping_admin"].one("SELECT COUNT(*) FROM orders WHERE status=?", status)[0])
-        yield Instance({"status": status}, Check().says(exact_match=told).done, [("click", "Dashboard"), ("exit", told)])
+        yield Instance(
+            {"status": status}, Check().says(exact_match=told).done, [("click", "Dashboard"), ("exit", told)]
+        )
 
 
 @template(309, "shopping_admin", "Show the sales report from 2026-{{from}} to 2026-{{to}}.")
@@ -224,13 +261,19 @@ def note(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for (number,) in sites["shopping_admin"].rows("SELECT id FROM orders ORDER BY id"):
         text = coin.choice(("Call before delivery", "Packed as a gift", "Paid in cash", "Two parcels"))
         check = Check().page(f"__SHOPPING_ADMIN__/orders/{number}", text_at("#note"), must_include=[text])
-        steps: list[Step] = [*_order(number), ("type", "Note for the customer", text), ("click", "Update order"), ("exit", "")]
+        steps: list[Step] = [
+            *_order(number),
+            ("type", "Note for the customer", text),
+            ("click", "Update order"),
+            ("exit", ""),
+        ]
         yield Instance({"text": text, "order": str(number)}, check.done, steps)
 
 
 def _issues(sites: Sites) -> list[tuple[str, str, int, str, str, str]]:
     return sites["gitlab"].rows(
-        "SELECT p.owner, p.name, i.number, i.title, i.assignee, i.state FROM issues i JOIN projects p ON p.id=i.project ORDER BY i.id"
+        "SELECT p.owner, p.name, i.number, i.title, i.assignee, i.state FROM issues i JOIN projects p ON "
+        "p.id=i.project ORDER BY i.id"
     )
 
 
@@ -254,7 +297,11 @@ def assignee(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 def open_issues(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for number, owner, name in _projects(sites):
         told = str(sites["gitlab"].one("SELECT COUNT(*) FROM issues WHERE project=? AND state='open'", number)[0])
-        yield Instance({"project": f"{owner}/{name}"}, Check().says(exact_match=told).done, [("click", f"{owner}/{name}"), ("exit", told)])
+        yield Instance(
+            {"project": f"{owner}/{name}"},
+            Check().says(exact_match=told).done,
+            [("click", f"{owner}/{name}"), ("exit", told)],
+        )
 
 
 @template(403, "gitlab", 'Create an issue in {{project}} with the title "{{title}}" and the label {{label}}.')
@@ -288,7 +335,12 @@ def close(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 def assign(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for owner, name, number, title, _, state in _issues(sites):
         check = Check().page(f"__GITLAB__/{owner}/{name}/issues/{number}", text_at(".assignee"), exact_match=USER)
-        steps: list[Step] = [*_issue(owner, name, title, state), ("select", "Assignee", USER), ("click", "Assign"), ("exit", "")]
+        steps: list[Step] = [
+            *_issue(owner, name, title, state),
+            ("select", "Assignee", USER),
+            ("click", "Assign"),
+            ("exit", ""),
+        ]
         yield Instance({"title": title, "project": f"{owner}/{name}"}, check.done, steps)
 
 
@@ -314,8 +366,12 @@ def invite(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(407, "gitlab", "Star the project {{project}}.")
 def star(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for _, owner, name in _projects(sites):
-        check = Check().page(f"__GITLAB__/{owner}/{name}", "document.querySelector('main form').className", exact_match="starred")
-        yield Instance({"project": f"{owner}/{name}"}, check.done, [("click", f"{owner}/{name}"), ("click", "Star"), ("exit", "")])
+        check = Check().page(
+            f"__GITLAB__/{owner}/{name}", "document.querySelector('main form').className", exact_match="starred"
+        )
+        yield Instance(
+            {"project": f"{owner}/{name}"}, check.done, [("click", f"{owner}/{name}"), ("click", "Star"), ("exit", "")]
+        )
 
 
 @template(408, "gitlab", "Show the {{state}} issues of {{project}} with the label {{label}}.")
@@ -339,7 +395,12 @@ def note_issue(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for owner, name, number, title, _, state in _issues(sites):
         text = coin.choice(("I will look into it", "Cannot reproduce this", "Fixed in the next release"))
         check = Check().page(f"__GITLAB__/{owner}/{name}/issues/{number}", text_at("#notes-list"), must_include=[text])
-        steps: list[Step] = [*_issue(owner, name, title, state), ("type", "Your comment", text), ("click", "Comment"), ("exit", "")]
+        steps: list[Step] = [
+            *_issue(owner, name, title, state),
+            ("type", "Your comment", text),
+            ("click", "Comment"),
+            ("exit", ""),
+        ]
         yield Instance({"text": text, "title": title, "project": f"{owner}/{name}"}, check.done, steps)
 
 

@@ -68,7 +68,10 @@ def write_trace(folder: str | Path, trace: Trace) -> None:
     root = Path(folder)
     for name in ("traces", "actions"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    _write(root / "traces" / f"{trace.task_id}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in trace.rows))
+    _write(
+        root / "traces" / f"{trace.task_id}.jsonl",
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in trace.rows),
+    )
     told = {"task_id": trace.task_id, "score": trace.score, "actions": [s.response for s in trace.steps]}
     _write(root / "actions" / f"{trace.task_id}.json", json.dumps(told, ensure_ascii=False))
     for i, step in enumerate(trace.steps):
@@ -86,7 +89,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def write_shards(folder: str | Path, traces: Iterable[Trace]) -> int:
-    """Finished episodes as shards of step samples, equal to those the converter `webrl` makes of the folder; how many steps there are."""
+    """Finished episodes as shards of step samples, equal to those the converter `webrl` makes of the folder; how
+    many steps there are.
+    """
     count = 0
     with ShardWriter(folder, kind=TEXT) as writer:
         for trace in traces:
@@ -100,7 +105,9 @@ def write_shards(folder: str | Path, traces: Iterable[Trace]) -> int:
 
 
 def filmstrip(trace: Trace, pictures: Sequence[bytes] | None = None) -> str:
-    """One page that shows an episode: pictures with the acted element marked where there are some, else the text of the pages."""
+    """One page that shows an episode: pictures with the acted element marked where there are some, else the text of
+    the pages.
+    """
     parts = []
     for i, step in enumerate(trace.steps):
         picture = pictures[i] if pictures else step.picture
@@ -112,4 +119,7 @@ def filmstrip(trace: Trace, pictures: Sequence[bytes] | None = None) -> str:
         parts.append(f"<section><h2>Step {i}</h2>{shown}<pre>{told}</pre></section>")
     head = f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     head += f"<title>{html.escape(trace.intent)}</title><style>{_STYLE}</style>"
-    return f"{head}<h1>{html.escape(trace.intent)}</h1><p>Score {trace.score:g}. Answer: {html.escape(trace.answer)}</p>{''.join(parts)}\n"
+    return (
+        f"{head}<h1>{html.escape(trace.intent)}</h1><p>Score {trace.score:g}. Answer: "
+        f"{html.escape(trace.answer)}</p>{''.join(parts)}\n"
+    )

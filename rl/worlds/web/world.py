@@ -1,4 +1,6 @@
-"""The web World: a task on local sites, on MiniWoB++ pages or on sites elsewhere, in Chromium or in the pure-Python page model."""
+"""The web World: a task on local sites, on MiniWoB++ pages or on sites elsewhere, in Chromium or in the pure-Python
+page model.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,10 @@ class WebConfig:
     pages: tuple[str, ...] = ()  # of MiniWoB++; empty for all
     tasks_file: str = ""  # WebArena's format, for source: file
     addresses: dict[str, str] = field(default_factory=dict)  # placeholder -> address of a real site
-    hosts: tuple[str, ...] = ()  # further hosts that pages of a task file may load from, such as a map's tiles: host or host:port
-    # brings the sites of a task file back before an episode, where one has acted on them; TERRELLA_SITES and TERRELLA_TASK name them
+    # further hosts that pages of a task file may load from, such as a map's tiles: host or host:port
+    hosts: tuple[str, ...] = ()
+    # brings the sites of a task file back before an episode, where one has acted on them; TERRELLA_SITES and
+    # TERRELLA_TASK name them
     reset_command: tuple[str, ...] = ()
     reset_phase_command: tuple[str, ...] = ()  # the same once before a stage plays, with all sites
     reset_deadline_s: float = 600.0  # of either command
@@ -71,13 +75,19 @@ class WebConfig:
         if self.source == "file" and not self.tasks_file:
             raise ValueError("tasks_file: source: file needs one")
         if self.backend == "dom" and (self.source != "sites" or self.film):
-            raise ValueError("backend: dom has no scripts, no network and no pictures; it serves source: sites without film")
+            raise ValueError(
+                "backend: dom has no scripts, no network and no pictures; it serves source: sites without film"
+            )
         if self.source != "file" and (self.hosts or self.reset_command or self.reset_phase_command):
-            raise ValueError("hosts, reset_command, reset_phase_command: they are for source: file; our own sites need none")
+            raise ValueError(
+                "hosts, reset_command, reset_phase_command: they are for source: file; our own sites need none"
+            )
         if bad := next((h for h in self.hosts if not re.fullmatch(r"[A-Za-z0-9.-]+(:\d+)?", h)), None):
             raise ValueError(f"hosts: {bad!r} is no host or host:port; leave scheme and path out")
         if self.reset_command and self.at_once_per_site != 1:
-            raise ValueError("at_once_per_site: must be 1 with reset_command, which would take a site away from other episodes on it")
+            raise ValueError(
+                "at_once_per_site: must be 1 with reset_command, which would take a site away from other episodes on it"
+            )
         if min(self.at_once_per_site, self.at_once_per_account) < 0:
             raise ValueError("at_once_per_site, at_once_per_account: 0 (any number) or above")
         unknown = [s for s in self.sites if s not in SITES]
@@ -94,15 +104,25 @@ class WebConfig:
 
 
 @functools.lru_cache(maxsize=8)
-def _site_tasks(content: int, contents: int, sites: tuple[str, ...], instances: int, split: str) -> tuple[SiteTask, ...]:
-    made = [t for seed in range(content, content + contents) for t in make_site_tasks(seed, sites, instances) if split in ("all", t.split)]
-    tasks = list({t.task.intent: t for t in reversed(made)}.values())[::-1]  # one sentence is one task: the first content's
+def _site_tasks(
+    content: int, contents: int, sites: tuple[str, ...], instances: int, split: str
+) -> tuple[SiteTask, ...]:
+    made = [
+        t
+        for seed in range(content, content + contents)
+        for t in make_site_tasks(seed, sites, instances)
+        if split in ("all", t.split)
+    ]
+    # one sentence is one task: the first content's
+    tasks = list({t.task.intent: t for t in reversed(made)}.values())[::-1]
     random.Random("order of the web tasks").shuffle(tasks)  # so that neighbouring seeds are different kinds of tasks
     return tuple(tasks)
 
 
 class WebWorld(World):
-    """One task in a browser. `page`, `html` and `trace` hold what a trainer needs; `demonstrate` writes the oracle's next action."""
+    """One task in a browser. `page`, `html` and `trace` hold what a trainer needs; `demonstrate` writes the oracle's
+    next action.
+    """
 
     name = "web"
     Config = WebConfig
@@ -148,8 +168,12 @@ class WebWorld(World):
         else:
             from .chromium import ChromiumBackend
 
-            hosts = frozenset((*(urlsplit(a).netloc.lower() for a in config.addresses.values()), *(h.lower() for h in config.hosts)))
-            self.backend = ChromiumBackend(Limits(hosts=hosts, deadline_s=config.deadline_s, settle_s=0.5), browser=config.browser)
+            hosts = frozenset(
+                (*(urlsplit(a).netloc.lower() for a in config.addresses.values()), *(h.lower() for h in config.hosts))
+            )
+            self.backend = ChromiumBackend(
+                Limits(hosts=hosts, deadline_s=config.deadline_s, settle_s=0.5), browser=config.browser
+            )
         assert self.backend is not None
         return self.backend
 
@@ -211,12 +235,18 @@ class WebWorld(World):
             if len(urls) > 1:
                 backend.act(WebAction("switch_tab", text="0"), None)
         except ActionFailed as error:
-            raise WorldFault(f"web: cannot open the start of task {self.task.task_id if self.task else ''}: {error}") from error
+            raise WorldFault(
+                f"web: cannot open the start of task {self.task.task_id if self.task else ''}: {error}"
+            ) from error
 
-    def _identity(self, task: WebTask) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...], list[tuple[LoginForm, str, str]]]:
+    def _identity(
+        self, task: WebTask
+    ) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...], list[tuple[LoginForm, str, str]]]:
         """Cookies, local storage and login forms of the sites that the task needs."""
         if self.own_sites is not None:
-            known = [s for s in self.own_sites.sites.values() if s.key in task.sites and s.needs_login and task.require_login]
+            known = [
+                s for s in self.own_sites.sites.values() if s.key in task.sites and s.needs_login and task.require_login
+            ]
             if self.config.login == "form":
                 return (), (), [(LoginForm(f"{s.base}/login"), USER, PASSWORD) for s in known]
             return tuple(s.session for s in known), (), []
@@ -244,7 +274,9 @@ class WebWorld(World):
         assert self.backend is not None
         self.page: Page = self.backend.look()
         self.elements: dict[int, Element] = self.page.labels
-        self.html = redact(simplified_html(self.page, boxes=self.config.boxes and self.backend.has_layout), self.secrets)
+        self.html = redact(
+            simplified_html(self.page, boxes=self.config.boxes and self.backend.has_layout), self.secrets
+        )
         self.observation = self.html
         if self.config.observation == "accessibility":
             self.elements = accessibility_nodes(self.page)[1]
@@ -265,7 +297,9 @@ class WebWorld(World):
         return parse_call(text) if self.config.observation == "html" else parse_brackets(text)
 
     def step(self, action: Action) -> StepResult:
-        """Carry out what the agent wrote. An exit, the limits on steps, parse failures and repeats end the episode and score it."""
+        """Carry out what the agent wrote. An exit, the limits on steps, parse failures and repeats end the episode
+        and score it.
+        """
         check_started(self, self.task)
         assert self.task is not None and self.backend is not None
         if self.done:
@@ -283,7 +317,9 @@ class WebWorld(World):
         self.records.append(TraceStep(self.html, redact(response, self.secrets), "", picture))
         valid = self._execute(parsed, element) if parsed.kind not in ("none", "exit") else parsed.kind == "exit"
         if self.error:
-            self.records[-1] = TraceStep(self.records[-1].html, self.records[-1].response, redact(self.error, self.secrets), picture)
+            self.records[-1] = TraceStep(
+                self.records[-1].html, self.records[-1].response, redact(self.error, self.secrets), picture
+            )
         stop = self._early_stop()
         if self.miniwob is not None:
             self._miniwob_end(parsed, stop)
@@ -357,7 +393,9 @@ class WebWorld(World):
         return script_text(action, self.page.labels.get(action.element) if action.element is not None else None)
 
     def random_action(self, rng: random.Random) -> str:
-        """A click, words of the task typed into a field, or an exit, each element equally likely, in the grammar of the observation."""
+        """A click, words of the task typed into a field, or an exit, each element equally likely, in the grammar of
+        the observation.
+        """
         check_started(self, self.task)
         assert self.task is not None
         brackets, words = self.config.observation == "accessibility", self.task.intent.split()
@@ -374,7 +412,9 @@ class WebWorld(World):
     def trace(self) -> Trace:
         """The episode so far, as it is written to disk."""
         assert self.task is not None
-        return Trace(self.task.task_id, self.task.intent, tuple(self.records), self.score, redact(self.answer, self.secrets))
+        return Trace(
+            self.task.task_id, self.task.intent, tuple(self.records), self.score, redact(self.answer, self.secrets)
+        )
 
     def snapshot(self) -> Snapshot:
         """The task and the actions so far: sites are deterministic, so a restore plays them again."""

@@ -27,7 +27,9 @@ def base(tmp_path: Path) -> Path:
 
 
 def write_shards(state: dict[str, torch.Tensor], folder: Path, ranks: int) -> None:
-    """One file a rank, as the video trainer saves them: every tensor cut over its first dimension, names of FSDP's wrappers inside."""
+    """One file a rank, as the video trainer saves them: every tensor cut over its first dimension, names of FSDP's
+    wrappers inside.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -41,7 +43,9 @@ def write_shards(state: dict[str, torch.Tensor], folder: Path, ranks: int) -> No
             cut = whole.chunk(ranks)
             local = cut[rank].clone() if rank < len(cut) else whole.new_empty((0, *whole.shape[1:]))
             name = name.replace(".layers.1.", ".layers.1._fsdp_wrapped_module.")
-            parts[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+            parts[name] = DTensor.from_local(
+                local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+            )
         torch.save(parts, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
         dist.destroy_process_group()
 
@@ -70,9 +74,14 @@ for words in json.loads(sys.argv[1]):
 @pytest.mark.timeout(1800)
 def test_both_commands_write_the_folder_that_the_release_s_tools_do(base: Path, tmp_path: Path) -> None:
     state = load_file(base / "model.safetensors")
-    actor, saved, config = tmp_path / "global_step_150" / "actor", tmp_path / "checkpoint_450000", tmp_path / "llama_small.json"
+    actor, saved, config = (
+        tmp_path / "global_step_150" / "actor",
+        tmp_path / "checkpoint_450000",
+        tmp_path / "llama_small.json",
+    )
     write_shards(state, actor, 4)
-    # accelerate numbers the further models of a state: the release's second one is the evaluator with its metric networks
+    # accelerate numbers the further models of a state: the release's second one is the evaluator with its metric
+    # networks
     saved.mkdir()
     save_file({f"module.{name}": tensor for name, tensor in state.items()}, saved / "model.safetensors")
     save_file({"lpips.net.slice1.0.weight": torch.ones(3)}, saved / "model_1.safetensors")
@@ -82,7 +91,9 @@ def test_both_commands_write_the_folder_that_the_release_s_tools_do(base: Path, 
     config.write_text(json.dumps(told))
     words = [(actor, tmp_path / "merged", "--base", base), (saved, tmp_path / "unwrapped", "--base", config)]
     commands = [["convert", "to-hf", *map(str, given), "--dtype", "fp32"] for given in words]
-    done = subprocess.run([sys.executable, "-c", BOTH, json.dumps(commands)], capture_output=True, text=True, timeout=1500)
+    done = subprocess.run(
+        [sys.executable, "-c", BOTH, json.dumps(commands)], capture_output=True, text=True, timeout=1500
+    )
     assert done.returncode == 0, done.stderr
     for folder in ("merged", "unwrapped"):
         written = load_file(tmp_path / folder / "model.safetensors")

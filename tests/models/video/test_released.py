@@ -1,6 +1,8 @@
-"""Folders of the released layout: names and shapes from a table of our own, codes and pictures against plain torch functions.
+"""Folders of the released layout: names and shapes from a table of our own, codes and pictures against plain torch
+functions.
 
-The reference below knows nothing of our modules: it takes tensors by the release's names and follows its description step by step.
+The reference below knows nothing of our modules: it takes tensors by the release's names and follows its description
+step by step.
 """
 
 import json
@@ -14,15 +16,38 @@ from safetensors.torch import load_file, save_file
 
 from terrella.core.errors import ConfigError
 from terrella.models.video.config import RT1_COMPRESSIVE, RT1_FRAME
-from terrella.models.video.released import check_released, load_released, released_config, tokenizer_config, write_tokenizer
+from terrella.models.video.released import (
+    check_released,
+    load_released,
+    released_config,
+    tokenizer_config,
+    write_tokenizer,
+)
 from terrella.models.video.tokenizer import Codes, CompressiveTokenizer, build_tokenizer
 
 LEVELS = [7, 5, 5, 5, 5]
 GROUPS, LATENT, RESNETS = 4, 8, 2
 FRAME = {"block_out_channels": [4, 8, 8, 8, 16], "fsq_levels": 12}
-COMPRESSIVE = {"block_out_channels": [4, 8, 8, 16], "vq_fsq_levels": 12, "dyn_fsq_levels": 12, "patch_size": 4, "context_length": 1}
-COMPRESSIVE |= {"mid_block_add_attention": False, "max_att_resolution": 32, "force_upcast": True, "scaling_factor": 0.18215}
-COMMON = {"latent_channels": LATENT, "norm_num_groups": GROUPS, "layers_per_block": RESNETS, "resolution": 256, "act_fn": "silu"}
+COMPRESSIVE = {
+    "block_out_channels": [4, 8, 8, 16],
+    "vq_fsq_levels": 12,
+    "dyn_fsq_levels": 12,
+    "patch_size": 4,
+    "context_length": 1,
+}
+COMPRESSIVE |= {
+    "mid_block_add_attention": False,
+    "max_att_resolution": 32,
+    "force_upcast": True,
+    "scaling_factor": 0.18215,
+}
+COMMON = {
+    "latent_channels": LATENT,
+    "norm_num_groups": GROUPS,
+    "layers_per_block": RESNETS,
+    "resolution": 256,
+    "act_fn": "silu",
+}
 Shapes = dict[str, tuple[int, ...]]
 Weights = dict[str, torch.Tensor]
 
@@ -77,7 +102,9 @@ def encoder(name: str, channels: list[int], latent: int, attention: bool) -> Sha
     return made | conv(f"{name}.conv_out", channels[-1], latent)
 
 
-def decoder(name: str, pairs: list[tuple[int, int]], up: list[bool], latent: int, resnets: int, attention: bool) -> Shapes:
+def decoder(
+    name: str, pairs: list[tuple[int, int]], up: list[bool], latent: int, resnets: int, attention: bool
+) -> Shapes:
     first, last = pairs[0][0], pairs[-1][1]
     made = conv(f"{name}.conv_in", latent, first) | middle(f"{name}.mid_block", first, attention)
     for i, ((inner, outer), doubled) in enumerate(zip(pairs, up, strict=True)):
@@ -88,7 +115,9 @@ def decoder(name: str, pairs: list[tuple[int, int]], up: list[bool], latent: int
 def frame_shapes(c: list[int], latent: int) -> Shapes:
     """Narrows in its first block; every block but the first doubles the picture."""
     pairs = [(c[4], c[3]), (c[3], c[2]), (c[2], c[1]), (c[1], c[0]), (c[0], c[0])]
-    made = encoder("encoder", c, latent, True) | decoder("decoder", pairs, [False, True, True, True, True], latent, RESNETS, True)
+    made = encoder("encoder", c, latent, True) | decoder(
+        "decoder", pairs, [False, True, True, True, True], latent, RESNETS, True
+    )
     return made | conv("quant_linear", latent, 5, 1) | conv("post_quant_linear", 5, latent, 1)
 
 
@@ -166,12 +195,17 @@ class Reference:
         kv = self.norm(f"{name}.kv_norm", context, 1e-5).flatten(2).transpose(1, 2) + self.w[f"{name}.kv_pos_emb"]
         B, L, C = q.shape
         weights, biases = self.w[f"{name}.att.in_proj_weight"].chunk(3), self.w[f"{name}.att.in_proj_bias"].chunk(3)
-        parts = [(y @ w.T + b).view(B, L, heads, -1).transpose(1, 2) for y, w, b in zip((q, kv, kv), weights, biases, strict=True)]
+        parts = [
+            (y @ w.T + b).view(B, L, heads, -1).transpose(1, 2)
+            for y, w, b in zip((q, kv, kv), weights, biases, strict=True)
+        ]
         mixed = torch.softmax(parts[0] @ parts[1].transpose(2, 3) / (C // heads) ** 0.5, -1) @ parts[2]
         out = self.linear(f"{name}.att.out_proj", mixed.transpose(1, 2).reshape(B, L, C))
         return F.silu(x + out.transpose(1, 2).reshape(x.shape))
 
-    def encoder(self, name: str, x: torch.Tensor, context: list[torch.Tensor] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def encoder(
+        self, name: str, x: torch.Tensor, context: list[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         x, features, i = self.conv(f"{name}.conv_in", x), [], 0
         while f"{name}.down_blocks.{i}.resnets.0.conv1.weight" in self.w:
             x = self.block(f"{name}.down_blocks.{i}", x)
@@ -182,7 +216,9 @@ class Reference:
         x = F.silu(self.norm(f"{name}.conv_norm_out", self.middle(f"{name}.mid_block", x)))
         return self.conv(f"{name}.conv_out", x), features
 
-    def decoder(self, name: str, z: torch.Tensor, context: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def decoder(
+        self, name: str, z: torch.Tensor, context: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         x = middle = self.middle(f"{name}.mid_block", self.conv(f"{name}.conv_in", z))
         if context is not None:
             x = self.cross(f"{name}.cross_att_blocks.0", x, context)
@@ -204,7 +240,9 @@ def quantise(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def pictures() -> torch.Tensor:
     draw = torch.Generator().manual_seed(1)
     coarse = torch.rand(2, 3, 16, 20, generator=draw)
-    return (F.interpolate(coarse, (256, 320), mode="bilinear") + 0.1 * torch.rand(2, 3, 256, 320, generator=draw)).clamp(0, 1)
+    return (
+        F.interpolate(coarse, (256, 320), mode="bilinear") + 0.1 * torch.rand(2, 3, 256, 320, generator=draw)
+    ).clamp(0, 1)
 
 
 @torch.no_grad()
@@ -226,7 +264,9 @@ def test_a_folder_of_the_frame_tokenizer_gives_its_codes_and_pictures(tmp_path: 
 
 
 @torch.no_grad()
-def test_a_folder_of_the_compressive_tokenizer_gives_its_codes_and_pictures(tmp_path: Path, pictures: torch.Tensor) -> None:
+def test_a_folder_of_the_compressive_tokenizer_gives_its_codes_and_pictures(
+    tmp_path: Path, pictures: torch.Tensor
+) -> None:
     weights = folder_of(tmp_path / "rt1", COMPRESSIVE, compressive_shapes(COMPRESSIVE["block_out_channels"], LATENT))
     model = load_released(tmp_path / "rt1")
     assert isinstance(model, CompressiveTokenizer)
@@ -264,7 +304,13 @@ def test_the_published_sizes_have_the_release_s_names_and_shapes() -> None:
 
 
 def test_a_folder_that_is_something_else_is_refused_by_name(tmp_path: Path) -> None:
-    told = {"block_out_channels": [8, 8, 16], "layers_per_block": 2, "latent_channels": 8, "norm_num_groups": 4, "patch_size": 4}
+    told = {
+        "block_out_channels": [8, 8, 16],
+        "layers_per_block": 2,
+        "latent_channels": 8,
+        "norm_num_groups": 4,
+        "patch_size": 4,
+    }
     told |= {"resolution": 64, "max_att_resolution": 16}
     config = tokenizer_config(told, 64, 64)
     assert (config.kind, config.decoder_resnets, config.patch) == ("compressive", 3, 4)

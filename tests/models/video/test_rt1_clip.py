@@ -1,4 +1,6 @@
-"""A real RT-1 clip through tokenizer, layout and decoder at 256 x 320. The geometry is the published one; the networks are narrow."""
+"""A real RT-1 clip through tokenizer, layout and decoder at 256 x 320. The geometry is the published one; the
+networks are narrow.
+"""
 
 import os
 from pathlib import Path
@@ -15,7 +17,9 @@ from terrella.rl.video.imagine import ClipDecoder, to_pictures
 
 DATA = Path(os.environ.get("TERRELLA_SHARED_DATA", "")) / "rt1" / "fractal_sample.npz"
 NARROW = {"latent": 8, "groups": 4, "encoder_resnets": 1, "decoder_resnets": 1}
-pytestmark = pytest.mark.skipif(not os.environ.get("TERRELLA_SHARED_DATA") or not DATA.is_file(), reason="TERRELLA_SHARED_DATA is not set")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("TERRELLA_SHARED_DATA") or not DATA.is_file(), reason="TERRELLA_SHARED_DATA is not set"
+)
 
 
 @pytest.mark.parametrize("kind", ["frame", "compressive"])
@@ -32,7 +36,9 @@ def test_rt1_clip(kind: str) -> None:
     frames = to_pictures(pixels[1 : 1 + layout.frames][None], "cpu")
     codes = model.tokenize(frames, to_pictures(pixels[:1], "cpu"))
     actions = ActionBins(RT1_RANGES).encode(np.zeros((1, layout.frames, 13)))
-    rows = layout.assemble(codes.frames_BTN.numpy(), actions, codes.context_BK.numpy() if codes.context_BK is not None else None)
+    rows = layout.assemble(
+        codes.frames_BTN.numpy(), actions, codes.context_BK.numpy() if codes.context_BK is not None else None
+    )
     assert rows.shape == (1, layout.total) and rows.max() < layout.vocab
     pictures, shown = ClipDecoder(model, layout).pictures(rows)
     assert pictures.shape == (1, layout.horizon, 3, 256, 320)

@@ -22,7 +22,12 @@ PLAIN = TokenizerLoss(lpips=0, adversary=0)
 
 
 def test_published_sizes() -> None:
-    assert (RT1_FRAME.grid, RT1_FRAME.frame_tokens, RT1_FRAME.context_tokens, RT1_FRAME.codebook) == ((16, 20), 320, 0, 4375)
+    assert (RT1_FRAME.grid, RT1_FRAME.frame_tokens, RT1_FRAME.context_tokens, RT1_FRAME.codebook) == (
+        (16, 20),
+        320,
+        0,
+        4375,
+    )
     assert (RT1_COMPRESSIVE.grid, RT1_COMPRESSIVE.frame_tokens, RT1_COMPRESSIVE.context_tokens) == ((32, 40), 80, 1280)
     with torch.device("meta"):
         model = CompressiveTokenizer(RT1_COMPRESSIVE)
@@ -84,7 +89,10 @@ def test_utilisation() -> None:
 @pytest.mark.parametrize("config", [FRAME, COMPRESSIVE], ids=["frame", "compressive"])
 def test_training_lowers_the_loss_and_resumes_exactly(config: TokenizerConfig, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    frames, context = torch.rand(2, 2, 3, 1, 1).expand(2, 2, 3, 16, 24).contiguous(), torch.rand(2, 3, 1, 1).expand(2, 3, 16, 24)
+    frames, context = (
+        torch.rand(2, 2, 3, 1, 1).expand(2, 2, 3, 16, 24).contiguous(),
+        torch.rand(2, 3, 1, 1).expand(2, 3, 16, 24),
+    )
     loss = TokenizerLoss(lpips=0, adversary_from=20)
     trainer = TokenizerTrainer(config, loss, OptimizerConfig(lr=3e-3), seed=3)
     told = [trainer.step(frames, context) for _ in range(24)]
@@ -97,7 +105,9 @@ def test_training_lowers_the_loss_and_resumes_exactly(config: TokenizerConfig, t
     assert other.step(frames, context) == after
     save_tokenizer(trainer.model, tmp_path / "t.safetensors")
     held = load_tokenizer(config, tmp_path / "t.safetensors")
-    assert torch.equal(held.tokenize(frames, context).frames_BTN, trainer.model.eval().tokenize(frames, context).frames_BTN)
+    assert torch.equal(
+        held.tokenize(frames, context).frames_BTN, trainer.model.eval().tokenize(frames, context).frames_BTN
+    )
 
 
 def test_still_camera_encodes_what_differs_from_the_context() -> None:
@@ -129,7 +139,8 @@ def test_still_camera_begins_with_the_picture_and_weighs_what_moved(config: Toke
     assert torch.allclose(model.detokenize(made.codes), made.frames_BT3HW, atol=1e-6)
     fake = torch.zeros(4, 3, 16, 24)
     real = context.repeat_interleave(2, 0).clone()
-    assert float(trainer._weighted(fake, real, context)) == pytest.approx(float(real.mean()))  # equal to what it lies upon
+    # equal to what it lies upon
+    assert float(trainer._weighted(fake, real, context)) == pytest.approx(float(real.mean()))
     real[1, :, :8] = 1 - real[1, :, :8].round()
     wanted = real.mean() + 9 * real[1, :, :8].mean()
     assert float(trainer._weighted(fake, real, context)) == pytest.approx(float(wanted), rel=1e-5)
@@ -168,7 +179,9 @@ def test_augmentation_treats_a_clip_as_one() -> None:
 def test_blocks_equal_diffusers(attention: bool) -> None:
     vae = pytest.importorskip("diffusers.models.autoencoders.vae", reason="diffusers is not installed")
     channels = (8, 16, 16)
-    theirs = vae.Encoder(3, 8, ("DownEncoderBlock2D",) * 3, channels, 2, 4, "silu", False, mid_block_add_attention=attention)
+    theirs = vae.Encoder(
+        3, 8, ("DownEncoderBlock2D",) * 3, channels, 2, 4, "silu", False, mid_block_add_attention=attention
+    )
     ours = Encoder(channels, 2, 8, 4, attention=attention)
     ours.load_state_dict(theirs.state_dict())
     x = torch.rand(2, 3, 32, 40)

@@ -1,4 +1,6 @@
-"""A served model as an agent: a small chat server solves Sokoban through the command; a broken line is Invalid, not a failure."""
+"""A served model as an agent: a small chat server solves Sokoban through the command; a broken line is Invalid, not
+a failure.
+"""
 
 import json
 import threading
@@ -58,7 +60,10 @@ def test_eval_of_any_tag_behind_an_address(url: str, tmp_path) -> None:
 
 def test_scores_are_paired_by_seed_and_a_broken_line_is_invalid(url: str) -> None:
     seats = seats_of([Instance(load_tasks()["SimpleSokoban"], seed) for seed in range(123, 128)], 2)
-    played = {name: ApiPlayer(Teacher(url, name, tries=1), AgentSettings()).play(seats) for name in ("solver", "climber", "broken")}
+    played = {
+        name: ApiPlayer(Teacher(url, name, tries=1), AgentSettings()).play(seats)
+        for name in ("solver", "climber", "broken")
+    }
     assert all(isinstance(t.reward, Invalid) for t in played["broken"]) and summarise(played["broken"]).invalid == 10
     solver, climber = summarise(played["solver"]), summarise(played["climber"])
     assert solver.passes(2).value == 1.0 and solver.wins == [(2, 2)] * 5 and solver.format_ok.value == 1.0

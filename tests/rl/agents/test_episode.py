@@ -50,7 +50,10 @@ def test_a_solver_wins_and_masks_cover_exactly_what_it_sampled() -> None:
     for one, trajectory in zip(episodes, trajectories, strict=True):
         assert trajectory.info["success"] and trajectory.info["format_ok"] == 1.0 and trajectory.info["penalty"] == 0
         assert trajectory.reward == pytest.approx(11.0 - 0.1 * trajectory.info["num_actions"])
-        assert len(trajectory.sequences) == len(one.parsed) == trajectory.info["num_actions"] and len(one.states) == len(one.parsed) + 1
+        assert (
+            len(trajectory.sequences) == len(one.parsed) == trajectory.info["num_actions"]
+            and len(one.states) == len(one.parsed) + 1
+        )
         for sequence, turn in zip(trajectory.sequences, one.turns, strict=True):
             sampled = tuple(i for i, role in zip(sequence.ids, sequence.roles, strict=True) if role is Role.ACTION)
             assert sampled == turn.answer and sampled[-1] == TOKENIZER.eos_id
@@ -63,7 +66,12 @@ def test_window_shows_the_last_turns_only() -> None:
     rollout(solver, [episode(seed=125, max_turns=10, window=1)], SamplingParams(100), 0)
     assert len(solver.contexts) == 5
     for number, text in enumerate(solver.contexts, start=1):
-        assert text.count("Turn ") == 1 and f"Turn {number}:" in text and "Your available actions are" in text and "Reward:" not in text
+        assert (
+            text.count("Turn ") == 1
+            and f"Turn {number}:" in text
+            and "Your available actions are" in text
+            and "Reward:" not in text
+        )
         assert text.endswith("\nAgent:\n<think>")
 
 
@@ -77,7 +85,9 @@ def test_budget_of_actions_and_turns_and_the_penalty() -> None:
     # Five words a turn, one of them unknown: four steps and one penalty each turn, cut at ten actions in the third.
     assert walked.info["num_actions"] == 10 and walked.info["turns"] == 3 and not walked.info["success"]
     assert (
-        walked.info["penalty"] == pytest.approx(-0.3) and walked.reward == pytest.approx(-1.3) and walked.info["action_is_effective"] == 0
+        walked.info["penalty"] == pytest.approx(-0.3)
+        and walked.reward == pytest.approx(-1.3)
+        and walked.info["action_is_effective"] == 0
     )
     (short,) = rollout(Walker(), [episode(seed=123, max_turns=1)], SamplingParams(10), 0)
     assert short.info["num_actions"] == 4 and short.info["turns"] == 1
@@ -87,9 +97,12 @@ def test_coordinates_are_shown_and_asked_for() -> None:
     one = episode(fmt="state", coordinates=True)
     text = TOKENIZER.decode(one.context())
     assert (
-        "Player (P) is at (3,2); box (X) is at (3,1); target (O) is at (2,1).\nYou have 10" in text and "<prediction> [next state]" in text
+        "Player (P) is at (3,2); box (X) is at (3,1); target (O) is at (2,1).\nYou have 10" in text
+        and "<prediction> [next state]" in text
     )
-    assert parse("<think>" + " <observation>a</observation> b <prediction>c</prediction> </think><answer>Up</answer>", "state", 5).ok
+    assert parse(
+        "<think>" + " <observation>a</observation> b <prediction>c</prediction> </think><answer>Up</answer>", "state", 5
+    ).ok
 
 
 def test_a_fault_of_the_world_is_invalid() -> None:
@@ -111,7 +124,11 @@ def test_chat_template_of_a_real_tokenizer(tmp_path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHATML}))
     hf = HFTokenizer(tmp_path)
     chat = chat_of(hf)
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "content": "A"},
+    ]
     messages.append({"role": "user", "content": "V"})
     whole = hf.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert chat.start + "S" + chat.first_user + "U" + chat.agent + "A" + chat.next_user + "V" + chat.agent == whole

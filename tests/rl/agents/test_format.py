@@ -16,11 +16,16 @@ TASKS = load_tasks()
 def test_the_prefix_speaks_of_the_configured_world() -> None:
     grid = TASKS["SokobanDifferentGridVocab"]
     text = prefix(grid, grid.make(), "think")
-    assert "W: wall, .: empty, G: target, C: box on target, B: box, A: player, @: player on target" in text and "√" not in text
+    assert (
+        "W: wall, .: empty, G: target, C: box on target, B: box, A: player, @: player on target" in text
+        and "√" not in text
+    )
     words = TASKS["SokobanDifferentActionVocab"]
     assert "\nLeft, Right, Up, Down\n" in prefix(words, words.make(), "think")
     state = TASKS["SimpleSokoban"]
-    assert "Sample response" in prefix(state, state.make(), "state") and "Sample response" not in prefix(state, state.make(), "think")
+    assert "Sample response" in prefix(state, state.make(), "state") and "Sample response" not in prefix(
+        state, state.make(), "think"
+    )
     assert "available actions" not in prefix(TASKS["Sudoku"], TASKS["Sudoku"].make(), "think")
 
 
@@ -39,7 +44,10 @@ def test_the_sample_response_parses_and_follows_the_rules_of_its_world(tag: str)
     elif tag == "FrozenLake":
         from terrella.rl.worlds import frozen_lake
 
-        assert frozen_lake.parse_state(parsed.observation)[0] == "P" and frozen_lake.parse_state(parsed.prediction)[2] == "P"
+        assert (
+            frozen_lake.parse_state(parsed.observation)[0] == "P"
+            and frozen_lake.parse_state(parsed.prediction)[2] == "P"
+        )
     else:
         from terrella.rl.worlds import sudoku
 
@@ -54,7 +62,11 @@ def test_roles_alternate_and_the_window_keeps_numbers() -> None:
     task = TASKS["SimpleSokoban"]
     world = task.make()
     start = world.reset(123)
-    history = [Turn(start, 10, "<think> a </think> <answer> Up </answer>", -0.1), Turn(start, 9, "<answer>", -0.2), Turn(start, 8)]
+    history = [
+        Turn(start, 10, "<think> a </think> <answer> Up </answer>", -0.1),
+        Turn(start, 9, "<answer>", -0.2),
+        Turn(start, 8),
+    ]
     chat = messages(task, world, history, "think")
     assert [m["role"] for m in chat] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert "Turn 1:" in chat[1]["content"] and chat[3]["content"].startswith("Reward:\n-0.1\n\nTurn 2:\nState:\n######")
@@ -71,8 +83,18 @@ def test_roles_alternate_and_the_window_keeps_numbers() -> None:
         ("<think> go <answer> Up </answer>", "think", False, ()),
         ("<answer>Up</answer>", "think", False, ()),
         ("<answer>Up || Left<|im_end|></answer>", "answer", True, ("Up", "Left")),
-        ("<think> <observation>s</observation> t <prediction>n</prediction> </think> <answer>Up</answer>", "state", True, ("Up",)),
-        ("<think> <prediction>n</prediction> <observation>s</observation> </think> <answer>Up</answer>", "state", False, ("Up",)),
+        (
+            "<think> <observation>s</observation> t <prediction>n</prediction> </think> <answer>Up</answer>",
+            "state",
+            True,
+            ("Up",),
+        ),
+        (
+            "<think> <prediction>n</prediction> <observation>s</observation> </think> <answer>Up</answer>",
+            "state",
+            False,
+            ("Up",),
+        ),
         ("<think> no tags </think> <answer>Up</answer>", "state", False, ("Up",)),
         ("<answer>Up || Down</answer>", "state", False, ("Up", "Down")),
         ("<think> a </think> <answer> || </answer>", "think", True, ()),
@@ -94,13 +116,17 @@ def test_only_the_first_actions_count() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     parts=st.lists(
-        st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<observation>", "</prediction>", " ", "||", "Up", "\n"])
+        st.sampled_from(
+            ["<think>", "</think>", "<answer>", "</answer>", "<observation>", "</prediction>", " ", "||", "Up", "\n"]
+        )
     )
 )
 def test_parse_takes_anything(parts: list[str]) -> None:
     for fmt in ("answer", "think", "state"):
         parsed = parse("".join(parts), fmt, 5)
-        assert isinstance(parsed.actions, tuple) and len(parsed.actions) <= 5 and not any("<" in a for a in parsed.actions)
+        assert (
+            isinstance(parsed.actions, tuple) and len(parsed.actions) <= 5 and not any("<" in a for a in parsed.actions)
+        )
 
 
 def test_hostile_text_is_linear() -> None:
@@ -120,7 +146,13 @@ def test_play_drops_unknown_words_once_and_stops_at_the_budget() -> None:
     cut = play(world, ("Left", "Up", "Up"), 1)
     assert cut.executed == ("Left",) and cut.truncated and cut.done and not cut.info["success"]
     won = play(world, ("up", "Down"), 8)
-    assert won.done and not won.truncated and won.executed == ("up",) and won.info["success"] and won.reward == pytest.approx(10.9)
+    assert (
+        won.done
+        and not won.truncated
+        and won.executed == ("up",)
+        and won.info["success"]
+        and won.reward == pytest.approx(10.9)
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -132,10 +164,13 @@ def test_grounded_spans_equal_the_states_of_the_world(seed: int, junk: str) -> N
     play(world, ("Up", "Left"), 10)
     after = world.render("text_with_coordinates")
     response = (
-        f"<think> <observation>{junk}</observation> because <prediction>\\1 {junk}</prediction> </think> <answer> Up || Left </answer>"
+        f"<think> <observation>{junk}</observation> because <prediction>\\1 {junk}</prediction> </think> <answer> Up "
+        "|| Left </answer>"
     )
     parsed = parse(ground(response, before, after), "state", 5)
-    assert parsed.ok and parsed.observation == before and parsed.prediction == after and parsed.actions == ("Up", "Left")
+    assert (
+        parsed.ok and parsed.observation == before and parsed.prediction == after and parsed.actions == ("Up", "Left")
+    )
     assert ground("<think> none </think>", before, after) == "<think> none </think>"
 
 

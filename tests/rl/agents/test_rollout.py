@@ -10,7 +10,16 @@ from terrella.data.tokenizers import ByteTokenizer
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.agents.config import AgentSettings
 from terrella.rl.agents.evaluate import state_perplexity, summarise
-from terrella.rl.agents.rollout import Instance, Player, Seat, actions_taken, describe_agents, seats_of, turns_of, world_finder
+from terrella.rl.agents.rollout import (
+    Instance,
+    Player,
+    Seat,
+    actions_taken,
+    describe_agents,
+    seats_of,
+    turns_of,
+    world_finder,
+)
 from terrella.rl.agents.selfplay import RandomPlayer
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.rl.worlds.tasks import load_tasks, rotation
@@ -38,7 +47,9 @@ def test_masks_of_whole_episodes_are_what_was_sampled(tag: str, window: int) -> 
     for seat, trajectory in zip(seats, trajectories, strict=True):
         turns = [turn.answer for turn in seat.episode.turns if turn.answer]
         assert len(trajectory.sequences) == (1 if window == 0 else len(turns))
-        sampled = [i for s in trajectory.sequences for i, role in zip(s.ids, s.roles, strict=True) if role == Role.ACTION]
+        sampled = [
+            i for s in trajectory.sequences for i, role in zip(s.ids, s.roles, strict=True) if role == Role.ACTION
+        ]
         assert sampled == [i for answer in turns for i in answer]
 
 
@@ -57,12 +68,17 @@ def test_written_states_are_paid_for_but_not_shown_as_the_worlds_reward() -> Non
             out = []
             for request in requests:
                 seen = find(request.key).render("text_with_coordinates")
-                text = f" <observation>\n{seen}\n</observation> x <prediction>\nnowhere\n</prediction> </think> <answer> Up </answer>"
+                text = (
+                    f" <observation>\n{seen}\n</observation> x <prediction>\nnowhere\n</prediction> </think> "
+                    "<answer> Up </answer>"
+                )
                 ids = (*TOKENIZER.encode(text), TOKENIZER.eos_id)
                 out.append(Sample(ids, (0.0,) * len(ids), "stop", 0))
             return out
 
-    settings = AgentSettings(fmt="state", coordinates=True, max_turns=2, actions_per_turn=1, observation_reward=0.5, prediction_reward=0.25)
+    settings = AgentSettings(
+        fmt="state", coordinates=True, max_turns=2, actions_per_turn=1, observation_reward=0.5, prediction_reward=0.25
+    )
     seats = dealt({"SimpleSokoban": 1.0}, 1, 1)
     find = world_finder(seats)
     (paid,) = Player(TOKENIZER, settings).play(Seer(), seats, PARAMS, 0)
@@ -85,8 +101,12 @@ def test_perplexity_counts_the_states_tokens_and_nothing_else() -> None:
         assert found == pytest.approx(7.0)
         text = "".join(deal_state(seed) for seed in range(123, 126))
         expected = math.exp(2.0 * (1 - text.count("#") / len(TOKENIZER.encode(text))))
-        assert state_perplexity(pound, instances, TOKENIZER, settings, coordinates=False, alone=alone) == pytest.approx(expected)
-    assert math.isnan(state_perplexity(uniform, [Instance(TASKS["Countdown"], 0)], TOKENIZER, settings, coordinates=True, alone=True))
+        assert state_perplexity(pound, instances, TOKENIZER, settings, coordinates=False, alone=alone) == pytest.approx(
+            expected
+        )
+    assert math.isnan(
+        state_perplexity(uniform, [Instance(TASKS["Countdown"], 0)], TOKENIZER, settings, coordinates=True, alone=True)
+    )
 
 
 def deal_state(seed: int) -> str:
@@ -94,7 +114,9 @@ def deal_state(seed: int) -> str:
 
 
 def test_records_leave_faults_out() -> None:
-    seats, trajectories = played(AgentSettings(fmt="think", actions_per_turn=3), {"SimpleSokoban": 1, "FrozenLake": 1}, 4)
+    seats, trajectories = played(
+        AgentSettings(fmt="think", actions_per_turn=3), {"SimpleSokoban": 1, "FrozenLake": 1}, 4
+    )
     trajectories[0].reward = Invalid("broken")
     values = describe_agents(trajectories, lambda value: [value])
     assert values["agent/num_actions"] == pytest.approx(np.mean([t.info["num_actions"] for t in trajectories[1:]]))
@@ -106,6 +128,7 @@ def test_records_leave_faults_out() -> None:
         episode.context_of([]), keep_special=True
     )  # rules, state and template as the model read them
     assert episode.states[0] in shown["context"] and shown["boards"][0].count("\n") == 5
-    assert shown["answer"] == episode.parsed[0].response and "truth" not in shown  # nothing was foretold, so nothing is held against it
+    # nothing was foretold, so nothing is held against it
+    assert shown["answer"] == episode.parsed[0].response and "truth" not in shown
     scores = summarise(trajectories)
     assert scores.invalid == 1 and [n for _, n in scores.wins] == [1, 2, 2, 2] and scores.passes(2).n == 3

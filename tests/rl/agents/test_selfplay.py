@@ -44,9 +44,13 @@ def test_every_span_equals_the_state_of_the_world(tag: str) -> None:
                 if twin.step(twin.parse_action(word)).done:
                     break
             assert parsed.prediction == twin.render("text_with_coordinates")
-            states = [i for i, role in zip(lesson.sequence.ids, lesson.sequence.roles, strict=True) if role is Role.STATE]
+            states = [
+                i for i, role in zip(lesson.sequence.ids, lesson.sequence.roles, strict=True) if role is Role.STATE
+            ]
             assert TOKENIZER.decode(states) == parsed.observation + parsed.prediction
-            learnt = [i for i, role in zip(lesson.sequence.ids, lesson.sequence.roles, strict=True) if role is not Role.PROMPT]
+            learnt = [
+                i for i, role in zip(lesson.sequence.ids, lesson.sequence.roles, strict=True) if role is not Role.PROMPT
+            ]
             assert "<think>" + TOKENIZER.decode(learnt) == lesson.text and learnt[-1] == TOKENIZER.eos_id
 
 
@@ -66,7 +70,11 @@ def test_variants_differ_in_the_states_alone() -> None:
     scattered = parse(texts["random_coordinates"], "state", 5).observation
     assert scattered.split("\nPlayer")[0] == parse_state(episode.states[0])
     blanked, taught = lessons(episode, "blanked")[0], lessons(episode, "blanked", learn_blanks=True)[0]
-    assert blanked.sequence.ids == taught.sequence.ids and len(blanked.text) == len(lessons(episode)[0].text) and "#" not in blanked.text
+    assert (
+        blanked.sequence.ids == taught.sequence.ids
+        and len(blanked.text) == len(lessons(episode)[0].text)
+        and "#" not in blanked.text
+    )
     assert Role.STATE not in blanked.sequence.roles and Role.STATE in taught.sequence.roles
     with pytest.raises(ValueError, match="variant"):
         lessons(episode, "other")
@@ -79,7 +87,9 @@ def test_the_split_is_by_trajectory_and_the_filter_drops_untagged_turns() -> Non
     assert 0.1 < sum(held_out(f"{s}/0", 0.2) for s in range(2000)) / 2000 < 0.3
     episode = episodes[0]
     episode.parsed[0] = parse("<think> nothing </think> <answer> Up </answer>", "state", 5)
-    assert len(lessons(episode)) == len(episode.parsed) - 1 and len(lessons(episode, only_tagged=False)) == len(episode.parsed)
+    assert len(lessons(episode)) == len(episode.parsed) - 1 and len(lessons(episode, only_tagged=False)) == len(
+        episode.parsed
+    )
 
 
 def test_spans_of_a_byte_tokenizer_and_of_its_hugging_face_twin(tmp_path) -> None:

@@ -39,7 +39,8 @@ def test_the_random_policy_plays_and_its_turns_are_lessons() -> None:
     assert len(taught) == counts["turns"] and len({lesson.held_out for lesson in taught}) == 2
     first = taught[0]
     assert first.fields["meta.json"]["seed"] == 10_000 and Role.STATE in first.sequence.roles
-    assert first.fields["states.json"][0] in first.fields["messages.json"][1]["content"]  # the true state is written into the answer
+    # the true state is written into the answer
+    assert first.fields["states.json"][0] in first.fields["messages.json"][1]["content"]
 
 
 def test_a_model_from_scratch_reads_pieces_of_all_worlds_of_a_recipe() -> None:
@@ -65,5 +66,8 @@ def test_settings_that_cannot_be_meant(settings: dict, message: str) -> None:
 
 def test_an_unknown_tag_is_named() -> None:
     settings = WorldsEnvironment(kind="worlds", tags=["OpenSokobam"])
-    with pytest.raises(ConfigError, match="'OpenSokobam' is neither shipped nor in tag_files"), open_tasks(settings, ByteTokenizer(), None):
+    with (
+        pytest.raises(ConfigError, match="'OpenSokobam' is neither shipped nor in tag_files"),
+        open_tasks(settings, ByteTokenizer(), None),
+    ):
         pass

@@ -1,4 +1,6 @@
-"""Must the extra `worlds` be there? Without it its tests are skipped, unless TERRELLA_REQUIRE names it. Helper module, not a test."""
+"""Must the extra `worlds` be there? Without it its tests are skipped, unless TERRELLA_REQUIRE names it. Helper
+module, not a test.
+"""
 
 import os
 

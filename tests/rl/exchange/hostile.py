@@ -1,4 +1,6 @@
-"""An environment that hangs, raises, or shows 100 MB, by its seed. Helper module, not a test: importing it registers it."""
+"""An environment that hangs, raises, or shows 100 MB, by its seed. Helper module, not a test: importing it registers
+it.
+"""
 
 import time
 

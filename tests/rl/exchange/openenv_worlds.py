@@ -1,4 +1,5 @@
-"""Three OpenEnv servers in one process: a world of ours, one with an action of two fields, and one of numbers. Helper module, not a test.
+"""Three OpenEnv servers in one process: a world of ours, one with an action of two fields, and one of numbers. Helper
+module, not a test.
 
 `python -m terrella.tests.rl.exchange.openenv_worlds` prints their addresses and serves until it is ended.
 """

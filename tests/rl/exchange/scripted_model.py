@@ -19,7 +19,14 @@ def served(answer: Callable[[list[dict[str, str]]], str]) -> Iterator[str]:
             message = {"role": "assistant", "content": answer(body["messages"])}
             choice = {"index": 0, "finish_reason": "stop", "message": message}
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            made = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice], "usage": usage}
+            made = {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [choice],
+                "usage": usage,
+            }
             text = json.dumps(made).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

@@ -28,4 +28,7 @@ class SmallConfig(vf.TasksetConfig):
 class SmallTaskset(vf.Taskset[SmallTask, SmallConfig]):
     def load(self):
         for number in range(self.config.first, self.config.first + 20):
-            yield SmallTask(SmallData(idx=number, prompt=f"Twice {number}?", system_prompt="Be short.", number=number), self.config.task)
+            yield SmallTask(
+                SmallData(idx=number, prompt=f"Twice {number}?", system_prompt="Be short.", number=number),
+                self.config.task,
+            )

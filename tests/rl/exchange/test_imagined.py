@@ -25,7 +25,9 @@ def test_a_right_model_stays_exact_and_a_copying_one_drifts() -> None:
         action = true.random_action(rng)
         truth = true.step(action)
         seen, copied = right.step(action), copying.step(action)
-        assert seen.info["exact"] == 1.0 and seen.info["exact_steps"] == step and seen.info["true_reward"] == truth.reward
+        assert (
+            seen.info["exact"] == 1.0 and seen.info["exact_steps"] == step and seen.info["true_reward"] == truth.reward
+        )
         assert (seen.reward, seen.terminated) == (truth.reward, truth.terminated)
         agreed.append(copied.info["exact"])
         assert copied.info["exact_steps"] == (agreed.index(0.0) if 0.0 in agreed else step)
@@ -38,7 +40,14 @@ def test_sokoban_imagined_cell_by_cell() -> None:
     true, dynamics = find_offer("SimpleSokoban"), GridDynamics.of("SimpleSokoban")
     answers = [dynamics.next, lambda state, action: "?" * len(state), lambda state, action: Invalid("no sampler")]
     right, broken, failing = (
-        Play(Offer("imagined", lambda answer=answer: Beside(ImaginedGrid(true.make(), dynamics, answer), true.make()), "", 9))
+        Play(
+            Offer(
+                "imagined",
+                lambda answer=answer: Beside(ImaginedGrid(true.make(), dynamics, answer), true.make()),
+                "",
+                9,
+            )
+        )
         for answer in answers
     )
     native = Play(true)

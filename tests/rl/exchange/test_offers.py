@@ -1,4 +1,6 @@
-"""Offered worlds: seeds repeat, a snapshot goes back exactly through JSON, what is no action costs one; no torch is needed."""
+"""Offered worlds: seeds repeat, a snapshot goes back exactly through JSON, what is no action costs one; no torch is
+needed.
+"""
 
 import json
 import random
@@ -58,5 +60,11 @@ def test_unknown_names_and_foreign_snapshots_are_refused() -> None:
 
 
 def test_worlds_need_no_torch() -> None:
-    code = "import sys; from terrella.rl.exchange.offers import *; Play(find_offer('Countdown')).reset(1); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300).stdout.strip() == "False"
+    code = (
+        "import sys; from terrella.rl.exchange.offers import *; Play(find_offer('Countdown')).reset(1); "
+        "print('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300).stdout.strip()
+        == "False"
+    )

@@ -1,4 +1,6 @@
-"""OpenEnv both ways: its own client plays our worlds with seeds and snapshots, and its servers are played by our verbs."""
+"""OpenEnv both ways: its own client plays our worlds with seeds and snapshots, and its servers are played by our
+verbs.
+"""
 
 import json
 import random
@@ -37,12 +39,19 @@ def servers() -> Iterator[dict[str, str]]:
 
 def test_its_validator_passes(servers: dict[str, str]) -> None:
     report = validate_running_environment(servers["sokoban"], timeout_s=60.0)
-    assert report["passed"] and report["summary"]["failed_criteria"] == [] and report["summary"]["required_total_count"] > 0
+    assert (
+        report["passed"]
+        and report["summary"]["failed_criteria"] == []
+        and report["summary"]["required_total_count"] > 0
+    )
 
 
 def test_its_client_plays_our_world_with_seeds_and_snapshots(servers: dict[str, str]) -> None:
     native = Play(find_offer("SimpleSokoban"))
-    with GenericEnvClient(base_url=servers["sokoban"]).sync() as one, GenericEnvClient(base_url=servers["sokoban"]).sync() as other:
+    with (
+        GenericEnvClient(base_url=servers["sokoban"]).sync() as one,
+        GenericEnvClient(base_url=servers["sokoban"]).sync() as other,
+    ):
         first = one.reset(seed=11)
         assert first.observation["text"] == native.reset(11).text
         assert "Sokoban" in first.observation["instruction"] and first.observation["actions"] == native.words

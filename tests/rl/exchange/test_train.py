@@ -1,4 +1,6 @@
-"""Environments of other projects in one recipe: some steps of RL on each, and a hostile one costs Invalid samples, not the run."""
+"""Environments of other projects in one recipe: some steps of RL on each, and a hostile one costs Invalid samples,
+not the run.
+"""
 
 import importlib.util
 import json
@@ -59,14 +61,21 @@ def environments(servers: dict[str, str]) -> dict[str, str]:
 def test_environments_of_other_projects_train(servers: dict[str, str], tmp_path: Path) -> None:
     known = environments(servers)
     sizes = {"hostile": {"prompts": 8, "steps": 1}}
-    stages = [STAGE.format(name=name, env=env, **sizes.get(name, {"prompts": 2, "steps": 2})) for name, env in known.items()]
+    stages = [
+        STAGE.format(name=name, env=env, **sizes.get(name, {"prompts": 2, "steps": 2})) for name, env in known.items()
+    ]
     evaluate = f"- {{kind: eval, name: evaluate, models: [start], max_new_tokens: 4, n: 2, env: {known['cartpole']}}}\n"
     text = f"name: exchange\nmodel: {SIZES}\nstages:\n- {{kind: start, name: start}}{''.join(stages)}{evaluate}"
     (tmp_path / "exchange.yaml").write_text(text)
     (tmp_path / "cases.json").write_text(json.dumps([["exchange", ["exchange.yaml"]]]))
     command = [sys.executable, "-m", "terrella.tests.launch.own_lane", "cases.json"]
     made = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | ALONE | {"MASTER_PORT": str(free_port())}, capture_output=True, text=True, timeout=900
+        command,
+        cwd=tmp_path,
+        env=os.environ | ALONE | {"MASTER_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert json.loads((tmp_path / "cases.errors.json").read_text()) == {}, made.stderr[-3000:]
     rows = [json.loads(line) for line in (tmp_path / "runs/exchange/metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,6 @@
-"""verifiers both ways: its own validator and evaluation loop take our worlds, and its tasksets are played by our verbs."""
+"""verifiers both ways: its own validator and evaluation loop take our worlds, and its tasksets are played by our
+verbs.
+"""
 
 import importlib
 import json
@@ -31,7 +33,9 @@ def word(messages: list[dict[str, str]]) -> str:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Runs one of its commands in this process and in an empty folder, with our worlds under the name that an installed package has."""
+    """Runs one of its commands in this process and in an empty folder, with our worlds under the name that an
+    installed package has.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "terrella_worlds", to_verifiers)
 
@@ -46,7 +50,13 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_its_validator_passes(world: str, command, tmp_path: Path) -> None:
     command("validate", "-n", "4", "--taskset.world", world, "--runtime.type", "subprocess")
     (file,) = tmp_path.glob("outputs/*/summary.json")
-    assert json.loads(file.read_text())["outcomes"] == {"valid": 4, "invalid": 0, "error": 0, "timeout": 0, "missing": 0}
+    assert json.loads(file.read_text())["outcomes"] == {
+        "valid": 4,
+        "invalid": 0,
+        "error": 0,
+        "timeout": 0,
+        "missing": 0,
+    }
 
 
 def test_its_evaluation_loop_plays_our_world(command, tmp_path: Path) -> None:
@@ -75,7 +85,9 @@ def played(env, task) -> dict[str, float]:
 
 
 def test_a_taskset_with_many_turns_is_the_world_it_wraps() -> None:
-    env = VerifiersEnvironment("terrella-worlds", train_tasks=3, test_tasks=2, settings={"world": "SimpleSokoban", "first_seed": 5})
+    env = VerifiersEnvironment(
+        "terrella-worlds", train_tasks=3, test_tasks=2, settings={"world": "SimpleSokoban", "first_seed": 5}
+    )
     assert env.tasks("train") == [0, 1, 2] and env.tasks("test") == [3, 4]
     for task in (0, 3):
         assert played(env, task) == pytest.approx(played(WorldInText("SimpleSokoban"), {"seed": 5 + task}))

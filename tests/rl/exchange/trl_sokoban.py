@@ -1,7 +1,9 @@
-"""Stock TRL trains on a served Sokoban: its GRPOTrainer with `environment_factory`, over OpenEnv's client. Helper module, not a test.
+"""Stock TRL trains on a served Sokoban: its GRPOTrainer with `environment_factory`, over OpenEnv's client. Helper
+module, not a test.
 
-`python -m terrella.tests.rl.exchange.trl_sokoban URL FOLDER STEPS` prints the rewards of its steps as JSON. The model is made here, so
-that nothing is fetched: a tiny one that a few batches teach how a call of the tool is written, not where to go.
+`python -m terrella.tests.rl.exchange.trl_sokoban URL FOLDER STEPS` prints the rewards of its steps as JSON. The model
+is made here, so that nothing is fetched: a tiny one that a few batches teach how a call of the tool is written, not
+where to go.
 """
 
 import json
@@ -75,11 +77,21 @@ def tiny_model(env: Sokoban) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]
     tokenizer.chat_template = qwen2_5_chat_template
     texts = [tokenizer.apply_chat_template(talk, tools=[env.move], tokenize=False) for talk in talks]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    raw.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet))
+    raw.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet)
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = qwen2_5_chat_template
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=4096, tie_word_embeddings=True, **sizes))
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    model = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=4096, tie_word_embeddings=True, **sizes)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     rows = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
@@ -118,7 +130,9 @@ def main(url: str, folder: str, steps: int) -> None:
         chat_template_kwargs={},
     )
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": ""}], "seed": seed} for seed in SEEDS])
-    trainer = GRPOTrainer(model, args=config, train_dataset=rows, processing_class=tokenizer, environment_factory=Sokoban)
+    trainer = GRPOTrainer(
+        model, args=config, train_dataset=rows, processing_class=tokenizer, environment_factory=Sokoban
+    )
     trainer.train()
     kept = [row for row in trainer.state.log_history if "reward" in row]
     moved = float((trainer.model.model.embed_tokens.weight.detach().cpu() - before).abs().max())

@@ -24,7 +24,9 @@ from terrella.rl.rollout.sampler import Sample, SampleRequest
 
 DYNAMICS = GridDynamics.of("SimpleSokoban")
 TOKENIZER = DYNAMICS.tokenizer()
-ENV = GridEnvironment(kind="grid", tag="SimpleSokoban", data="play", heldout_rooms=3, actions_per_room=5, steps=2, walk=3)
+ENV = GridEnvironment(
+    kind="grid", tag="SimpleSokoban", data="play", heldout_rooms=3, actions_per_room=5, steps=2, walk=3
+)
 SEED = 7
 
 
@@ -108,7 +110,9 @@ def test_what_a_model_imagined_can_be_imitated(tasks: GridTasks, tmp_path: Path)
     (trajectory,) = tasks.play(Truth(), [episode], tasks.params(36, 1.0), 0)
     assert trajectory.reward == 1.0 and tasks.judgements([episode], [trajectory])[0].all_exact
     lessons = tasks.taught(episode, trajectory, 0.0)
-    assert [lesson.sequence for lesson in lessons] == trajectory.sequences and not any(lesson.held_out for lesson in lessons)
+    assert [lesson.sequence for lesson in lessons] == trajectory.sequences and not any(
+        lesson.held_out for lesson in lessons
+    )
     with ShardWriter(tmp_path / "shards", kind=TEXT) as writer:  # refuses a sample that is not of its kind
         for lesson in lessons:
             writer.write(lesson.fields)
@@ -132,7 +136,11 @@ def test_tables_leave_faults_out_and_say_how_each_model_was_trained(tasks: GridT
         ("rlvr: after RL with verifiable reward", "model", 8),
         ("the true world", "ceiling", 8),
     ]
-    assert found.summary and "RLVR raised" in found.summary["headline"] and "the same 7 tasks" in found.summary["paragraphs"][0]
+    assert (
+        found.summary
+        and "RLVR raised" in found.summary["headline"]
+        and "the same 7 tasks" in found.summary["paragraphs"][0]
+    )
     assert [one["rollouts"] for one in found.summary["compare"]] == list(shown.values())
 
 
@@ -141,7 +149,13 @@ def test_what_cannot_work_is_refused_by_name(tasks: GridTasks, tmp_path: Path) -
         (ENV, made(tmp_path), ByteTokenizer(), None, "env: the states of a grid are read one token a cell"),
         (ENV, Made("questions", tmp_path, {"games": []}), TOKENIZER, None, "env.data: 'questions' is no collect stage"),
         (ENV, made(tmp_path), TOKENIZER, 64, "model.max_positions = 64: .* take 73"),
-        (replace(ENV, tag="SimpelSokoban"), made(tmp_path), TOKENIZER, None, "env.tag: .* did you mean 'SimpleSokoban'"),
+        (
+            replace(ENV, tag="SimpelSokoban"),
+            made(tmp_path),
+            TOKENIZER,
+            None,
+            "env.tag: .* did you mean 'SimpleSokoban'",
+        ),
         (replace(ENV, tag="FrozenLake"), made(tmp_path), TOKENIZER, None, "env.tag: 'FrozenLake' has no grid dynamics"),
     ):
         with pytest.raises(ConfigError, match=message):

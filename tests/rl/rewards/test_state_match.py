@@ -21,7 +21,13 @@ def test_scores_by_hand() -> None:
     # Three cells differ: player's old and new place, the box's new one. Of the three things only the target stays.
     assert cell_accuracy(BEFORE, AFTER) == pytest.approx(33 / 36) and thing_f1(BEFORE, AFTER) == pytest.approx(2 / 6)
     assert state_score(BEFORE, AFTER) == pytest.approx(1 / 6)  # the copy baseline
-    assert state_score(None, AFTER) == state_score("", AFTER) == state_score("#P#", AFTER) == state_score("x" * 100_000, AFTER) == 0.0
+    assert (
+        state_score(None, AFTER)
+        == state_score("", AFTER)
+        == state_score("#P#", AFTER)
+        == state_score("x" * 100_000, AFTER)
+        == 0.0
+    )
 
 
 def test_the_coordinate_sentence_must_be_right_for_a_whole_point() -> None:
@@ -33,7 +39,10 @@ def test_the_coordinate_sentence_must_be_right_for_a_whole_point() -> None:
 
 def test_bonus() -> None:
     def answer(seen: str, expected: str) -> str:
-        return f"<think> <observation>\n{seen}\n</observation> so <prediction>\n{expected}\n</prediction> </think> <answer> Down </answer>"
+        return (
+            f"<think> <observation>\n{seen}\n</observation> so <prediction>\n{expected}\n</prediction> </think> "
+            "<answer> Down </answer>"
+        )
 
     assert world_model_bonus(parse(answer(BEFORE, AFTER), "state", 5), BEFORE, AFTER) == 1.0
     assert world_model_bonus(parse(answer(BEFORE, BEFORE), "state", 5), BEFORE, AFTER) == pytest.approx(0.5 + 0.5 / 6)

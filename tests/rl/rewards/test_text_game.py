@@ -1,4 +1,6 @@
-"""Text-game rewards: golden counts on the public sample, the same blind spots on cases of our own, hostile answers, speed."""
+"""Text-game rewards: golden counts on the public sample, the same blind spots on cases of our own, hostile answers,
+speed.
+"""
 
 import json
 import os
@@ -19,7 +21,13 @@ SCORE = {"score": 0, "gameOver": False, "gameWon": False}
 
 
 def thing(uuid: int, contains: list[str] | None = None, **properties: object) -> dict:
-    return {"name": f"thing (ID: {uuid})", "uuid": uuid, "type": "Thing", "properties": properties, "contains": contains or []}
+    return {
+        "name": f"thing (ID: {uuid})",
+        "uuid": uuid,
+        "type": "Thing",
+        "properties": properties,
+        "contains": contains or [],
+    }
 
 
 ROOM = [
@@ -29,10 +37,15 @@ ROOM = [
 ]
 STEPS = {
     "unchanged": Transition(ROOM, SCORE, ROOM, SCORE),
-    "changed": Transition(ROOM, SCORE, [ROOM[0], thing(2, full=True, weight=1, wires={"a": ["y", "x"]}), thing(3, isOn=True)], SCORE),
+    "changed": Transition(
+        ROOM, SCORE, [ROOM[0], thing(2, full=True, weight=1, wires={"a": ["y", "x"]}), thing(3, isOn=True)], SCORE
+    ),
     "score": Transition(ROOM, SCORE, ROOM, {"score": 1, "gameOver": True, "gameWon": True}),
     "created": Transition(
-        ROOM, SCORE, [thing(1, ["cup (ID: 2)", "tap (ID: 3)", "ice (ID: 4)"], isOpen=True), *ROOM[1:], thing(4, cold=True)], SCORE
+        ROOM,
+        SCORE,
+        [thing(1, ["cup (ID: 2)", "tap (ID: 3)", "ice (ID: 4)"], isOpen=True), *ROOM[1:], thing(4, cold=True)],
+        SCORE,
     ),
     "removed": Transition(ROOM, SCORE, [thing(1, ["cup (ID: 2)"], isOpen=True), ROOM[1]], SCORE),
     "order": Transition(ROOM, SCORE, [thing(1, ["tap (ID: 3)", "cup (ID: 2)"], isOpen=True), *ROOM[1:]], SCORE),
@@ -72,35 +85,50 @@ def keep_removed(step: Transition) -> dict:
         ("order", False, False, True, True, True),
     ],
 )
-def test_oracle_and_empty_answers(name: str, changed: bool, gold: bool, faithful: bool, strict: bool, empty: bool) -> None:
+def test_oracle_and_empty_answers(
+    name: str, changed: bool, gold: bool, faithful: bool, strict: bool, empty: bool
+) -> None:
     step = STEPS[name]
     assert (step.changed, step.gold) == (changed, gold)
     for text in (json.dumps(state_difference(step)), repr(state_difference(step))):
         answer = f"I think True things.\nThe final answer is: {text}"
-        assert judge(answer, step, "binary", "faithful").right is faithful and judge(answer, step, "binary", "strict").right is strict
+        assert (
+            judge(answer, step, "binary", "faithful").right is faithful
+            and judge(answer, step, "binary", "strict").right is strict
+        )
     assert judge(EMPTY, step, "binary", "faithful").right is judge(EMPTY, step, "binary", "strict").right is empty
 
 
 def test_task_specific_by_hand() -> None:
     step = STEPS["changed"]
     assert judge_difference(state_difference(step), step, "task_specific").reward == pytest.approx(1.3)
-    # Items: isOpen, contains | full, weight, wires, contains | isOn, contains = 8, of which full, wires and isOn change.
+    # Items: isOpen, contains | full, weight, wires, contains | isOn, contains = 8, of which full, wires and isOn
+    # change.
     assert judge(EMPTY, step, "task_specific").reward == pytest.approx(0.09 * 5 / 8 + 0.01)
     half = {"modified": [step.target[2]], "removed": [], "score": {}}
     assert judge_difference(half, step, "task_specific").reward == pytest.approx(0.09 * 6 / 8 + 0.01 + 1 / 3)
     assert judge(EMPTY, STEPS["unchanged"], "task_specific").reward == pytest.approx(0.3)
     created = STEPS["created"]  # 8 items right, the new object is one error
-    assert judge_difference(state_difference(created), created, "task_specific").reward == pytest.approx(0.09 * 8 / 9 + 0.01 + 1)
+    assert judge_difference(state_difference(created), created, "task_specific").reward == pytest.approx(
+        0.09 * 8 / 9 + 0.01 + 1
+    )
     assert judge_difference(state_difference(created), created, "task_specific", "strict").reward == pytest.approx(1.3)
 
 
 def test_blind_spots_are_faithful_and_closed_in_strict_mode() -> None:
     step, removed = STEPS["changed"], STEPS["removed"]
-    assert judge_difference(with_extra_key(step), step).right and not judge_difference(with_extra_key(step), step, mode="strict").right
-    assert judge_difference(with_extra_key(step), step, "task_specific").reward == 0.0
-    assert judge_difference(with_wrong_name(step), step).right and not judge_difference(with_wrong_name(step), step, mode="strict").right
     assert (
-        judge_difference(keep_removed(removed), removed).right and not judge_difference(keep_removed(removed), removed, mode="strict").right
+        judge_difference(with_extra_key(step), step).right
+        and not judge_difference(with_extra_key(step), step, mode="strict").right
+    )
+    assert judge_difference(with_extra_key(step), step, "task_specific").reward == 0.0
+    assert (
+        judge_difference(with_wrong_name(step), step).right
+        and not judge_difference(with_wrong_name(step), step, mode="strict").right
+    )
+    assert (
+        judge_difference(keep_removed(removed), removed).right
+        and not judge_difference(keep_removed(removed), removed, mode="strict").right
     )
     ghost = {"modified": [*copied(step)["modified"], thing(99)], "removed": [], "score": {}}
     assert judge_difference(ghost, step).right and not judge_difference(ghost, step, mode="strict").right
@@ -113,7 +141,9 @@ def test_blind_spots_are_faithful_and_closed_in_strict_mode() -> None:
 def test_golden_counts_on_the_public_sample() -> None:
     root = os.environ.get("TERRELLA_SHARED_DATA")
     if not root:
-        pytest.skip("set TERRELLA_SHARED_DATA to the folder that holds bytesized32/ (its licence does not let us ship it)")
+        pytest.skip(
+            "set TERRELLA_SHARED_DATA to the folder that holds bytesized32/ (its licence does not let us ship it)"
+        )
     lines = (Path(root) / "bytesized32" / "test_sample.jsonl").read_text().splitlines()
     steps = [Transition.from_row(json.loads(line)) for line in lines]
     created = [s for s in steps if set(s.after) - set(s.before)]
@@ -124,7 +154,11 @@ def test_golden_counts_on_the_public_sample() -> None:
     assert sum(judge(o, s).right for o, s in zip(oracle, steps, strict=True)) == 421
     assert sum(judge(repr(state_difference(s)), s).right for s in steps) == 421
     assert sum(judge(o, s, "binary", "strict").right for o, s in zip(oracle, steps, strict=True)) == 442
-    assert sum(judge(EMPTY, s).right for s in steps) == sum(judge(EMPTY, s, "binary", "strict").right for s in steps) == 174
+    assert (
+        sum(judge(EMPTY, s).right for s in steps)
+        == sum(judge(EMPTY, s, "binary", "strict").right for s in steps)
+        == 174
+    )
     rewards = Counter(round(judge(o, s, "task_specific").reward, 1) for o, s in zip(oracle, steps, strict=True))
     assert rewards == {1.3: 225, 0.3: 196, 1.1: 21}
     low = [judge(json.dumps(state_difference(s)), s, "task_specific").reward for s in created]
@@ -152,7 +186,9 @@ def test_extract_answer(text: str, expected: str) -> None:
 
 
 def test_faithful_rewards_are_those_of_the_release() -> None:
-    """Answers of our own, in the ways models write them, and their rewards by the release's rules with json_repair 0.64.2 and dirtyjson."""
+    """Answers of our own, in the ways models write them, and their rewards by the release's rules with json_repair
+    0.64.2 and dirtyjson.
+    """
     cases = json.loads((Path(__file__).parent / "release_answers.json").read_text(encoding="utf-8"))
     seen, right, wrong = Counter(), Counter(), []
     for where, name, answer, binary, specific in cases:
@@ -171,10 +207,21 @@ def test_faithful_rewards_are_those_of_the_release() -> None:
 def test_strict_mode_says_what_it_rejects() -> None:
     step = STEPS["changed"]
     text = json.dumps(state_difference(step))
-    for answer in (text + "\nBecause.", text[:-1], json.dumps({k: v for k, v in copied(step).items() if k != "score"}), repr(copied(step))):
+    for answer in (
+        text + "\nBecause.",
+        text[:-1],
+        json.dumps({k: v for k, v in copied(step).items() if k != "score"}),
+        repr(copied(step)),
+    ):
         assert judge(answer, step, mode="strict").right
-    thought = 'The lid {"open": true} matters.\n</think>\n\n'  # a template that opens <think> itself leaves the end of it to the model
-    for answer in (rf"\boxed{{{text}}}", rf"The final answer is: $\boxed{{ {text} }}$", thought + text, thought + rf"\boxed{{{text}}}"):
+    # a template that opens <think> itself leaves the end of it to the model
+    thought = 'The lid {"open": true} matters.\n</think>\n\n'
+    for answer in (
+        rf"\boxed{{{text}}}",
+        rf"The final answer is: $\boxed{{ {text} }}$",
+        thought + text,
+        thought + rf"\boxed{{{text}}}",
+    ):
         assert judge(answer, step, mode="strict").right, answer
     rejected = {
         "// why\n" + text.replace("{", "{ // why\n", 1): "a key cannot be '/'",
@@ -203,7 +250,11 @@ def test_loose_json(text: str, value: dict) -> None:
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**6), 10**6)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )
@@ -249,7 +300,11 @@ def test_hostile_answers_are_zero_in_bounded_time(name: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    parts=st.lists(st.sampled_from([*"{}[]\"':,\\ \n1e.-", "True", "None", '"modified":', '"removed":', '"uuid": 2', '"properties": {']))
+    parts=st.lists(
+        st.sampled_from(
+            [*"{}[]\"':,\\ \n1e.-", "True", "None", '"modified":', '"removed":', '"uuid": 2', '"properties": {']
+        )
+    )
 )
 def test_anything_is_judged(parts: list[str]) -> None:
     text = "".join(parts)

@@ -1,4 +1,6 @@
-"""Picture metrics against the reference libraries where they are installed, and against their definitions everywhere."""
+"""Picture metrics against the reference libraries where they are installed, and against their definitions
+everywhere.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +14,8 @@ from terrella.models.video.lpips import LPIPS, load_lpips, weights_folder
 from terrella.rl.rewards import video
 
 needs_weights = pytest.mark.skipif(
-    not all((weights_folder() / f"{net}.safetensors").is_file() for net in ("alex", "vgg")), reason="LPIPS weights are not here"
+    not all((weights_folder() / f"{net}.safetensors").is_file() for net in ("alex", "vgg")),
+    reason="LPIPS weights are not here",
 )
 
 
@@ -31,7 +34,9 @@ def test_plain_metrics_by_definition() -> None:
     mse = ((a - b) ** 2).mean((1, 2, 3))
     assert np.allclose(video.mse(x, y), mse, atol=1e-7)
     assert np.allclose(video.psnr(x, y), 10 * np.log10(1 / mse), atol=1e-4)
-    assert float(video.psnr(x, x)[0]) == pytest.approx(80.0) and torch.allclose(video.ssim(x, x), torch.ones(3), atol=1e-6)
+    assert float(video.psnr(x, x)[0]) == pytest.approx(80.0) and torch.allclose(
+        video.ssim(x, x), torch.ones(3), atol=1e-6
+    )
 
 
 def test_ssim_by_a_slow_definition() -> None:
@@ -57,21 +62,35 @@ def test_equal_to_scikit_image() -> None:
     for i in range(3):
         p, q = (t[i].permute(1, 2, 0).double().numpy() for t in (a, b))
         _, full = metrics.structural_similarity(
-            p, q, channel_axis=2, data_range=1.0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, win_size=11, full=True
+            p,
+            q,
+            channel_axis=2,
+            data_range=1.0,
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+            win_size=11,
+            full=True,
         )
         assert float(video.ssim(a, b)[i]) == pytest.approx(full[5:-5, 5:-5].mean(), abs=1e-4)
-        assert float(video.psnr(a, b)[i]) == pytest.approx(metrics.peak_signal_noise_ratio(p, q, data_range=1.0), abs=1e-4)
+        assert float(video.psnr(a, b)[i]) == pytest.approx(
+            metrics.peak_signal_noise_ratio(p, q, data_range=1.0), abs=1e-4
+        )
 
 
 def test_equal_to_torchmetrics() -> None:
     functional = pytest.importorskip("torchmetrics.functional.image", reason="torchmetrics is not installed")
     a, b = pictures()
     # torchmetrics pads by reflection before it blurs, so the borders are left out of its map
-    _, full = functional.structural_similarity_index_measure(a, b, data_range=1.0, reduction="none", return_full_image=True)
+    _, full = functional.structural_similarity_index_measure(
+        a, b, data_range=1.0, reduction="none", return_full_image=True
+    )
     inner = full[..., 5:-5, 5:-5].flatten(1).mean(1)
     assert torch.allclose(video.ssim(a, b), inner, atol=1e-4)
     assert torch.allclose(
-        video.psnr(a, b), functional.peak_signal_noise_ratio(a, b, data_range=1.0, reduction="none", dim=(1, 2, 3)), atol=1e-4
+        video.psnr(a, b),
+        functional.peak_signal_noise_ratio(a, b, data_range=1.0, reduction="none", dim=(1, 2, 3)),
+        atol=1e-4,
     )
 
 
@@ -80,7 +99,10 @@ def test_equal_to_torchmetrics() -> None:
 def test_lpips_orders_distortions(net: str) -> None:
     a, _ = pictures(2, 64, 64)
     model = load_lpips(net)
-    shifted, noisy = torch.roll(a, 2, -1), (a + 0.2 * torch.randn(a.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    shifted, noisy = (
+        torch.roll(a, 2, -1),
+        (a + 0.2 * torch.randn(a.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1),
+    )
     assert torch.equal(model(a, a), torch.zeros(2))
     assert (model(a, shifted) > 0).all() and (model(a, noisy) > model(a, shifted)).all()
     assert torch.allclose(video.lpips(a, noisy, net), model(a, noisy), atol=1e-6)
@@ -124,7 +146,9 @@ def test_reward_is_the_signed_weighted_aggregate() -> None:
     mean = video.video_reward(metrics, {"mae": 1.0, "ssim": 0.5})
     assert torch.allclose(mean, torch.tensor([-0.2 + 0.35, -0.2 + 0.5]))
     assert torch.allclose(video.video_reward(metrics, {"mae": 1.0}, "last"), torch.tensor([-0.3, -0.2]))
-    assert torch.allclose(video.video_reward(metrics, {"mae": 1.0}, "discount"), torch.tensor([-(0.1 + 0.9 * 0.3) / 1.9, -0.2]))
+    assert torch.allclose(
+        video.video_reward(metrics, {"mae": 1.0}, "discount"), torch.tensor([-(0.1 + 0.9 * 0.3) / 1.9, -0.2])
+    )
     codes = torch.tensor([[[1, 1], [1, 1], [2, 1]], [[1, 1], [2, 2], [3, 3]]])
     assert video.repetition(codes).tolist() == [[True, False], [False, False]]
     punished = video.video_reward(metrics, {"mae": 1.0}, codes_BTN=codes, repetition_penalty=0.5)

@@ -1,4 +1,6 @@
-"""The web-page reward: golden vectors of the public judge, its holes and how strict mode closes them, hostile answers, speed."""
+"""The web-page reward: golden vectors of the public judge, its holes and how strict mode closes them, hostile
+answers, speed.
+"""
 
 import time
 
@@ -12,7 +14,10 @@ MODES = ("faithful", "strict")
 
 
 def answer(new: list[str], deleted: list[str], updated: list[str]) -> str:
-    return "\n\n".join("\n".join((header, *(items or ["None"]))) for header, items in zip(HEADERS, (new, deleted, updated), strict=True))
+    return "\n\n".join(
+        "\n".join((header, *(items or ["None"])))
+        for header, items in zip(HEADERS, (new, deleted, updated), strict=True)
+    )
 
 
 FOUR = answer(["[1] link 'a'", "[2] link 'b'"], ["[3] button 'c'"], ["[4] textbox 'd' focused: True"])
@@ -91,7 +96,11 @@ def test_hostile_answers_are_bounded(name: str, mode: str) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from([*HEADERS, "None", "[1] link 'a'", "[2] link 'b'", "", " ", "</think>", "x"]), max_size=14).map("\n".join))
+@given(
+    st.lists(
+        st.sampled_from([*HEADERS, "None", "[1] link 'a'", "[2] link 'b'", "", " ", "</think>", "x"]), max_size=14
+    ).map("\n".join)
+)
 def test_any_answer_is_judged(text: str) -> None:
     for mode in MODES:
         verdict = judge(text, GOLD, mode)

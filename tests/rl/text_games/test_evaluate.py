@@ -7,13 +7,24 @@ import pytest
 from terrella.data.trajectory import Invalid
 from terrella.rl.rewards.text_game import Transition
 from terrella.rl.text_games.crawl import GAMES, crawl
-from terrella.rl.text_games.evaluate import Model, accuracies, breakdown, copy_answers, gains, judge_rows, oracle_answers, table
+from terrella.rl.text_games.evaluate import (
+    Model,
+    accuracies,
+    breakdown,
+    copy_answers,
+    gains,
+    judge_rows,
+    oracle_answers,
+    table,
+)
 from terrella.rl.text_games.splits import split_rows
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
-    return split_rows([row for name in ("mix-colours", "grow-tomato", "weigh-stones") for row in crawl(GAMES[name], range(1))]).test
+    return split_rows(
+        [row for name in ("mix-colours", "grow-tomato", "weigh-stones") for row in crawl(GAMES[name], range(1))]
+    ).test
 
 
 def test_table_has_baseline_ceiling_and_intervals(rows: list[dict]) -> None:

@@ -1,4 +1,6 @@
-"""The contract of our own games: same seed same rows, time passes, scores move, rows fit the schema, the judge agrees."""
+"""The contract of our own games: same seed same rows, time passes, scores move, rows fit the schema, the judge
+agrees.
+"""
 
 import hashlib
 import json
@@ -9,7 +11,17 @@ import pytest
 from terrella.core.errors import ConfigError
 from terrella.data.convert.text_game import difference, is_changed, is_gold
 from terrella.rl.rewards.text_game import Transition, judge, state_difference
-from terrella.rl.text_games.crawl import EXAMPLE, GAMES, advance, bare_prompt, crawl, crawl_all, expert_actions, find_game, prompts
+from terrella.rl.text_games.crawl import (
+    EXAMPLE,
+    GAMES,
+    advance,
+    bare_prompt,
+    crawl,
+    crawl_all,
+    expert_actions,
+    find_game,
+    prompts,
+)
 from terrella.rl.text_games.rows import action_of, changed_by_action, loose_names, row_faults, verb_of
 from terrella.rl.text_games.splits import question, split_rows
 
@@ -81,7 +93,10 @@ def test_oracle_is_right_and_copying_scores_the_unchanged_share(name: str, crawl
         step = Transition.from_row(row)
         assert (is_gold(row), is_changed(row)) == (step.gold, step.changed)
         answer = json.dumps(state_difference(step))
-        assert judge(answer, step, "binary", "strict").right and judge(repr(state_difference(step)), step, "binary", "strict").right
+        assert (
+            judge(answer, step, "binary", "strict").right
+            and judge(repr(state_difference(step)), step, "binary", "strict").right
+        )
         assert judge(answer, step, "task_specific", "strict").reward == pytest.approx(
             1.3 if judge(EMPTY, step, "task_specific", "strict").changed is not None else 0.3
         )
@@ -100,7 +115,9 @@ def test_objects_come_and_go(crawled: dict[str, list[dict]]) -> None:
 def test_shipped_digest_of_the_crawl(crawled: dict[str, list[dict]]) -> None:
     """Data made with one version of the games is not silently mixed with that of another."""
     names = sorted(GAMES)
-    blob = json.dumps([[question(row), difference(row)] for name in names for row in crawled[name][::7]], sort_keys=True)
+    blob = json.dumps(
+        [[question(row), difference(row)] for name in names for row in crawled[name][::7]], sort_keys=True
+    )
     assert hashlib.blake2b(blob.encode(), digest_size=16).hexdigest() == DIGEST, (
         "the games changed: renew DIGEST and say so in the changelog"
     )
@@ -124,7 +141,15 @@ def test_split_of_the_games(crawled: dict[str, list[dict]]) -> None:
 def test_prompts_of_our_games(crawled: dict[str, list[dict]]) -> None:
     row = crawled["bake-loaf"][0]
     text = prompts()(row)
-    for part in (EXAMPLE.task, "Example A", "Example B", GAMES["bake-loaf"].task, "Object: Oven", action_of(row), "The final answer is:"):
+    for part in (
+        EXAMPLE.task,
+        "Example A",
+        "Example B",
+        GAMES["bake-loaf"].task,
+        "Object: Oven",
+        action_of(row),
+        "The final answer is:",
+    ):
         assert part in text
     assert "=" * 10 not in text and "Object: World" not in text  # as in the release: the room's rule is not told
     assert repr(row["current_state"]["objects"])[1:-1] in bare_prompt(row)

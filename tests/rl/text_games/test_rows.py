@@ -24,7 +24,9 @@ def digest(values: list) -> str:
 def public() -> tuple[Path, list[dict]]:
     root = os.environ.get("TERRELLA_SHARED_DATA")
     if not root:
-        pytest.skip("set TERRELLA_SHARED_DATA to the folder that holds bytesized32/ (its licence does not let us ship it)")
+        pytest.skip(
+            "set TERRELLA_SHARED_DATA to the folder that holds bytesized32/ (its licence does not let us ship it)"
+        )
     folder = Path(root) / "bytesized32"
     return folder, [json.loads(line) for line in (folder / "test_sample.jsonl").read_text().splitlines()]
 
@@ -34,7 +36,9 @@ def test_the_public_sample(public: tuple[Path, list[dict]]) -> None:
     folder, rows = public
     assert len(rows) == 442 and not any(row_faults(row) or loose_names(row) for row in rows)
     assert [is_gold(r) for r in rows] == [Transition.from_row(r).gold for r in rows] and sum(map(is_gold, rows)) == 246
-    assert [is_changed(r) for r in rows] == [Transition.from_row(r).changed for r in rows] and sum(map(is_changed, rows)) == 268
+    assert [is_changed(r) for r in rows] == [Transition.from_row(r).changed for r in rows] and sum(
+        map(is_changed, rows)
+    ) == 268
     assert [difference(r) for r in rows] == [state_difference(Transition.from_row(r)) for r in rows]
     assert digest([[r["game"], r["state_id"]] for r in rows]) == DIGESTS["rows"]
     assert digest([difference(r) for r in rows]) == DIGESTS["differences"]
@@ -78,7 +82,9 @@ def state(action: str, things: list[dict]) -> dict:
     return {**texts, "lastAction": action, "objects": things, "max_UUID": 10}
 
 
-def row(number: int, verb: str = "take", *, acted: bool = False, ticked: bool = False, score: int = 0, order: bool = False) -> dict:
+def row(
+    number: int, verb: str = "take", *, acted: bool = False, ticked: bool = False, score: int = 0, order: bool = False
+) -> dict:
     def room(value: int, names: list[str]) -> list[dict]:
         return [{"name": "room (ID: 1)", "uuid": 1, "type": "Room", "properties": {"n": value}, "contains": names}]
 
@@ -100,7 +106,11 @@ def test_rules_by_hand() -> None:
     assert [is_changed(r) for r in cases] == [False, True, True, True, False]
     assert [is_gold(r) for r in cases] == [False, True, True, False, False]
     assert [changed_by_action(r) for r in cases] == [False, True, False, False, False]
-    assert difference(cases[3]) == {"modified": [], "removed": [], "score": {"score": 1, "gameOver": False, "gameWon": False}}
+    assert difference(cases[3]) == {
+        "modified": [],
+        "removed": [],
+        "score": {"score": 1, "gameOver": False, "gameWon": False},
+    }
     assert len(difference(cases[4])["modified"]) == 1  # another order is written down, and judged equal
 
 
@@ -116,7 +126,8 @@ def test_faults_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "verb"), [("turn on lamp (ID: 2)", "turn on"), ("turn page", "turn"), ("put a (ID: 1) in b (ID: 2)", "put"), ("", "")]
+    ("action", "verb"),
+    [("turn on lamp (ID: 2)", "turn on"), ("turn page", "turn"), ("put a (ID: 1) in b (ID: 2)", "put"), ("", "")],
 )
 def test_verbs(action: str, verb: str) -> None:
     assert verb_of(action) == verb
@@ -129,7 +140,10 @@ def test_split_holds_out_five_and_five_of_a_verb() -> None:
     counts = Counter((verb_of(action_of(r)), changed_by_action(r)) for r in split.test)
     assert counts == {("take", True): 5, ("put", False): 5}  # here a verb either always or never changes something
     assert len(split.train) == 70 and len(split.unseen_games) == 3
-    assert split == split_rows(rows, unseen_games=["new"]) and split.test != split_rows(rows, unseen_games=["new"], seed=1).test
+    assert (
+        split == split_rows(rows, unseen_games=["new"])
+        and split.test != split_rows(rows, unseen_games=["new"], seed=1).test
+    )
 
 
 def test_a_verb_that_is_held_out_whole_is_named() -> None:

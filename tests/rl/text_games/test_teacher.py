@@ -61,10 +61,18 @@ def test_answers_and_faults(teacher: Teacher) -> None:
 def test_what_is_kept() -> None:
     rows = list(crawl(GAMES["weigh-stones"], range(1)))
     gold, plain = next(r for r in rows if is_gold(r)), next(r for r in rows if not is_gold(r))
-    pairs = [(sample, read_pair(sample)) for row in (gold, gold, gold, gold, plain) for sample in [pair_of(row, bare_prompt, "train")]]
+    pairs = [
+        (sample, read_pair(sample))
+        for row in (gold, gold, gold, gold, plain)
+        for sample in [pair_of(row, bare_prompt, "train")]
+    ]
     right, same = f"So. {pairs[0][1].answer}", pairs[4][1].answer
     harvest = Harvest()
-    kept = list(reasoned_samples(pairs, [right, "no", "x" * 9000 + right, Invalid("gone"), same], len, harvest, keep_unchanged=0.0))
+    kept = list(
+        reasoned_samples(
+            pairs, [right, "no", "x" * 9000 + right, Invalid("gone"), same], len, harvest, keep_unchanged=0.0
+        )
+    )
     assert [k["extra.json"]["response"] for k in kept] == [right]
     assert harvest == Harvest(asked=5, kept=1, wrong=1, too_long=1, left_out=1, invalid=1)
     assert len(list(reasoned_samples(pairs[4:], [same], len, Harvest(), keep_unchanged=1.0))) == 1

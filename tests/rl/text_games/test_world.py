@@ -1,4 +1,6 @@
-"""Games as worlds, and the imagined world: with a perfect model it never leaves the true one, with none it stays at the start."""
+"""Games as worlds, and the imagined world: with a perfect model it never leaves the true one, with none it stays at
+the start.
+"""
 
 import json
 

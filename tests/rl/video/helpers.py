@@ -1,4 +1,6 @@
-"""A tiny video world for tests: a small tokenizer with fixed weights, its layout, true clips, and painted pictures of the table."""
+"""A tiny video world for tests: a small tokenizer with fixed weights, its layout, true clips, and painted pictures
+of the table.
+"""
 
 import math
 
@@ -48,7 +50,9 @@ def tasks_of(decoder: ClipDecoder, count: int, seed: int = 0) -> list[ClipTask]:
 
 
 class Oracle:
-    """A sampler that knows the true clips; `wrong` gives how many of the first sampled tokens are replaced, by sample index."""
+    """A sampler that knows the true clips; `wrong` gives how many of the first sampled tokens are replaced, by
+    sample index.
+    """
 
     def __init__(self, tasks: list[ClipTask], layout: VideoLayout, wrong: tuple[int, ...] = (0,)) -> None:
         self.tasks, self.layout, self.wrong, self.calls = {t.prompt_id: t for t in tasks}, layout, wrong, 0

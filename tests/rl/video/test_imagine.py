@@ -84,7 +84,11 @@ def test_ids_that_are_no_codes_are_clamped_for_the_picture_only() -> None:
     at = decoder.layout.prompt
     row[at] = decoder.layout.eos
     pictures, codes = decoder.pictures(row[None])
-    assert codes[0, 1, 0] == decoder.layout.codebook - 1 and torch.isfinite(pictures).all() and row[at] == decoder.layout.eos
+    assert (
+        codes[0, 1, 0] == decoder.layout.codebook - 1
+        and torch.isfinite(pictures).all()
+        and row[at] == decoder.layout.eos
+    )
 
 
 def test_a_metric_that_is_no_number_is_named() -> None:
@@ -129,7 +133,9 @@ def test_greedy_clip_equals_transformers() -> None:
     decoder = decoder_of(COMPRESSIVE)
     (task,) = tasks_of(decoder, 1)
     layout = decoder.layout
-    config = ModelConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, ffn=24, vocab=layout.vocab, max_positions=256)
+    config = ModelConfig(
+        layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, ffn=24, vocab=layout.vocab, max_positions=256
+    )
     g = torch.Generator().manual_seed(1)
     named = dict(NAMED)
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):

@@ -1,4 +1,6 @@
-"""Policies in a world model: the sliding window, agreement statistics on published figures, the detector on painted tables."""
+"""Policies in a world model: the sliding window, agreement statistics on published figures, the detector on painted
+tables.
+"""
 
 import math
 
@@ -59,7 +61,8 @@ def test_the_window_slides_as_published() -> None:
     context = sampler.prompts[0][0][: layout.context_tokens]
     assert all(p[0][: layout.context_tokens] == context for p in sampler.prompts)  # the context stays
     fourth = sampler.prompts[3][0][layout.context_tokens :]
-    assert fourth[: layout.frame_tokens] == (3,) * layout.frame_tokens  # the last predicted frame begins the next window
+    # the last predicted frame begins the next window
+    assert fourth[: layout.frame_tokens] == (3,) * layout.frame_tokens
     assert fourth[layout.frame_tokens :] == tuple(bins.encode(np.full((1, 2), -1.0 + 3 / 4))[0] + layout.action_start)
 
 
@@ -67,7 +70,9 @@ def test_single_step_models_read_their_history() -> None:
     decoder = decoder_of(FRAME, history=3, horizon=1)
     layout = decoder.layout
     sampler = Echo(layout.frame_tokens)
-    world = WorldModelSimulator(sampler, decoder, ActionBins(((-1.0, 1.0),) * 2, 8), top_k=0, repetition_penalty=1.0, seed=0)
+    world = WorldModelSimulator(
+        sampler, decoder, ActionBins(((-1.0, 1.0),) * 2, 8), top_k=0, repetition_penalty=1.0, seed=0
+    )
     world.reset(np.zeros((1, 16, 16, 3), np.uint8))
     for _ in range(5):
         world.step(np.zeros((1, 2)))
@@ -89,7 +94,9 @@ def test_a_policy_that_is_done_stands_still() -> None:
 
     decoder = decoder_of(COMPRESSIVE)
     sampler = Echo(decoder.layout.frame_tokens)
-    world = WorldModelSimulator(sampler, decoder, ActionBins(((-1.0, 1.0),) * 2, 8), top_k=0, repetition_penalty=1.0, seed=0)
+    world = WorldModelSimulator(
+        sampler, decoder, ActionBins(((-1.0, 1.0),) * 2, 8), top_k=0, repetition_penalty=1.0, seed=0
+    )
     frames = run_policy(world, [Two(0), Two(1)], np.zeros((2, 16, 16, 3), np.uint8), ["", ""], 6, Ending(1, (1,)))
     assert frames.shape == (2, 6, 16, 16, 3) and len(sampler.prompts) == 2  # both are done after the second question
     assert (frames[:, 2:] == frames[:, 2:3]).all()
@@ -114,7 +121,8 @@ def test_an_rt1_policy_is_done_when_it_terminates_and_not_when_it_reaches_up() -
         def reset(self, seed: int) -> None: ...
 
         def act(self, frame: np.ndarray, instruction: str) -> np.ndarray:
-            return np.array([0.0] * 7 + list(next(self.terminate)) + [0.0, 0.0, 2.5])  # terminate_episode, then world_vector
+            # terminate_episode, then world_vector
+            return np.array([0.0] * 7 + list(next(self.terminate)) + [0.0, 0.0, 2.5])
 
     going, over = (0, 1, 0), (1, 0, 0)
     world = Recorder()
@@ -123,7 +131,8 @@ def test_an_rt1_policy_is_done_when_it_terminates_and_not_when_it_reaches_up() -
     assert len(world.actions) == 4 and frames.shape[:2] == (2, 9)
     said = [[tuple(a[7:10]) == over for a in actions] for actions in world.actions]
     assert said == [[False, False], [True, False], [True, False], [True, True]]
-    assert (world.actions[2][0][10:] == 0).all() and world.actions[2][1][12] == 2.5  # one stands still, the other goes on
+    # one stands still, the other goes on
+    assert (world.actions[2][0][10:] == 0).all() and world.actions[2][1][12] == 2.5
     assert not ENDINGS["rt1"].said(np.ones((1, 13)))[0] and ENDINGS["tabletop"].said(np.array([[0.0, 0.0, 1.0]]))[0]
 
 

@@ -1,4 +1,6 @@
-"""Video as an environment: what a check sees before anything is recorded, and what an evaluation makes of its samples."""
+"""Video as an environment: what a check sees before anything is recorded, and what an evaluation makes of its
+samples.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +44,9 @@ def test_before_its_clips_are_made_there_is_one_to_check_with(tmp_path: Path) ->
 
 def test_what_would_only_be_missed_at_the_end_is_refused_before(tmp_path: Path) -> None:
     opened(tmp_path, best_of=[1, 2], runs=2).require_judge("test", 2)
-    with pytest.raises(ConfigError, match=r"env\.best_of, env\.runs: 4 samples of a clip are asked for, the eval stage has samples = 2"):
+    with pytest.raises(
+        ConfigError, match=r"env\.best_of, env\.runs: 4 samples of a clip are asked for, the eval stage has samples = 2"
+    ):
         opened(tmp_path, best_of=[1, 4]).require_judge("test", 2)
     with pytest.raises(ConfigError, match="'tokens' is no video-tokens stage"):
         opened(tmp_path, kind="video-data")
@@ -89,7 +93,15 @@ def test_an_evaluation_averages_its_runs_and_rejects_repeats_where_it_is_asked_t
     both = {("one", 1.0, TEST): plain, ("two", 1.0, TEST): again}
     results = tasks.results(Evaluation(["one", "two"], [1.0], 2, asked, both, "one", "two"))
     rows = {row["name"]: row["cells"] for row in results.tables[""]["rows"]}
-    assert list(rows) == ["the last given frame for ever", "one", "two", "two, repeats sampled again", "the true tokens, decoded"]
+    assert list(rows) == [
+        "the last given frame for ever",
+        "one",
+        "two",
+        "two, repeats sampled again",
+        "the true tokens, decoded",
+    ]
     assert [rows[name][-1]["value"] for name in list(rows)[1:]] == [0.5, 0.5, 0.0, 0.0]
-    assert rows["two, repeats sampled again"][0]["value"] == pytest.approx(rows["the true tokens, decoded"][0]["value"], abs=1e-6)
+    assert rows["two, repeats sampled again"][0]["value"] == pytest.approx(
+        rows["the true tokens, decoded"][0]["value"], abs=1e-6
+    )
     assert results.outcome["two minus one/mae"]["value"] == 0 and len(results.pages["videos"]["clips"]) == 3

@@ -1,4 +1,6 @@
-"""Recorded transitions: what ships is whole, splits do not leak, the trivial answer's score is known, and a browser still makes them."""
+"""Recorded transitions: what ships is whole, splits do not leak, the trivial answer's score is known, and a browser
+still makes them.
+"""
 
 import os
 import shutil
@@ -26,7 +28,9 @@ def test_shipped_transitions() -> None:
         assert judge(text, text, "strict").reward == judge(text, text, "faithful").reward == 1.0
     truths = [s.changes.write() for s in steps]
     assert sum(t != NOTHING for t in truths) == 851
-    copied = {mode: scores(truths, judge_pages(truths, [NOTHING] * len(truths), mode)) for mode in ("faithful", "strict")}
+    copied = {
+        mode: scores(truths, judge_pages(truths, [NOTHING] * len(truths), mode)) for mode in ("faithful", "strict")
+    }
     assert copied["faithful"][2].value == pytest.approx(0.425, abs=1e-3)  # paid for saying None on changed pages
     assert copied["strict"][2].value == pytest.approx(157 / 1008) and copied["strict"][3].value == 0.0
 
@@ -36,7 +40,9 @@ def test_gains_are_paired() -> None:
     true, empty = judge_pages(truths, list(truths), "strict"), judge_pages(truths, [NOTHING] * 40, "strict")
     changed = sum(t != NOTHING for t in truths)
     found = gains(truths, true, empty)
-    assert [e.n for e in found] == [40, 40, 40, changed, 40] and found[3].value == 1.0 and found[2].value == changed / 40
+    assert (
+        [e.n for e in found] == [40, 40, 40, changed, 40] and found[3].value == 1.0 and found[2].value == changed / 40
+    )
     assert [e.value for e in gains(truths, empty, true)] == [-e.value for e in found]
 
 
@@ -45,9 +51,9 @@ def test_split_does_not_leak() -> None:
     asked = {(s.observation, s.action) for s in split.test}
     assert not asked & {(s.observation, s.action) for s in split.train}
     assert {s.url for s in split.unseen_pages} == {"pages/filter"} and len(split.unseen_pages) == 840
-    assert len(split.test) > 800 and {s.url for s in split.test} == {s.url for s in split.train} == {f"pages/{a}" for a in APPS} - {
-        "pages/filter"
-    }
+    assert len(split.test) > 800 and {s.url for s in split.test} == {s.url for s in split.train} == {
+        f"pages/{a}" for a in APPS
+    } - {"pages/filter"}
 
 
 def test_pairs_are_questions() -> None:
@@ -68,10 +74,10 @@ def test_browser_trees_lose_what_says_nothing() -> None:
     raw = [
         {"nodeId": "1", "role": {"value": "RootWebArea"}, "name": {"value": "t"}, "childIds": ["2", "5"]},
         {"nodeId": "2", "parentId": "1", "role": {"value": "paragraph"}, "name": {"value": ""}, "childIds": ["3"]},
-        {"nodeId": "3", "parentId": "2", "role": {"value": "button"}, "name": {"value": "Buy"}, "childIds": ["4"], "backendDOMNodeId": 9},
+        {"nodeId": "3", "parentId": "2", "role": {"value": "button"}, "name": {"value": "Buy"}, "childIds": ["4"], "backendDOMNodeId": 9},  # noqa: E501
         {"nodeId": "4", "parentId": "3", "role": {"value": "StaticText"}, "name": {"value": "Buy"}},
-        {"nodeId": "5", "parentId": "1", "role": {"value": "textbox"}, "name": {"value": "Name"}, "value": {"value": "Ann"},
-         "properties": [{"name": "focused", "value": {"value": True}}, {"name": "required", "value": {"value": False}}]},
+        {"nodeId": "5", "parentId": "1", "role": {"value": "textbox"}, "name": {"value": "Name"}, "value": {"value": "Ann"},  # noqa: E501
+         "properties": [{"name": "focused", "value": {"value": True}}, {"name": "required", "value": {"value": False}}]},  # noqa: E501
     ]  # fmt: skip
     nodes, inner = tree_of(raw)
     assert write_tree(nodes) == "[1] RootWebArea 't'\n\t[3] button 'Buy'\n\t[5] textbox 'Name Ann' focused: True"

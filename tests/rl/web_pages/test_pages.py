@@ -138,7 +138,9 @@ def test_kinds_of_change() -> None:
 \t[12] StaticText 'Added to the cart'
 """
     assert page_changes(PAGE, after) == Changes(
-        ("[12] StaticText 'Added to the cart'",), ("[9] button 'Buy' describedby: price and size",), ("[6] StaticText '4 items'",)
+        ("[12] StaticText 'Added to the cart'",),
+        ("[9] button 'Buy' describedby: price and size",),
+        ("[6] StaticText '4 items'",),
     )
     assert page_changes(PAGE, PAGE) == Changes() and Changes().write() == NOTHING and Changes().empty
 
@@ -160,7 +162,10 @@ def test_deleted_items_are_those_of_the_old_page() -> None:
 
 def test_the_true_list_scores_one_and_big_pages_are_bounded() -> None:
     rng = random.Random(0)
-    old = [Node(i, rng.choice(["link", "StaticText", "cell"]), f"item {rng.randint(0, 60)} of {i % 7}") for i in range(1, 700)]
+    old = [
+        Node(i, rng.choice(["link", "StaticText", "cell"]), f"item {rng.randint(0, 60)} of {i % 7}")
+        for i in range(1, 700)
+    ]
     new = [Node(n.id + rng.choice([0, 1000]), n.role, n.name.replace("3", "4")) for n in old if rng.random() < 0.9]
     begun = time.process_time()
     text = changes_between(old, new).write()

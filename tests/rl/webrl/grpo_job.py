@@ -1,4 +1,6 @@
-"""GRPO on a web task, run in a rank of the pool: the page is the right one already, so the agent has to learn to say so."""
+"""GRPO on a web task, run in a rank of the pool: the page is the right one already, so the agent has to learn to say
+so.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,20 @@ def tasks() -> list[SiteTask]:
     found = []
     for site, path in (("map", "/"), ("map", "/nearby"), ("shopping", "/"), ("shopping", "/cart")):
         url = f"http://{site}.test{path}"
-        judged = {"eval_types": ["url_match"], "reference_answers": None, "reference_url": url, "url_note": "EXACT", "program_html": []}
-        record = {"task_id": f"{site}{path}", "sites": [site], "intent": f"Stay at {path}", "start_url": url, "require_login": True}
+        judged = {
+            "eval_types": ["url_match"],
+            "reference_answers": None,
+            "reference_url": url,
+            "url_note": "EXACT",
+            "program_html": [],
+        }
+        record = {
+            "task_id": f"{site}{path}",
+            "sites": [site],
+            "intent": f"Stay at {path}",
+            "start_url": url,
+            "require_login": True,
+        }
         found.append(SiteTask(parse_task({**record, "eval": judged}), "train", ()))
     return found
 
@@ -45,7 +59,9 @@ def learn(steps: int) -> list[dict[str, Any]]:
     """Train and return the record."""
     tokenizer = PieceTokenizer([*map(chr, range(32, 127)), "\n", *WORDS])
     vocab = tokenizer.vocab_size
-    model = ModelConfig(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=vocab, max_positions=512, init_std=0.1)
+    model = ModelConfig(
+        layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=vocab, max_positions=512, init_std=0.1
+    )
     engine = Engine(build_gpt(model), ParallelConfig(), OptimizerConfig(lr=1e-2), PrecisionConfig(), 0)
     frozen = Engine(build_gpt(model), ParallelConfig(), None, PrecisionConfig(), 0)
     sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, version=lambda: engine.steps)
@@ -57,7 +73,11 @@ def learn(steps: int) -> list[dict[str, Any]]:
     class Learner(Trainer):
         def episodes(self, step: int) -> list[Any]:
             places = range(step * GROUPS, (step + 1) * GROUPS)
-            return [Seat(known[shuffled(len(known), 0, place)], place, sample) for place in places for sample in range(SAMPLES)]
+            return [
+                Seat(known[shuffled(len(known), 0, place)], place, sample)
+                for place in places
+                for sample in range(SAMPLES)
+            ]
 
         def play(self, sampler: Any, episodes: list[Any], seed: int) -> list[Any]:
             makers = [
@@ -71,7 +91,9 @@ def learn(steps: int) -> list[dict[str, Any]]:
 
         def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
             turns = [len(t.sequences) for t in trajectories]
-            record.append({**values, "turns": max(turns), "invalid": sum(not isinstance(t.reward, float) for t in trajectories)})
+            record.append(
+                {**values, "turns": max(turns), "invalid": sum(not isinstance(t.reward, float) for t in trajectories)}
+            )
 
     settings = LoopSettings(microbatch_tokens=16384, drift_gate=0.05, seed=0, kl_every=100)
     Learner(engine, sampler, GRPO(), params, Mesh(), settings).run(range(steps))

@@ -1,4 +1,6 @@
-"""Scripted near misses: one mistake in the oracle's script, plausible to the end, judged by the world and never imitated."""
+"""Scripted near misses: one mistake in the oracle's script, plausible to the end, judged by the world and never
+imitated.
+"""
 
 import random
 

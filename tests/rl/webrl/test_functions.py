@@ -1,4 +1,6 @@
-"""WebRL's plain functions: advantages by hand, replay, prompts that cut only the page, verdicts, critic targets, instructions."""
+"""WebRL's plain functions: advantages by hand, replay, prompts that cut only the page, verdicts, critic targets,
+instructions.
+"""
 
 import contextlib
 import hashlib
@@ -39,7 +41,9 @@ def step(response: str = "a", prompt: tuple[int, ...] = (5, 6), learn: bool = Tr
 
 
 def trajectory(intent: str, reward: float, steps: int = 2, key: str = "k", **more) -> WebTrajectory:
-    return WebTrajectory("1", intent, "shopping", tuple(step(f"r{i}") for i in range(steps)), reward, reward, key, **more)
+    return WebTrajectory(
+        "1", intent, "shopping", tuple(step(f"r{i}") for i in range(steps)), reward, reward, key, **more
+    )
 
 
 # V(s0), V(s1), V(s2) and the reward of two steps; every number worked out by hand
@@ -125,15 +129,22 @@ def test_prompts_cut_the_page_alone() -> None:
 
 
 def test_the_released_reward_model_is_asked_in_its_own_words() -> None:
-    prompt, cut = Prompter(ByteTokenizer(), 5000).verdict(" find it ", ["# Note: x\ndo(1) ", "exit()"], " <p> page </p>\n")
+    prompt, cut = Prompter(ByteTokenizer(), 5000).verdict(
+        " find it ", ["# Note: x\ndo(1) ", "exit()"], " <p> page </p>\n"
+    )
     begin, user, *_ = ByteTokenizer().decode(prompt).split("<|eot_id|>")
     system = begin.removeprefix("<|start_header_id|>system<|end_header_id|>\n\n")
     # as the released pre-processing joins them
     assert user == (
-        "<|start_header_id|>user<|end_header_id|>\n\nThe User Intent:\nfind it\n\nAction History:\n# Note: x; do(1)\nexit()\n\n"
+        "<|start_header_id|>user<|end_header_id|>\n\nThe User Intent:\nfind it\n\nAction History:\n# Note: x; "
+        "do(1)\nexit()\n\n"
         "The Current Screenshot:\n<p> page </p>"
     )
-    assert hashlib.sha256(system.encode()).hexdigest() == "977cde2526f5605b713872517475ed29a1502278f7bec6b19de25add9d99aae9" and cut == 0
+    assert (
+        hashlib.sha256(system.encode()).hexdigest()
+        == "977cde2526f5605b713872517475ed29a1502278f7bec6b19de25add9d99aae9"
+        and cut == 0
+    )
     assert ByteTokenizer().decode(prompt).endswith("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
 
 
@@ -153,7 +164,8 @@ def test_verdict_prompt_keeps_its_header_and_scores_yes_against_no() -> None:
     text = tokenizer.decode(row.ids)
     assert len(row.ids) == 501 and text.endswith(f"{ASSISTANT}\n\nNO") and "exit(); now" in text and row.ce.sum() == 1
     weighed = orm.weighed(row, 3.0, 0.25)
-    assert weighed.ids is row.ids and weighed.ce.tolist() == [0.0, *[0.25] * 499, 3.0]  # the first token follows nothing
+    # the first token follows nothing
+    assert weighed.ids is row.ids and weighed.ce.tolist() == [0.0, *[0.25] * 499, 3.0]
     assert orm.weighed(row, 1.0, 0.0).ce.tolist() == row.ce.tolist()
     many, _ = prompter.verdict("find it", [f"do({i})" for i in range(100)], "")
     assert len(many) <= 500 and "do(99)\n" in tokenizer.decode(many) and "do(0)" not in tokenizer.decode(many)
@@ -183,12 +195,14 @@ def test_orm_accuracy_shows_its_baseline() -> None:
 
 def test_a_judge_that_knows_the_kind_of_task_alone_is_the_baseline() -> None:
     lessons = [("price", False)] * 9 + [("open", True)] * 2 + [("open", False)] * 3 + [("cart", True), ("cart", False)]
-    assert orm.by_kind(lessons, ["open", "price", "cart", "new"]) == [1.0, 0.0, 1.0, 0.0]  # 3 successes weigh as much as 13 failures
+    # 3 successes weigh as much as 13 failures
+    assert orm.by_kind(lessons, ["open", "price", "cart", "new"]) == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_verdicts_name_the_elements_that_were_acted_on() -> None:
     page = (
-        '<html> <a id="1" data-text="Dune lamp"> Dune lamp </a> <input id="12" type="text" placeholder="Street"> </input> <p id="2"> x </p>'
+        '<html> <a id="1" data-text="Dune lamp"> Dune lamp </a> <input id="12" type="text" placeholder="Street"> '
+        '</input> <p id="2"> x </p>'
     )
 
     def told(response: str) -> str:
@@ -198,10 +212,17 @@ def test_verdicts_name_the_elements_that_were_acted_on() -> None:
     assert told(click) == f"# Element: Dune lamp\n{click}"
     assert told('do(action="Type", argument="x", element="12")').startswith("# Element: Street\n")
     assert told(f"# Element: my own\n{click}") == f"# Element: my own\n{click}"  # what the actor wrote stays
-    for silent in ('do(action="Click", element="2")', 'do(action="Click", element="99")', 'exit(message="4")', "no action"):
+    for silent in (
+        'do(action="Click", element="2")',
+        'do(action="Click", element="99")',
+        'exit(message="4")',
+        "no action",
+    ):
         assert told(silent) == silent
     tokenizer = PieceTokenizer(["YES", "NO", f"{SYSTEM}{JUDGE}", *map(chr, range(32, 127)), "\n"])
-    row = orm.verdict_row(Prompter(tokenizer, 2000), WebTrajectory("1", "find it", "map", (WebStep((5,), (6,), (5,), page, click),), 0.0))
+    row = orm.verdict_row(
+        Prompter(tokenizer, 2000), WebTrajectory("1", "find it", "map", (WebStep((5,), (6,), (5,), page, click),), 0.0)
+    )
     assert f"Action History:\n# Element: Dune lamp; {click}\n" in tokenizer.decode(row.ids)
 
 
@@ -213,7 +234,9 @@ def test_critic_reads_the_last_token_whatever_is_packed_beside_it() -> None:
     head = Head(torch.zeros(1), None, 1, values, torch.zeros(1), None)
     loss, sums = critic.twin_loss(torch.zeros(1), head, batch)
     want = torch.zeros(())
-    for which, first, last in zip(batch.sequence_ids, batch.cu_seqlens_D1.tolist(), batch.cu_seqlens_D1.tolist()[1:], strict=False):
+    for which, first, last in zip(
+        batch.sequence_ids, batch.cu_seqlens_D1.tolist(), batch.cu_seqlens_D1.tolist()[1:], strict=False
+    ):
         assert batch.tokens_T[last - 1] == states[which][-1] and last - first == len(states[which])
         label = 0 if which == 1 else 1
         want = want - torch.log_softmax(values[last - 1], -1)[:, label].sum() / 3
@@ -237,21 +260,29 @@ def test_trajectories_come_back_from_shards(tmp_path) -> None:
 
 def test_converted_demonstrations_are_encoded_and_cut_in_the_page(tmp_path) -> None:
     tokenizer = ByteTokenizer()
-    rows = [{"html": "<p> x </p>" * 20, "response": "exit()", "target": "Go", "index": 0, "trace_id": "7", "prompt": "Go"}]
+    rows = [
+        {"html": "<p> x </p>" * 20, "response": "exit()", "target": "Go", "index": 0, "trace_id": "7", "prompt": "Go"}
+    ]
     with ShardWriter(tmp_path, kind=TEXT) as writer:
         writer.write(step_sample(trajectory_steps(rows, 1.0)[0], "7", 0), key="7-0000")
     (found,) = converted(tmp_path, Prompter(tokenizer, 200))
     told = found.steps[0]
-    assert found.intent == "Go" and found.success and told.html == rows[0]["html"] and told.action[-1] == tokenizer.eos_id
+    assert (
+        found.intent == "Go" and found.success and told.html == rows[0]["html"] and told.action[-1] == tokenizer.eos_id
+    )
     assert len(told.prompt) == 200 and tokenizer.decode(told.prompt).endswith(f"\n\n{ASSISTANT}\n")
     assert told.prompt[0] == 1 and tokenizer.decode(told.action) == "exit()"
 
 
 def sft_file(folder: Path, rows: list[tuple[str, list[str], str, str]]) -> Path:
-    """Shards that `terrella shards make sharegpt` makes of an SFT file with these steps: intent, past responses, page, action."""
+    """Shards that `terrella shards make sharegpt` makes of an SFT file with these steps: intent, past responses,
+    page, action.
+    """
     turns = [[("human", round_prompt(intent, past, page)[0]), ("gpt", action)] for intent, past, page, action in rows]
     source = folder / "web_policy_sft.json"
-    source.write_text(json.dumps([{"conversations": [{"from": who, "value": said} for who, said in turn]} for turn in turns]))
+    source.write_text(
+        json.dumps([{"conversations": [{"from": who, "value": said} for who, said in turn]} for turn in turns])
+    )
     with ShardWriter(folder / "shards", kind=TEXT) as writer:
         for number, item in enumerate(read_sharegpt(source, None)):
             writer.write(item.sample, key=f"{number:06d}")
@@ -260,7 +291,9 @@ def sft_file(folder: Path, rows: list[tuple[str, list[str], str, str]]) -> Path:
 
 def test_an_sft_file_of_the_release_is_imitated(tmp_path) -> None:
     pages = [f"<p> {n} </p>" for n in range(3)]
-    shards = sft_file(tmp_path, [("Go", [], pages[0], "click"), ("Go", ["click"], pages[1], "exit()"), ("Go", [], pages[2], "back")])
+    shards = sft_file(
+        tmp_path, [("Go", [], pages[0], "click"), ("Go", ["click"], pages[1], "exit()"), ("Go", [], pages[2], "back")]
+    )
     tokenizer = ByteTokenizer()
     first, second = converted(shards, Prompter(tokenizer, 4000))  # a round 0 begins a trajectory
     assert [s.response for s in first.steps] == ["click", "exit()"] and [s.response for s in second.steps] == ["back"]
@@ -269,7 +302,9 @@ def test_an_sft_file_of_the_release_is_imitated(tmp_path) -> None:
     assert tokenizer.decode(first.steps[1].prompt[1:]) == round_prompt("Go", ["click"], pages[1])[0]
     (tmp_path / "other").mkdir()
     with ShardWriter(tmp_path / "other" / "shards", kind=TEXT) as writer:
-        writer.write(text_sample([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]), key="0")
+        writer.write(
+            text_sample([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]), key="0"
+        )
     with pytest.raises(ConfigError, match="row 0: no step of WebRL's SFT files"):
         converted(tmp_path / "other" / "shards", Prompter(tokenizer, 4000))
 
@@ -280,15 +315,19 @@ def test_glm_reads_its_own_headers_and_ends_where_its_folder_says(tmp_path) -> N
     tokenizer = load_tokenizer(tmp_path / "glm")
     prompter = Prompter(tokenizer, 4000)
     prompt, _ = prompter.round("Go", [tuple(tokenizer.encode("click"))], "<p> [gMASK]<sop><|user|> </p>")
-    words = "[gMASK]<sop>Task Instruction: Go\n\nRound 0\n\n<|user|>\nGo\n\n<|assistant|>\nclick\n\nRound 1\n\n<|user|>\n"
+    words = (
+        "[gMASK]<sop>Task Instruction: Go\n\nRound 0\n\n<|user|>\nGo\n\n<|assistant|>\nclick\n\nRound 1\n\n<|user|>\n"
+    )
     assert tokenizer.decode(prompt, keep_special=True) == words + "<p> [ gMASK]< sop>< |user|> </p>\n\n<|assistant|>\n"
     assert prompt.count(single_token(tokenizer, "<|user|>")) == 2 and {257, 258, 262} <= set(prompter.stop_ids)
     verdict = tokenizer.decode(prompter.verdict("Go", ["click"], "page")[0], keep_special=True)
-    assert verdict.startswith("[gMASK]<sop><|system|>\n" + JUDGE + "<|user|>\nThe User Intent:\nGo") and verdict.endswith(
-        "page<|assistant|>\n"
-    )
+    assert verdict.startswith(
+        "[gMASK]<sop><|system|>\n" + JUDGE + "<|user|>\nThe User Intent:\nGo"
+    ) and verdict.endswith("page<|assistant|>\n")
     step = converted(sft_file(tmp_path, [("Go", [], "<p> 1 </p>", "click")]), prompter)[0].steps[0]
-    assert step.prompt == prompter.round("Go", [], "<p> 1 </p>")[0] and "eot_id" not in tokenizer.decode(step.following, keep_special=True)
+    assert step.prompt == prompter.round("Go", [], "<p> 1 </p>")[0] and "eot_id" not in tokenizer.decode(
+        step.following, keep_special=True
+    )
     assert Prompter(ByteTokenizer(), 400).headers.user == USER
 
 
@@ -298,7 +337,11 @@ def pool():
 
 
 def test_mutation_prefers_failed_templates_and_unused_tasks(pool) -> None:
-    failed = [WebTrajectory(t.task.task_id, t.task.intent, t.task.sites[0], (), 0.0) for t in pool if t.task.template_id == 103][:5]
+    failed = [
+        WebTrajectory(t.task.task_id, t.task.intent, t.task.sites[0], (), 0.0)
+        for t in pool
+        if t.task.template_id == 103
+    ][:5]
     used = {t.intent for t in failed}
     made = instructions.mutate(failed, pool, used, 20, seed=3)
     assert len({t.task.intent for t in made}) == 20 and not used & {t.task.intent for t in made}
@@ -364,12 +407,15 @@ def test_a_language_model_writes_until_enough_tasks_survive(pool) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     api = ChatApi(f"http://127.0.0.1:{server.server_port}/v1", "any", deadline_s=4.0, tries=1)
     like = next(t for t in pool if t.task.sites == ("shopping",)).task.raw
-    made = instructions.written([trajectory("Buy a lamp", 0.0)], {"shopping": like}, api, 40, seed=0, known=["Find lamp 5"])
+    made = instructions.written(
+        [trajectory("Buy a lamp", 0.0)], {"shopping": like}, api, 40, seed=0, known=["Find lamp 5"]
+    )
     assert "- `Buy a lamp`" in _Model.asked[0] and any("Write 25 more tasks" in asked for asked in _Model.asked[:2])
     assert len({t.task.intent for t in made}) == 40 and "Find lamp 5" not in {t.task.intent for t in made}
     began = time.monotonic()
     kept = instructions.select(made, 12, None, api)
-    assert time.monotonic() - began < 60 and _Model.flying[1] > 4  # asked together, and no answer is waited for without end
+    # asked together, and no answer is waited for without end
+    assert time.monotonic() - began < 60 and _Model.flying[1] > 4
     assert [t.task.intent for t in kept.tasks] == [
         t.task.intent for t in made if int(t.task.intent.split()[-1]) % 2 == 0 and " 6" not in t.task.intent
     ][:12]

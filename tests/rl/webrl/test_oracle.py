@@ -1,4 +1,6 @@
-"""Demonstrations of web tasks: the same ones whether one process plays them or several, and several only where that is worth it."""
+"""Demonstrations of web tasks: the same ones whether one process plays them or several, and several only where that
+is worth it.
+"""
 
 from dataclasses import replace
 
@@ -22,7 +24,9 @@ def sites() -> WebSiteEnvironment:
 
 
 def test_several_processes_play_what_one_plays(sites) -> None:
-    oracle = Oracle(replace(sites, astray=0.7, noise=0.2, max_prompt_tokens=600), Prompter(ByteTokenizer(), 100_000), "strayed", 3)
+    oracle = Oracle(
+        replace(sites, astray=0.7, noise=0.2, max_prompt_tokens=600), Prompter(ByteTokenizer(), 100_000), "strayed", 3
+    )
     asked = [(task, number, sample) for number, task in enumerate(pool_of(sites)[:6]) for sample in (0, 1)]
     alone = list(ordered_map(oracle.demonstrated, asked, 0))
     assert list(ordered_map(replace(oracle).demonstrated, asked, 2, 2)) == alone
@@ -53,7 +57,9 @@ def test_demonstrations_that_are_not_there_are_named(sites) -> None:
     ("count", "cores", "browser", "workers"),
     [(300, 8, False, 0), (2100, 8, False, 2), (90_000, 8, False, 8), (90_000, 1, False, 0), (90_000, 8, True, 0)],
 )
-def test_processes_are_started_where_they_pay(sites, monkeypatch, count: int, cores: int, browser: bool, workers: int) -> None:
+def test_processes_are_started_where_they_pay(
+    sites, monkeypatch, count: int, cores: int, browser: bool, workers: int
+) -> None:
     asked = []
     monkeypatch.setattr(oracles, "uses_browser", lambda sites: browser)
     monkeypatch.setattr(oracles, "ordered_map", lambda play, items, workers, chunk: asked.append(workers) or iter(()))

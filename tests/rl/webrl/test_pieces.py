@@ -18,13 +18,21 @@ def test_a_name_is_the_same_pieces_in_instruction_page_and_action(sites) -> None
     name = "Dune grey teapot"
     wanted = [tokenizer.decode([i]) for i in tokenizer.encode(name)]
     assert wanted == ["Dune ", "grey ", "teapot"]
-    places = (f"Open the page of the {name}.", f'do(action="Search", argument="{name}", element="5")', f'<a id="7" data-text="{name}"> x')
+    places = (
+        f"Open the page of the {name}.",
+        f'do(action="Search", argument="{name}", element="5")',
+        f'<a id="7" data-text="{name}"> x',
+    )
     for text in places:
         pieces = [tokenizer.decode([i]) for i in tokenizer.encode(text)]
         assert any(pieces[i : i + 3] == wanted for i in range(len(pieces))), pieces
     roomy = pieces_of(sites, 4096)  # a model with more ids than pieces may write one that has no text
     assert roomy.vocab_size < 4096 and len(roomy.encode("x\ufffd")) == 2
-    assert [tokenizer.decode([i]) for i in tokenizer.encode('<a id="7" data-text="')] == ['<a id="', "7", '" data-text="']
+    assert [tokenizer.decode([i]) for i in tokenizer.encode('<a id="7" data-text="')] == [
+        '<a id="',
+        "7",
+        '" data-text="',
+    ]
 
 
 def test_the_tiny_recipe_shows_the_whole_page_of_results(sites) -> None:

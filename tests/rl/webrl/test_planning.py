@@ -1,4 +1,6 @@
-"""Planning: a perfect world model finds the right candidate, a corrupted one does not, and all samplers are asked in batches."""
+"""Planning: a perfect world model finds the right candidate, a corrupted one does not, and all samplers are asked in
+batches.
+"""
 
 import pytest
 
@@ -37,7 +39,9 @@ def tasks(count: int) -> list:
 
 
 class Actor:
-    """Proposes the oracle's action in 4 of 20 samples, and links that lead elsewhere in 9 and 7; asked once for all of them."""
+    """Proposes the oracle's action in 4 of 20 samples, and links that lead elsewhere in 9 and 7; asked once for all
+    of them.
+    """
 
     def __init__(self, known: list, faults: int = 0) -> None:
         self.sizes, self.faults = [], faults
@@ -58,7 +62,14 @@ class Actor:
             self.faults -= 1
             return Invalid("engine down")
         text = TOKENIZER.decode(request.ids)
-        right = next((a for (intent, html), a in self.scripts.items() if f"Task Instruction: {intent}\n" in text and html in text), None)
+        right = next(
+            (
+                a
+                for (intent, html), a in self.scripts.items()
+                if f"Task Instruction: {intent}\n" in text and html in text
+            ),
+            None,
+        )
         wrong = ('do(action="Click", element="1")', 'do(action="Click", element="2")')
         said = right if right and number >= 16 else wrong[number < 9]
         ids = (*TOKENIZER.encode(said), TOKENIZER.eos_id)
@@ -98,7 +109,9 @@ def test_perfect_world_model_wins_and_a_corrupted_one_does_not(known, ways) -> N
     episodes, planner, _ = play(arm, known, TrueWorld(spare), Progress(ways))
     assert scores(episodes) == [1.0] * 4 and planner.tally.overruled == planner.tally.decisions
     assert planner.tally.checked == planner.tally.exact > 0
-    elsewhere = {t.task.sites[0]: [p for x in known if x.task.sites == t.task.sites for p in ways[x.task.task_id]] for t in known}
+    elsewhere = {
+        t.task.sites[0]: [p for x in known if x.task.sites == t.task.sites for p in ways[x.task.task_id]] for t in known
+    }
     broken = CorruptedWorld(TrueWorld(spare), elsewhere, 1.0, 0)
     episodes, planner, _ = play(PlanArm("bad", world="corrupted", stop="valued"), known, broken, Progress(ways))
     assert sum(scores(episodes)) < 4 and planner.tally.exact < planner.tally.checked
@@ -122,7 +135,9 @@ def test_an_exit_among_the_candidates_ends_at_once(known, ways) -> None:
             ids = (*TOKENIZER.encode('exit(message="")'), TOKENIZER.eos_id)
             return Sample(ids, (-1.0,) * len(ids), "stop", 0) if number == 19 else super().answer(request, number)
 
-    hasty = Planner(PlanArm("stop", world="true", branching=4), Hasty(known), PARAMS, 0, TrueWorld(spare), Progress(ways))
+    hasty = Planner(
+        PlanArm("stop", world="true", branching=4), Hasty(known), PARAMS, 0, TrueWorld(spare), Progress(ways)
+    )
     one = WebEpisode(spare(), known[0], 0, 0, Prompter(TOKENIZER, 20000))
     hasty.play([one])
     assert one.world.done and one.world.score == 0.0 and len(one.rounds) == 1
@@ -136,7 +151,12 @@ def test_faults_are_invalid_and_retried(known) -> None:
 
 
 def test_commonest_counts_parsed_actions() -> None:
-    told = [("nothing", (1,)), ('do(action="Click", element="3")', (2,)), ('# a\ndo(action="Click",element="3")', (3,)), ("exit()", (4,))]
+    told = [
+        ("nothing", (1,)),
+        ('do(action="Click", element="3")', (2,)),
+        ('# a\ndo(action="Click",element="3")', (3,)),
+        ("exit()", (4,)),
+    ]
     found = commonest(told, 2)
     assert [(c.count, c.ids, c.over) for c in found] == [(2, (2,), False), (1, (4,), True)]
     assert commonest(told[:1], 3)[0].response == "nothing"
@@ -162,7 +182,11 @@ def test_a_language_model_predicts_by_lists_of_changes(known, ways) -> None:
     first = world.render("accessibility")
     act = parse_call(world.demonstrate())
     told = brackets(act, world.page)
-    assert told.startswith("type [") and told.endswith("] [1]") and f"[{told.split('[')[1].split(']')[0]}] textbox" in first
+    assert (
+        told.startswith("type [")
+        and told.endswith("] [1]")
+        and f"[{told.split('[')[1].split(']')[0]}] textbox" in first
+    )
     changes = page_changes(first, ways[known[0].task.task_id][1].tree).write()
     assert likeness(apply_changes(first, changes) or "", ways[known[0].task.task_id][1].tree) == 1.0
     assert apply_changes(first, "no idea") is None
@@ -201,7 +225,9 @@ def test_values_of_critic_and_language_model(known, ways) -> None:
     value = SampledValue(Answers(lambda k, _: "[Score] 0.5" if k % 2 else "none"), TOKENIZER, PARAMS, 0, budget=4)
     assert value([state]) == [0.5] and value.unreadable == 2
     assert [read_score(t) for t in ("[Score] 0.3 [Score]: 0.7", "[Score] 5", "")] == [0.7, None, None]
-    assert Progress(ways)([state, Imagined(episode, (), (PredictedPage("[1] RootWebArea 'x'"),))])[0] == pytest.approx(2 / 4)
+    assert Progress(ways)([state, Imagined(episode, (), (PredictedPage("[1] RootWebArea 'x'"),))])[0] == pytest.approx(
+        2 / 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,4 +252,5 @@ def test_transitions_of_the_sites_are_true_and_begin_episodes(known) -> None:
     assert len(firsts) >= len(known[0].steps) - 1 and not any(t.action.startswith("stop") for t in found)
     assert firsts[0].action.startswith("type [") and firsts[0].next_observation == firsts[1].observation
     same = [likeness(apply_changes(t.observation, t.changes.write()) or "", t.next_observation) for t in found]
-    assert min(same) > 0.9 and sum(s == 1.0 for s in same) >= 0.9 * len(same)  # the place of an updated item may be a guess
+    # the place of an updated item may be a guess
+    assert min(same) > 0.9 and sum(s == 1.0 for s in same) >= 0.9 * len(same)

@@ -1,4 +1,6 @@
-"""Digests of the public generators' output; `python -m terrella.tests.rl.worlds.golden DATA_FOLDER` writes digests.json from the data."""
+"""Digests of the public generators' output; `python -m terrella.tests.rl.worlds.golden DATA_FOLDER` writes
+digests.json from the data.
+"""
 
 import json
 import sys
@@ -21,7 +23,9 @@ def lake_text(rows: list[str], player: tuple[int, int] | None = None) -> str:
 
 def trace_digest(steps: list[tuple[str, float, bool, bool]]) -> str:
     """One digest over (text, reward, done, effective) of all steps."""
-    return text_digest("\n".join(f"{text}|{reward:.3f}|{int(done)}|{int(effective)}" for text, reward, done, effective in steps))
+    return text_digest(
+        "\n".join(f"{text}|{reward:.3f}|{int(done)}|{int(effective)}" for text, reward, done, effective in steps)
+    )
 
 
 def from_data(root: Path) -> dict[str, Any]:
@@ -52,7 +56,9 @@ def from_data(root: Path) -> dict[str, Any]:
         [
             e["seed"],
             [s["action"] for s in e["steps"]],
-            trace_digest([(lake_text(e["map"], tuple(s["pos"])), s["reward"], s["done"], s["effective"]) for s in e["steps"]]),
+            trace_digest(
+                [(lake_text(e["map"], tuple(s["pos"])), s["reward"], s["done"], s["effective"]) for s in e["steps"]]
+            ),
         ]
         for e in read("frozenlake_steps_slippery_third")
     ]

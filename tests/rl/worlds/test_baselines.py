@@ -76,7 +76,9 @@ def _value(rows: tuple[str, ...], cell: int, left: int) -> float:
         moved = flat.replace("S", "F")
         moved = moved[:cell] + "S" + moved[cell + 1 :]
         size = len(rows)
-        _CACHE[cell, left] = success_within(tuple(moved[i : i + size] for i in range(0, size * size, size)), 1 / 3, left)
+        _CACHE[cell, left] = success_within(
+            tuple(moved[i : i + size] for i in range(0, size * size, size)), 1 / 3, left
+        )
     return _CACHE[cell, left]
 
 
@@ -85,7 +87,9 @@ def test_every_simple_room_is_solvable_and_the_share_of_harder_ones_is_known() -
     root = os.environ.get("TERRELLA_SHARED_DATA")
     if root:
         rows = json.loads((Path(root) / "spa" / "sokoban_simple.json").read_text())["SimpleSokoban_val"]
-        assert [len(shortest_solution(make_room(RoomConfig(), r["seed"])[0]) or ()) for r in rows] == [r["optimal_actions"] for r in rows]
+        assert [len(shortest_solution(make_room(RoomConfig(), r["seed"])[0]) or ()) for r in rows] == [
+            r["optimal_actions"] for r in rows
+        ]
     lengths = [len(shortest_solution(make_room(RoomConfig(), s)[0]) or ()) for s in VALIDATION_SEEDS]
     assert np.mean(lengths) == pytest.approx(3.87, abs=0.005)
     assert [lengths.count(i) for i in range(1, 11)] == [13, 30, 15, 28, 19, 9, 2, 8, 2, 2]

@@ -1,4 +1,6 @@
-"""The contract every world keeps: determinism, snapshot round trip, Invalid on fault, numbers in info, no global randomness."""
+"""The contract every world keeps: determinism, snapshot round trip, Invalid on fault, numbers in info, no global
+randomness.
+"""
 
 import json
 import random
@@ -26,7 +28,9 @@ def propose(world: World, rng: random.Random) -> int | str:
         return f"click[{rng.choice(clicks)}]" if clicks else "search[noise cancelling headphones]"
     if isinstance(world, WebWorld):
         element = rng.choice(sorted(world.elements))
-        return f'do(action="Click", element="{element}")' if world.config.observation == "html" else f"click [{element}]"
+        return (
+            f'do(action="Click", element="{element}")' if world.config.observation == "html" else f"click [{element}]"
+        )
     if world.name == "sudoku":
         return ",".join(str(rng.randint(0, 5)) for _ in range(3))
     return str(rng.randint(1, 30))
@@ -87,7 +91,10 @@ def test_snapshot_round_trip_in_another_instance(tag: str) -> None:
         saved = json.loads(json.dumps(world.snapshot()))
         twin.reset(seed + 7)
         twin.restore(saved)
-        assert all(twin.render(mode) == world.render(mode) for mode in world.render_modes) and twin.snapshot() == world.snapshot()
+        assert (
+            all(twin.render(mode) == world.render(mode) for mode in world.render_modes)
+            and twin.snapshot() == world.snapshot()
+        )
         for _ in range(8):
             action = propose(world, rng)
             result = world.step(action)
@@ -103,7 +110,9 @@ def test_a_fault_is_invalid_and_not_a_reward(tag: str) -> None:
     world = TASKS[tag].make()
     for fault in (attempt(world.step, 1), attempt(world.render), attempt(world.snapshot)):
         assert isinstance(fault, Invalid) and "before reset" in fault.reason
-    assert isinstance(attempt(world.restore, {"world": "another", "codes": [], "rows": [], "board": [], "position": -1}), Invalid)
+    assert isinstance(
+        attempt(world.restore, {"world": "another", "codes": [], "rows": [], "board": [], "position": -1}), Invalid
+    )
     world.reset(0)
     bad_mode = attempt(world.render, "rgb_array")
     assert isinstance(bad_mode, Invalid) and "render mode" in bad_mode.reason

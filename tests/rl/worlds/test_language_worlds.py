@@ -127,7 +127,9 @@ def test_bandit_pays_by_chance_and_succeeds_by_choice() -> None:
 
 def test_tags_of_a_user(tmp_path) -> None:
     file = tmp_path / "my.yaml"
-    file.write_text("Tiny:\n  world: sokoban\n  max_actions: 5\n  instruction: Push.\n  config: {height: 5, width: 5}\n")
+    file.write_text(
+        "Tiny:\n  world: sokoban\n  max_actions: 5\n  instruction: Push.\n  config: {height: 5, width: 5}\n"
+    )
     task = load_tasks(file)["Tiny"]
     assert task.max_actions == 5 and len(task.make().reset(1)) == 29
     for text, problem in [

@@ -1,4 +1,6 @@
-"""Parity with the public generators, from shipped digests; the digests themselves are checked where the data is at hand."""
+"""Parity with the public generators, from shipped digests; the digests themselves are checked where the data is at
+hand.
+"""
 
 import json
 import os
@@ -26,14 +28,18 @@ def test_instances_have_the_public_text(tag: str) -> None:
         assert text_digest(world.render(mode)) == digest, seed
 
 
-@pytest.mark.parametrize(("name", "world", "episodes"), [("SimpleSokoban", Sokoban(), 64), ("FrozenLake", FrozenLake(coupled=True), 32)])
+@pytest.mark.parametrize(
+    ("name", "world", "episodes"), [("SimpleSokoban", Sokoban(), 64), ("FrozenLake", FrozenLake(coupled=True), 32)]
+)
 def test_steps_have_the_public_texts_rewards_and_ends(name: str, world: Sokoban | FrozenLake, episodes: int) -> None:
     rows = DIGESTS[f"{name}/steps"]
     assert len(rows) == episodes
     for seed, actions, digest in rows:
         world.reset(seed)
         results = [world.step(world.parse_action(action)) for action in actions]
-        assert trace_digest([(r.text, r.reward, r.done, r.info["action_is_effective"]) for r in results]) == digest, seed
+        assert trace_digest([(r.text, r.reward, r.done, r.info["action_is_effective"]) for r in results]) == digest, (
+            seed
+        )
 
 
 def test_shipped_digests_are_those_of_the_data() -> None:

@@ -27,7 +27,9 @@ def test_a_push_by_hand() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**31), boxes=st.integers(1, 2), actions=st.lists(st.integers(1, 4), min_size=1, max_size=30))
+@given(
+    seed=st.integers(0, 2**31), boxes=st.integers(1, 2), actions=st.lists(st.integers(1, 4), min_size=1, max_size=30)
+)
 def test_batch_scalar_and_text_agree(seed: int, boxes: int, actions: list[int]) -> None:
     config = RoomConfig(boxes=boxes, search_depth=30)
     cells = np.repeat(make_rooms(config, [seed]), 3, axis=0)
@@ -36,10 +38,16 @@ def test_batch_scalar_and_text_agree(seed: int, boxes: int, actions: list[int]) 
     for action in actions:
         moved, gain = sokoban.step_batch(cells, player, np.array([action, action, 1 + action % 4]), 6)
         after = sokoban.next_codes(codes, action)
-        assert bytes(cells[0]) == bytes(cells[1]) == after and sokoban.next_text(sokoban.encode(codes), action) == sokoban.encode(after)
+        assert bytes(cells[0]) == bytes(cells[1]) == after and sokoban.next_text(
+            sokoban.encode(codes), action
+        ) == sokoban.encode(after)
         assert moved[0] == (after != codes) and gain[0] == after.count(3) - codes.count(3)
         assert player[0] == next(i for i, c in enumerate(after) if c >= 5)
-        assert sum(c >= 5 for c in after) == 1 and sum(c in (3, 4) for c in after) == boxes and sum(c in (2, 3, 6) for c in after) == boxes
+        assert (
+            sum(c >= 5 for c in after) == 1
+            and sum(c in (3, 4) for c in after) == boxes
+            and sum(c in (2, 3, 6) for c in after) == boxes
+        )
         text = with_coordinates(sokoban.encode(after))
         assert parse_state(text) == sokoban.encode(after)
         codes = after
@@ -48,7 +56,9 @@ def test_batch_scalar_and_text_agree(seed: int, boxes: int, actions: list[int]) 
 def test_random_transitions_are_transitions() -> None:
     rows = list(sokoban.random_transitions(range(123, 133), 10, np.random.default_rng(0)))
     assert 50 < len(rows) <= 100 and all(sokoban.next_text(s, a) == n for s, a, n in rows)
-    states, actions, after = sokoban.random_transition_codes(make_rooms(SIMPLE, range(123, 133)), 10, np.random.default_rng(0), 6)
+    states, actions, after = sokoban.random_transition_codes(
+        make_rooms(SIMPLE, range(123, 133)), 10, np.random.default_rng(0), 6
+    )
     assert len(states) == len(actions) == len(after) and 50 < len(states) <= 100
     assert all(sokoban.next_codes(bytes(s), int(a)) == bytes(n) for s, a, n in zip(states, actions, after, strict=True))
 
@@ -66,7 +76,9 @@ def test_coordinates_name_every_kind() -> None:
 def test_config_vocabulary_and_faults() -> None:
     world = sokoban.Sokoban(grid="W.GCBA@", actions=("Left", "Right", "Up", "Down"))
     text = world.reset(123)
-    assert set(text) <= set("W.GCBA@\n") and parse_state(world.render("text_with_coordinates"), world.config.grid) == text
+    assert (
+        set(text) <= set("W.GCBA@\n") and parse_state(world.render("text_with_coordinates"), world.config.grid) == text
+    )
     assert world.parse_action("left") == 1 and world.parse_action("jump") is None
     with pytest.raises(ValueError, match="seven different"):
         sokoban.Sokoban(grid="_______")

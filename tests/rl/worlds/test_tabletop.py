@@ -12,7 +12,10 @@ from terrella.rl.video.record import EpisodePlan, plans, play, record
 from terrella.rl.worlds.tabletop import TASKS, Tabletop
 
 # not imported here: how it draws is chosen by the world before the import
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="MuJoCo is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,11 @@ def test_positions_are_read_within_a_centimetre(world: Tabletop) -> None:
     for seed in range(8):
         world.reset(seed, "close")
         seen, true = look(world.frame()), world.scene()
-        errors += [np.abs(seen.pusher - true.pusher).max(), np.abs(seen.block - true.block).max(), abs(seen.drawer - true.drawer)]
+        errors += [
+            np.abs(seen.pusher - true.pusher).max(),
+            np.abs(seen.block - true.block).max(),
+            abs(seen.drawer - true.drawer),
+        ]
     assert np.mean(errors) < 0.006 and np.max(errors) < 0.02
 
 

@@ -36,14 +36,22 @@ GOAL = Goal(
 
 
 def test_bm25_prefers_rare_words_and_short_documents() -> None:
-    index = Bm25(["red cotton shirt", "red wool shirt with many many words about other things", "blue cotton socks", "red socks"])
+    index = Bm25(
+        ["red cotton shirt", "red wool shirt with many many words about other things", "blue cotton socks", "red socks"]
+    )
     assert index.search("wool") == [1] and index.search("cotton shirt")[0] == 0
     assert index.search("sock") == [3, 2] and index.search("the of and") == [] and index.search("zebra") == []
 
 
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
-    [("dark red", "red", 100), ("red", "blue", 29), ("noise cancelling", "noise canceling", 97), ("", "red", 0), ("6 ft", "10 ft", 67)],
+    [
+        ("dark red", "red", 100),
+        ("red", "blue", 29),
+        ("noise cancelling", "noise canceling", 97),
+        ("", "red", 0),
+        ("6 ft", "10 ft", 67),
+    ],
 )
 def test_token_set_ratio(a: str, b: str, expected: int) -> None:
     assert token_set_ratio(a, b) == expected == token_set_ratio(b, a)
@@ -64,12 +72,19 @@ def test_reward_by_hand() -> None:
     assert purchase_reward(MUG, GOAL, {}) == pytest.approx(3 / 4)
     dear = Product(**{**vars(MUG), "price": 99.0})
     assert purchase_reward(dear, GOAL, {"color": "red"}) == pytest.approx(3 / 4)
-    other = Product("B", "Brisk Lamp and Shade for Rooms, Desks, Walls", 5.0, "Garden › Lamps", "lamps", attributes=("ceramic",))
+    other = Product(
+        "B", "Brisk Lamp and Shade for Rooms, Desks, Walls", 5.0, "Garden › Lamps", "lamps", attributes=("ceramic",)
+    )
     assert type_score(other, GOAL) == 1.0  # one of three nouns in common: above 0.2, so the kinds count as equal
     assert nouns("Two-Pack Large Red Mugs, 12 oz Ceramic") == {"two", "mug", "ceramic"}
     wide = Goal(**{**vars(GOAL), "title": "Mug alpha beta gamma delta epsilon zeta eta theta iota kappa"})
     assert type_score(MUG, Goal(**{**vars(wide), "query": "x", "category": "y"})) == 0.1
-    assert type_score(MUG, Goal(**{**vars(wide), "title": "Mug alpha beta gamma delta epsilon", "query": "x", "category": "y"})) == 0.5
+    assert (
+        type_score(
+            MUG, Goal(**{**vars(wide), "title": "Mug alpha beta gamma delta epsilon", "query": "x", "category": "y"})
+        )
+        == 0.5
+    )
     assert type_score(MUG, Goal(**{**vars(GOAL), "title": "Wool Socks"})) == 0.0
 
 
@@ -96,12 +111,20 @@ def test_a_purchase_through_the_pages() -> None:
         if world.goal.asin.lower() in world.clickables():
             break
         world.step("click[next >]")
-    assert f"Price: ${world.products[world.goal.asin.lower()].price:.2f}" in world.step(f"click[{world.goal.asin}]").text
+    assert (
+        f"Price: ${world.products[world.goal.asin.lower()].price:.2f}" in world.step(f"click[{world.goal.asin}]").text
+    )
     assert "Features" not in world.step("click[features]").text and "Buy Now" in world.step("click[< prev]").text
     for value in world.goal.options.values():
         assert f": {value}" in world.step(f"click[{value}]").text
     done = world.step("click[buy now]")
-    assert done.reward == 1.0 and done.done and done.info["success"] and done.info["success_purchase"] and done.info["success_find"]
+    assert (
+        done.reward == 1.0
+        and done.done
+        and done.info["success"]
+        and done.info["success_purchase"]
+        and done.info["success_find"]
+    )
 
 
 def test_an_empty_result_page_and_a_wrong_purchase() -> None:
@@ -129,7 +152,10 @@ def test_the_public_products_and_instructions() -> None:
     root = os.environ.get("TERRELLA_SHARED_DATA")
     if not root:
         pytest.skip("set TERRELLA_SHARED_DATA to the folder that holds spa/ to read the public product file")
-    products_file, goals_file = Path(root) / "spa/webshop_100_products.jsonl", Path(root) / "spa/webshop_items_ins_v2_1000.json"
+    products_file, goals_file = (
+        Path(root) / "spa/webshop_100_products.jsonl",
+        Path(root) / "spa/webshop_items_ins_v2_1000.json",
+    )
     products = load_products(products_file)
     goals = load_goals(goals_file, products)
     assert len(products) == 100 and len(goals) == 44

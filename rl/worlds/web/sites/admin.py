@@ -27,7 +27,7 @@ class Admin(Site):
         CREATE TABLE customers(id INTEGER PRIMARY KEY, name TEXT, email TEXT, city TEXT);
         CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, month INTEGER, total INTEGER, status TEXT, note TEXT DEFAULT '');
         CREATE TABLE reviews(id INTEGER PRIMARY KEY, product INTEGER, author TEXT, stars INTEGER, status TEXT);
-    """
+    """  # noqa: E501
     routes = (
         ("GET", "/", "home"),
         ("GET", "/products", "products"),
@@ -48,7 +48,15 @@ class Admin(Site):
         for number, good in enumerate((g for goods in GOODS.values() for g in goods[:5]), 1):
             sku = f"HG-{number:02d}{coin.randint(10, 99)}"
             name = f"{coin.choice(COLOURS).title()} {good}"
-            self.run("INSERT INTO products VALUES(?,?,?,?,?,?)", number, sku, name, coin.randrange(500, 9000, 50), coin.randint(0, 90), 1)
+            self.run(
+                "INSERT INTO products VALUES(?,?,?,?,?,?)",
+                number,
+                sku,
+                name,
+                coin.randrange(500, 9000, 50),
+                coin.randint(0, 90),
+                1,
+            )
         for number, (first, last) in enumerate(PEOPLE, 1):
             city = coin.choice(("Aldport", "Brenwick", "Dunmere"))
             self.run(
@@ -71,7 +79,12 @@ class Admin(Site):
         for number in range(1, 25):
             status = coin.choice(("pending", "pending", "approved"))
             self.run(
-                "INSERT INTO reviews VALUES(?,?,?,?,?)", number, coin.randint(1, 25), coin.choice(PEOPLE)[0], coin.randint(1, 5), status
+                "INSERT INTO reviews VALUES(?,?,?,?,?)",
+                number,
+                coin.randint(1, 25),
+                coin.choice(PEOPLE)[0],
+                coin.randint(1, 5),
+                status,
             )
 
     def home(self, request: Request) -> Response:
@@ -81,10 +94,14 @@ class Admin(Site):
     def products(self, request: Request) -> Response:
         words = request.query.get("q", "")
         rows = self.rows(
-            "SELECT id, sku, name FROM products WHERE name LIKE ? OR sku LIKE ? ORDER BY name LIMIT 10", f"%{words}%", f"%{words}%"
+            "SELECT id, sku, name FROM products WHERE name LIKE ? OR sku LIKE ? ORDER BY name LIMIT 10",
+            f"%{words}%",
+            f"%{words}%",
         )
         again = form("/products", field("q", "Name or SKU", words), "Search", "get")
-        return self.page("Products", again + table([[link(f"/products/{n}", name), sku] for n, sku, name in rows], ["Name", "SKU"]))
+        return self.page(
+            "Products", again + table([[link(f"/products/{n}", name), sku] for n, sku, name in rows], ["Name", "SKU"])
+        )
 
     def product(self, request: Request, number: str) -> Response:
         row = self.one("SELECT sku, name, price, stock, enabled FROM products WHERE id=?", number)
@@ -106,10 +123,14 @@ class Admin(Site):
         try:
             price, stock = round(float(told["price"]) * 100), int(told["stock"])
         except (KeyError, ValueError):
-            return self.page("Not saved", f"<p>Price and stock must be numbers.</p>{link(f'/products/{number}', 'Back')}", 400)
+            return self.page(
+                "Not saved", f"<p>Price and stock must be numbers.</p>{link(f'/products/{number}', 'Back')}", 400
+            )
         if not told.get("name", "").strip() or not 0 <= price < 10**9 or not 0 <= stock < 10**9:
             return self.page(
-                "Not saved", f"<p>A product has a name, and no negative numbers.</p>{link(f'/products/{number}', 'Back')}", 400
+                "Not saved",
+                f"<p>A product has a name, and no negative numbers.</p>{link(f'/products/{number}', 'Back')}",
+                400,
             )
         self.run(
             "UPDATE products SET name=?, price=?, stock=?, enabled=? WHERE id=?",
@@ -141,7 +162,11 @@ class Admin(Site):
 
     def order(self, request: Request, number: str) -> Response:
         row = self.one(
-            "SELECT c.id, c.name, o.month, o.total, o.status, o.note FROM orders o JOIN customers c ON c.id=o.customer WHERE o.id=?", number
+            (
+                "SELECT c.id, c.name, o.month, o.total, o.status, o.note FROM orders o JOIN customers c ON "
+                "c.id=o.customer WHERE o.id=?"
+            ),
+            number,
         )
         if row is None:
             return self.missing("There is no such order.")
@@ -155,23 +180,32 @@ class Admin(Site):
                 ["Note", f'<span id="note">{escape(note)}</span>'],
             ]
         )
-        fields = choice("status", [(s, s) for s in STATES], status, "Status") + area("note", "Note for the customer", note)
+        fields = choice("status", [(s, s) for s in STATES], status, "Status") + area(
+            "note", "Note for the customer", note
+        )
         return self.page(f"Order {number}", facts + form(f"/orders/{number}", fields, "Update order"))
 
     def save_order(self, request: Request, number: str) -> Response:
         status = request.form.get("status", "")
         if status not in STATES:
             return self.missing("There is no such status.")
-        self.run("UPDATE orders SET status=?, note=? WHERE id=?", status, request.form.get("note", "").strip()[:500], number)
+        self.run(
+            "UPDATE orders SET status=?, note=? WHERE id=?", status, request.form.get("note", "").strip()[:500], number
+        )
         return self.redirect(f"/orders/{number}")
 
     def customers(self, request: Request) -> Response:
         words = request.query.get("q", "")
         rows = self.rows(
-            "SELECT id, name, city FROM customers WHERE name LIKE ? OR email LIKE ? ORDER BY name LIMIT 10", f"%{words}%", f"%{words}%"
+            "SELECT id, name, city FROM customers WHERE name LIKE ? OR email LIKE ? ORDER BY name LIMIT 10",
+            f"%{words}%",
+            f"%{words}%",
         )
         again = form("/customers", field("q", "Name or e-mail", words), "Search", "get")
-        return self.page("Customers", again + table([[link(f"/customers/{n}", name), city] for n, name, city in rows], ["Name", "City"]))
+        return self.page(
+            "Customers",
+            again + table([[link(f"/customers/{n}", name), city] for n, name, city in rows], ["Name", "City"]),
+        )
 
     def customer(self, request: Request, number: str) -> Response:
         row = self.one("SELECT name, email, city FROM customers WHERE id=?", number)
@@ -185,26 +219,52 @@ class Admin(Site):
     def reviews(self, request: Request) -> Response:
         status = request.query.get("status", "pending")
         rows = self.rows(
-            "SELECT r.id, p.name, r.author, r.stars FROM reviews r JOIN products p ON p.id=r.product WHERE r.status=? ORDER BY r.id", status
+            (
+                "SELECT r.id, p.name, r.author, r.stars FROM reviews r JOIN products p ON p.id=r.product WHERE "
+                "r.status=? "
+                "ORDER BY r.id"
+            ),
+            status,
         )
         again = form(
             "/reviews",
-            choice("status", [("pending", "pending"), ("approved", "approved"), ("rejected", "rejected")], status, "Status"),
+            choice(
+                "status", [("pending", "pending"), ("approved", "approved"), ("rejected", "rejected")], status, "Status"
+            ),
             "Filter",
             "get",
         )
-        lines = [[link(f"/reviews/{n}", f"Review {n}"), escape(name), author, f"{stars} stars"] for n, name, author, stars in rows]
-        return self.page("Reviews", again + f"<p>{len(rows)} reviews</p>" + table(lines, ["Review", "Product", "Author", "Stars"]))
+        lines = [
+            [link(f"/reviews/{n}", f"Review {n}"), escape(name), author, f"{stars} stars"]
+            for n, name, author, stars in rows
+        ]
+        return self.page(
+            "Reviews", again + f"<p>{len(rows)} reviews</p>" + table(lines, ["Review", "Product", "Author", "Stars"])
+        )
 
     def review(self, request: Request, number: str) -> Response:
-        row = self.one("SELECT p.name, r.author, r.stars, r.status FROM reviews r JOIN products p ON p.id=r.product WHERE r.id=?", number)
+        row = self.one(
+            "SELECT p.name, r.author, r.stars, r.status FROM reviews r JOIN products p ON p.id=r.product WHERE r.id=?",
+            number,
+        )
         if row is None:
             return self.missing("There is no such review.")
         facts = table(
-            [["Product", escape(row[0])], ["Author", row[1]], ["Stars", str(row[2])], ["Status", f'<span id="status">{row[3]}</span>']]
+            [
+                ["Product", escape(row[0])],
+                ["Author", row[1]],
+                ["Stars", str(row[2])],
+                ["Status", f'<span id="status">{row[3]}</span>'],
+            ]
         )
-        buttons = '<button name="status" value="approved">Approve</button><button name="status" value="rejected">Reject</button>'
-        return self.page(f"Review {number}", facts + f'<form action="/reviews/{number}" method="post" autocomplete="off">{buttons}</form>')
+        buttons = (
+            '<button name="status" value="approved">Approve</button><button name="status" '
+            'value="rejected">Reject</button>'
+        )
+        return self.page(
+            f"Review {number}",
+            facts + f'<form action="/reviews/{number}" method="post" autocomplete="off">{buttons}</form>',
+        )
 
     def save_review(self, request: Request, number: str) -> Response:
         status = request.form.get("status", "")
@@ -216,12 +276,19 @@ class Admin(Site):
     def report(self, request: Request) -> Response:
         months = [(str(m), f"2026-{m:02d}") for m in range(1, 7)]
         first, last = request.query.get("from", "1"), request.query.get("to", "6")
-        again = form("/report", choice("from", months, first, "From") + choice("to", months, last, "To"), "Show report", "get")
+        again = form(
+            "/report", choice("from", months, first, "From") + choice("to", months, last, "To"), "Show report", "get"
+        )
         if not (first.isdigit() and last.isdigit()) or "from" not in request.query:
             return self.page("Sales report", again)
         count, total = self.one(
-            "SELECT COUNT(*), COALESCE(SUM(total), 0) FROM orders WHERE month BETWEEN ? AND ? AND status != 'cancelled'",
+            (
+                "SELECT COUNT(*), COALESCE(SUM(total), 0) FROM orders WHERE month BETWEEN ? AND ? AND status != "
+                "'cancelled'"
+            ),
             int(first),
             int(last),
         )
-        return self.page("Sales report", again + table([["Orders", str(count)], ["Sales", money(total)]], name="report"))
+        return self.page(
+            "Sales report", again + table([["Orders", str(count)], ["Sales", money(total)]], name="report")
+        )

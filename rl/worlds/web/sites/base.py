@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 
 from ..http import Request, Response
 
-STYLE = "body{font:15px sans-serif;margin:12px}td,th{padding:2px 8px;text-align:left}form{margin:4px 0}nav a{margin-right:10px}"
+STYLE = (
+    "body{font:15px sans-serif;margin:12px}td,th{padding:2px 8px;text-align:left}form{margin:4px 0}nav "
+    "a{margin-right:10px}"
+)
 USER = "sam"
 PASSWORD = "harbour-7"  # of a made-up person on made-up sites
 Handler = Callable[..., Response]
@@ -35,7 +38,9 @@ def area(name: str, hint: str, value: str = "") -> str:
 
 def choice(name: str, options: list[tuple[str, str]], chosen: str = "", hint: str = "") -> str:
     """A drop-down list of (value, text)."""
-    rows = "".join(f'<option value="{escape(v)}"{" selected" if v == chosen else ""}>{escape(t)}</option>' for v, t in options)
+    rows = "".join(
+        f'<option value="{escape(v)}"{" selected" if v == chosen else ""}>{escape(t)}</option>' for v, t in options
+    )
     return f'<select name="{name}" title="{escape(hint or name)}">{rows}</select>'
 
 
@@ -93,7 +98,9 @@ class Site:
         return {"name": "session", "value": f"{self.key}-{USER}-open", "domain": self.host, "path": "/"}
 
     def reset(self) -> None:
-        """The content as it was built, by a copy of the database image; a site that was not written to stays as it is."""
+        """The content as it was built, by a copy of the database image; a site that was not written to stays as it
+        is.
+        """
         if self.db is not None and self.db.total_changes == 0 and self.image is self.shown:
             return
         if self.db is not None:
@@ -156,7 +163,8 @@ class Site:
         """A page with the site's menu."""
         menu = "".join(link(href, text) for href, text in self.menu)
         return Response(
-            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(heading)} - {escape(self.title)}</title>'
+            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(heading)} - '
+            f"{escape(self.title)}</title>"
             f"<style>{STYLE}</style></head><body><nav>{menu}</nav><main><h1>{escape(heading)}</h1>{body}</main></body></html>",
             status,
         )

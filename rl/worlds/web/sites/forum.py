@@ -21,7 +21,7 @@ class Forum(Site):
         CREATE TABLE comments(id INTEGER PRIMARY KEY, post INTEGER, author TEXT, text TEXT);
         CREATE TABLE subscriptions(forum TEXT PRIMARY KEY);
         CREATE TABLE people(name TEXT PRIMARY KEY, bio TEXT);
-    """
+    """  # noqa: E501
     routes = (
         ("GET", "/", "home"),
         ("GET", "/forums", "forums"),
@@ -69,10 +69,14 @@ class Forum(Site):
     def _list(self, where: str, order: str, *values: str) -> str:
         rows = self.rows(
             "SELECT p.id, p.forum, p.title, p.author, p.votes + p.mine AS votes, "
-            f"(SELECT COUNT(*) FROM comments c WHERE c.post=p.id) AS comments FROM posts p {where} ORDER BY {order} LIMIT 10",
+            f"(SELECT COUNT(*) FROM comments c WHERE c.post=p.id) AS comments FROM posts p {where} ORDER BY "
+            f"{order} LIMIT 10",
             *values,
         )
-        lines = [[link(f"/f/{f}/{n}", title), f"by {escape(a)} in {f}", f"{v} votes", f"{c} comments"] for n, f, title, a, v, c in rows]
+        lines = [
+            [link(f"/f/{f}/{n}", title), f"by {escape(a)} in {f}", f"{v} votes", f"{c} comments"]
+            for n, f, title, a, v, c in rows
+        ]
         return table(lines, name="posts")
 
     def _sorting(self, where: str, sort: str) -> str:
@@ -85,7 +89,10 @@ class Forum(Site):
     def forums(self, request: Request) -> Response:
         mine = {f for (f,) in self.rows("SELECT forum FROM subscriptions")}
         return self.page(
-            "Forums", "<ul>" + "".join(f"<li>{link(f'/f/{f}', f)}{' (subscribed)' if f in mine else ''}</li>" for f in TOPICS) + "</ul>"
+            "Forums",
+            "<ul>"
+            + "".join(f"<li>{link(f'/f/{f}', f)}{' (subscribed)' if f in mine else ''}</li>" for f in TOPICS)
+            + "</ul>",
         )
 
     def forum(self, request: Request, name: str) -> Response:
@@ -93,9 +100,14 @@ class Forum(Site):
             return self.missing("There is no such forum.")
         sort = request.query.get("sort", "new")
         joined = self.one("SELECT 1 FROM subscriptions WHERE forum=?", name) is not None
-        button = form(f"/f/{name}/subscribe", "", "Unsubscribe" if joined else "Subscribe", css="subscribed" if joined else "open")
+        button = form(
+            f"/f/{name}/subscribe", "", "Unsubscribe" if joined else "Subscribe", css="subscribed" if joined else "open"
+        )
         return self.page(
-            name, self._sorting(f"/f/{name}", sort) + button + self._list("WHERE p.forum=?", ORDERS.get(sort, "p.id DESC"), name)
+            name,
+            self._sorting(f"/f/{name}", sort)
+            + button
+            + self._list("WHERE p.forum=?", ORDERS.get(sort, "p.id DESC"), name),
         )
 
     def subscribe(self, request: Request, name: str) -> Response:
@@ -117,9 +129,13 @@ class Forum(Site):
         told = self.rows("SELECT author, text FROM comments WHERE post=? ORDER BY id", number)
         lines = "".join(f'<li class="comment">{link(f"/user/{a}", a)} <span>{escape(t)}</span></li>' for a, t in told)
         parts = [
-            f'<div class="submission__inner"><p>Posted by {link(f"/user/{author}", author)}</p><p>{escape(body)}</p></div>',
+            (
+                '<div class="submission__inner"><p>Posted by '
+                f"{link(f'/user/{author}', author)}</p><p>{escape(body)}</p></div>"
+            ),
             f'<div class="submission__vote"><p>{votes + mine} votes</p>'
-            f'<form class="{state}" action="/f/{name}/{number}/vote" method="post" autocomplete="off">{buttons}</form></div>',
+            f'<form class="{state}" action="/f/{name}/{number}/vote" method="post" '
+            f'autocomplete="off">{buttons}</form></div>',
             f'<h2>{len(told)} comments</h2><ul id="comments">{lines}</ul>',
             form(f"/f/{name}/{number}/comment", area("text", "Your comment"), "Send comment"),
         ]
@@ -140,7 +156,11 @@ class Forum(Site):
 
     def submit(self, request: Request) -> Response:
         boards = [(f, f) for f in TOPICS]
-        fields = choice("forum", boards, request.query.get("forum", ""), "Forum") + field("title", "Title") + area("body", "Text")
+        fields = (
+            choice("forum", boards, request.query.get("forum", ""), "Forum")
+            + field("title", "Title")
+            + area("body", "Text")
+        )
         return self.page("New post", form("/submit", fields, "Create post"))
 
     def save_post(self, request: Request) -> Response:
@@ -148,7 +168,11 @@ class Forum(Site):
         if told["forum"] not in TOPICS or not told["title"]:
             return self.missing("A post needs a forum and a title.")
         new = self.run(
-            "INSERT INTO posts(forum, author, title, body, votes) VALUES(?,?,?,?,0)", told["forum"], USER, told["title"], told["body"]
+            "INSERT INTO posts(forum, author, title, body, votes) VALUES(?,?,?,?,0)",
+            told["forum"],
+            USER,
+            told["title"],
+            told["body"],
         )
         return self.redirect(f"/f/{told['forum']}/{new}")
 
@@ -158,12 +182,14 @@ class Forum(Site):
             return self.missing("There is no such person.")
         edit = link("/bio", "Edit biography") if name == USER else ""
         return self.page(
-            name, f'<p class="bio">{escape(row[0] or "No biography.")}</p>{edit}{self._list("WHERE p.author=?", "p.id DESC", name)}'
+            name,
+            f'<p class="bio">{escape(row[0] or "No biography.")}</p>{edit}{self._list("WHERE p.author=?", "p.id DESC", name)}',  # noqa: E501
         )
 
     def bio(self, request: Request) -> Response:
         return self.page(
-            "Biography", form("/bio", area("bio", "About you", self.one("SELECT bio FROM people WHERE name=?", USER)[0]), "Save")
+            "Biography",
+            form("/bio", area("bio", "About you", self.one("SELECT bio FROM people WHERE name=?", USER)[0]), "Save"),
         )
 
     def save_bio(self, request: Request) -> Response:

@@ -29,7 +29,7 @@ class Places(Site):
         CREATE TABLE places(id INTEGER PRIMARY KEY, name TEXT, kind TEXT, city TEXT, address TEXT, phone TEXT, hours TEXT,
             x INTEGER, y INTEGER);
         CREATE TABLE saved(place INTEGER PRIMARY KEY);
-    """
+    """  # noqa: E501
     routes = (
         ("GET", "/", "home"),
         ("GET", "/search", "search"),
@@ -49,11 +49,25 @@ class Places(Site):
                 x, y = spots[number - 1]
                 address = f"{coin.randint(1, 99)} {coin.choice(STREETS)}"
                 hours = f"{coin.randint(7, 10)}:00 to {coin.randint(16, 22)}:00"
-                values = (number, name, kind, coin.choice(CITIES), address, f"555-{coin.randint(1000, 9999)}", hours, x, y)
+                values = (
+                    number,
+                    name,
+                    kind,
+                    coin.choice(CITIES),
+                    address,
+                    f"555-{coin.randint(1000, 9999)}",
+                    hours,
+                    x,
+                    y,
+                )
                 self.run("INSERT INTO places VALUES(?,?,?,?,?,?,?,?,?)", *values)
 
     def _list(self, rows: list[tuple[int, str, str]]) -> str:
-        return table([[link(f"/place/{n}", name), city] for n, name, city in rows], name="results") if rows else "<p>Nothing was found.</p>"
+        return (
+            table([[link(f"/place/{n}", name), city] for n, name, city in rows], name="results")
+            if rows
+            else "<p>Nothing was found.</p>"
+        )
 
     def home(self, request: Request) -> Response:
         kinds = "".join(f"<li>{link(f'/search?q={k}', k.title())}</li>" for k in KINDS)
@@ -64,7 +78,10 @@ class Places(Site):
         pattern = f"%{words}%"
         rows = (
             self.rows(
-                "SELECT id, name, city FROM places WHERE name LIKE ? OR kind LIKE ? OR city LIKE ? ORDER BY name LIMIT 12",
+                (
+                    "SELECT id, name, city FROM places WHERE name LIKE ? OR kind LIKE ? OR city LIKE ? ORDER BY name "
+                    "LIMIT 12"
+                ),
                 pattern,
                 pattern,
                 pattern,
@@ -79,9 +96,14 @@ class Places(Site):
         if row is None:
             return self.missing("There is no such place.")
         name, kind, city, address, phone, hours = row
-        facts = table([["Kind", kind], ["Address", f"{address}, {city}"], ["Phone", phone], ["Open", hours]], name="facts")
+        facts = table(
+            [["Kind", kind], ["Address", f"{address}, {city}"], ["Phone", phone], ["Open", hours]], name="facts"
+        )
         told = quote_plus(name)
-        links = f"<p>{link(f'/nearby?place={told}', 'What is near')} {link(f'/directions?route_from={told}', 'Directions from here')}</p>"
+        links = (
+            f"<p>{link(f'/nearby?place={told}', 'What is near')} "
+            f"{link(f'/directions?route_from={told}', 'Directions from here')}</p>"
+        )
         return self.page(name, facts + links + form(f"/place/{number}/save", "", "Save place"))
 
     def save(self, request: Request, number: str) -> Response:
@@ -92,30 +114,51 @@ class Places(Site):
 
     def saved(self, request: Request) -> Response:
         rows = self.rows("SELECT p.id, p.name, p.city FROM saved s JOIN places p ON p.id=s.place ORDER BY p.name")
-        return self.page("Saved places", f'<div id="saved">{self._list(rows) if rows else "No places are saved."}</div>')
+        return self.page(
+            "Saved places", f'<div id="saved">{self._list(rows) if rows else "No places are saved."}</div>'
+        )
 
     def _point(self, name: str) -> tuple[int, int] | None:
         return self.one("SELECT x, y FROM places WHERE name=? COLLATE NOCASE", name.strip())
 
     def nearby(self, request: Request) -> Response:
         place, kind = request.query.get("place", ""), request.query.get("kind", "")
-        fields = field("place", "Name of a place", place) + choice("kind", [("", "any kind"), *((k, k) for k in KINDS)], kind, "Kind")
+        fields = field("place", "Name of a place", place) + choice(
+            "kind", [("", "any kind"), *((k, k) for k in KINDS)], kind, "Kind"
+        )
         again, here = form("/nearby", fields, "Show", "get"), self._point(place)
         if here is None:
             return self.page("Nearby", again)
-        rows = self.rows("SELECT id, name, x, y FROM places WHERE name != ? COLLATE NOCASE AND (?='' OR kind=?)", place.strip(), kind, kind)
+        rows = self.rows(
+            "SELECT id, name, x, y FROM places WHERE name != ? COLLATE NOCASE AND (?='' OR kind=?)",
+            place.strip(),
+            kind,
+            kind,
+        )
         near = sorted((distance(here, (x, y)), name, n) for n, name, x, y in rows)[:5]
         lines = [[link(f"/place/{n}", name), f"{d // 10}.{d % 10} km"] for d, name, n in near]
         return self.page("Nearby", again + table(lines, ["Place", "Distance"], "near"))
 
     def directions(self, request: Request) -> Response:
-        start, end, by = request.query.get("route_from", ""), request.query.get("route_to", ""), request.query.get("by", "car")
-        fields = field("route_from", "From", start) + field("route_to", "To", end) + choice("by", [(b, b) for b in SPEEDS], by, "By")
+        start, end, by = (
+            request.query.get("route_from", ""),
+            request.query.get("route_to", ""),
+            request.query.get("by", "car"),
+        )
+        fields = (
+            field("route_from", "From", start)
+            + field("route_to", "To", end)
+            + choice("by", [(b, b) for b in SPEEDS], by, "By")
+        )
         again, a, b = form("/directions", fields, "Show route", "get"), self._point(start), self._point(end)
         if a is None or b is None or by not in SPEEDS:
             return self.page("Directions", again)
         tenths = distance(a, b)
         return self.page(
             "Directions",
-            again + table([["Distance", f"{tenths // 10}.{tenths % 10} km"], ["Time", f"{minutes(tenths, by)} minutes"]], name="route"),
+            again
+            + table(
+                [["Distance", f"{tenths // 10}.{tenths % 10} km"], ["Time", f"{minutes(tenths, by)} minutes"]],
+                name="route",
+            ),
         )

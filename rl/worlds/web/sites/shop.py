@@ -15,7 +15,13 @@ ORDERS = {"name": "name", "price": "price, name", "rating": "rating DESC, name"}
 
 class Shop(Site):
     key, title = "shopping", "Harbour Goods"
-    menu = (("/", "Shop"), ("/cart", "Cart"), ("/wishlist", "Wish list"), ("/orders", "Orders"), ("/account", "Account"))
+    menu = (
+        ("/", "Shop"),
+        ("/cart", "Cart"),
+        ("/wishlist", "Wish list"),
+        ("/orders", "Orders"),
+        ("/account", "Account"),
+    )
     schema = """
         CREATE TABLE products(id INTEGER PRIMARY KEY, name TEXT, category TEXT, colour TEXT, price INTEGER, rating REAL, stock INTEGER);
         CREATE TABLE reviews(id INTEGER PRIMARY KEY, product INTEGER, author TEXT, stars INTEGER, text TEXT);
@@ -24,7 +30,7 @@ class Shop(Site):
         CREATE TABLE orders(id INTEGER PRIMARY KEY, placed TEXT, status TEXT);
         CREATE TABLE items(number INTEGER, product INTEGER, quantity INTEGER, price INTEGER);
         CREATE TABLE account(id INTEGER PRIMARY KEY, street TEXT, city TEXT, phone TEXT);
-    """
+    """  # noqa: E501
     routes = (
         ("GET", "/", "home"),
         ("GET", "/search", "search"),
@@ -52,11 +58,17 @@ class Shop(Site):
                 colour = coin.choice(COLOURS)
                 name = f"{coin.choice(MAKERS)} {colour} {good}"
                 rating, stock = coin.randint(20, 50) / 10, coin.randint(0, 40)
-                self.run("INSERT INTO products VALUES(?,?,?,?,?,?,?)", number, name, category, colour, price, rating, stock)
+                self.run(
+                    "INSERT INTO products VALUES(?,?,?,?,?,?,?)", number, name, category, colour, price, rating, stock
+                )
                 for author in coin.sample(USERS, coin.randint(0, 4)):
                     stars = coin.randint(1, 5)
-                    text = ("Broke at once.", "Not what I hoped for.", "Does its work.", "Good value.", "I love it!")[stars - 1]
-                    self.run("INSERT INTO reviews(product, author, stars, text) VALUES(?,?,?,?)", number, author, stars, text)
+                    text = ("Broke at once.", "Not what I hoped for.", "Does its work.", "Good value.", "I love it!")[
+                        stars - 1
+                    ]
+                    self.run(
+                        "INSERT INTO reviews(product, author, stars, text) VALUES(?,?,?,?)", number, author, stars, text
+                    )
         for order in range(1001, 1007):
             self.run(
                 "INSERT INTO orders VALUES(?,?,?)",
@@ -74,11 +86,17 @@ class Shop(Site):
 
     def home(self, request: Request) -> Response:
         links = "".join(f"<li>{link(f'/category/{c}', c.title())}</li>" for c in GOODS)
-        return self.page(self.title, form("/search", field("q", "Search the shop"), "Search", "get") + f"<ul>{links}</ul>")
+        return self.page(
+            self.title, form("/search", field("q", "Search the shop"), "Search", "get") + f"<ul>{links}</ul>"
+        )
 
     def search(self, request: Request) -> Response:
         words = request.query.get("q", "").lower().split()
-        found = [r for r in self.rows("SELECT id, name, price FROM products ORDER BY name") if all(w in r[1].lower() for w in words)]
+        found = [
+            r
+            for r in self.rows("SELECT id, name, price FROM products ORDER BY name")
+            if all(w in r[1].lower() for w in words)
+        ]
         again = form("/search", field("q", "Search the shop", request.query.get("q", "")), "Search", "get")
         return self.page("Search", again + (self._list(found[:12]) if words and found else "<p>Nothing was found.</p>"))
 
@@ -86,8 +104,13 @@ class Shop(Site):
         if name not in GOODS:
             return self.missing("There is no such category.")
         sort = request.query.get("sort", "name")
-        rows = self.rows(f"SELECT id, name, price FROM products WHERE category=? ORDER BY {ORDERS.get(sort, 'name')}", name)
-        return self.page(name.title(), form(f"/category/{name}", choice("sort", SORTS, sort, "Sort by"), "Sort", "get") + self._list(rows))
+        rows = self.rows(
+            f"SELECT id, name, price FROM products WHERE category=? ORDER BY {ORDERS.get(sort, 'name')}", name
+        )
+        return self.page(
+            name.title(),
+            form(f"/category/{name}", choice("sort", SORTS, sort, "Sort by"), "Sort", "get") + self._list(rows),
+        )
 
     def product(self, request: Request, number: str) -> Response:
         row = self.one("SELECT name, category, price, rating, stock FROM products WHERE id=?", number)
@@ -107,12 +130,17 @@ class Shop(Site):
         reviews = "".join(f"<li>{escape(a)}: {s} stars. {escape(t)}</li>" for a, s, t in told)
         parts = [
             facts,
-            form(f"/product/{number}/cart", choice("quantity", [(str(n), str(n)) for n in range(1, 6)], hint="Quantity"), "Add to cart"),
+            form(
+                f"/product/{number}/cart",
+                choice("quantity", [(str(n), str(n)) for n in range(1, 6)], hint="Quantity"),
+                "Add to cart",
+            ),
             form(f"/product/{number}/wish", "", "Add to wish list"),
             f'<h2>Reviews</h2><ul id="reviews">{reviews}</ul>' if told else "<p>No reviews yet.</p>",
             form(
                 f"/product/{number}/review",
-                choice("stars", [(str(n), f"{n} stars") for n in range(5, 0, -1)], hint="Stars") + field("text", "Your review"),
+                choice("stars", [(str(n), f"{n} stars") for n in range(5, 0, -1)], hint="Stars")
+                + field("text", "Your review"),
                 "Send review",
             ),
         ]
@@ -123,26 +151,36 @@ class Shop(Site):
         if self.one("SELECT 1 FROM products WHERE id=?", number) is None or quantity not in ("1", "2", "3", "4", "5"):
             return self.missing("This cannot be put into the cart.")
         self.run(
-            "INSERT INTO cart VALUES(?,?) ON CONFLICT(product) DO UPDATE SET quantity=quantity+excluded.quantity", number, int(quantity)
+            "INSERT INTO cart VALUES(?,?) ON CONFLICT(product) DO UPDATE SET quantity=quantity+excluded.quantity",
+            number,
+            int(quantity),
         )
         return self.redirect("/cart")
 
     def cart(self, request: Request) -> Response:
-        rows = self.rows("SELECT p.id, p.name, c.quantity, p.price FROM cart c JOIN products p ON p.id=c.product ORDER BY p.name")
+        rows = self.rows(
+            "SELECT p.id, p.name, c.quantity, p.price FROM cart c JOIN products p ON p.id=c.product ORDER BY p.name"
+        )
         if not rows:
             return self.page("Cart", '<p id="cart">Your cart is empty.</p>')
         lines = [
-            [link(f"/product/{n}", name), f"{q} x {money(price)}", form(f"/cart/{n}/remove", "", "Remove")] for n, name, q, price in rows
+            [link(f"/product/{n}", name), f"{q} x {money(price)}", form(f"/cart/{n}/remove", "", "Remove")]
+            for n, name, q, price in rows
         ]
         total = sum(q * price for _, _, q, price in rows)
-        return self.page("Cart", f'<div id="cart">{table(lines)}<p>Total {money(total)}</p></div>{form("/checkout", "", "Place order")}')
+        return self.page(
+            "Cart",
+            f'<div id="cart">{table(lines)}<p>Total {money(total)}</p></div>{form("/checkout", "", "Place order")}',
+        )
 
     def remove(self, request: Request, number: str) -> Response:
         self.run("DELETE FROM cart WHERE product=?", number)
         return self.redirect("/cart")
 
     def checkout(self, request: Request) -> Response:
-        rows = self.rows("SELECT c.product, c.quantity, p.price FROM cart c JOIN products p ON p.id=c.product ORDER BY c.product")
+        rows = self.rows(
+            "SELECT c.product, c.quantity, p.price FROM cart c JOIN products p ON p.id=c.product ORDER BY c.product"
+        )
         if not rows:
             return self.redirect("/cart")
         order = self.run("INSERT INTO orders(placed, status) VALUES('2026-11-01', 'pending')")
@@ -156,7 +194,9 @@ class Shop(Site):
             "SELECT o.id, o.placed, o.status, SUM(i.quantity*i.price) FROM orders o JOIN items i ON i.number=o.id "
             "GROUP BY o.id ORDER BY o.id DESC"
         )
-        lines = [[link(f"/orders/{n}", f"Order {n}"), placed, status, money(total)] for n, placed, status, total in rows]
+        lines = [
+            [link(f"/orders/{n}", f"Order {n}"), placed, status, money(total)] for n, placed, status, total in rows
+        ]
         return self.page("Orders", table(lines, ["Number", "Date", "Status", "Total"], "orders"))
 
     def order(self, request: Request, number: str) -> Response:
@@ -168,11 +208,19 @@ class Shop(Site):
         if row is None:
             return self.missing("There is no such order.")
         items = self.rows(
-            "SELECT p.id, p.name, i.quantity, i.price FROM items i JOIN products p ON p.id=i.product WHERE number=? ORDER BY p.name", row[0]
+            (
+                "SELECT p.id, p.name, i.quantity, i.price FROM items i JOIN products p ON p.id=i.product WHERE "
+                "number=? "
+                "ORDER BY p.name"
+            ),
+            row[0],
         )
         lines = [[link(f"/product/{n}", name), f"{q} x {money(price)}"] for n, name, q, price in items]
         total = money(sum(q * price for _, _, q, price in items))
-        return self.page(f"Order {row[0]}", f'<div id="order"><p>Placed {row[1]}, {row[2]}</p>{table(lines)}<p>Total {total}</p></div>')
+        return self.page(
+            f"Order {row[0]}",
+            f'<div id="order"><p>Placed {row[1]}, {row[2]}</p>{table(lines)}<p>Total {total}</p></div>',
+        )
 
     def wish(self, request: Request, number: str) -> Response:
         if self.one("SELECT 1 FROM products WHERE id=?", number) is None:
@@ -182,13 +230,17 @@ class Shop(Site):
 
     def wishlist(self, request: Request) -> Response:
         rows = self.rows("SELECT p.id, p.name, p.price FROM wishes w JOIN products p ON p.id=w.product ORDER BY p.name")
-        return self.page("Wish list", f'<div id="wishes">{self._list(rows) if rows else "Your wish list is empty."}</div>')
+        return self.page(
+            "Wish list", f'<div id="wishes">{self._list(rows) if rows else "Your wish list is empty."}</div>'
+        )
 
     def review(self, request: Request, number: str) -> Response:
         stars, text = request.form.get("stars", ""), request.form.get("text", "").strip()
         if stars not in ("1", "2", "3", "4", "5") or not text:
             return self.missing("A review needs stars and a text.")
-        self.run("INSERT INTO reviews(product, author, stars, text) VALUES(?,?,?,?)", number, USER, int(stars), text[:300])
+        self.run(
+            "INSERT INTO reviews(product, author, stars, text) VALUES(?,?,?,?)", number, USER, int(stars), text[:300]
+        )
         return self.redirect(f"/product/{number}")
 
     def account(self, request: Request) -> Response:

@@ -23,7 +23,7 @@ class Tracker(Site):
             label TEXT, state TEXT);
         CREATE TABLE notes(id INTEGER PRIMARY KEY, issue INTEGER, author TEXT, text TEXT);
         CREATE TABLE members(project INTEGER, name TEXT, role TEXT, UNIQUE(project, name));
-    """
+    """  # noqa: E501
     routes = (
         ("GET", "/", "home"),
         ("GET", "/assigned", "assigned"),
@@ -67,20 +67,29 @@ class Tracker(Site):
                     coin.choice(("open", "open", "closed")),
                 )
                 self.run(
-                    "INSERT INTO issues(project, number, title, body, author, assignee, label, state) VALUES(?,?,?,?,?,?,?,?)",
+                    (
+                        "INSERT INTO issues(project, number, title, body, author, assignee, label, state) "
+                        "VALUES(?,?,?,?,?,?,?,?)"
+                    ),
                     number,
                     count,
                     *values,
                 )
 
     def _find(self, owner: str, name: str) -> tuple[int, str, int, int, str] | None:
-        return self.one("SELECT id, about, stars, starred, visibility FROM projects WHERE owner=? AND name=?", owner, name)
+        return self.one(
+            "SELECT id, about, stars, starred, visibility FROM projects WHERE owner=? AND name=?", owner, name
+        )
 
     def home(self, request: Request) -> Response:
         words = request.query.get("q", "")
-        rows = self.rows("SELECT owner, name, stars + starred FROM projects WHERE name LIKE ? ORDER BY name", f"%{words}%")
+        rows = self.rows(
+            "SELECT owner, name, stars + starred FROM projects WHERE name LIKE ? ORDER BY name", f"%{words}%"
+        )
         lines = [[link(f"/{o}/{n}", f"{o}/{n}"), f"{s} stars"] for o, n, s in rows]
-        return self.page("Projects", form("/", field("q", "Find a project", words), "Search", "get") + table(lines, name="projects"))
+        return self.page(
+            "Projects", form("/", field("q", "Find a project", words), "Search", "get") + table(lines, name="projects")
+        )
 
     def assigned(self, request: Request) -> Response:
         rows = self.rows(
@@ -89,7 +98,8 @@ class Tracker(Site):
             USER,
         )
         return self.page(
-            "Assigned to me", table([[link(f"/{o}/{n}/issues/{k}", title), f"{o}/{n}"] for o, n, k, title in rows], name="assigned")
+            "Assigned to me",
+            table([[link(f"/{o}/{n}/issues/{k}", title), f"{o}/{n}"] for o, n, k, title in rows], name="assigned"),
         )
 
     def new_project(self, request: Request) -> Response:
@@ -105,7 +115,13 @@ class Tracker(Site):
         plain = bool(name) and all(c.isalnum() or c in "-_" for c in name)
         if not plain or visibility not in ("public", "private") or self._find(USER, name):
             return self.page("Not created", "<p>A project needs a new name of letters and digits.</p>", 400)
-        self.run("INSERT INTO projects(owner, name, about, stars, visibility) VALUES(?,?,?,0,?)", USER, name, about, visibility)
+        self.run(
+            "INSERT INTO projects(owner, name, about, stars, visibility) VALUES(?,?,?,0,?)",
+            USER,
+            name,
+            about,
+            visibility,
+        )
         return self.redirect(f"/{USER}/{name}")
 
     def project(self, request: Request, owner: str, name: str) -> Response:
@@ -123,10 +139,15 @@ class Tracker(Site):
                 ["Open issues", str(count)],
             ]
         )
-        links = f"<p>{link(f'{here}/issues', 'Issues')} {link(f'{here}/issues/new', 'New issue')} {link(f'{here}/members', 'Members')}</p>"
+        links = (
+            f"<p>{link(f'{here}/issues', 'Issues')} {link(f'{here}/issues/new', 'New issue')} "
+            f"{link(f'{here}/members', 'Members')}</p>"
+        )
         return self.page(
             f"{owner}/{name}",
-            links + facts + form(f"{here}/star", "", "Unstar" if starred else "Star", css="starred" if starred else "unstarred"),
+            links
+            + facts
+            + form(f"{here}/star", "", "Unstar" if starred else "Star", css="starred" if starred else "unstarred"),
         )
 
     def star(self, request: Request, owner: str, name: str) -> Response:
@@ -153,25 +174,39 @@ class Tracker(Site):
         lines = [[link(f"/{owner}/{name}/issues/{n}", title), tag, f"assigned to {who}"] for n, title, tag, who in rows]
         return self.page(
             f"Issues of {owner}/{name}",
-            form(f"/{owner}/{name}/issues", fields, "Filter", "get") + f"<p>{len(rows)} issues</p>" + table(lines, name="issues"),
+            form(f"/{owner}/{name}/issues", fields, "Filter", "get")
+            + f"<p>{len(rows)} issues</p>"
+            + table(lines, name="issues"),
         )
 
     def new_issue(self, request: Request, owner: str, name: str) -> Response:
-        fields = field("title", "Title") + area("body", "Description") + choice("label", [(v, v) for v in LABELS], hint="Label")
+        fields = (
+            field("title", "Title")
+            + area("body", "Description")
+            + choice("label", [(v, v) for v in LABELS], hint="Label")
+        )
         return self.page("New issue", form(f"/{owner}/{name}/issues/new", fields, "Create issue"))
 
     def save_issue(self, request: Request, owner: str, name: str) -> Response:
-        row, title, label = self._find(owner, name), request.form.get("title", "").strip()[:200], request.form.get("label", "")
+        row, title, label = (
+            self._find(owner, name),
+            request.form.get("title", "").strip()[:200],
+            request.form.get("label", ""),
+        )
         if row is None or not title or label not in LABELS:
             return self.missing("An issue needs a project, a title and a label.")
         number = self.one("SELECT COALESCE(MAX(number), 0) + 1 FROM issues WHERE project=?", row[0])[0]
         values = (row[0], number, title, request.form.get("body", "").strip()[:1000], USER, "nobody", label, "open")
-        self.run("INSERT INTO issues(project, number, title, body, author, assignee, label, state) VALUES(?,?,?,?,?,?,?,?)", *values)
+        self.run(
+            "INSERT INTO issues(project, number, title, body, author, assignee, label, state) VALUES(?,?,?,?,?,?,?,?)",
+            *values,
+        )
         return self.redirect(f"/{owner}/{name}/issues/{number}")
 
     def _issue(self, owner: str, name: str, number: str) -> tuple[int, str, str, str, str, str, str] | None:
         return self.one(
-            "SELECT i.id, i.title, i.body, i.author, i.assignee, i.label, i.state FROM issues i JOIN projects p ON p.id=i.project "
+            "SELECT i.id, i.title, i.body, i.author, i.assignee, i.label, i.state FROM issues i JOIN projects p ON "
+            "p.id=i.project "
             "WHERE p.owner=? AND p.name=? AND i.number=?",
             owner, name, number,
         )  # fmt: skip
@@ -196,20 +231,27 @@ class Tracker(Site):
             *(
                 (m, m)
                 for (m,) in self.rows(
-                    "SELECT m.name FROM members m JOIN projects p ON p.id=m.project WHERE p.owner=? AND p.name=? ORDER BY m.name",
+                    (
+                        "SELECT m.name FROM members m JOIN projects p ON p.id=m.project WHERE p.owner=? AND p.name=? "
+                        "ORDER BY m.name"
+                    ),
                     owner,
                     name,
                 )
             ),
         ]
         notes = "".join(
-            f"<li>{escape(a)}: {escape(t)}</li>" for a, t in self.rows("SELECT author, text FROM notes WHERE issue=? ORDER BY id", key)
+            f"<li>{escape(a)}: {escape(t)}</li>"
+            for a, t in self.rows("SELECT author, text FROM notes WHERE issue=? ORDER BY id", key)
         )
         other, verb = ("open", "Reopen") if state == "closed" else ("closed", "Close")
         parts = [
             f"<p>{link(f'/{owner}/{name}/issues', 'All issues')}</p><p>{escape(body)}</p>{facts}",
             form(here, choice("assignee", team, assignee, "Assignee"), "Assign"),
-            f'<form action="{here}" method="post" autocomplete="off"><button name="state" value="{other}">{verb} issue</button></form>',
+            (
+                f'<form action="{here}" method="post" autocomplete="off"><button name="state" '
+                f'value="{other}">{verb} issue</button></form>'
+            ),
             f'<ul id="notes-list">{notes}</ul>' if notes else "",
             form(f"{here}/notes", area("text", "Your comment"), "Comment"),
         ]
@@ -238,13 +280,22 @@ class Tracker(Site):
         rows = self.rows("SELECT name, role FROM members WHERE project=? ORDER BY name", row[0])
         lines = [[f"@{escape(who)}", f'<span class="role">{role}</span>'] for who, role in rows]
         invite = form(
-            f"/{owner}/{name}/members", field("name", "User name") + choice("role", [(r, r) for r in ROLES], hint="Role"), "Invite"
+            f"/{owner}/{name}/members",
+            field("name", "User name") + choice("role", [(r, r) for r in ROLES], hint="Role"),
+            "Invite",
         )
         return self.page(f"Members of {owner}/{name}", table(lines, name="members") + invite)
 
     def invite(self, request: Request, owner: str, name: str) -> Response:
         row, who, role = self._find(owner, name), request.form.get("name", "").strip(), request.form.get("role", "")
         if row is None or who not in USERS or role not in ROLES:
-            return self.page("Not invited", f"<p>There is no such user.</p>{link(f'/{owner}/{name}/members', 'Back')}", 400)
-        self.run("INSERT INTO members VALUES(?,?,?) ON CONFLICT(project, name) DO UPDATE SET role=excluded.role", row[0], who, role)
+            return self.page(
+                "Not invited", f"<p>There is no such user.</p>{link(f'/{owner}/{name}/members', 'Back')}", 400
+            )
+        self.run(
+            "INSERT INTO members VALUES(?,?,?) ON CONFLICT(project, name) DO UPDATE SET role=excluded.role",
+            row[0],
+            who,
+            role,
+        )
         return self.redirect(f"/{owner}/{name}/members")

@@ -1,4 +1,6 @@
-"""The action grammars: everything the prompt lists, what the release drops, and text that is no action; nothing is evaluated."""
+"""The action grammars: everything the prompt lists, what the release drops, and text that is no action; nothing is
+evaluated.
+"""
 
 import time
 
@@ -38,7 +40,10 @@ def test_every_call_of_the_grammar(text: str) -> None:
 
 
 def test_comments_stay_and_the_last_call_counts() -> None:
-    found = parse_call('# Element: the search field\n# Note: price is 3\ndo(action="Click", element="1")\ndo(action="Click", element="2")')
+    found = parse_call(
+        '# Element: the search field\n# Note: price is 3\ndo(action="Click", '
+        'element="1")\ndo(action="Click", element="2")'
+    )
     assert found.element == 2 and found.comments == ("# Element: the search field", "# Note: price is 3")
     assert parse_call('do(action="Click", element="1")\nexit(message="x")').kind == "exit"
 
@@ -46,9 +51,10 @@ def test_comments_stay_and_the_last_call_counts() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "click 3", 'do(action="Fly", element="1")', 'do("Click", "1")', 'do(action="Click")', 'do(action="Click", element="x")',
-        'do(action="Type", element="1", argument=open("f"))', 'do(action="Click", element="1", **{})', 'do(action="Click", element="1"',
-        'do(action="Click", element="999999999999")', '__import__("os").system("true")', 'exit(message=__import__("os"))',
+        "", "click 3", 'do(action="Fly", element="1")', 'do("Click", "1")', 'do(action="Click")', 'do(action="Click", element="x")',  # noqa: E501
+        ('do(action="Type", element="1", '
+'argument=open("f"))'), 'do(action="Click", element="1", **{})', 'do(action="Click", element="1"',
+        'do(action="Click", element="999999999999")', '__import__("os").system("true")', 'exit(message=__import__("os"))',  # noqa: E501
         'do(action="Switch Tab", argument="last")', 'do(action="Click", element="1"' + "(" * 5000,
     ],
 )  # fmt: skip
@@ -90,7 +96,9 @@ def test_any_text_is_read_and_any_argument_comes_back(text: str) -> None:
     assert parse_call(text).kind and parse_brackets(text).kind
     for action in (WebAction("type", 3, text), WebAction("exit", text=text)):
         clean = text.replace("\0", "")
-        assert parse_call(WebAction(action.kind, action.element, clean).call) == WebAction(action.kind, action.element, clean)
+        assert parse_call(WebAction(action.kind, action.element, clean).call) == WebAction(
+            action.kind, action.element, clean
+        )
 
 
 def test_long_and_nested_text_takes_a_bounded_time() -> None:

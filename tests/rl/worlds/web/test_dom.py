@@ -17,7 +17,7 @@ FORM = """<form action="/echo" method="{method}"><input name="a" value="1"><inpu
 <input name="off" value="no" disabled><input type="hidden" name="h" value="~*">
 <button name="go" value="first">First</button><button name="go" value="second">Second</button><input type="reset" value="Reset"></form>
 <a href="/next?x=1#part">Next</a> <a href="/next" target="_blank">Tab</a> 
-<a href="http://evil.test/">Out</a> <a href="/loop">Loop</a> <a href="mailto:x">Mail</a>"""
+<a href="http://evil.test/">Out</a> <a href="/loop">Loop</a> <a href="mailto:x">Mail</a>"""  # noqa: E501
 
 
 class Server:
@@ -32,7 +32,9 @@ class Server:
             return Response(status=302, location="/loop")
         if request.path == "/out":
             return Response(status=302, location="http://evil.test/")
-        return Response(f"<title>t</title><p>{request.method} {request.path} {sorted((request.form or request.query).items())}</p>")
+        return Response(
+            f"<title>t</title><p>{request.method} {request.path} {sorted((request.form or request.query).items())}</p>"
+        )
 
 
 @pytest.fixture
@@ -45,7 +47,10 @@ def site() -> tuple[Server, DomBackend]:
 
 def find(backend: DomBackend, **told: str) -> Element:
     for element in backend.look().labels.values():
-        if all((element.text if k == "text" else element.tag if k == "tag" else element.attributes.get(k)) == v for k, v in told.items()):
+        if all(
+            (element.text if k == "text" else element.tag if k == "tag" else element.attributes.get(k)) == v
+            for k, v in told.items()
+        ):
             return element
     raise AssertionError(told)
 
@@ -107,7 +112,13 @@ def test_what_is_refused(site) -> None:
     for text in ("Out", "Loop", "Mail"):
         with pytest.raises(ActionFailed):
             backend.act(WebAction("click", 0), find(backend, text=text))
-    for url in ("http://evil.test/", "file:///etc/passwd", "http://a.test@evil.test/", "javascript:alert(1)", "http://u:p@a.test/"):
+    for url in (
+        "http://evil.test/",
+        "file:///etc/passwd",
+        "http://a.test@evil.test/",
+        "javascript:alert(1)",
+        "http://u:p@a.test/",
+    ):
         with pytest.raises(ActionFailed, match="allowed hosts"):
             backend.act(WebAction("goto", text=url), None)
     with pytest.raises(ActionFailed, match="takes no text"):
@@ -167,5 +178,9 @@ def test_locators_and_selectors(site) -> None:
         with pytest.raises(NoLocator):
             evaluate_locator(backend.look(), script)
     root = backend.look().root
-    assert [e.attributes["value"] for e in select(root, 'input[type="radio"], input[type^="res"]')] == ["x", "y", "Reset"]
+    assert [e.attributes["value"] for e in select(root, 'input[type="radio"], input[type^="res"]')] == [
+        "x",
+        "y",
+        "Reset",
+    ]
     assert len(select(root, "body form option:nth-child(2)")) == 1

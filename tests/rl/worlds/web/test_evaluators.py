@@ -15,7 +15,14 @@ from terrella.core.errors import ConfigError
 from terrella.rl.worlds.base import WorldFault
 from terrella.rl.worlds.web.backend import Limits, Start
 from terrella.rl.worlds.web.dom import DomBackend
-from terrella.rl.worlds.web.evaluators import call_helper, evaluate, parse_helper, required_value, string_match, url_match
+from terrella.rl.worlds.web.evaluators import (
+    call_helper,
+    evaluate,
+    parse_helper,
+    required_value,
+    string_match,
+    url_match,
+)
 from terrella.rl.worlds.web.http import Request, Response
 from terrella.rl.worlds.web.judge import Judge
 from terrella.rl.worlds.web.tasks import Evaluation, expand, load_web_tasks, parse_task
@@ -80,14 +87,22 @@ RELEASE = json.loads((Path(__file__).parent / "release_cases.json").read_text(en
 
 
 def test_words_are_those_of_nltk() -> None:
-    """250 texts of our own and the words that NLTK 3.10.4 makes of them; its two forms of a double quote count as one."""
-    wrong = [text for text, wanted in RELEASE["words"] if ["''" if w == '"' or w == "``" else w for w in words(text)] != wanted]
+    """250 texts of our own and the words that NLTK 3.10.4 makes of them; its two forms of a double quote count as
+    one.
+    """
+    wrong = [
+        text
+        for text, wanted in RELEASE["words"]
+        if ["''" if w == '"' or w == "``" else w for w in words(text)] != wanted
+    ]
     print(f"{len(RELEASE['words'])} texts, {len(wrong)} with other words than NLTK's")
     assert not wrong
 
 
 def test_scores_are_those_of_the_releases() -> None:
-    """Cases of our own and their scores by the releases' rules, with NLTK's words: answers, places of a page, and addresses."""
+    """Cases of our own and their scores by the releases' rules, with NLTK's words: answers, places of a page, and
+    addresses.
+    """
     seen: Counter[tuple[str, str, str]] = Counter()
     wrong = []
 
@@ -103,14 +118,23 @@ def test_scores_are_those_of_the_releases() -> None:
             if as_answer is not None:
                 compare("answer", kind, dialect, case, string_match(Evaluation((), required), text, dialect), as_answer)
             if in_page is not None:
-                target = {"url": "last", "locator": "document.querySelector('#it').value", "required_contents": required}
+                target = {
+                    "url": "last",
+                    "locator": "document.querySelector('#it').value",
+                    "required_contents": required,
+                }
                 got = page_score(target, dialect, page=f'<body><input id="it" value="{html.escape(text)}"></body>')
                 compare("page", kind, dialect, case, got, in_page)
     for case in RELEASE["urls"]:
         reference, note, url, *scores = case
         for dialect, wanted in zip(("webarena", "lite"), scores, strict=True):
             compare(
-                "address", note or "default", dialect, case, url_match(Evaluation((), url=reference, url_note=note), url, dialect), wanted
+                "address",
+                note or "default",
+                dialect,
+                case,
+                url_match(Evaluation((), url=reference, url_note=note), url, dialect),
+                wanted,
             )
     for what, count in sorted(seen.items()):
         print(f"{count:4} {' '.join(what)}")
@@ -120,13 +144,16 @@ def test_scores_are_those_of_the_releases() -> None:
 
 def fetch(request: Request) -> Response:
     table = "<table><tr><td>@ada</td><td>Developer</td></tr><tr><td>@adam</td><td>Guest</td></tr></table>"
-    return Response(f'<body><p class="x">Tom &amp;amp; Ann</p><i id="n">7</i><input name="v" value="20">{request.path}{table}</body>')
+    return Response(
+        '<body><p class="x">Tom &amp;amp; Ann</p><i id="n">7</i><input name="v" '
+        f'value="20">{request.path}{table}</body>'
+    )
 
 
 def page_task(target: dict) -> dict:
     return {
         "task_id": 1, "sites": ["reddit"], "intent": "i", "start_url": "http://a.test/f/books/12/title",
-        "eval": {"eval_types": ["program_html"], "reference_answers": None, "reference_url": "", "program_html": [target]},
+        "eval": {"eval_types": ["program_html"], "reference_answers": None, "reference_url": "", "program_html": [target]},  # noqa: E501
     }  # fmt: skip
 
 
@@ -138,7 +165,8 @@ def page_score(target: dict, dialect: str, judge: Judge | None = None, page: str
 
 
 TARGETS = [  # url, locator, required contents, WebArena, Lite
-    ("last", "document.querySelector('.x').outerText", {"exact_match": "tom & ann"}, 1, 0),  # only WebArena unescapes once more
+    # only WebArena unescapes once more
+    ("last", "document.querySelector('.x').outerText", {"exact_match": "tom & ann"}, 1, 0),
     ("last", "document.querySelector('.x').outerText", {"must_include": ["tom", "nobody |OR| ann"]}, 1, 1),
     ("last", "", {"must_include": ["/f/books/12/title"]}, 1, 1),
     ("http://a.test/other", "", {"must_include": ["/other"]}, 1, 1),
@@ -147,8 +175,10 @@ TARGETS = [  # url, locator, required contents, WebArena, Lite
     ("last", "func:gitlab_get_project_memeber_role(__page__, 'adam')", {"exact_match": "Guest"}, 1, 1),
     ("last", "document.querySelector('[name=\"v\"').value", {"required_values": [">= 20"]}, 1, 1),
     ("last", "document.querySelector('#n').outerText", {"must_exclude": ["8"]}, 1, 1),
-    ("last", "document.querySelector('.none').outerText", {"must_exclude": ["8"]}, 1, 1),  # nothing there: an empty text
-    ("last", "lambda:document.querySelector('.none').outerText", {"must_exclude": ["8"]}, 0, 0),  # but a lambda must find something
+    # nothing there: an empty text
+    ("last", "document.querySelector('.none').outerText", {"must_exclude": ["8"]}, 1, 1),
+    # but a lambda must find something
+    ("last", "lambda:document.querySelector('.none').outerText", {"must_exclude": ["8"]}, 0, 0),
     ("last", "document.querySelector('[name=\"v\"').value", {"must_include": ["2"]}, 1, 0),  # a word of its own in Lite
     ("last", "lambda:document.querySelector('#n').outerText", {"exact_match": "7"}, 1, 1),
     ("last", "document.querySelector('#n').outerText", {"fuzzy_match": "7"}, 1, 1),
@@ -181,7 +211,13 @@ class Answers(BaseHTTPRequestHandler):
         self.asked.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
         told = body["messages"][0]["content"]
         verdict = (
-            "I think: correct" if "seven" in told else "partially correct" if "half" in told else "same" if "too far" in told else "hm"
+            "I think: correct"
+            if "seven" in told
+            else "partially correct"
+            if "half" in told
+            else "same"
+            if "too far" in told
+            else "hm"
         )
         blob = json.dumps({"choices": [{"message": {"content": verdict}}]}).encode()
         self.send_response(200)
@@ -226,7 +262,7 @@ def test_records_with_faults_name_the_key() -> None:
     good = {
         "task_id": 1, "sites": ["map"], "intent": "i", "start_url": "http://a.test |AND| http://b.test",
         "geolocation": {"latitude": 1, "longitude": 2},
-        "eval": {"eval_types": ["url_match"], "reference_url": "http://a.test", "reference_answers": None, "program_html": []},
+        "eval": {"eval_types": ["url_match"], "reference_url": "http://a.test", "reference_answers": None, "program_html": []},  # noqa: E501
     }  # fmt: skip
     task = parse_task(good)
     assert task.start_urls == ("http://a.test", "http://b.test") and task.geolocation == (1.0, 2.0)
@@ -247,7 +283,7 @@ def test_records_with_faults_name_the_key() -> None:
 def test_a_task_file_needs_an_address_for_every_placeholder(tmp_path) -> None:
     record = {
         "task_id": 1, "sites": ["map"], "intent": "i", "start_url": "__MAP__",
-        "eval": {"eval_types": ["url_match"], "reference_url": "__MAP__/x", "reference_answers": None, "program_html": []},
+        "eval": {"eval_types": ["url_match"], "reference_url": "__MAP__/x", "reference_answers": None, "program_html": []},  # noqa: E501
     }  # fmt: skip
     file = tmp_path / "t.json"
     file.write_text(json.dumps([record]))
@@ -263,7 +299,11 @@ def test_all_public_task_configurations_parse() -> None:
     tasks = load_web_tasks(Path(folder) / "webarena/webarena_apache2/test_webarena.raw.json")
     assert len(tasks) == 812 and sum(not t.evaluation.needs_judge for t in tasks) == 694
     kinds = [t.evaluation.types for t in tasks]
-    assert kinds.count(("string_match",)) == 325 and kinds.count(("program_html",)) == 282 and kinds.count(("url_match",)) == 66
+    assert (
+        kinds.count(("string_match",)) == 325
+        and kinds.count(("program_html",)) == 282
+        and kinds.count(("url_match",)) == 66
+    )
     for task in tasks:
         for target in task.evaluation.targets:
             for text in (target.url, target.locator):

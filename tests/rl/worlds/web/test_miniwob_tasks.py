@@ -21,7 +21,12 @@ def test_a_page_and_a_seed_make_a_task_that_travels_through_files() -> None:
 
 
 def test_a_world_lists_them_without_opening_a_browser() -> None:
-    world = WebWorld(source="miniwob", backend="chromium", pages=("click-button", "enter-text"), instances=2, split="test")
-    assert [t.task.task_id for t in world.tasks[:2]] == ["click-button.1000000", "enter-text.1000000"] and world.backend is None
+    world = WebWorld(
+        source="miniwob", backend="chromium", pages=("click-button", "enter-text"), instances=2, split="test"
+    )
+    assert [t.task.task_id for t in world.tasks[:2]] == [
+        "click-button.1000000",
+        "enter-text.1000000",
+    ] and world.backend is None
     with pytest.raises(ValueError, match="no key miniwob"):
         place_of(parse_task({**dict(world.tasks[0].task.raw), "miniwob": None}))

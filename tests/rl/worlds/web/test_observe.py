@@ -1,4 +1,6 @@
-"""Observations: the text form reads back byte for byte, ids are stable, nothing on a page can pass for markup or leak a password."""
+"""Observations: the text form reads back byte for byte, ids are stable, nothing on a page can pass for markup or
+leak a password.
+"""
 
 import json
 import os
@@ -22,15 +24,21 @@ PAGE = """<!DOCTYPE html><html><head><title>A &amp; B</title><style>p{color:red}
 <textarea name="t">
 abc</textarea><input type="hidden" name="h" value="1"><input type="password" value="hunter22"><button>Go</button></form>
 <div style="display: none"><a href="/secret">Secret</a></div><p aria-hidden="true">ghost</p>
-<table><tr><td>1<td>2</tr><tr><td>3<td>4</table></main></body></html>"""
+<table><tr><td>1<td>2</tr><tr><td>3<td>4</table></main></body></html>"""  # noqa: E501
 EXPECTED = (
-    '<html> <body> <nav> <a id="0" data-text="Home"> Home </a> <a data-text="(2)"> <b id="1" data-text="Cart"> Cart </b> </a> '
-    '</nav> <main> <h1 data-text="Hi &quot;you&quot;,tail"> Hi &quot;you&quot; <i data-text="x"> x </i> </h1> <form> <label '
+    '<html> <body> <nav> <a id="0" data-text="Home"> Home </a> <a data-text="(2)"> <b id="1" '
+    'data-text="Cart"> Cart </b> </a> '
+    '</nav> <main> <h1 data-text="Hi &quot;you&quot;,tail"> Hi &quot;you&quot; <i data-text="x"> x </i> '
+    "</h1> <form> <label "
     'id="2" data-text="Query"> Query </label> <input id="3" title="Search"> </input> <select id="4" data-value="2" '
-    'data-text="Two"> <option value="1" data-text="One"> One </option> <option value="2" data-text="Two" data-status="selected"> '
-    'Two </option> </select> <label data-text="Tick"> <input id="5" type="checkbox" data-status="checked"> </input> </label> '
-    '<textarea id="6" data-value="abc"> </textarea> <input id="7" type="password" data-value="********"> </input> <button id="8" '
-    'data-text="Go"> Go </button> </form> <tbody> <tr> <td data-text="1"> 1 </td> <td data-text="2"> 2 </td> </tr> <tr> <td '
+    'data-text="Two"> <option value="1" data-text="One"> One </option> <option value="2" data-text="Two" '
+    'data-status="selected"> '
+    'Two </option> </select> <label data-text="Tick"> <input id="5" type="checkbox" data-status="checked"> '
+    "</input> </label> "
+    '<textarea id="6" data-value="abc"> </textarea> <input id="7" type="password" data-value="********"> '
+    '</input> <button id="8" '
+    'data-text="Go"> Go </button> </form> <tbody> <tr> <td data-text="1"> 1 </td> <td data-text="2"> 2 </td> '
+    "</tr> <tr> <td "
     'data-text="3"> 3 </td> <td data-text="4"> 4 </td> </tr> </tbody> </main> </body> </html>'
 )
 
@@ -51,7 +59,13 @@ def test_a_page_as_accessibility_tree() -> None:
     tree = accessibility_tree(parsed.page("", dict(parsed.start)))
     assert write_tree(parse_tree(tree)) == tree
     told = {(n.role, n.name) for n in parse_tree(tree)}
-    assert {("RootWebArea", "A & B"), ("link", "Cart (2)"), ("textbox", "Query"), ("combobox", "Two"), ("button", "Go")} <= told
+    assert {
+        ("RootWebArea", "A & B"),
+        ("link", "Cart (2)"),
+        ("textbox", "Query"),
+        ("combobox", "Two"),
+        ("button", "Go"),
+    } <= told
     assert "hunter22" not in tree and "Secret" not in tree and "ghost" not in tree
 
 
@@ -60,13 +74,20 @@ def test_the_five_stored_pages_read_back_byte_for_byte() -> None:
     if not folder:
         pytest.skip("TERRELLA_SHARED_DATA is not set: the stored pages are not shipped")
     pages = json.loads((Path(folder) / "webarena/webrl_mit_declared/htmls.json").read_text(encoding="utf-8"))[0]
-    assert {name: len(text) for name, text in pages.items()} == {"cms": 10727, "map": 4129, "oss": 6129, "reddit": 2490, "gitlab": 16177}
+    assert {name: len(text) for name, text in pages.items()} == {
+        "cms": 10727,
+        "map": 4129,
+        "oss": 6129,
+        "reddit": 2490,
+        "gitlab": 16177,
+    }
     for text in pages.values():
         assert write_markup(parse_markup(text)) == text
 
 
 @pytest.mark.parametrize(
-    "text", ["", "text", "<a>", "<a> </b>", "<a> </a> <b> </b>", "<a></a>", "<a>  </a>", '<a b="1> </a>', "<a> <b> </a> </b>"]
+    "text",
+    ["", "text", "<a>", "<a> </b>", "<a> </a> <b> </b>", "<a></a>", "<a>  </a>", '<a b="1> </a>', "<a> <b> </a> </b>"],
 )
 def test_what_is_no_simplified_page_is_refused(text: str) -> None:
     with pytest.raises(BadMarkup):
@@ -78,7 +99,9 @@ def test_what_is_no_simplified_page_is_refused(text: str) -> None:
 def test_no_text_of_a_page_can_pass_for_markup(texts: list[str]) -> None:
     from html import escape
 
-    body = "".join(f'<p title="{escape(t)}">{escape(t)}</p><a href="/x">{escape(t)}</a><input value="{escape(t)}">' for t in texts)
+    body = "".join(
+        f'<p title="{escape(t)}">{escape(t)}</p><a href="/x">{escape(t)}</a><input value="{escape(t)}">' for t in texts
+    )
     text = observe(f"<body>{body}</body>")
     page = parse_markup(text)
     assert write_markup(page) == text and {m.tag for m in page.walk()} <= {"html", "body", "p", "a", "input"}

@@ -1,4 +1,6 @@
-"""The local sites and their tasks: the oracle solves all of them, doing nothing solves none, and nothing depends on order or process."""
+"""The local sites and their tasks: the oracle solves all of them, doing nothing solves none, and nothing depends on
+order or process.
+"""
 
 import json
 import re
@@ -49,7 +51,9 @@ def test_one_world_holds_tasks_on_several_contents() -> None:
     world = WebWorld(split="all", sites=("shopping",), contents=3, instances=400)
     contents = {t.task.raw.get("content", 0) for t in world.tasks}
     intents, ids = {t.task.intent for t in world.tasks}, {t.task.task_id for t in world.tasks}
-    assert contents == {0, 1, 2} and len(intents) == len(ids) == len(world.tasks) > 2 * len(make_site_tasks(0, ("shopping",), 400))
+    assert contents == {0, 1, 2} and len(intents) == len(ids) == len(world.tasks) > 2 * len(
+        make_site_tasks(0, ("shopping",), 400)
+    )
     assert all(solve(world, s) == 1.0 for s in range(0, len(world.tasks), 9))
     kept = next(t for t in world.tasks if t.task.raw.get("content") == 2)
     record = json.loads(json.dumps(dict(kept.task.raw)))  # as a stage keeps it
@@ -114,7 +118,8 @@ def test_pages_hold_no_script_and_need_a_login() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["'; DROP TABLE posts; --", "<script>alert(1)</script>", '"><img src=x>', "a" * 5000, "%00\r\nSet-Cookie: x=1"]
+    "text",
+    ["'; DROP TABLE posts; --", "<script>alert(1)</script>", '"><img src=x>', "a" * 5000, "%00\r\nSet-Cookie: x=1"],
 )
 def test_hostile_input_stays_text(text: str) -> None:
     world = WebWorld(split="all", sites=("reddit",))
@@ -141,14 +146,22 @@ def test_sites_elsewhere_are_reset_and_shared_by_few(tmp_path: Path) -> None:
     reset.reset_episode(note, ("reddit",), "4", 60.0)
     assert log.read_text().splitlines() == ["map,reddit 1", "reddit 4"]
     with pytest.raises(WorldFault, match=r"ended with 3: broken \(reset_command\)"):
-        reset.reset_episode((sys.executable, "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"), ("map",), "1", 60.0)
+        reset.reset_episode(
+            (sys.executable, "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"), ("map",), "1", 60.0
+        )
     with pytest.raises(WorldFault, match="reset_deadline_s"):
         reset.run_reset((sys.executable, "-c", "import time; time.sleep(60)"), (), "", 0.2)
 
     def task(number: int, sites: tuple[str, ...], state: str = "") -> WebTask:
         return WebTask(str(number), sites, "", (), Evaluation(()), require_login=bool(state), storage_state=state)
 
-    tasks = [task(0, ("map",)), task(1, ("map", "reddit")), task(2, ("reddit",)), task(3, ("shop",), "a"), task(4, ("gitlab",), "a")]
+    tasks = [
+        task(0, ("map",)),
+        task(1, ("map", "reddit")),
+        task(2, ("reddit",)),
+        task(3, ("shop",), "a"),
+        task(4, ("gitlab",), "a"),
+    ]
 
     def made(*limits: int) -> list[list[str]]:
         return [[t.task_id for t in part] for part in reset.parts(tasks, lambda t: t, *limits)]

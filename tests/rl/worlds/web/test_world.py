@@ -1,4 +1,6 @@
-"""The web World: how episodes end, what is counted, logins, traces in the release's format and as shards, credentials nowhere."""
+"""The web World: how episodes end, what is counted, logins, traces in the release's format and as shards,
+credentials nowhere.
+"""
 
 import json
 
@@ -42,7 +44,12 @@ def test_an_element_that_is_not_there_is_a_failed_action_and_no_fault() -> None:
     world = WebWorld()
     world.reset(1)
     result = world.step('do(action="Click", element="900")')
-    assert not result.info["action_is_valid"] and not result.info["parse_failed"] and "no element 900" in world.error and not result.done
+    assert (
+        not result.info["action_is_valid"]
+        and not result.info["parse_failed"]
+        and "no element 900" in world.error
+        and not result.done
+    )
 
 
 def test_the_accessibility_observation_is_acted_on_by_its_own_ids() -> None:
@@ -85,7 +92,9 @@ def test_login_by_form_leaves_no_password_anywhere(tmp_path) -> None:
 
 def test_states_and_credentials_come_from_files_and_the_environment(tmp_path, monkeypatch) -> None:
     file = tmp_path / "reddit_state.json"
-    file.write_text(json.dumps({"cookies": [{"name": "a", "value": "b", "domain": "x.test", "path": "/"}], "origins": []}))
+    file.write_text(
+        json.dumps({"cookies": [{"name": "a", "value": "b", "domain": "x.test", "path": "/"}], "origins": []})
+    )
     assert read_state(file)[0][0]["name"] == "a"
     with pytest.raises(WorldFault, match="auth_folder"):
         read_state(tmp_path / "none.json")
@@ -103,7 +112,9 @@ def test_traces_are_read_by_the_converter_and_equal_the_shards(tmp_path) -> None
     traces = [w.trace for w in worlds]
     for trace in traces:
         write_trace(tmp_path / "run", trace)
-    rows = [json.loads(line) for line in (tmp_path / "run/traces" / f"{traces[0].task_id}.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run/traces" / f"{traces[0].task_id}.jsonl").read_text().splitlines()
+    ]
     assert set(rows[0]) == {"trace_id", "index", "prompt", "html", "response", "target"}
     assert rows[0]["prompt"] == traces[0].intent and all(r["prompt"] == "** Simplified html **" for r in rows[1:])
     told = json.loads((tmp_path / "run/actions" / f"{traces[0].task_id}.json").read_text())
@@ -122,7 +133,10 @@ def test_traces_are_read_by_the_converter_and_equal_the_shards(tmp_path) -> None
 def test_unfinished_and_hostile_traces(tmp_path) -> None:
     step = TraceStep("<html> </html>", '<script>alert("x")</script>', "boom")
     write_trace(tmp_path, Trace("7", "intent <b>", (step,)))
-    assert json.loads((tmp_path / "actions/7.json").read_text())["score"] == -0.1 and not (tmp_path / "render_7.html").exists()
+    assert (
+        json.loads((tmp_path / "actions/7.json").read_text())["score"] == -0.1
+        and not (tmp_path / "render_7.html").exists()
+    )
     write_trace(tmp_path, Trace("7", "intent <b>", (step,), 0.0))
     shown = (tmp_path / "render_7.html").read_text()
     assert "<script>alert" not in shown and "intent <b>" not in shown and "default-src 'none'" in shown

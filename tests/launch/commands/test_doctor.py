@@ -52,7 +52,9 @@ def test_a_healthy_run_has_no_failure(run: Path) -> None:
 def test_a_dead_owner_and_a_stuck_run(run: Path) -> None:
     age(run / "metrics.jsonl", 600)
     now = time.time()
-    for rank, at in enumerate(["engine.py:step:90 in all_reduce", "episodes.py:play:40", "engine.py:step:90 in all_reduce"]):
+    for rank, at in enumerate(
+        ["engine.py:step:90 in all_reduce", "episodes.py:play:40", "engine.py:step:90 in all_reduce"]
+    ):
         beat = {"at": at, "since": now - 500, "time": now, "host": f"n{rank}", "pid": 1}
         (run / "logs" / f"rank-{rank}.alive.json").write_text(json.dumps(beat))
     text, failed = ask(run)
@@ -67,7 +69,9 @@ def test_a_dead_owner_and_a_stuck_run(run: Path) -> None:
 
 
 def test_slow_and_diverging(run: Path) -> None:
-    rows = [{"stage": "rl", "step": i + 1, "time/step_s": 1.0 if i < 30 else 2.0, "time/rollout_s": 0.9} for i in range(36)]
+    rows = [
+        {"stage": "rl", "step": i + 1, "time/step_s": 1.0 if i < 30 else 2.0, "time/rollout_s": 0.9} for i in range(36)
+    ]
     rows[-1]["loss"] = "nan"
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text, failed = ask(run)
@@ -108,4 +112,8 @@ def test_paths_that_are_nothing(tmp_path: Path) -> None:
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     text, _ = ask()
-    assert "arithmetic: an integer product is exact" in text and "kernels: log-probs agree" in text and "versions: python" in text
+    assert (
+        "arithmetic: an integer product is exact" in text
+        and "kernels: log-probs agree" in text
+        and "versions: python" in text
+    )

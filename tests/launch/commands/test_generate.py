@@ -1,4 +1,6 @@
-"""`terrella generate` and `terrella serve` on a small random model: prompts, a chat, the OpenAI-compatible address, and plain refusals."""
+"""`terrella generate` and `terrella serve` on a small random model: prompts, a chat, the OpenAI-compatible address,
+and plain refusals.
+"""
 
 import io
 import json
@@ -20,7 +22,10 @@ from terrella.launch import cli
 from terrella.launch.commands.serve import open_service
 from terrella.launch.text_model import TextModel, model_folder
 
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% "
+    "endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +34,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     out = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     config = LlamaConfig(
-        **sizes, vocab_size=ByteTokenizer.vocab_size, max_position_embeddings=96, eos_token_id=2, bos_token_id=1, pad_token_id=0
+        **sizes,
+        vocab_size=ByteTokenizer.vocab_size,
+        max_position_embeddings=96,
+        eos_token_id=2,
+        bos_token_id=1,
+        pad_token_id=0,
     )
     LlamaForCausalLM(config).save_pretrained(out)
     ByteTokenizer().save(out)
@@ -65,18 +81,24 @@ def test_the_greedy_answer_is_that_of_transformers(folder: Path, model: TextMode
 
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([model.tokenizer.encode("a b c")])
-    written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
+    written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)[
+        0, ids.shape[1] :
+    ].tolist()
     ours = model.complete(["a b c"], max_new_tokens=12, temperature=0.0)[0]
     assert ours.text == model.tokenizer.decode([i for i in written if i != 2]) and ours.prompt_tokens == 5
 
 
-def test_without_a_prompt_it_chats(folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_prompt_it_chats(
+    folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nagain\n\n"))
     code, out, _ = run(capsys, str(folder), "--max-new-tokens", "4")
     assert code == 0 and out.count("> ") == 3
 
 
-def test_a_run_without_a_model_and_a_folder_of_neither_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_without_a_model_and_a_folder_of_neither_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     code, _, error = run(capsys, str(tmp_path / "nothing"))
     assert code == 2 and "neither a run directory nor a Hugging Face folder" in error
     (tmp_path / "config.yaml").write_text("name: x\n")
@@ -106,7 +128,10 @@ def test_the_service_speaks_as_openai_does(model: TextModel) -> None:
         assert code == 200 and told["choices"][0]["message"]["role"] == "assistant"
         prompt = model.chat_prompt([{"role": "user", "content": "hi"}])
         code, plain = ask(f"{base}/completions", {**settings, "prompt": prompt, "n": 2})
-        assert code == 200 and plain["choices"][0]["text"] == told["choices"][0]["message"]["content"] == plain["choices"][1]["text"]
+        assert (
+            code == 200
+            and plain["choices"][0]["text"] == told["choices"][0]["message"]["content"] == plain["choices"][1]["text"]
+        )
         assert plain["usage"]["prompt_tokens"] == len(prompt) and plain["usage"]["completion_tokens"] <= 10
         for path, body, message in (
             ("completions", {"prompt": 5}, "prompt"),
@@ -131,7 +156,8 @@ def test_serving_leaves_the_folder_as_it_is_and_ctrl_c_is_no_error(folder: Path)
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job is started with Ctrl-C ignored
+        # a background job is started with Ctrl-C ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None and "/v1; Ctrl-C ends it" in process.stdout.readline()
@@ -140,4 +166,7 @@ def test_serving_leaves_the_folder_as_it_is_and_ctrl_c_is_no_error(folder: Path)
     finally:
         process.kill()
     assert process.returncode == 0 and error == ""
-    assert before == ({p.name: (p.stat().st_mode, p.read_bytes()) for p in folder.iterdir()}, stat.S_IMODE(folder.stat().st_mode))
+    assert before == (
+        {p.name: (p.stat().st_mode, p.read_bytes()) for p in folder.iterdir()},
+        stat.S_IMODE(folder.stat().st_mode),
+    )

@@ -106,10 +106,17 @@ def test_dry_run_prints_the_resolved_settings(capsys: pytest.CaptureFixture, tmp
         ("mujoco", "video-tiny", (), "pip install 'terrella[video]'"),
         ("playwright", "webrl-miniwob-tiny", (), "pip install 'terrella[web]'"),
         ("miniwob", "webrl-miniwob-tiny", (), "pip install 'terrella[miniwob]'"),
-        ("vllm", "sokoban-tiny", ("--set", "stages.rlvr.rollouts={sampler: {kind: vllm}}"), "pip install 'terrella[vllm]'"),
+        (
+            "vllm",
+            "sokoban-tiny",
+            ("--set", "stages.rlvr.rollouts={sampler: {kind: vllm}}"),
+            "pip install 'terrella[vllm]'",
+        ),
     ],
 )
-def test_a_missing_extra_is_told_before_anything_starts(package, recipe_name, more, line, tmp_path, capsys, monkeypatch) -> None:
+def test_a_missing_extra_is_told_before_anything_starts(
+    package, recipe_name, more, line, tmp_path, capsys, monkeypatch
+) -> None:
     if package == "playwright":
         pytest.importorskip("miniwob", reason="the recipe asks for miniwob first")
     monkeypatch.setitem(sys.modules, package, None)  # as Python sees a package that is not there
@@ -139,7 +146,17 @@ def test_warnings_of_other_packages_stay_off_the_screen() -> None:
 
 
 def test_ctrl_c_while_the_workers_start_stops_the_run_without_an_error(tmp_path) -> None:
-    words = [sys.executable, "-m", "terrella", "train", "sokoban-tiny", "--run", str(tmp_path / "r"), "--set", "ranks=1"]
+    words = [
+        sys.executable,
+        "-m",
+        "terrella",
+        "train",
+        "sokoban-tiny",
+        "--run",
+        str(tmp_path / "r"),
+        "--set",
+        "ranks=1",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None and "loading torch" in process.stdout.readline()

@@ -45,7 +45,13 @@ def model(tmp_path_factory) -> Path:
     tokenizer = PieceTokenizer(["YES", "NO", "\n", "’", *map(chr, range(32, 127))])
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 24, "num_hidden_layers": 1}
+    sizes = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+    }
     config = LlamaConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=4096, initializer_range=0.5, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save(folder)
@@ -60,7 +66,9 @@ def test_stage_one_has_the_releases_fields(result: Path, tmp_path: Path) -> None
     assert set(first[0]) >= FIELDS and [s["done"] for s in first] == [False, True]
     assert [s["trajectory_reward"] for s in second] == [0, 0, 0] and first[0]["reward"] == 1.0
     fixed = release.read_lines(result / "fixed_traces" / "1.jsonl")
-    assert [(s["fixed_response"], s["score"]) for s in fixed] == [(s["response"], 1.0) for s in fixed] and len(fixed) == 2
+    assert [(s["fixed_response"], s["score"]) for s in fixed] == [(s["response"], 1.0) for s in fixed] and len(
+        fixed
+    ) == 2
 
 
 def test_rewards_and_replay_come_from_models(result: Path, tmp_path: Path, model: Path) -> None:

@@ -1,4 +1,6 @@
-"""The planner: counting, memory and time against what was measured, the search's reasons, the simulation against its formula."""
+"""The planner: counting, memory and time against what was measured, the search's reasons, the simulation against its
+formula.
+"""
 
 import math
 from dataclasses import replace
@@ -22,7 +24,9 @@ from terrella.models.geometry import GEOMETRIES, count, flops_per_token
 H100 = GPUS["h100"]
 
 
-@pytest.mark.parametrize(("name", "billions"), [("llama3-8b", 8.03), ("llama3-70b", 70.6), ("llama3-405b", 405.8), ("qwen2.5-1.5b", 1.54)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("llama3-8b", 8.03), ("llama3-70b", 70.6), ("llama3-405b", 405.8), ("qwen2.5-1.5b", 1.54)]
+)
 def test_parameters_are_those_of_the_released_models(name: str, billions: float) -> None:
     assert count(GEOMETRIES[name]).total / 1e9 == pytest.approx(billions, rel=0.01)
 
@@ -33,7 +37,9 @@ def test_arithmetic_of_the_anchor_is_that_of_its_published_utilisation() -> None
 
 
 def test_measured_steps_and_their_memory_are_met() -> None:
-    """The steps of the run that the constants name, which decided the times; memory was counted from what the layers keep."""
+    """The steps of the run that the constants name, which decided the times; memory was counted from what the layers
+    keep.
+    """
     rows = {(r.case, r.impl, r.metric): r.value for r in record.read(record.RESULTS) if r.run_id == "20261115-fbcbbfc0"}
     for case, impl in (
         ("qwen2.5-1.5b 4x4096", "megatron-core TE"),
@@ -43,19 +49,25 @@ def test_measured_steps_and_their_memory_are_met() -> None:
     ):
         model, lengths = find_case(case)
         work, layout = Work(model, lengths[0], len(lengths), own=impl == "terrella"), Layout(1, microbatch=len(lengths))
-        assert step_time(work, layout, GPUS["h200"]).tokens_per_s == pytest.approx(rows[case, impl, "tokens_per_s"], rel=0.02), (case, impl)
+        assert step_time(work, layout, GPUS["h200"]).tokens_per_s == pytest.approx(
+            rows[case, impl, "tokens_per_s"], rel=0.02
+        ), (case, impl)
         assert memory(work, layout).allocated / 2**30 == pytest.approx(rows[case, impl, "peak"], rel=0.02), (case, impl)
     anchors = [16384 / rows["qwen2.5-1.5b 4x4096", impl, "tokens_per_s"] for impl in ("megatron-core TE", "terrella")]
     assert anchors == pytest.approx([machine.ANCHOR_S, machine.OWN_ANCHOR_S])
     c = fitted()
-    assert 1.0 < c.own_slack < 1.03 and c.own_slack < c.slack < 1.05 and 1.0 < c.own_experts < 1.05  # the terms explain nearly all of it
+    # the terms explain nearly all of it
+    assert 1.0 < c.own_slack < 1.03 and c.own_slack < c.slack < 1.05 and 1.0 < c.own_experts < 1.05
 
 
 def test_a_small_step_is_paced_by_the_host() -> None:
     model, lengths = find_case("video-gpt 127M 8x2024")
     for sequences, paced in ((4, True), (64, False)):
         work, layout = Work(model, lengths[0], sequences), Layout(1, microbatch=sequences)
-        step, alone = (step_time(work, layout, GPUS["h200"], replace(fitted(), own_layer_s=s)).total for s in (fitted().own_layer_s, 0.0))
+        step, alone = (
+            step_time(work, layout, GPUS["h200"], replace(fitted(), own_layer_s=s)).total
+            for s in (fitted().own_layer_s, 0.0)
+        )
         assert step > 1.3 * alone if paced else step == alone
         again = step_time(work, replace(layout, recompute="full"), GPUS["h200"]).total
         assert again > step
@@ -80,7 +92,9 @@ def test_a_measured_step_with_experts_decides_its_constant(tmp_path) -> None:
     (step,) = measured.expert_steps(tmp_path / "results.csv")
     assert (step.constant, step.work, step.layout) == ("experts", work, layout)
     assert expert_factor(step, replace(fitted(), experts=1.0)) == pytest.approx(1.7, rel=1e-4)
-    host_bound = replace(step, constant="own_experts", work=replace(work, batch=2, own=True), layout=Layout(1, microbatch=2))
+    host_bound = replace(
+        step, constant="own_experts", work=replace(work, batch=2, own=True), layout=Layout(1, microbatch=2)
+    )
     assert expert_factor(host_bound, replace(fitted(), own_expert_kernels=60.0)) == 1.0
 
 
@@ -114,11 +128,15 @@ def test_bubble_follows_the_interleaved_formula() -> None:
 def test_search_explains_itself_and_agrees_with_the_engine() -> None:
     found = search(Work(GEOMETRIES["llama3-70b"], 4096, 256), 64, H100)
     best = found.fitting[0]
-    assert best.memory.total < H100.memory and impossible(best.layout, Work(GEOMETRIES["llama3-70b"], 4096, 256)) is None
+    assert (
+        best.memory.total < H100.memory and impossible(best.layout, Work(GEOMETRIES["llama3-70b"], 4096, 256)) is None
+    )
     assert best.time.total == min(c.time.total for c in found.fitting)
     assert found.reasons()["memory"] > 10
     assert "kv_heads (8)" in (impossible(Layout(16, tensor=16), Work(GEOMETRIES["llama3-70b"], 4096, 256)) or "")
-    assert "does not divide the 80 layers" in (impossible(Layout(64, pipeline=32), Work(GEOMETRIES["llama3-70b"], 4096, 256)) or "")
+    assert "does not divide the 80 layers" in (
+        impossible(Layout(64, pipeline=32), Work(GEOMETRIES["llama3-70b"], 4096, 256)) or ""
+    )
 
 
 def test_simulated_failures_agree_with_the_formula_and_the_interval_is_the_best() -> None:
@@ -153,7 +171,11 @@ def test_command_prints_the_best_layout_and_refuses_with_reasons() -> None:
 
 def test_no_time_is_negative_or_undefined() -> None:
     for name, model in GEOMETRIES.items():
-        for layout in (Layout(64, tensor=8), Layout(64, tensor=2, pipeline=2), Layout(64, expert=min(8, max(1, model.experts)))):
+        for layout in (
+            Layout(64, tensor=8),
+            Layout(64, tensor=2, pipeline=2),
+            Layout(64, expert=min(8, max(1, model.experts))),
+        ):
             t = step_time(Work(model, 4096, 512), layout, H100)
             parts = (t.compute, t.tensor, t.expert, t.context, t.stages, t.bubble, t.data, t.optimizer)
             assert all(math.isfinite(x) and x >= 0 for x in parts), name

@@ -61,7 +61,10 @@ def test_verify_tells_and_sets_aside(chats, tmp_path):
     with pytest.raises(StorageError, match="--quarantine"):
         run("verify", out)
     told = run("verify", out, "--quarantine")
-    assert "shard-000000.tar: sample 000000004: field messages.json: checksum differs" in told and "1 samples set aside" in told
+    assert (
+        "shard-000000.tar: sample 000000004: field messages.json: checksum differs" in told
+        and "1 samples set aside" in told
+    )
     assert "7 samples in 1 shards, 1 already in quarantine, 0 problems" in run("verify", out)
 
 

@@ -72,7 +72,10 @@ def test_once_prints_the_state(running):
 def test_on_a_terminal_it_follows_until_the_run_finishes(running):
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "terrella", "report", str(running), "--live", "--every", "0.2"], stdin=theirs, stdout=theirs, stderr=theirs
+        [sys.executable, "-m", "terrella", "report", str(running), "--live", "--every", "0.2"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
     )
     os.close(theirs)
     seen, deadline = b"", time.monotonic() + 300
@@ -95,7 +98,10 @@ def test_on_a_terminal_it_follows_until_the_run_finishes(running):
 def test_alarms_are_shown(running):
     with (running / "metrics.jsonl").open("a") as file:
         file.write('{"stage": "grpo", "step": 31, "loss": "nan"}\n')
-    assert "loss is not a finite number at step 31" in CliRunner().invoke(report, [str(running), "--live", "--once"]).output
+    assert (
+        "loss is not a finite number at step 31"
+        in CliRunner().invoke(report, [str(running), "--live", "--once"]).output
+    )
 
 
 def test_names_are_not_taken_for_markup(tmp_path):

@@ -1,4 +1,6 @@
-"""`terrella check`: broken promises of an environment by name, what would stop a recipe, and rehearsals that every recipe has."""
+"""`terrella check`: broken promises of an environment by name, what would stop a recipe, and rehearsals that every
+recipe has.
+"""
 
 import re
 import subprocess
@@ -22,7 +24,7 @@ from terrella.models.geometry import count
 from terrella.models.stand_in import write_byte_tokenizer
 from terrella.tests.sampling import sampled
 
-CASES = Path(__file__).parent.parent / "golden" / "cases"
+CASES = Path(__file__).parent.parent.parent / "golden" / "cases"
 OWN = """
 import random, time
 from terrella.rl.environment import Environment
@@ -114,7 +116,14 @@ def test_an_environment_that_keeps_its_promises(own: Path) -> None:
         ("Drawn", "in another process; a resumed run must see the same ones, so draw from random.Random(seed)"),
         ("Clock", "in turn 1, and 'It is "),
         ("Chance", "a score must depend on the task and the answers alone"),
-        ("Endless", "play: task {'n': 0} with the empty answer was not over after max_turns = 5 answers; end it with `return score`"),
+        (
+            "Endless",
+            (
+                "play: task {'n': 0} with the empty answer was not over after max_turns = 5 answers; end it with "
+                "`return "
+                "score`"
+            ),
+        ),
         ("Nan", "play: task {'n': 0} with the empty answer has no score: "),
         ("Fragile", "with an odd answer has no score: "),
         ("Backwards", "demonstration: scores 0.000, the empty answer 1.000; one of play and demonstration is wrong"),
@@ -145,9 +154,18 @@ def failures(config: recipe.Recipe, folder: Path) -> list[str]:
             "stages.rl.prompts_per_step: 6 does not divide over the 4 data ranks -> set it to 4 or 8",
         ),
         (["parallel.tensor=2"], "layout: parallel: tensor 2 x pipeline 1 x context 1 does not divide the 1 ranks"),
-        (["parallel.pipeline=2", "ranks=2"], "layout: parallel.pipeline: pipeline 2 x virtual_pipeline 1 does not divide the 1 layers"),
-        (["stages.start.folder=no/such"], "stages.start: stages: start.folder: no/such: neither a folder nor a pinned hub id"),
-        (["stages.rl.rollouts.sampler.kind=vllm"], "stages.rl: the package vllm is not installed; pip install 'terrella[vllm]'"),
+        (
+            ["parallel.pipeline=2", "ranks=2"],
+            "layout: parallel.pipeline: pipeline 2 x virtual_pipeline 1 does not divide the 1 layers",
+        ),
+        (
+            ["stages.start.folder=no/such"],
+            "stages.start: stages: start.folder: no/such: neither a folder nor a pinned hub id",
+        ),
+        (
+            ["stages.rl.rollouts.sampler.kind=vllm"],
+            "stages.rl: the package vllm is not installed; pip install 'terrella[vllm]'",
+        ),
         (["env.train=no_rows.jsonl"], "no_rows.jsonl"),
         (["env.reward=null"], "env.reward: nothing judges the answers"),
         (["env.template='{{ qestion }}'"], "qestion"),
@@ -190,7 +208,9 @@ def test_what_a_grid_cannot_do_is_found_before_its_rooms_are_made(override: str,
     assert any(message in line for line in lines), lines
 
 
-@pytest.mark.parametrize(("name", "text"), [("sokoban-tiny", "######"), ("spa-sokoban-tiny", "player"), ("text-game-tiny", "torch")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("sokoban-tiny", "######"), ("spa-sokoban-tiny", "player"), ("text-game-tiny", "torch")]
+)
 def test_recipes_that_ship_show_a_prompt_before_their_stages_have_run(name: str, text: str, tmp_path: Path) -> None:
     config = recipe.load(name)
     assert failures(config, tmp_path) == []
@@ -206,7 +226,10 @@ def test_disk_is_what_checkpoints_take() -> None:
 
 def test_layouts_are_cut_to_what_a_laptop_runs() -> None:
     large = recipe.load("webrl-webarena-lite-70b")
-    assert rehearse.small_layout(large, None) == (ParallelConfig(tensor=2, pipeline=2, context=2, sequence_parallel=True), 8)
+    assert rehearse.small_layout(large, None) == (
+        ParallelConfig(tensor=2, pipeline=2, context=2, sequence_parallel=True),
+        8,
+    )
     assert rehearse.small_layout(recipe.load("sokoban-tiny"), "tp=4,pp=2") == (ParallelConfig(tensor=2, pipeline=2), 4)
     assert rehearse.small_layout(recipe.load("sokoban-tiny"), "cp=2,dp=4")[1] == 4
     assert rehearse.small_layout(recipe.load("sokoban-tiny"), None) == (ParallelConfig(), 2)
@@ -214,7 +237,8 @@ def test_layouts_are_cut_to_what_a_laptop_runs() -> None:
         rehearse.small_layout(large, "tp=2,xp=2")
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in (1, 2))])  # a third of them in CI
+# a third of them in CI
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in (1, 2))])
 def test_every_recipe_that_ships_has_a_rehearsal(part: int, tmp_path: Path) -> None:
     """Turned down it is still a recipe, of the same stages; nothing of the user's is named that is not there."""
     for number, name in enumerate(list(shipped())[part::3]):
@@ -222,13 +246,17 @@ def test_every_recipe_that_ships_has_a_rehearsal(part: int, tmp_path: Path) -> N
         made = rehearse.turned_down(config, "tp=2,pp=2" if number % 2 else None, tmp_path / name)
         small = schema.build(recipe.Recipe, schema.located(made.settings, name))
         assert small.ranks <= rehearse.MOST_RANKS and small.model.family == config.model.family and not small.sinks
-        assert [s.name for s in small.stages] == [s.name for s in config.stages if s.name in {t.name for t in small.stages}]
+        assert [s.name for s in small.stages] == [
+            s.name for s in config.stages if s.name in {t.name for t in small.stages}
+        ]
         assert rehearse.describe_changes(config, made)
 
 
 def test_a_users_arguments_are_not_turned_down(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    config = recipe.load(str(CASES / "own-env.yaml"), (f"env={{kind: '{tmp_path}/own.py:Good', most: 50}}", "env.args={steps: 500}"))
+    config = recipe.load(
+        str(CASES / "own-env.yaml"), (f"env={{kind: '{tmp_path}/own.py:Good', most: 50}}", "env.args={steps: 500}")
+    )
     made = rehearse.turned_down(config, None, tmp_path)
     assert made.settings["env"]["args"] == {"steps": 500, "most": 50}
     sft = next(s for s in made.settings["stages"] if s["name"] == "sft")
@@ -238,17 +266,29 @@ def test_a_users_arguments_are_not_turned_down(tmp_path: Path) -> None:
 def test_a_model_of_ones_own_is_rehearsed_with_its_tokenizer(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_byte_tokenizer(folder)
-    sizes = ModelConfig(family="qwen2", layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, ffn=4864, vocab=300, qkv_bias=True)
+    sizes = ModelConfig(
+        family="qwen2", layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, ffn=4864, vocab=300, qkv_bias=True
+    )
     write_json(folder / "config.json", write_hf_config(sizes, "bfloat16"))
     made = rehearse.turned_down(recipe.load("grpo", (f"model.folder={folder}",)), "tp=2", tmp_path / "rehearsal")
     model, start = made.settings["model"], made.settings["stages"][0]
-    assert model["folder"] == start["folder"] == str(tmp_path / "rehearsal" / "start-start") and [*made.folders] == [start["folder"]]
-    assert (model["family"], model["layers"], model["heads"], model["kv_heads"], model["vocab"]) == ("qwen2", 2, 4, 2, 300)
+    assert model["folder"] == start["folder"] == str(tmp_path / "rehearsal" / "start-start") and [*made.folders] == [
+        start["folder"]
+    ]
+    assert (model["family"], model["layers"], model["heads"], model["kv_heads"], model["vocab"]) == (
+        "qwen2",
+        2,
+        4,
+        2,
+        300,
+    )
     assert (Path(start["folder"]) / "tokenizer.json").is_file() and "with the tokenizer of" in made.stand_ins[0]
 
 
 def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "terrella", "check", *words], capture_output=True, text=True, timeout=1800, cwd=cwd)
+    return subprocess.run(
+        [sys.executable, "-m", "terrella", "check", *words], capture_output=True, text=True, timeout=1800, cwd=cwd
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,7 +331,9 @@ def test_a_rehearsal_goes_through(words: list[str], tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_a_rehearsal_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    done = command(str(CASES / "own-env.yaml"), "--rehearse", "--set", f"env={{kind: '{tmp_path}/own.py:Nan'}}", cwd=tmp_path)
+    done = command(
+        str(CASES / "own-env.yaml"), "--rehearse", "--set", f"env={{kind: '{tmp_path}/own.py:Nan'}}", cwd=tmp_path
+    )
     assert done.returncode != 0 and "the rehearsal of own-env failed" in done.stderr and "own.py:Nan" in done.stderr
 
 
@@ -332,14 +374,23 @@ class Exits(Base):
     [
         ("Endless", "Endless.tasks gave more than 1,000 tasks for 'train'"),
         ("Waits", "Waits.tasks did not finish within 3 s (a start waits 300 s); its process was killed"),
-        ("Raises", "the first episode has no reward: {}:Raises.play raised OSError: the simulator is away at faulty.py:23"),
+        (
+            "Raises",
+            "the first episode has no reward: {}:Raises.play raised OSError: the simulator is away at faulty.py:23",
+        ),
         ("Exits", "the first episode has no reward: {}:Exits.play ended its process with exit code 0"),
     ],
 )
-def test_an_environment_at_fault_fails_the_check_once(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_at_fault_fails_the_check_once(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where it fails before the model is asked anything; and no second stage waits for it again."""
     own = tmp_path / "faulty.py"
-    own.write_text(FAULTY.replace("return count()", "import terrella.rl.hosted.child as child; child.MOST_TASKS = 1000; return count()"))
+    own.write_text(
+        FAULTY.replace(
+            "return count()", "import terrella.rl.hosted.child as child; child.MOST_TASKS = 1000; return count()"
+        )
+    )
     monkeypatch.setattr("terrella.launch.stages.verbs.CHECKING_S", 3.0 if name == "Waits" else 40.0)
     config = recipe.load(str(CASES / "own-data.yaml"), (f"env={{kind: '{own}:{name}'}}",))
     if name in ("Raises", "Exits"):  # nothing plays before the first episode is shown
@@ -359,7 +410,9 @@ def test_an_environment_at_fault_fails_the_check_once(name: str, message: str, t
         ("print('x' * 10_000_000)\ndef made(*_): return []", ""),
     ],
 )
-def test_code_of_ones_own_that_runs_in_the_ranks_is_imported_apart(code: str, words: str, tmp_path: Path, monkeypatch, capfd) -> None:
+def test_code_of_ones_own_that_runs_in_the_ranks_is_imported_apart(
+    code: str, words: str, tmp_path: Path, monkeypatch, capfd
+) -> None:
     (tmp_path / "my.py").write_text(code)
     monkeypatch.setattr("terrella.launch.commands.check_recipe.CHECKING_S", 3.0 if "sleep" in code else 40.0)
     config = recipe.load(str(CASES / "own-data.yaml"), (f"stages.rl.algorithm={{kind: '{tmp_path}/my.py:made'}}",))

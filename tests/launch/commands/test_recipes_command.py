@@ -20,7 +20,7 @@ text-game-rlvr-binary-7b text-game-rlvr-binary text-game-rlvr-task-1gpu text-gam
 text-game-sft text-game-tiny video-gpu video-rt1-released video-rt1-single-released video-rt1-single video-rt1 video-tiny
 web-page-rlvr-1gpu web-page-rlvr web-page-sft-1gpu web-page-sft web-page-tiny webrl-miniwob-tiny webrl-miniwob webrl-sites-1gpu
 webrl-sites webrl-tiny webrl-webarena-lite-70b webrl-webarena-lite
-"""
+"""  # noqa: E501
 
 
 def run(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
@@ -31,7 +31,10 @@ def run(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
 
 
 def test_the_catalogue_holds_every_file_of_every_method() -> None:
-    files = {method: {p.path.stem if comes_in_several(method) else "" for p in recipes_of(method).values()} for method in methods()}
+    files = {
+        method: {p.path.stem if comes_in_several(method) else "" for p in recipes_of(method).values()}
+        for method in methods()
+    }
     assert {method: set(about["sizes"]) for method, about in catalogue().items()} == files and len(files) <= 18
 
 
@@ -98,11 +101,18 @@ def test_size_and_hardware_are_those_of_the_recipe(name: str, method: str, size:
 
 def test_the_list_fits_80_columns_and_names_what_to_do_next(capsys: pytest.CaptureFixture) -> None:
     code, out, _ = run(capsys, "recipes")
-    assert code == 0 and "demo" in out and "--env webarena-lite --size 70b" in out and "terrella recipes NAME --copy" in out
+    assert (
+        code == 0
+        and "demo" in out
+        and "--env webarena-lite --size 70b" in out
+        and "terrella recipes NAME --copy" in out
+    )
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_copy_runs_as_the_original_and_overwrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_copy_runs_as_the_original_and_overwrites_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "recipes", "spa-sudoku-tiny", "--copy")[0] == 0  # one that is laid over another
     assert recipe.load("spa-sudoku-tiny.yaml") == recipe.load("spa-sudoku-tiny")

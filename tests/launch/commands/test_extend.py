@@ -28,7 +28,10 @@ def finished(tmp_path: Path) -> Path:
 
 def test_steps_change_rl_stages_and_lift_their_budget() -> None:
     config = with_steps(recipe.load("demo"), ("90",))
-    assert {s.name: (s.steps, s.actions) for s in config.stages if s.kind == "rl"} == {"rl": (90, None), "rl-alone": (90, None)}
+    assert {s.name: (s.steps, s.actions) for s in config.stages if s.kind == "rl"} == {
+        "rl": (90, None),
+        "rl-alone": (90, None),
+    }
     one = with_steps(recipe.load("sokoban-tiny"), ("pretrain=200",))
     assert [getattr(s, "steps", None) for s in one.stages][1:3] == [200, 40]
     for text, message in (

@@ -48,7 +48,11 @@ def test_a_benchmark_that_fails_half_way_keeps_what_it_measured(tmp_path: Path, 
 
     monkeypatch.setattr("terrella.launch.commands.bench.run", half)
     done = CliRunner().invoke(bench, ["train", "--out", str(out), "--baseline", "--compare"])
-    assert isinstance(done.exception, TerrellaError) and done.exception.exit_code == 3 and "1 rows kept as baseline" in done.output
+    assert (
+        isinstance(done.exception, TerrellaError)
+        and done.exception.exit_code == 3
+        and "1 rows kept as baseline" in done.output
+    )
     assert [r.run_id for r in record.read(out)] == ["r1", "baseline:r1"]
 
 
@@ -100,5 +104,8 @@ def test_charts_show_the_newest_of_the_fullest_runs(tmp_path: Path) -> None:
     ]
     (path,) = draw(new, tmp_path)
     assert path.name == "train.svg" and "5,000 tokens/s" in path.read_text() and "4,000" not in path.read_text()
-    fuller = [*new, replace(new[1], impl="rival", value=3000.0)]  # a newer run without the rivals hides none that was measured
-    assert "4,000 tokens/s" in (text := draw(fuller, tmp_path)[0].read_text()) and "3,000" in text and "5,000" not in text
+    # a newer run without the rivals hides none that was measured
+    fuller = [*new, replace(new[1], impl="rival", value=3000.0)]
+    assert (
+        "4,000 tokens/s" in (text := draw(fuller, tmp_path)[0].read_text()) and "3,000" in text and "5,000" not in text
+    )

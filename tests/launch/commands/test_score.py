@@ -1,4 +1,6 @@
-"""`terrella worlds score`: a model behind an address that copies scores as copying does, and one that knows the games as the true world."""
+"""`terrella worlds score`: a model behind an address that copies scores as copying does, and one that knows the
+games as the true world.
+"""
 
 import json
 
