@@ -28,6 +28,7 @@ SETTINGS = [
     "stages.2.samples_per_prompt=2",
     "env.steps=2",
     "stages.2.rollouts={sampler: {kind: vllm, eager: true, max_length: 128, max_sequences: 1}}",
+    "stages.4.sampler={kind: embedded}",  # a server less to start
 ]
 
 
@@ -49,6 +50,21 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster.up()
     finally:
         cluster.down()
+
+
+@pytest.mark.full
+def test_an_evaluation_brings_every_model_into_one_server(tmp_path: Path) -> None:
+    """Two runs that differ in the evaluation's sampler alone: greedy, vLLM predicts what the embedded sampler does."""
+    greedy = []
+    for number, settings in enumerate((SETTINGS, SETTINGS[:-1])):
+        run = tmp_path / str(number)
+        changed = ["stages.2.optimizer={lr: 1e-2}", "stages.4.temperatures=[0]", "ranks=1"]
+        command = tiny_run.command(run, *settings, *changed)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **CPU})
+        assert done.returncode == 0, done.stdout + done.stderr
+        greedy.append({path.name: path.read_text() for path in sorted((run / "rollouts").glob("evaluate-*.jsonl"))})
+    assert len(set(greedy[0].values())) > 1  # the models differ
+    assert greedy[0] == greedy[1]
 
 
 @pytest.mark.skipif(
