@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
@@ -112,3 +113,12 @@ class Export:
     name: str
     model: str  # the stage whose model is exported
     uses: ClassVar[tuple[str, ...]] = ("model",)
+
+
+def sampler_of(stage: Any, stages: Iterable[Any]) -> SamplerConfig | None:
+    """What a stage of a recipe samples with: an evaluation that names nothing as the recipe's first RL stage does."""
+    if isinstance(stage, OnPolicy):
+        return stage.rollouts.sampler
+    if not hasattr(stage, "sampler"):
+        return None
+    return stage.sampler or next((other.rollouts.sampler for other in stages if isinstance(other, OnPolicy)), None)

@@ -19,7 +19,7 @@ from ...core.errors import ConfigError
 from ...rl.rollout.config import Vllm
 from .. import recipe as recipes
 from ..recipe import Recipe, Stage
-from ..settings.base import OnPolicy, dealt_evenly
+from ..settings.base import OnPolicy, dealt_evenly, sampler_of
 from .settings import SIGNAL_S, JobSettings
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -105,7 +105,7 @@ def check(config: Recipe, settings: JobSettings) -> None:
         experts=model.experts,
         vocab=parallel.tensor,  # the tokenizer decides it later; padding makes it divide
     )
-    if settings.rollout_nodes and not any(map(served, config.stages)):
+    if settings.rollout_nodes and not any(served(stage, config) for stage in config.stages):
         stage = next((s for s in config.stages if isinstance(s, OnPolicy)), config.stages[0])
         raise ConfigError(
             "--rollout-nodes: no stage of the recipe has vLLM servers of its own; "
@@ -124,9 +124,10 @@ def check(config: Recipe, settings: JobSettings) -> None:
                 )
 
 
-def served(stage: Stage) -> bool:
+def served(stage: Stage, recipe: Recipe) -> bool:
     """Whether a stage samples from vLLM servers that the job must start."""
-    return isinstance(stage, OnPolicy) and isinstance(s := stage.rollouts.sampler, Vllm) and not (s.urls or s.colocated)
+    sampler = sampler_of(stage, recipe.stages)
+    return isinstance(sampler, Vllm) and not (sampler.urls or sampler.colocated)
 
 
 def load(plan: Plan, extra: Sequence[str] = ()) -> Recipe:
@@ -162,7 +163,7 @@ def render(plan: Plan) -> list[Script]:
     for number, stages in enumerate(groups, 1):
         name = re.sub(r"[^\w.-]", "-", config.name) + (f".{number}-{stages[-1]}" if len(groups) > 1 else "")
         settings = plan.settings
-        if not any(served(stage) for stage in config.stages if stage.name in stages):
+        if not any(served(stage, config) for stage in config.stages if stage.name in stages):
             settings = settings.without_samplers()
         text = template.render(
             title=_title(config, settings, stages, number, len(groups)),

@@ -22,11 +22,11 @@ from ...models.gpt import build_gpt
 from ...models.hf import import_hf, is_added, require_same, weight_source
 from ...models.hub import resolve
 from ...models.lora import LoraConfig, merged
-from ...rl.rollout.config import Embedded, SamplerConfig, Validation, Vllm
+from ...rl.rollout.config import Embedded, Validation, Vllm
 from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import Sampler
 from ..job import Job, StopRequested
-from ..settings.base import Lora, OnPolicy
+from ..settings.base import Lora, sampler_of
 
 T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")
@@ -259,29 +259,21 @@ class Checkpoints:
         return str(step_folder(self.folder, self.last).relative_to(self.job.run.path))
 
 
-def sampler_of(stage: Any, job: Job) -> SamplerConfig:
-    """What an evaluation samples with: its own choice, or that of the recipe's first RL stage, which is sent whole
-    models.
-    """
-    if stage.sampler is not None:
-        return stage.sampler
-    trained = (other.rollouts.sampler for other in job.recipe.stages if isinstance(other, OnPolicy))
-    first = next(trained, Embedded())
-    return replace(first, adapters_only=False) if isinstance(first, Vllm) else first
-
-
 @contextmanager
-def sampling(
-    job: Job, stage: str, settings: SamplerConfig
-) -> Iterator[Callable[[str], AbstractContextManager[tuple[Sampler, Engine]]]]:
+def sampling(job: Job, stage: Any) -> Iterator[Callable[[str], AbstractContextManager[tuple[Sampler, Engine]]]]:
     """One sampler for all models of an evaluation, ended with the block: servers start once. Every rank opens it;
     leaders sample.
 
     What it yields brings a stage's final weights into the sampler and its engine, which has the device again when that
     block ends.
     """
+    settings = sampler_of(stage, job.recipe.stages)
+    if settings is None:
+        settings = Embedded()
+    elif isinstance(settings, Vllm):
+        settings = replace(settings, adapters_only=False)  # whole models are sent
     engine = build_engine(job, None)
-    opened = open_sampler(settings, engine, job.model, job.stage_folder(stage) / "sampler", mesh=job.mesh)
+    opened = open_sampler(settings, engine, job.model, job.stage_folder(stage.name) / "sampler", mesh=job.mesh)
 
     @contextmanager
     def of(model: str) -> Iterator[tuple[Sampler, Engine]]:

@@ -19,7 +19,7 @@ from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Arm, Score, Tune
-from .common import sampler_of, sampling
+from .common import sampling
 from .verbs import environment, require_judged, require_tasks
 
 
@@ -43,7 +43,7 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
         kinds: dict[str, str] = {other.name: other.kind for other in job.recipe.stages}
         rounds = len(stage.compared) * len(stage.temperatures) * len(parts)
         progress = Progress(stage.name, rounds, speak=job.mesh.is_main)
-        with sampling(job, stage.name, sampler_of(stage, job)) as of:
+        with sampling(job, stage) as of:
             for arm in stage.compared:
                 with _met_by(arm, stage, job, tasks) as met:
                     with of(arm.model) as (sampler, engine):

@@ -24,7 +24,7 @@ from ...rl.video.real2sim import ENDINGS, WorldModelSimulator, agreement, policy
 from ...rl.worlds.tabletop import TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
-from .common import sampler_of, sampling
+from .common import sampling
 from .verbs import made_by
 from .video_data import video_settings
 
@@ -56,7 +56,7 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)
     done = 0
     mine = job.mesh.share(range(stage.episodes))
-    with sampling(job, stage.name, sampler_of(stage, job)) as of:
+    with sampling(job, stage) as of:
         for name in stage.models:
             found[name] = {}
             with of(name) as (sampler, _):

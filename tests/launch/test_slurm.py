@@ -206,8 +206,14 @@ def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -
     first, second, third = render(
         Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1), (VLLM,), ("pretrain", "rlvr"))
     )
-    # only where it is needed
-    assert ["terrella sampler-host" in s.text for s in (first, second, third)] == [False, True, False]
+    # only where it is needed: the evaluation of the last job samples as the RL stage does
+    assert ["terrella sampler-host" in s.text for s in (first, second, third)] == [False, True, True]
+    alone = (VLLM, "stages.evaluate.sampler={kind: embedded}")
+    parts = render(Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1), alone, ("pretrain", "rlvr")))
+    assert ["terrella sampler-host" in s.text for s in parts] == [False, True, False]
+    evaluated = ("stages.evaluate.sampler={kind: vllm}",)
+    parts = render(Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1), evaluated, ("pretrain", "rlvr")))
+    assert ["terrella sampler-host" in s.text for s in parts] == [False, False, True]
 
 
 def inside_a_job(programs: Path, nodes: int = 1) -> dict[str, str]:
