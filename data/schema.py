@@ -235,13 +235,7 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
-_TYPES: dict[str, Any] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "null": type(None),
-}
+_TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 _KEYWORDS = {"type", "required", "properties", "items", "enum", "const", "minimum", "minItems", "additionalProperties"}
 
 

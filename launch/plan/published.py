@@ -111,17 +111,7 @@ HELD_OUT = (
         f"{BRIDGE} 26.06",
         "HybridEP",
     ),
-    Published(
-        "experts",
-        "qwen3-235b-a22b",
-        "fp8",
-        _DROP,
-        4096,
-        2048,
-        1204,
-        f"{BRIDGE} 25.09",
-        _SHOWN,
-    ),
+    Published("experts", "qwen3-235b-a22b", "fp8", _DROP, 4096, 2048, 1204, f"{BRIDGE} 25.09", _SHOWN),
     Published("experts", "qwen3-235b-a22b", "fp8", _235B, 4096, 2048, 1575, f"{BRIDGE} 25.11", _HIDDEN),
     Published("experts", "qwen3-235b-a22b", "fp8", _235B, 4096, 8192, 1633, f"{BRIDGE} 26.02", _HIDDEN),
     Published(

@@ -137,7 +137,7 @@ def _summary(evaluation: Evaluation, tasks: list[ImaginationTask]) -> dict[str, 
         f"At temperature {t:g} the change is {points(change)} on the same {change.n} tasks in held-out rooms, "
         f"where all {k} predicted "
         "states must be right. Copying the state scores "
-        f"{percent(summarise(copy_baseline(tasks)).all_exact)}; the true world 100 %.",
+        f"{percent(summarise(copy_baseline(tasks)).all_exact)}; the true world 100 %."
     ]
     if evaluation.control:
         control, gap = (

@@ -55,12 +55,7 @@ class Child:
         environment = hasattr(self.object, "play")
         if not environment:
             self._check_reward()
-        return {
-            "environment": environment,
-            "batched": self.batched,
-            "concurrent": self.concurrent,
-            "sha256": sha256,
-        }
+        return {"environment": environment, "batched": self.batched, "concurrent": self.concurrent, "sha256": sha256}
 
     def _check_reward(self) -> None:
         try:

@@ -51,13 +51,7 @@ def sampling_weights(engine: Engine) -> dict[str, Any]:
 
 
 def open_sampler(
-    config: SamplerConfig,
-    engine: Engine,
-    model: ModelConfig,
-    folder: Path,
-    *,
-    mesh: Mesh | None = None,
-    ahead: int = 0,
+    config: SamplerConfig, engine: Engine, model: ModelConfig, folder: Path, *, mesh: Mesh | None = None, ahead: int = 0
 ) -> OpenSampler:
     """Every rank calls this, and leaders sample. The main rank owns the servers; the others sample from them by
     address. `folder` takes logs and weights."""

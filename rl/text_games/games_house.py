@@ -177,7 +177,7 @@ class Strongbox(Game):
         "unlock {} with {}": "A Strongbox that is locked and a Key that is held, of the same shape: isLocked becomes "
         "False "
         "and "
-        "timer becomes delay.",
+        "timer becomes delay."
     }
     classes: ClassVar[dict[str, str]] = {
         "Strongbox": "A container that opens once it is not locked (isOpenable is the opposite of isLocked). shape, "

@@ -123,7 +123,7 @@ class Ices(Game):
     own_verbs: ClassVar[dict[str, str]] = {
         "pour {} in {}": "A Jug that is held and has portions left fills a Mould that is "
         "empty: portions falls by 1, the mould's "
-        "filling becomes the jug's flavour and its temperature 20.",
+        "filling becomes the jug's flavour and its temperature 20."
     }
     classes: ClassVar[dict[str, str]] = {
         "Freezer": "A container that opens, and a device. Tick: see Mould.",

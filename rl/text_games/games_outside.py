@@ -92,7 +92,7 @@ class Aquarium(Game):
     own_verbs: ClassVar[dict[str, str]] = {
         "feed {} with {}": "A Fish that lives and a Food that is held with portions left: "
         "hunger becomes 0, fed True, portions falls by 1; "
-        "food without portions is gone (removed).",
+        "food without portions is gone (removed)."
     }
     devices = False
     classes: ClassVar[dict[str, str]] = {

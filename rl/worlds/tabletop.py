@@ -19,11 +19,7 @@ from ...core.errors import ConfigError
 from ...core.rng import fold, uniform
 
 SCENE = Path(__file__).with_name("tabletop.xml")
-TASKS = {
-    "push": "push the red block onto the green square",
-    "open": "open the drawer",
-    "close": "close the drawer",
-}
+TASKS = {"push": "push the red block onto the green square", "open": "open the drawer", "close": "close the drawer"}
 STEP = 0.045  # metres a step at most
 SUBSTEPS = 20
 JOINTS = ("pusher_x", "pusher_y", "block_x", "block_y", "block_turn", "goal_x", "goal_y", "drawer")

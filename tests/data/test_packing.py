@@ -10,15 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terrella.data.packing import (
-    SequenceTable,
-    TrainSequence,
-    pack,
-    plan_batches,
-    plan_ranks,
-    role_weight,
-    unpack,
-)
+from terrella.data.packing import SequenceTable, TrainSequence, pack, plan_batches, plan_ranks, role_weight, unpack
 from terrella.data.trajectory import Role, TokenSequence
 
 

@@ -5,12 +5,7 @@ Needs no GPU.
 import json
 
 # a few numbers a row; rows of any length, which begin anywhere
-NARROW = {
-    "logprob._finish_kernel",
-    "logprob._merge_kernel",
-    "advantage._group_kernel",
-    "advantage._spread_kernel",
-}
+NARROW = {"logprob._finish_kernel", "logprob._merge_kernel", "advantage._group_kernel", "advantage._spread_kernel"}
 
 ROWS = {"logprob._stats_kernel", "logprob._backward_kernel"}  # wide for every vocabulary, odd ones too
 

@@ -68,7 +68,7 @@ STEPS = 2  # that are compared; later ones begin from weights that differ by rou
 EASIER: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
     ("sokoban", "rlvr"): lambda stage, env: replace(
         stage, env=replace(env, steps=1, walk=1), samples_per_prompt=12, temperature=1.0
-    ),
+    )
 }
 ROWS = [  # case, stage
     ("sokoban", "pretrain"),
