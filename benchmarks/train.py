@@ -192,8 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cases_help = (
         f"one of: {', '.join(CASES)}; or SIZE[/LAYERS] COUNTxLENGTH, e.g. 'llama3-70b/2 1x4096' or 'qwen3-30b-a3b/6 "
-        "4x4096'; "
-        "default: 1.5B with a GPU, tiny without"
+        "4x4096'; default: 1.5B with a GPU, tiny without"
     )
     parser.add_argument("--case", action="append", help=cases_help)
     parser.add_argument("--impl", action="append", choices=list(IMPLEMENTATIONS), help="default: all that can run")

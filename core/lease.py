@@ -123,8 +123,7 @@ class Lease:
                         log.warning(
                             (
                                 "%s: held by process %s on %s, which cannot be asked from here; watching for %g s "
-                                "whether "
-                                "it still writes"
+                                "whether it still writes"
                             ),
                             *(folder, holder["pid"], holder["host"], timeout_s),
                         )

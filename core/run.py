@@ -107,8 +107,7 @@ class Run:
             if any(path.exists() for path in begun):
                 raise StorageError(
                     f"{self.path / 'stages' / f'{first}.json'}: lost, though stage {later} began after it; restore it "
-                    "from a backup, "
-                    f"or add --back-to {first} to the same command"
+                    f"from a backup, or add --back-to {first} to the same command"
                 )
 
     def write_rollouts(self, stage: str, step: int, rows: Iterable[dict[str, Any]]) -> None:
@@ -190,8 +189,7 @@ def require_ours(path: Path) -> None:
         more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
         raise ConfigError(
             f"{path}: is not empty and is no run directory (it holds {', '.join(foreign[:SHOWN])}{more}, and no "
-            "config.yaml); "
-            "choose another --run folder"
+            "config.yaml); choose another --run folder"
         )
 
 

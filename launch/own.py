@@ -64,8 +64,7 @@ def settings_of(recipe: str, options: Mapping[str, str | None]) -> tuple[str, ..
         name = next(iter(given))
         raise ConfigError(
             f"--{name}: {recipe} trains on a task of its own; --{name} is an option of the recipes "
-            f"{', '.join(GENERIC)}, "
-            "and of your own recipes with a section env"
+            f"{', '.join(GENERIC)}, and of your own recipes with a section env"
         )
     clash = next((name for name in OF_ROWS if name in given and "env" in given), None)
     if clash is not None:

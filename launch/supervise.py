@@ -187,8 +187,7 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
     if unwritten is not None:
         raise StorageError(
             f"{run}: worker {unwritten} could not write its files, nor what went wrong: the disk is full or cannot be "
-            "written; "
-            "free space or choose another --run folder, then run the same command again"
+            "written; free space or choose another --run folder, then run the same command again"
         )
     rank, code = next((r, c) for r, c in codes.items() if c not in (FINISHED, STOPPED))
     if code == 0:

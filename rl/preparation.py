@@ -155,8 +155,7 @@ def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int
             if not version - bound <= sequence.weight_version <= version:
                 raise NumericsError(
                     f"prompt {t.prompt_id}: sampled by version {sequence.weight_version} of the weights, the trainer "
-                    f"has {version} "
-                    f"and allows {bound} behind; the sampler was not brought up to date"
+                    f"has {version} and allows {bound} behind; the sampler was not brought up to date"
                 )
 
 

@@ -102,13 +102,12 @@ class Prompts:
 
     def _make_opening(self, examples: dict[str, Any], game: str) -> str:
         parts = [
-            "You simulate a text game. Given the state of the game as JSON and an action, "
-            "work out the state after the action, the score included.\n"
+            "You simulate a text game. Given the state of the game as JSON and an action, work out the state after the "
+            "action, the score included.\n"
             "An object that comes into being takes the next free uuid, counting up from the UUID base.\n"
             "Answer with JSON of three keys: `modified`, a list of every object that is new or has changed, each "
-            "written out whole; "
-            "`removed`, a list of the uuids of objects that are gone; "
-            "`score`, a dictionary of score, gameOver and gameWon, or {} if the score stays.\n"
+            "written out whole; `removed`, a list of the uuids of objects that are gone; `score`, a dictionary of "
+            "score, gameOver and gameWon, or {} if the score stays.\n"
             "Some things change by themselves as time passes; the tick of each object tells how.\n\n"
             "Two examples from another game follow.\n",
             self._rules(game, examples["action"]["current_state"]["taskDesc"]),

@@ -151,8 +151,7 @@ def simulated_table(work: Work, layout: Layout, kind: str) -> list[str]:
         o = outlook(replace(work, batch=batch), scaled, GPUS[kind])
         lines.append(
             f"{gpus:8,} {batch:6,} {o.step.total:10.2f} {100 * o.step.mfu(GPUS[kind]):6.1f} {o.failures:9.0f} "
-            f"{o.save_s:7.1f} "
-            f"{clock(o.interval_s):>11} {100 * o.efficiency:13.1f} {100 * o.simulated:12.1f}"
+            f"{o.save_s:7.1f} {clock(o.interval_s):>11} {100 * o.efficiency:13.1f} {100 * o.simulated:12.1f}"
         )
     return lines
 
@@ -161,21 +160,18 @@ def published_table() -> list[str]:
     """Predicted beside published, by group, with the mean absolute errors."""
     c = fitted()
     lines = [
-        "H100, tokens/s/GPU. Constants come from one H200 only "
-        f"(matmul {100 * c.gemm:.0f} % of peak, copy {100 * c.bandwidth:.0f} % of the data sheet, x{c.slack:.2f} for "
-        "the rest); "
-        "nothing was fitted on the figures below.",
+        f"H100, tokens/s/GPU. Constants come from one H200 only (matmul {100 * c.gemm:.0f} % of peak, copy "
+        f"{100 * c.bandwidth:.0f} % of the data sheet, x{c.slack:.2f} for the rest); nothing was fitted on the figures "
+        "below.",
         (
             f"{'model':16} {'':4} {'GPUs':>5}  {'layout':28} {'GBS':>5} {'published':>9} {'predicted':>9} "
-            f"{'error':>7}  "
-            "source; assumed"
+            f"{'error':>7}  source; assumed"
         ),
     ]
     for p in HELD_OUT:
         lines.append(
             f"{p.model:16} {p.precision:4} {p.layout.gpus:5}  {p.layout.text().replace(' recompute', ''):28} "
-            f"{p.batch:5} "
-            f"{p.tokens_per_s:9,.0f} {p.predicted():9,.0f} {100 * p.error():+6.1f}%  "
+            f"{p.batch:5} {p.tokens_per_s:9,.0f} {p.predicted():9,.0f} {100 * p.error():+6.1f}%  "
             f"{p.source}{'; ' + p.assumed if p.assumed else ''}"
         )
     for group in dict.fromkeys(p.group for p in HELD_OUT):
@@ -190,7 +186,6 @@ def published_table() -> list[str]:
     )
     lines.append(
         f"models with experts: {told}. The makers' own figures for one model, layout and GPU differ by 2 "
-        "(qwen3-30b-a3b, 25.09 and 25.11) "
-        "with the way tokens are routed"
+        "(qwen3-30b-a3b, 25.09 and 25.11) with the way tokens are routed"
     )
     return lines

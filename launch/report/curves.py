@@ -244,8 +244,7 @@ def make_panel(
     first = panel.series[0].parts[0]
     panel.label = (
         f"{title}, {about}: {panel.series[0].label} goes from {short(first.values[0])} at {bands[first.band].stage} "
-        f"step {first.steps[0]} "
-        f"to {short(panel.series[0].last)} at the end"
+        f"step {first.steps[0]} to {short(panel.series[0].last)} at the end"
     )
     return panel
 

@@ -78,8 +78,7 @@ class OnPolicy:
         if self.updates_per_rollout > self.prompts_per_step:
             raise ValueError(
                 f"updates_per_rollout: {self.updates_per_rollout} mini-batches of whole groups need as many "
-                "prompts_per_step, "
-                f"not {self.prompts_per_step}"
+                f"prompts_per_step, not {self.prompts_per_step}"
             )
 
 

@@ -119,8 +119,7 @@ def check(config: Recipe, settings: JobSettings) -> None:
                 up = -(-size // copies) * copies
                 raise ConfigError(
                     f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of "
-                    f"{settings.nodes} nodes; "
-                    f"use fewer nodes, or --set stages.{stage.name}.{key}={up}"
+                    f"{settings.nodes} nodes; use fewer nodes, or --set stages.{stage.name}.{key}={up}"
                 )
 
 

@@ -21,8 +21,7 @@ FORMATS: dict[str, str] = {
     "think": "<think> [your thoughts] </think> <answer> [your answer] </answer>",
     "state": (
         "<think> <observation> [current state] </observation> [your thoughts] <prediction> [next state] </prediction> "
-        "</think> "
-        "<answer> [your answer] </answer>"
+        "</think> <answer> [your answer] </answer>"
     ),
 }
 OPENING: dict[str, str] = {
@@ -90,8 +89,7 @@ def turn_text(number: int, state: str, actions_left: int, task: Task, fmt: Forma
     """What is appended to the last user message to ask for turn `number`."""
     return (
         f"\nTurn {number}:\nState:\n{state}\nYou have {actions_left} actions left. Always output: {FORMATS[fmt]} with "
-        "no extra text. "
-        f"Strictly follow this format. Max response length: {task.max_tokens} words (tokens)."
+        f"no extra text. Strictly follow this format. Max response length: {task.max_tokens} words (tokens)."
     )
 
 

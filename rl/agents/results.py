@@ -92,8 +92,7 @@ class AgentResults:
                 "columns": [*(["greedy"] if self.greedy else []), "Pass@1", f"Pass@{k}"],
                 "rows": rows + ceiling,
                 "note": f"{len(seeds)} seeds from {seeds[0]}, {k} samples each at temperature {self.temperature:g}; "
-                "unbiased Pass@k; "
-                f"95 % intervals over seeds. {invalid} invalid samples left out.",
+                f"unbiased Pass@k; 95 % intervals over seeds. {invalid} invalid samples left out.",
             },
             f"{tag}-turns": {
                 "title": f"{tag}: what the arms did, know and cost",

@@ -134,9 +134,8 @@ def _summary(evaluation: Evaluation, tasks: list[ImaginationTask]) -> dict[str, 
     change = _gain(found[evaluation.after], found[evaluation.before])
     verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
     paragraphs = [
-        f"At temperature {t:g} the change is {points(change)} on the same {change.n} tasks in held-out rooms, "
-        f"where all {k} predicted "
-        "states must be right. Copying the state scores "
+        f"At temperature {t:g} the change is {points(change)} on the same {change.n} tasks in held-out rooms, where "
+        f"all {k} predicted states must be right. Copying the state scores "
         f"{percent(summarise(copy_baseline(tasks)).all_exact)}; the true world 100 %."
     ]
     if evaluation.control:

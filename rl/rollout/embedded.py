@@ -111,8 +111,7 @@ class EmbeddedSampler:
         if longest > self.config.max_positions:
             raise ConfigError(
                 f"a prompt of {longest} tokens with its continuation exceeds model.max_positions = "
-                f"{self.config.max_positions}; "
-                "raise it or lower max_new_tokens"
+                f"{self.config.max_positions}; raise it or lower max_new_tokens"
             )
         if any(not r.ids for r in requests):
             raise ValueError("a sample request needs at least one prompt token")

@@ -169,9 +169,7 @@ _COMMON_RULES = {
     "take {}": "The thing moves from where it is to the agent, as the last of the things it contains. "
     "It must be moveable (isMoveable), reachable and not held already.",
     "put {} in {}": "The first thing moves from the agent into the second, as the last of its contents. The agent must "
-    "hold "
-    "the first; "
-    "the second must be reachable, a container (isContainer) and open (isOpen).",
+    "hold the first; the second must be reachable, a container (isContainer) and open (isOpen).",
     "open {}": "A container that is openable (isOpenable) and closed becomes open (isOpen = True).",
     "close {}": (
         "A container that is openable and open becomes closed (isOpen = False). What is in a closed container "
@@ -185,9 +183,7 @@ _COMMON_CLASSES = {
         "Anything in the game. isContainer: whether it can hold others; isMoveable: whether the agent can take it."
     ),
     "Container": "Holds others while it is open (isOpen); isOpenable says whether that can change. containerPrefix is "
-    "how "
-    "one "
-    "speaks of it.",
+    "how one speaks of it.",
     "Device": "Can be turned on and off (isOn) where it is activatable (isActivatable).",
     "Agent": "The player, a container that is always open. It holds what was taken. No tick.",
 }

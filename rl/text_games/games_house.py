@@ -19,11 +19,8 @@ class Laundry(Game):
     }
     classes: ClassVar[dict[str, str]] = {
         "Washer": "A container that opens, and a device. soap, and left: minutes of the programme. Tick: while on and "
-        "closed, "
-        "left falls by 1. "
-        "At 0 it turns off, left becomes 2 again, all Clothes in it become wet (isWet), and clean (isDirty = False) "
-        "if there was soap, "
-        "which is then used up (soap = False).",
+        "closed, left falls by 1. At 0 it turns off, left becomes 2 again, all Clothes in it become wet "
+        "(isWet), and clean (isDirty = False) if there was soap, which is then used up (soap = False).",
         "Rack": (
             "A container. Tick: wet Clothes on it gain 1 drying; at 2 they are dry (isWet = False) and drying is "
             "0 again."
@@ -108,9 +105,7 @@ class Candle(Game):
     devices = False
     own_verbs: ClassVar[dict[str, str]] = {
         "light {} with {}": "A Candle with wax left that does not burn is lit (isLit = True) with a Match that is "
-        "held; "
-        "the "
-        "match is gone (removed).",
+        "held; the match is gone (removed).",
         "read {}": "A Letter that is held, while a candle burns: pagesRead rises by 1, up to pages.",
     }
     classes: ClassVar[dict[str, str]] = {
@@ -120,8 +115,7 @@ class Candle(Game):
     }
     score_rules = (
         "One point for each page read. Won, and over, when all are read. Lost, and over, when pages are left but no "
-        "light can be made: "
-        "no candle burns, and there is no match or no candle with wax."
+        "light can be made: no candle burns, and there is no match or no candle with wax."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
@@ -175,22 +169,18 @@ class Strongbox(Game):
     devices = False
     own_verbs: ClassVar[dict[str, str]] = {
         "unlock {} with {}": "A Strongbox that is locked and a Key that is held, of the same shape: isLocked becomes "
-        "False "
-        "and "
-        "timer becomes delay."
+        "False and timer becomes delay."
     }
     classes: ClassVar[dict[str, str]] = {
         "Strongbox": "A container that opens once it is not locked (isOpenable is the opposite of isLocked). shape, "
-        "timer, "
-        "delay. Tick: while it is "
-        "unlocked and closed, timer falls by 1; at 0 it locks again (isLocked = True, isOpenable = False).",
+        "timer, delay. Tick: while it is unlocked and closed, timer falls by 1; at 0 it locks again "
+        "(isLocked = True, isOpenable = False).",
         "Key": "shape. No tick.",
         "Coin": "Moveable. No tick.",
     }
     score_rules = (
-        "One point while the strongbox is unlocked or the coin is out of it, two points when the coin is on the "
-        "shelf, which "
-        "wins and ends the game."
+        "One point while the strongbox is unlocked or the coin is out of it, two points when the coin is on the shelf, "
+        "which wins and ends the game."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
@@ -256,10 +246,8 @@ class Paint(Game):
     devices = False
     own_verbs: ClassVar[dict[str, str]] = {
         "mix {}": "A Bowl that holds exactly two Paints of different colours that make a third (red and blue: purple, "
-        "red and "
-        "yellow: orange, blue and "
-        "yellow: green): both are gone (removed) and a new Paint of that colour, named '<colour> paint', is "
-        "in the bowl.",
+        "red and yellow: orange, blue and yellow: green): both are gone (removed) and a new Paint of that "
+        "colour, named '<colour> paint', is in the bowl.",
         "paint {} with {}": (
             "A Fence and a Paint that is reachable and moist: the fence's colour becomes the paint's and coats "
             "rises by 1."

@@ -63,13 +63,10 @@ class Bake(Game):
     room = "bakery"
     classes: ClassVar[dict[str, str]] = {
         "Oven": "A container that opens, and a device. heat: its temperature. Tick: while on, heat rises by 50 up to "
-        "200; while "
-        "off, it falls "
-        "by 50 down to 0. Then, if the oven is closed and heat is 100 or more, every Dough in it gains 1 baked.",
+        "200; while off, it falls by 50 down to 0. Then, if the oven is closed and heat is 100 or more, every "
+        "Dough in it gains 1 baked.",
         "Dough": "baked: how long it was baked. At baked = bakeTime it becomes a loaf: its name changes to 'loaf' and "
-        "isEdible "
-        "to True. "
-        "At baked = bakeTime + 2 it is burnt: the name becomes 'cinder' and isEdible False.",
+        "isEdible to True. At baked = bakeTime + 2 it is burnt: the name becomes 'cinder' and isEdible False.",
     }
     score_rules = (
         "One point for a loaf, one more when the loaf is on the board, which wins and ends the game. A cinder ends "
@@ -121,17 +118,15 @@ class Ices(Game):
     task = "Your task is to freeze the juice to ice lollies."
     room = "cold kitchen"
     own_verbs: ClassVar[dict[str, str]] = {
-        "pour {} in {}": "A Jug that is held and has portions left fills a Mould that is "
-        "empty: portions falls by 1, the mould's "
-        "filling becomes the jug's flavour and its temperature 20."
+        "pour {} in {}": "A Jug that is held and has portions left fills a Mould that is empty: portions falls by 1, "
+        "the mould's filling becomes the jug's flavour and its temperature 20."
     }
     classes: ClassVar[dict[str, str]] = {
         "Freezer": "A container that opens, and a device. Tick: see Mould.",
         "Jug": "flavour: what is in it; portions: how many moulds it still fills. No tick.",
         "Mould": "filling: None or a flavour; temperature; isFrozen. Tick: a filled mould in the freezer, closed and "
-        "on, cools "
-        "by 10 down to -10; "
-        "anywhere else it warms by 5 up to 20. isFrozen is True at temperatures of 0 and below and False above 0.",
+        "on, cools by 10 down to -10; anywhere else it warms by 5 up to 20. isFrozen is True at temperatures "
+        "of 0 and below and False above 0.",
     }
     score_rules = "One point for each frozen mould. Won, and over, when every mould is frozen."
 
@@ -192,9 +187,8 @@ class Tea(Game):
     own_verbs: ClassVar[dict[str, str]] = {
         "fill {} from {}": "An empty Kettle that is held is filled at a Tap: water becomes True, temperature 15.",
         "brew {} with {}": "A Cup with a TeaBag in it and water boiling (temperature 100) in the Kettle: the cup's "
-        "drink "
-        "becomes "
-        "'tea', the kettle's water False and its temperature 15, and the tea bag is gone (removed).",
+        "drink becomes 'tea', the kettle's water False and its temperature 15, and the tea bag is "
+        "gone (removed).",
     }
     classes: ClassVar[dict[str, str]] = {
         "Stove": "A container and device. Tick: while on, a Kettle with water on it warms by 25 up to 100.",

@@ -21,13 +21,10 @@ class Greenhouse(Game):
     }
     classes: ClassVar[dict[str, str]] = {
         "Lamp": "A device. No tick.",
-        "Pot": "A container. moisture. Tick: if a Seed is in it, the moisture is above 0 and the lamp is on, the "
-        "seed gains 1 growth. "
-        "Then moisture falls by 1 down to 0.",
+        "Pot": "A container. moisture. Tick: if a Seed is in it, the moisture is above 0 and the lamp is on, the seed "
+        "gains 1 growth. Then moisture falls by 1 down to 0.",
         "Seed": "growth, ripeAt, isMoveable (False once growth is above 0). When growth reaches ripeAt, a new Fruit "
-        "named "
-        "'tomato' comes into being in "
-        "the pot and growth goes back to 1.",
+        "named 'tomato' comes into being in the pot and growth goes back to 1.",
         "Can": "water. No tick.",
         "Fruit": "Moveable. No tick.",
     }
@@ -90,9 +87,8 @@ class Aquarium(Game):
     task = "Your task is to feed every fish before it starves."
     room = "aquarium hall"
     own_verbs: ClassVar[dict[str, str]] = {
-        "feed {} with {}": "A Fish that lives and a Food that is held with portions left: "
-        "hunger becomes 0, fed True, portions falls by 1; "
-        "food without portions is gone (removed)."
+        "feed {} with {}": "A Fish that lives and a Food that is held with portions left: hunger becomes 0, fed True, "
+        "portions falls by 1; food without portions is gone (removed)."
     }
     devices = False
     classes: ClassVar[dict[str, str]] = {
@@ -102,8 +98,7 @@ class Aquarium(Game):
     }
     score_rules = (
         "One point for each fish that was fed and lives, minus one for each that died. Won, and over, when all were "
-        "fed and live. "
-        "Lost, and over, when one died."
+        "fed and live. Lost, and over, when one died."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
@@ -152,19 +147,15 @@ class Bucket(Game):
     boxes = False
     own_verbs: ClassVar[dict[str, str]] = {"empty {}": "A Bucket that is held: water becomes 0."}
     classes: ClassVar[dict[str, str]] = {
-        "Tap": "A device. flow. Tick: while on, a Bucket in the sink gains flow water, at most its capacity; what "
-        "is too much, "
-        "or all of it "
-        "when no bucket is there, goes to the floor.",
+        "Tap": "A device. flow. Tick: while on, a Bucket in the sink gains flow water, at most its capacity; what is "
+        "too much, or all of it when no bucket is there, goes to the floor.",
         "Bucket": "capacity, mark, water. No tick.",
         "Floor": "flood: water on the floor. No tick.",
         "Sink": "A container. No tick.",
     }
     score_rules = (
         "One point when the water is at the mark or above, two when that bucket is on the cart, which wins and ends "
-        "the game. "
-        "Lost, and over, "
-        "when the flood is 6 or more."
+        "the game. Lost, and over, when the flood is 6 or more."
     )
 
     def build(self, s: State, rng: random.Random) -> None:
@@ -216,9 +207,7 @@ class Torch(Game):
     classes: ClassVar[dict[str, str]] = {
         "Charger": "A container and device. Tick: while on, a Battery in it gains rate charge, up to 100.",
         "Torch": "A container and device. isBright. Tick: bright if it is on and holds a Battery with charge above 0, "
-        "which "
-        "then loses 10 charge; "
-        "not bright otherwise.",
+        "which then loses 10 charge; not bright otherwise.",
         "Battery": "charge. Tick: see Charger and Torch.",
     }
     score_rules = (
@@ -262,17 +251,14 @@ class Scale(Game):
     room = "quarry"
     boxes = False
     classes: ClassVar[dict[str, str]] = {
-        "Scale": "A container and device. display: Tick: while off, None; while on, it moves from what it showed (0 "
-        "if None) "
-        "towards the sum of the weights of what lies on it, by 4 at most.",
+        "Scale": "A container and device. display: Tick: while off, None; while on, it moves from what it showed (0 if "
+        "None) towards the sum of the weights of what lies on it, by 4 at most.",
         "Stone": "weight. No tick.",
         "Crate": "A container. No tick.",
     }
     score_rules = (
         "One point when the display shows the weight of the heaviest stone. Two when only that stone is in the crate, "
-        "which "
-        "wins and ends the "
-        "game. Lost, and over, when another stone is in the crate."
+        "which wins and ends the game. Lost, and over, when another stone is in the crate."
     )
 
     def build(self, s: State, rng: random.Random) -> None:

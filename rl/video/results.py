@@ -112,12 +112,10 @@ class VideoResults:
         layout, top_k = self.decoder.layout, self.settings.top_k or "off"
         note = (
             f"n = {len(self.truth.rows)} held-out clips, {layout.horizon} frames predicted from {layout.history} "
-            "given, temperature "
-            f"{self.temperature:g}, top_k {top_k}; means over frames and {self.runs} sampling runs, 95 % intervals "
-            "over clips. "
-            "The column moved is the mean error of pixels that differ from the last given frame. Standard deviation "
-            "over the "
-            f"sampling runs: {'; '.join(self.run_spread(m) for m in self.settings.metrics)}."
+            f"given, temperature {self.temperature:g}, top_k {top_k}; means over frames and {self.runs} sampling runs, "
+            "95 % intervals over clips. The column moved is the mean error of pixels that differ from the last given "
+            "frame. Standard deviation over the sampling runs: "
+            f"{'; '.join(self.run_spread(m) for m in self.settings.metrics)}."
         )
         lower = [c for c in columns if c not in BETTER_HIGH]
         return {"title": "Held-out clips", "columns": columns, "rows": rows, "note": note, "lower": lower}

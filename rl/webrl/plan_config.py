@@ -51,6 +51,5 @@ class PlanArm:
         if self.world == "model" and (self.horizon > 1 or self.value == "critic"):
             raise ValueError(
                 f"horizon: arm '{self.name}': a language model predicts the accessibility tree, which neither actor "
-                "nor critic reads;"
-                " use horizon 1 with value: progress or sampled"
+                "nor critic reads; use horizon 1 with value: progress or sampled"
             )

@@ -17,10 +17,9 @@ SYSTEM = "<|start_header_id|>system<|end_header_id|>\n\n"
 # Word for word as the released outcome reward model was trained, typographic apostrophes included.
 JUDGE = (
     "You are an expert in evaluating the performance of a website navigation agent. The agent is designed to help a "
-    "human user navigate "
-    "the website to complete a task. Given the user’s intent, the agent's action history, and the final state of the "
-    "screen, your goal is "
-    "to decide whether the agent’s execution is successful or not. You must respond with YES or NO."
+    "human user navigate the website to complete a task. Given the user’s intent, the agent's action history, and the "
+    "final state of the screen, your goal is to decide whether the agent’s execution is successful or not. You must "
+    "respond with YES or NO."
 )
 
 

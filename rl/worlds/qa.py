@@ -51,8 +51,7 @@ def make_question(seed: int) -> tuple[str, str]:
         query, answer = (
             (
                 f"{name} has {a} {thing}, finds {b} more and then doubles the lot by a trade. How many {thing} are "
-                "there "
-                "now?"
+                "there now?"
             ),
             2 * (a + b),
         )

@@ -20,11 +20,9 @@ STOP_WORDS = frozenset(
 # Words that name a quality, an amount or a colour rather than a thing: not counted as nouns below.
 QUALITIES = frozenset(
     "new best good great high low long short small medium large big little mini extra quality easy natural soft hard "
-    "light heavy dry free "
-    "pack set pcs piece pieces count inch inches oz ounce ml lb lbs women womens men mens black white red blue green "
-    "grey gray pink purple "
-    "yellow orange brown gold silver beige navy multicolor wine rose dark pointed sexy elegant solid "
-    "reclaimed sun".split()
+    "light heavy dry free pack set pcs piece pieces count inch inches oz ounce ml lb lbs women womens men mens black "
+    "white red blue green grey gray pink purple yellow orange brown gold silver beige navy multicolor wine rose dark "
+    "pointed sexy elegant solid reclaimed sun".split()
 )
 
 

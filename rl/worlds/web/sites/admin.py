@@ -221,8 +221,7 @@ class Admin(Site):
         rows = self.rows(
             (
                 "SELECT r.id, p.name, r.author, r.stars FROM reviews r JOIN products p ON p.id=r.product WHERE "
-                "r.status=? "
-                "ORDER BY r.id"
+                "r.status=? ORDER BY r.id"
             ),
             status,
         )

@@ -68,9 +68,8 @@ class Forum(Site):
 
     def _list(self, where: str, order: str, *values: str) -> str:
         rows = self.rows(
-            "SELECT p.id, p.forum, p.title, p.author, p.votes + p.mine AS votes, "
-            f"(SELECT COUNT(*) FROM comments c WHERE c.post=p.id) AS comments FROM posts p {where} ORDER BY "
-            f"{order} LIMIT 10",
+            "SELECT p.id, p.forum, p.title, p.author, p.votes + p.mine AS votes, (SELECT COUNT(*) FROM comments c "
+            f"WHERE c.post=p.id) AS comments FROM posts p {where} ORDER BY {order} LIMIT 10",
             *values,
         )
         lines = [

@@ -210,8 +210,7 @@ class Shop(Site):
         items = self.rows(
             (
                 "SELECT p.id, p.name, i.quantity, i.price FROM items i JOIN products p ON p.id=i.product WHERE "
-                "number=? "
-                "ORDER BY p.name"
+                "number=? ORDER BY p.name"
             ),
             row[0],
         )

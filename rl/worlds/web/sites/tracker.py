@@ -206,8 +206,7 @@ class Tracker(Site):
     def _issue(self, owner: str, name: str, number: str) -> tuple[int, str, str, str, str, str, str] | None:
         return self.one(
             "SELECT i.id, i.title, i.body, i.author, i.assignee, i.label, i.state FROM issues i JOIN projects p ON "
-            "p.id=i.project "
-            "WHERE p.owner=? AND p.name=? AND i.number=?",
+            "p.id=i.project WHERE p.owner=? AND p.name=? AND i.number=?",
             owner, name, number,
         )  # fmt: skip
 

@@ -6,10 +6,8 @@ PEOPLE = [
     (name.split()[0], name.split()[1])
     for name in (
         "Ada Brook, Ben Carver, Cleo Dunn, Dev Elms, Eva Frost, Finn Gale, Gita Hale, Hugo Irwin, Iris Jones, Jon "
-        "Keats, "
-        "Kira Lund, Leo Marsh, Mia North, Nils Oakes, Olga Price, Pia Quill, Ravi Stone, Sara Thorn, Tom Usher, Uma "
-        "Vale, "
-        "Vera Wells, Will Yates"
+        "Keats, Kira Lund, Leo Marsh, Mia North, Nils Oakes, Olga Price, Pia Quill, Ravi Stone, Sara Thorn, Tom Usher, "
+        "Uma Vale, Vera Wells, Will Yates"
     ).split(", ")
 ]
 USERS = [f"{a.lower()}_{b.lower()}" for a, b in PEOPLE]
