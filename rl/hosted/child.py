@@ -238,7 +238,7 @@ class Child:
 def serve(descriptor: int, parent: int) -> None:
     """Carry out the host's calls until it closes the wire or dies."""
     die_with_parent(parent)
-    os.dup2(2, 1)  # prints of user code go to the log
+    os.dup2(2, 1)  # prints of user code go to the host, and from there to the log
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.register(signal.SIGUSR1)  # a late child writes where it is into the log before it is killed

@@ -8,10 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
 from .wire import HEADER, LARGEST_MESSAGE, send_frame, unpack_in_host
 
@@ -22,6 +23,8 @@ from terrella.rl.hosted.child import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 STARTING_S = 60.0
+MOST_PRINTS = 16_000_000  # bytes that a reward or an environment may print: a loop of prints fills a disk in minutes
+LAST_PRINTS = 2_000  # bytes of what is left out that are shown all the same: the last ones say where a child was
 
 
 class Lost(Exception):
@@ -38,10 +41,41 @@ def _starter(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="hosted")
 
 
+class Prints:
+    """What the children of one host print goes to this process's stderr, up to a bound over all of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.room = name, MOST_PRINTS
+
+    def follow(self, pipe: IO[bytes]) -> None:
+        """Read until nobody can write any more, also what is left out: a full pipe would hold up the child."""
+        left_out, last = 0, b""
+        with pipe:
+            while part := pipe.read(1 << 20):
+                shown, rest = part[: self.room], part[self.room :]
+                self.room -= len(shown)
+                _write_stderr(shown)
+                if rest and not left_out:
+                    limit = f"it may print {MOST_PRINTS:,} bytes"
+                    _write_stderr(f"\nprints by {self.name} are left out from here on: {limit}\n".encode())
+                left_out, last = left_out + len(rest), (last + rest)[-LAST_PRINTS:]
+        if left_out:
+            said = f"\n{left_out:,} bytes of prints by {self.name} were left out; the last of them:\n"
+            _write_stderr(said.encode() + last + b"\n")
+
+
+def _write_stderr(data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(2, data) :]
+    except OSError:  # a full disk, or no terminal any more: neither must hold up the child
+        pass
+
+
 class ChildProcess:
     """A fresh interpreter, not a fork: the parent has threads and may use a GPU."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], prints: Prints) -> None:
         self.wire, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -57,12 +91,16 @@ class ChildProcess:
             start = functools.partial(
                 subprocess.Popen,
                 command,
+                bufsize=0,
                 stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
                 env=dict(environ),
                 start_new_session=True,  # Ctrl-C is the parent's; and what the child starts is killed with its group
             )
             self.process: subprocess.Popen[bytes] = _starter(os.getpid()).submit(start).result(STARTING_S)
+        self.reader = threading.Thread(target=prints.follow, args=(self.process.stderr,), daemon=True)
+        self.reader.start()
 
     @property
     def alive(self) -> bool:
@@ -131,4 +169,5 @@ class ChildProcess:
         except OSError:  # nobody is left in the group
             self.process.kill()
         self.process.wait(30)
+        self.reader.join(1.0)  # what it printed last; a process that left the group may hold the pipe for longer
         self.wire.close()

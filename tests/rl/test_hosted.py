@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,9 @@ def prints():
     os.write(1, b"straight to descriptor 1")
     return 1.0
 
+def prints_on():
+    while True: print("x" * 100_000)
+
 def closes_output():
     os.close(1); os.close(2); sys.stdout.close()
     return 1.0
@@ -77,6 +81,7 @@ DO = {
     "forks": forks,
     "returns twice": returns_twice,
     "prints": prints,
+    "prints on": prints_on,
     "closes output": closes_output,
     "closes all": lambda: os.closerange(0, 100),
     "writes everywhere": writes_everywhere,
@@ -237,6 +242,20 @@ def test_output_and_forks_of_user_code_do_not_reach_the_messages(folder: Path, c
         assert scores(host, ["returns twice", "who"]) == [1.0, host.child.process.pid]  # not its copy
     told = capfd.readouterr()
     assert told.out == "" and told.err.count("x") >= 10_000_000 and "straight to descriptor 1" in told.err
+
+
+def test_prints_without_end_are_left_out_with_a_word(folder: Path, capfd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second child has what the first one left, and the place where a late one was is still said."""
+    monkeypatch.setattr("terrella.rl.hosted.process.MOST_PRINTS", 1_000_000)
+    with Host("rewards.py:score", folder, 1.0) as host:
+        for _ in range(2):
+            assert "did not finish within 1 s" in scores(host, ["prints on"])[0].reason
+        assert scores(host, ["fine"]) == [0.5]
+    said = capfd.readouterr().err
+    assert 1_000_000 <= len(said) < 1_010_000
+    assert said.count("prints by rewards.py:score are left out from here on: it may print 1,000,000 bytes") == 2
+    left_out = re.findall(r"([0-9,]+) bytes of prints by rewards.py:score were left out", said)
+    assert len(left_out) == 2 and all(int(n.replace(",", "")) > 1_000_000 for n in left_out)
 
 
 def test_async_rows_run_together_and_a_late_one_is_ended_alone(folder: Path) -> None:
