@@ -8,11 +8,12 @@ import json
 import shutil
 from pathlib import Path
 
-from ..core.files import make_folder
+from ..core.files import make_folder, write_json
 from .config import ModelConfig
 from .families import write_hf_config
 from .folder import CARRIED
 
+GENERATION = "generation_config.json"  # lists what ends an answer
 CHAT = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -20,7 +21,9 @@ CHAT = (
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 WHOLE = ("YES", "NO")  # one token each, as reward models that are asked for a word need it
 # a family's own, by which its prompts are chosen
-HEADERS = {"glm": ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")}
+HEADERS = {"glm": ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")}
+# what ends an answer, where a family's folders list more than the end of a message
+STOPS = {"glm": ("<|endoftext|>", "<|user|>", "<|observation|>")}
 
 
 def byte_vocab(family: str = "") -> int:
@@ -53,6 +56,8 @@ def write_byte_tokenizer(folder: Path, family: str = "") -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **named}), encoding="utf-8"
     )
+    stops = [fast.token_to_id(piece) for piece in STOPS.get(family, SPECIALS[1:2])]
+    write_json(folder / GENERATION, {"eos_token_id": stops})
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -64,21 +69,23 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def write_weights(config: ModelConfig, folder: Path, seed: int = 0) -> None:
-    """Fresh fp32 weights and config.json, as transformers itself writes them."""
+    """Fresh fp32 weights and config.json, as transformers itself writes them. What ends an answer stays as the folder's
+    tokenizer has it: the family's own ids would lie outside a small vocabulary."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    told = write_hf_config(config, "float32")
-    told |= {
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }  # the family's own lie outside a small vocabulary
+    said = folder / GENERATION
+    kept = said.read_bytes() if said.is_file() else None
+    stops = json.loads(kept).get("eos_token_id") if kept else None
+    told = write_hf_config(config, "float32") | {"pad_token_id": None, "bos_token_id": None, "eos_token_id": stops}
     theirs = AutoConfig.for_model(
         told.pop("model_type"), **{k: v for k, v in told.items() if k not in ("torch_dtype", "dtype")}
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(theirs, dtype=torch.float32).save_pretrained(folder)
+    said.unlink(missing_ok=True)  # transformers writes one of its own
+    if kept is not None:
+        said.write_bytes(kept)

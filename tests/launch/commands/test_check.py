@@ -12,7 +12,8 @@ import pytest
 from terrella.core import schema
 from terrella.core.config import ParallelConfig
 from terrella.core.errors import ConfigError, TerrellaError
-from terrella.core.files import write_json
+from terrella.core.files import read_json, write_json
+from terrella.data.tokenizers import load_tokenizer
 from terrella.launch import recipe, rehearse
 from terrella.launch.commands.check_env import check_environment, settings_of
 from terrella.launch.commands.check_preview import Shown, preview
@@ -21,7 +22,7 @@ from terrella.launch.recipe_files import shipped
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
 from terrella.models.geometry import count
-from terrella.models.stand_in import write_byte_tokenizer
+from terrella.models.stand_in import byte_vocab, write_byte_tokenizer, write_weights
 from terrella.tests.sampling import sampled
 
 CASES = Path(__file__).parent.parent.parent / "golden" / "cases"
@@ -283,6 +284,34 @@ def test_a_model_of_ones_own_is_rehearsed_with_its_tokenizer(tmp_path: Path) -> 
         300,
     )
     assert (Path(start["folder"]) / "tokenizer.json").is_file() and "with the tokenizer of" in made.stand_ins[0]
+
+
+@pytest.mark.parametrize("family", ["glm", "qwen2"])
+def test_a_rehearsed_model_ends_its_answers_where_its_tokenizer_says(family: str, tmp_path: Path) -> None:
+    """GLM's own stop tokens lie outside the small vocabulary; those of a user's folder are the user's."""
+    small = ModelConfig(
+        family=family,
+        layers=1,
+        hidden=16,
+        heads=2,
+        kv_heads=2,
+        head_dim=8,
+        ffn=16,
+        vocab=byte_vocab(family),
+        qkv_bias=True,
+    )
+    write_byte_tokenizer(tmp_path, family)
+    write_weights(small, tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    ends = ["<|im_end|>", *(["<|endoftext|>", "<|user|>", "<|observation|>"] if family == "glm" else [])]
+    assert [tokenizer.decode([i], keep_special=True) for i in tokenizer.stop_ids] == ends
+    assert read_json(tmp_path / "config.json")["eos_token_id"] == list(
+        tokenizer.stop_ids[-3 if family == "glm" else 0 :]
+    )
+    own = {"eos_token_id": [3, 5], "temperature": 0.7}
+    write_json(tmp_path / "generation_config.json", own)
+    write_weights(small, tmp_path)
+    assert read_json(tmp_path / "generation_config.json") == own
 
 
 def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
