@@ -1,7 +1,7 @@
 """dataset.json, the card of a folder of shards: which shards belong to it and the checksum of each.
 
 What the card lists must be there. An index that was lost is made again from the tar, if the card proves that the tar is
-whole.
+whole. README.md beside it says to Hugging Face's `datasets` what the folder holds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from . import store
 from .index import ShardIndex, index_path, load_index, read_header, scan_index
 
 CARD = "dataset.json"
+README = "README.md"
 _KEYS = {"terrella_dataset", "kind", "samples", "bytes", "fields", "schema", "shards"}
 _KEEP = "restore it, or delete dataset.json to take the folder as it is"
 
@@ -118,7 +119,30 @@ def write_card(folder: str) -> dict[str, Any]:
         "shards": shards,
     }
     store.write_bytes(store.join(folder, CARD), codecs.encode_json({**card, "card_xxh3": _seal(card)}) + b"\n")
+    _write_readme(folder, list(fields), kind)
     return card
+
+
+def _write_readme(folder: str, fields: list[str], kind: str | None) -> None:
+    """The front matter by which `datasets.load_dataset(folder)` reads the shards; a README of the user's stays.
+
+    Without it `datasets` would take dataset.json for the data, and guess columns from the first five samples, losing
+    keys that only later ones have. Where a member is neither JSON nor one row of ids (pictures), it may guess.
+    """
+    path = store.join(folder, README)
+    begin = "---\n# written by terrella\nconfigs:\n- config_name: default\n  data_files: '*.tar'\n"
+    if store.exists(path) and not store.read_bytes(path).startswith(begin.encode()):
+        return
+
+    def column(field: str) -> str | None:
+        member = KINDS[kind].member(field) if kind in KINDS else None
+        rows_of_ids = member is not None and member.ndim == 1
+        return "dtype: json" if field.endswith(".json") else "list: int64" if rows_of_ids else None
+
+    columns = {field: column(field) for field in fields} | dict.fromkeys(("__key__", "__url__"), "dtype: string")
+    features = "".join(f"  - name: {json.dumps(field)}\n    {text}\n" for field, text in columns.items())
+    info = f"dataset_info:\n  features:\n{features}" if all(columns.values()) else ""
+    store.write_bytes(path, f"{begin}{info}---\n".encode())
 
 
 def _seal(card: dict[str, Any]) -> str:

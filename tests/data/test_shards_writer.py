@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import webdataset as wds
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
@@ -24,6 +25,7 @@ from terrella.core.errors import ConfigError, StorageError
 from terrella.data.errors import ShardError
 from terrella.data.schema import TRANSITION
 from terrella.data.shards import Reader, ShardSet, ShardWriter, ShuffledOrder
+from terrella.data.shards.card import write_card
 from terrella.data.shards.index import load_index
 from terrella.data.shards.tar import split_name, tar_header
 from terrella.data.shards.writer import ordered_map
@@ -241,6 +243,49 @@ def test_webdataset_reads_ours(tmp_path):
     assert [s["__key__"] for s in read] == [f"{i:09d}" for i in range(10)]
     for i, s in enumerate(read):
         assert s["meta.json"] == {"n": i} and s["note.txt"] == f"é{i}" and s["tokens.npy"].tolist() == list(range(i))
+
+
+TASKS = [
+    {"sites": ["map"], "task_id": i, "start_url": "u", "intent": "i", "instantiation_dict": {f"k{i}": i}}
+    | {"eval": {"eval_types": ["string_match"], "reference_answers": {"must_include": ["a"]} if i % 2 else None}}
+    for i in range(7)
+]
+TARGETS = [{"modified": [{"uuid": i}]} if i % 2 else [] if i % 3 else "none" for i in range(7)]
+
+
+def write_unlike_rows(folder: Path) -> None:
+    """Samples of which no five show every key and type."""
+    with ShardWriter(folder / "task", kind="web_task/1", max_samples=4) as writer:
+        for task in TASKS:
+            writer.write({"task.json": task, "meta.json": {"schema": "web_task/1"}})
+    with ShardWriter(folder / "pair", kind="world_pair/1", max_samples=4) as writer:
+        for i, target in enumerate(TARGETS):
+            pair = {"prompt.json": [{"role": "user", "content": "q"}], "target.json": target}
+            ids = {"tokens.npy": np.arange(i + 1, dtype=np.uint16), "roles.npy": np.ones(i + 1, dtype=np.uint8)}
+            writer.write({**pair, "extra.json": {"schema": "world_pair/1", f"k{i}": [i, "x"]}, **ids})
+
+
+def test_readme_for_datasets(tmp_path):
+    """The columns that `datasets` would guess wrongly are in a README, and one of the user's is left alone."""
+    write_unlike_rows(tmp_path)
+    front = yaml.safe_load((tmp_path / "pair" / "README.md").read_text().split("---")[1])
+    assert front["configs"] == [{"config_name": "default", "data_files": "*.tar"}]
+    columns = {f["name"]: f.get("dtype") or f["list"] for f in front["dataset_info"]["features"]}
+    ids = {"tokens.npy": "int64", "roles.npy": "int64", "__key__": "string", "__url__": "string"}
+    assert columns == dict.fromkeys(("prompt.json", "target.json", "extra.json"), "json") | ids
+    (tmp_path / "task" / "README.md").write_text("notes")
+    write_card(str(tmp_path / "task"))
+    assert (tmp_path / "task" / "README.md").read_text() == "notes"
+
+
+def test_datasets_reads_ours(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    write_unlike_rows(tmp_path)
+    options = {"split": "train", "streaming": True}
+    assert [row["task.json"] for row in datasets.load_dataset(str(tmp_path / "task"), **options)] == TASKS
+    rows = list(datasets.load_dataset(str(tmp_path / "pair"), **options))
+    assert [row["target.json"] for row in rows] == TARGETS
+    assert [len(row["tokens.npy"]) for row in rows] == list(range(1, 8)) and rows[6]["extra.json"]["k6"] == [6, "x"]
 
 
 def test_we_read_webdatasets(tmp_path):
