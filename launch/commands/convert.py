@@ -20,9 +20,7 @@ def convert() -> None:
 def _source(command: Any) -> Any:
     base = "Hugging Face folder of the model, or its config file alone, where SOURCE does not say it."
     command = click.option("--base", type=click.Path(path_type=Path), help=base)(command)
-    command = click.option(
-        "--kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What SOURCE is."
-    )(command)
+    command = click.option("--kind", type=click.Choice(KINDS), default="auto", help="What SOURCE is.")(command)
     command = click.argument("out", type=click.Path(path_type=Path))(command)
     return click.argument("source", type=click.Path(path_type=Path))(command)
 
@@ -37,21 +35,11 @@ def _say(proof: dict[str, Any], out: Path) -> None:
 
 @convert.command("to-hf")
 @_source
+@click.option("--dtype", type=click.Choice(["bf16", "fp32"]), default="bf16", help="Type of the written weights.")
 @click.option(
-    "--dtype",
-    type=click.Choice(["bf16", "fp32"]),
-    default="bf16",
-    show_default=True,
-    help="Type of the written weights.",
+    "--adapters", type=click.Choice(["merge", "peft"]), default="merge", help="What becomes of LoRA adapters."
 )
-@click.option(
-    "--adapters",
-    type=click.Choice(["merge", "peft"]),
-    default="merge",
-    show_default=True,
-    help="What becomes of LoRA adapters.",
-)
-@click.option("--shard-gb", type=float, default=5.0, show_default=True, help="Largest safetensors file.")
+@click.option("--shard-gb", type=float, default=5.0, help="Largest safetensors file.")
 def to_hf(source: Path, out: Path, kind: Any, base: Path | None, dtype: str, adapters: Any, shard_gb: float) -> None:
     """Write SOURCE as the Hugging Face folder OUT."""
     from ...models.convert import to_hf as run

@@ -20,10 +20,10 @@ from ...core.errors import ConfigError
     help="Chat: an empty line or Ctrl-D ends it. The default where there is a template and no prompt.",
 )
 @click.option("--system", help="With --chat: the system's message.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="0 is greedy.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Answers to every prompt.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256)
+@click.option("--temperature", type=click.FloatRange(0), default=1.0, help="0 is greedy.")
+@click.option("--samples", type=click.IntRange(1), default=1, help="Answers to every prompt.")
+@click.option("--seed", type=int, default=0)
 def generate(
     model: Path,
     prompts: tuple[str, ...],

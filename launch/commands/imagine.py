@@ -26,19 +26,11 @@ def _options(command: Any) -> Any:
             required=True,
             help="A Hugging Face folder (with --url: a model's name).",
         ),
-        click.option("--n", type=click.IntRange(1), default=512, show_default=True, help="Tasks."),
-        click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="States to imagine."),
-        click.option(
-            "--walk",
-            type=click.IntRange(0),
-            default=8,
-            show_default=True,
-            help="Random actions before the start, at most.",
-        ),
-        click.option(
-            "--rooms", type=click.IntRange(1), default=256, show_default=True, help="Fresh rooms to draw tasks from."
-        ),
-        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--n", type=click.IntRange(1), default=512, help="Tasks."),
+        click.option("--steps", type=click.IntRange(1), default=4, help="States to imagine."),
+        click.option("--walk", type=click.IntRange(0), default=8, help="Random actions before the start, at most."),
+        click.option("--rooms", type=click.IntRange(1), default=256, help="Fresh rooms to draw tasks from."),
+        click.option("--seed", type=int, default=0),
         click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file."),
     ):
         command = option(command)
@@ -88,9 +80,7 @@ def _drift(
 @click.command("eval")
 @click.argument("world")
 @_options
-@click.option(
-    "--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0, 1.0), show_default=True
-)
+@click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0, 1.0))
 @click.option("--url", help="Language: an OpenAI-compatible address; its key is read from TERRELLA_API_KEY.")
 @click.option(
     "--data",
@@ -98,23 +88,11 @@ def _drift(
     help="Language: a folder of pair shards in place of our own questions.",
 )
 @click.option(
-    "--prompt",
-    type=click.Choice(["bare", "full"]),
-    default="full",
-    show_default=True,
-    help="Language: with rules and examples?",
+    "--prompt", type=click.Choice(["bare", "full"]), default="full", help="Language: with rules and examples?"
 )
-@click.option(
-    "--mode",
-    type=click.Choice(["strict", "faithful"]),
-    default="strict",
-    show_default=True,
-    help="Language: the judge.",
-)
-@click.option("--max-new-tokens", type=click.IntRange(1), default=1024, show_default=True, help="Language.")
-@click.option(
-    "--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="Language: as the model was trained."
-)
+@click.option("--mode", type=click.Choice(["strict", "faithful"]), default="strict", help="Language: the judge.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=1024, help="Language.")
+@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, help="Language: as the model was trained.")
 @click.option(
     "--drift",
     type=click.IntRange(0),
@@ -124,18 +102,11 @@ def _drift(
 @click.option(
     "--game", "games", multiple=True, help="Text games: walk this one (may be repeated); without it, all of ours."
 )
-@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Agents: episodes of each seed.")
-@click.option(
-    "--format",
-    "fmt",
-    type=click.Choice(["answer", "think", "state"]),
-    default="think",
-    show_default=True,
-    help="Agents.",
-)
+@click.option("--samples", type=click.IntRange(1), default=8, help="Agents: episodes of each seed.")
+@click.option("--format", "fmt", type=click.Choice(["answer", "think", "state"]), default="think", help="Agents.")
 @click.option("--coordinates", is_flag=True, help="Agents: show and ask for states with their coordinates.")
-@click.option("--turns", type=click.IntRange(1), default=5, show_default=True, help="Agents.")
-@click.option("--actions", type=click.IntRange(1), default=5, show_default=True, help="Agents: in a turn.")
+@click.option("--turns", type=click.IntRange(1), default=5, help="Agents.")
+@click.option("--actions", type=click.IntRange(1), default=5, help="Agents: in a turn.")
 @click.option("--tags", "tags_file", type=click.Path(path_type=Path), help="Agents: a YAML file with tags of yours.")
 def evaluate(
     world: str,
@@ -238,7 +209,7 @@ def evaluate(
 @click.command()
 @click.argument("world")
 @_options
-@click.option("--temperature", type=click.FloatRange(0), default=1.0, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=1.0)
 def imagine(
     world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float
 ) -> None:

@@ -29,43 +29,27 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
 @click.argument("recipe")
 @click.option("--size", help="Of a recipe that comes in several: tiny, gpu, 1gpu, paper ...")
 @click.option("--env", help="Of a recipe that has several environments.")
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes of the allocation.")
+@click.option("--nodes", type=int, default=1, help="Nodes of the allocation.")
 @click.option("--partition", "-p", help="SLURM partition; default: the cluster's.")
 @click.option("--account", "-A", help="SLURM account.")
 @click.option("--qos", help="SLURM quality of service.")
-@click.option(
-    "--time", default="4:00:00", show_default=True, help="Limit of one start; the job requeues itself until done."
-)
-@click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of each node; 0 trains on the CPU.")
+@click.option("--time", default="4:00:00", help="Limit of one start; the job requeues itself until done.")
+@click.option("--gpus", type=int, default=8, help="GPUs of each node; 0 trains on the CPU.")
 @click.option("--ranks-per-node", type=int, help="Processes on each node; default one on each GPU.")
 @click.option("--cpus", type=int, help="CPUs of each node; default what the partition gives.")
 @click.option("--constraint", help="SLURM node feature.")
 @click.option("--interface", help="Network interface of rendezvous and gloo, e.g. ib0.")
 @click.option("--venv", help="Virtual environment to activate on the nodes.")
 @click.option("--container", help="Container image with terrella inside.")
-@click.option(
-    "--runtime",
-    type=click.Choice(["pyxis", "apptainer"]),
-    default="pyxis",
-    show_default=True,
-    help="What runs the container.",
-)
+@click.option("--runtime", type=click.Choice(["pyxis", "apptainer"]), default="pyxis", help="What runs the container.")
 @click.option("--mount", "mounts", multiple=True, metavar="FROM:TO", help="Folder to mount into the container.")
 @click.option("--setup", multiple=True, metavar="LINE", help="Shell line before the start, e.g. 'module load cuda'.")
-@click.option(
-    "--rollout-nodes", type=int, default=0, show_default=True, help="Nodes beside the trainer's for vLLM servers."
-)
+@click.option("--rollout-nodes", type=int, default=0, help="Nodes beside the trainer's for vLLM servers.")
 @click.option("--rollout-partition", help="Partition of those nodes; makes the job heterogeneous.")
 @click.option("--rollout-constraint", help="Node feature of those nodes; likewise.")
 @click.option("--rollout-gpus", type=int, help="GPUs of each of those nodes; likewise.")
 @click.option("--ray", is_flag=True, help="Start a Ray cluster in the allocation and let it place trainer and servers.")
-@click.option(
-    "--restarts",
-    type=int,
-    default=RESTARTS,
-    show_default=True,
-    help="Requeues after crashes; time limits do not count.",
-)
+@click.option("--restarts", type=int, default=RESTARTS, help="Requeues after crashes; time limits do not count.")
 @click.option("--run", "folder", help="Run directory on a shared file system; default runs/RECIPE.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of the recipe.")
 @click.option(

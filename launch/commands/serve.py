@@ -26,10 +26,8 @@ READ_S = 60.0  # a client that sends nothing for so long is let go
 
 @click.command()
 @click.argument("model", metavar="RUN_OR_FOLDER", type=click.Path(path_type=Path))
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 opens it to the network."
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 opens it to the network.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free one.")
 @click.option(
     "--name", help="Name of the model in requests; default the folder's. (Of the machine, for a sampler host.)"
 )

@@ -48,10 +48,8 @@ def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> 
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 @click.option("--resume", is_flag=True, help="Go on after the whole shards that are there.")
 @click.option("--limit", type=int, help="Stop after so many records of the source.")
-@click.option(
-    "--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes that check and encode."
-)
-@click.option("--max-mb", type=int, default=256, show_default=True, help="Largest size of a shard.")
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes that check and encode.")
+@click.option("--max-mb", type=int, default=256, help="Largest size of a shard.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def make(
     converter: str | None,
@@ -113,24 +111,14 @@ def make(
     required=True,
     help="The model that is to imitate: a folder, or owner/name@commit; lengths are counted by it.",
 )
+@click.option("--max-tokens", type=click.IntRange(1), default=4000, help="Drop longer answers, reasoning included.")
 @click.option(
-    "--max-tokens",
-    type=click.IntRange(1),
-    default=4000,
-    show_default=True,
-    help="Drop longer answers, reasoning included.",
-)
-@click.option(
-    "--keep-unchanged",
-    type=click.FloatRange(0, 1),
-    default=0.01,
-    show_default=True,
-    help="Share kept of rows without a change.",
+    "--keep-unchanged", type=click.FloatRange(0, 1), default=0.01, help="Share kept of rows without a change."
 )
 @click.option("--n", type=click.IntRange(1), help="Ask only so many questions, spread over the source.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.6, show_default=True)
-@click.option("--together", type=click.IntRange(1), default=8, show_default=True, help="Requests in flight.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0), default=0.6)
+@click.option("--together", type=click.IntRange(1), default=8, help="Requests in flight.")
+@click.option("--seed", type=int, default=0)
 def teacher(
     source: str,
     out: str,
@@ -185,9 +173,9 @@ def teacher(
 
 @shards.command()
 @click.argument("where")
-@click.option("--sample", "which", default="0", show_default=True, help="Its number or its key.")
+@click.option("--sample", "which", default="0", help="Its number or its key.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write the frames of a video as one contact sheet.")
-@click.option("--lines", default=40, show_default=True, help="Most lines of one field.")
+@click.option("--lines", default=40, help="Most lines of one field.")
 def inspect(where: str, which: str, png: Path | None, lines: int) -> None:
     """Show one sample of the shards at WHERE."""
     from ...data.png import encode_png
@@ -272,7 +260,7 @@ def stats(where: str, as_json: bool) -> None:
 
 @shards.command()
 @click.argument("where")
-@click.option("-n", "count", default=5, show_default=True, help="How many samples.")
+@click.option("-n", "count", default=5, help="How many samples.")
 @click.option("--seed", type=int, help="In the order of this seed instead of file order.")
 def head(where: str, count: int, seed: int | None) -> None:
     """The first samples at WHERE, one JSON line each (arrays by their shape)."""

@@ -21,7 +21,7 @@ def web() -> None:
 
 
 @web.command("process-data")
-@click.option("--stage", "stages", type=click.IntRange(1, 2), multiple=True, default=(1, 2), show_default=True)
+@click.option("--stage", "stages", type=click.IntRange(1, 2), multiple=True, default=(1, 2))
 @click.option(
     "--rollout-path", "--rollout_path", type=FOLDER, help="Result folder with traces/ and actions/; stage 1 reads it."
 )
@@ -51,7 +51,7 @@ def web() -> None:
     required=True,
     help="X.jsonl of stage 1; stage 2 writes X_filter.jsonl.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0)
 def process_data(
     stages: tuple[int, ...],
     rollout_path: Path | None,
@@ -123,11 +123,9 @@ def process_data(
     help="An OpenAI-compatible address, http://host:8000/v1; its key is read from OPENAI_API_KEY.",
 )
 @click.option("--model", required=True, help="The model's name there.")
-@click.option("--count", type=click.IntRange(1), default=500, show_default=True, help="Tasks to keep.")
-@click.option(
-    "--feasible/--no-feasible", default=True, show_default=True, help="Ask of every task whether the site can do it."
-)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--count", type=click.IntRange(1), default=500, help="Tasks to keep.")
+@click.option("--feasible/--no-feasible", default=True, help="Ask of every task whether the site can do it.")
+@click.option("--seed", type=int, default=0)
 def gen_task(failed: Path, out: Path, url: str, model: str, count: int, feasible: bool, seed: int) -> None:
     """New instructions from FAILED, JSONL of {"task", "web"}; they are appended to OUT in the same form.
 

@@ -42,37 +42,15 @@ def list_worlds(tag_files: tuple[str, ...]) -> None:
 @worlds.command()
 @click.argument("what", metavar="NAME|RUN")
 @click.option("--of", "world", help="RUN is a trained world model: the name of the world that it imagines.")
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 opens it to the network."
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option(
-    "--clients",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Connections at once; further ones are refused.",
-)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 opens it to the network.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes a free one.")
+@click.option("--clients", type=click.IntRange(1), default=256, help="Connections at once; further ones are refused.")
 @click.option(
     "--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags."
 )
-@click.option(
-    "--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="RUN: of one imagined step."
-)
-@click.option(
-    "--pad-prompts-to",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="RUN: as a text game's model was trained.",
-)
-@click.option(
-    "--prompt",
-    type=click.Choice(["full", "bare"]),
-    default="bare",
-    show_default=True,
-    help="RUN: of a text game's model.",
-)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=512, help="RUN: of one imagined step.")
+@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, help="RUN: as a text game's model was trained.")
+@click.option("--prompt", type=click.Choice(["full", "bare"]), default="bare", help="RUN: of a text game's model.")
 def serve(
     what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], **model: Any
 ) -> None:
@@ -110,31 +88,15 @@ def serve(
 @click.option(
     "--kind", "kinds", multiple=True, type=click.Choice(["text-game", "web-page"]), help="Only these; without it, both."
 )
-@click.option(
-    "--n",
-    type=click.IntRange(1),
-    default=200,
-    show_default=True,
-    help="Transitions of each kind that no recipe trains on.",
-)
-@click.option(
-    "--walks",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Games walked for the drift, and by each policy.",
-)
-@click.option("--steps", type=click.IntRange(1), default=8, show_default=True, help="Of a walk.")
+@click.option("--n", type=click.IntRange(1), default=200, help="Transitions of each kind that no recipe trains on.")
+@click.option("--walks", type=click.IntRange(1), default=32, help="Games walked for the drift, and by each policy.")
+@click.option("--steps", type=click.IntRange(1), default=8, help="Of a walk.")
 @click.option(
     "--game", "games", multiple=True, help="Ask about this text game (may be repeated); without it, all of ours."
 )
-@click.option(
-    "--prompt", type=click.Choice(["full", "bare"]), default="full", show_default=True, help="With rules and examples?"
-)
-@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
-@click.option(
-    "--pad-prompts-to", type=click.IntRange(1), default=1, show_default=True, help="As the model was trained."
-)
+@click.option("--prompt", type=click.Choice(["full", "bare"]), default="full", help="With rules and examples?")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=512, help="Of one answer.")
+@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, help="As the model was trained.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file.")
 def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **asked: Any) -> None:
     """Judge world models by rules, beside copying and the true world: the next state, drift, policy ranking, changes of

@@ -29,12 +29,12 @@ SIMULATED = (1024, 2048, 4096, 8192, 16384)
 
 @click.command()
 @click.argument("model", default="llama3-8b")
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes of the cluster.")
+@click.option("--nodes", type=int, default=1, help="Nodes of the cluster.")
 @click.option("--gpus", type=int, help="GPUs in all, when it is not whole nodes.")
-@click.option("--gpu", "kind", type=click.Choice(list(GPUS)), default="h100", show_default=True, help="Kind of GPU.")
-@click.option("--sequence", type=int, default=4096, show_default=True, help="Tokens of a sequence.")
-@click.option("--batch", type=int, default=256, show_default=True, help="Sequences of an optimizer step.")
-@click.option("--precision", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
+@click.option("--gpu", "kind", type=click.Choice(list(GPUS)), default="h100", help="Kind of GPU.")
+@click.option("--sequence", type=int, default=4096, help="Tokens of a sequence.")
+@click.option("--batch", type=int, default=256, help="Sequences of an optimizer step.")
+@click.option("--precision", type=click.Choice(["bf16", "fp8"]), default="bf16")
 @click.option(
     "--cache-tokens", type=int, default=0, help="Tokens in the key-value cache of a sampler on the same GPUs."
 )
@@ -44,7 +44,7 @@ SIMULATED = (1024, 2048, 4096, 8192, 16384)
     metavar="T,P,V,C,E,M",
     help="Judge one layout: tensor,pipeline,virtual,context,expert,microbatch.",
 )
-@click.option("--top", type=int, default=5, show_default=True, help="Layouts to print.")
+@click.option("--top", type=int, default=5, help="Layouts to print.")
 @click.option("--simulate", is_flag=True, help="Scale the best layout to 1,024 - 16,384 GPUs with failures.")
 @click.option("--published", is_flag=True, help="Print predicted beside published figures, and the error.")
 def plan(

@@ -24,19 +24,9 @@ from ...core.errors import ConfigError
     help="Follow one run in the terminal until it ends or you press Ctrl-C; it is not disturbed.",
 )
 @click.option("--once", is_flag=True, help="--live: print the state once and stop; so does output that is no terminal.")
+@click.option("--every", default=2.0, type=click.FloatRange(0.1, 3600), help="--live: seconds between two looks.")
 @click.option(
-    "--every",
-    default=2.0,
-    show_default=True,
-    type=click.FloatRange(0.1, 3600),
-    help="--live: seconds between two looks.",
-)
-@click.option(
-    "--give-up",
-    default=1800.0,
-    show_default=True,
-    type=click.FloatRange(1),
-    help="--live: stop after so many seconds without a record.",
+    "--give-up", default=1800.0, type=click.FloatRange(1), help="--live: stop after so many seconds without a record."
 )
 def report(runs: tuple[Path, ...], out: Path | None, live: bool, once: bool, every: float, give_up: float) -> None:
     """Write one offline HTML file about RUNS: result, curves, rollouts, warnings, settings. Works on a running run
