@@ -253,11 +253,14 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _text_of(path: Path) -> Any:
-    """The bytes of a file: mapped, or unpacked where it is a .gz."""
-    # reading may wait for ever
+def require_on_disk(path: Path) -> None:
+    """Refuse pipes, devices and files of the kernel: reading them may wait for ever."""
     if path.exists() and (not path.is_file() or path.resolve().parts[1:2] in (("proc",), ("sys",))):
         raise ConfigError(f"{path}: is no regular file on a disk")
+
+
+def _text_of(path: Path) -> Any:
+    """The bytes of a file: mapped, or unpacked where it is a .gz."""
     with storage_errors(path), open(path, "rb") as stream:
         if path.suffix != ".gz":
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""

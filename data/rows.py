@@ -18,7 +18,7 @@ from typing import Any, overload
 from ..core.errors import ConfigError
 from ..core.files import file_digest, json_digest, read_json
 from ..core.process import alarm
-from .row_files import Kinds, Part, ShardRows, note_kinds, open_part
+from .row_files import Kinds, Part, ShardRows, note_kinds, open_part, require_on_disk
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".json.gz", ".parquet", ".arrow")
 ANSWERS = ("answer", "completion", "response", "target")  # columns that hold a demonstration, the first that is there
@@ -74,22 +74,28 @@ class Rows(Sequence[dict[str, Any]]):
 def read_rows(path: str | Path) -> Rows:
     """The rows of a JSON lines, JSON, parquet or arrow file, of a folder of them, a datasets folder, or shards."""
     path = Path(path)
-    if path.is_file():
-        if not path.name.endswith(ENDINGS):
-            raise ConfigError(f"{path}: rows are read from {', '.join(ENDINGS)} files and folders of them or of shards")
-        return Rows(path, [open_part(path)])
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such file or folder")
-    if any(path.glob("*.tar")):
-        return Rows(path, [ShardRows(path)])
-    return Rows(path, [open_part(file) for file in _files_of(path)])
+    files = _files_at(path)
+    return Rows(path, [ShardRows(path)] if files[0].suffix == ".tar" else [open_part(file) for file in files])
 
 
 def rows_digest(path: str | Path) -> str:
     """A digest of the files that `read_rows` reads, by name and content."""
-    path = Path(path)
-    files = [path] if path.is_file() else sorted(path.glob("*.tar")) or _files_of(path)
-    return json_digest({file.name: file_digest(file) for file in files})
+    return json_digest({file.name: file_digest(file) for file in _files_at(Path(path))})
+
+
+def _files_at(path: Path) -> list[Path]:
+    """The files of rows, or the shards, that a path names; none that reading may wait for without end."""
+    if path.is_file():
+        if not path.name.endswith(ENDINGS):
+            raise ConfigError(f"{path}: rows are read from {', '.join(ENDINGS)} files and folders of them or of shards")
+        files = [path]
+    elif path.is_dir():
+        files = sorted(path.glob("*.tar")) or _files_of(path)
+    else:
+        raise ConfigError(f"{path}: no such file or folder")
+    for file in files:
+        require_on_disk(file)
+    return files
 
 
 def _files_of(folder: Path) -> list[Path]:

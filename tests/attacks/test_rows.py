@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from terrella.core.errors import TerrellaError
-from terrella.data.rows import demonstration, info_of, read_rows, render_prompt
+from terrella.data.rows import demonstration, info_of, read_rows, render_prompt, rows_digest
 
 SEED = 20261116
 ROWS = [
@@ -154,8 +154,9 @@ def test_odd_files_are_read_or_named(tmp_path: Path) -> None:
             use(tmp_path / name)
     # reading others of them, such as /proc/kmsg, never ends
     (tmp_path / "kernel.jsonl").symlink_to("/proc/self/status")
-    with pytest.raises(TerrellaError, match=r"kernel\.jsonl: is no regular file on a disk"):
-        use(tmp_path / "kernel.jsonl")
+    for read in (use, rows_digest):
+        with pytest.raises(TerrellaError, match=r"kernel\.jsonl: is no regular file on a disk"):
+            read(tmp_path / "kernel.jsonl")
 
 
 def test_tables_with_types_that_json_has_not(tmp_path: Path) -> None:
