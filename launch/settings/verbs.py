@@ -75,6 +75,8 @@ class Tune:
     # over the training tasks, or what was collected; give either epochs, steps or match_tokens_of
     epochs: float | None = None
     match_tokens_of: str | None = None  # a finished stage: take as many steps as give at least its gradient tokens
+    # fit optimizer.warmup_steps and optimizer.total_steps, in their ratio, to the steps that the stage comes to
+    stretch_schedule: bool = False
     env: EnvironmentSettings | None = None  # default: the recipe's
     lora: Lora | None = None
     # of the prompts' own tokens, beside 1 of the answers': models from scratch learn to copy from them

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from ...core.batch import PackedBatch
+from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...core.progress import Progress
@@ -181,6 +183,8 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
         elif stage.match_tokens_of is not None:
             wanted = job.outcome(stage.match_tokens_of)["tokens"]
             steps = job.mesh.from_leader(lambda: matched_steps(lessons, places_of, wanted))
+        if stage.stretch_schedule:
+            engine.optimizer_config = stretched(stage.optimizer, steps)
         outcome = fit(stage, job, engine, steps, portion)
         if stage.data is None:
             return outcome
@@ -217,6 +221,16 @@ def fit(stage: Tune, job: Job, engine: Engine, steps: int, portion_of: Callable[
         progress.update(step + 1, f"loss {values['loss']:.4f}")
         checkpoints.save(engine, step + 1, {"tokens": tokens})
     return {"steps": steps, "tokens": tokens, "checkpoint": checkpoints.final()}
+
+
+def stretched(optimizer: OptimizerConfig, steps: int) -> OptimizerConfig:
+    """The same schedule over another number of steps, warm-up and all: how many turns of self-play survive their
+    filter, and so how long an epoch is, is not known before.
+    """
+    if optimizer.schedule == "constant":
+        return optimizer
+    warmup = round(steps * optimizer.warmup_steps / optimizer.total_steps)
+    return replace(optimizer, warmup_steps=min(warmup, steps - 1), total_steps=steps)
 
 
 def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wanted: int) -> int:

@@ -62,6 +62,18 @@ def test_the_larger_model_is_one_overlay(name: str) -> None:
     assert large.stages[1:] == small.stages[1:]  # but for where they start the stages are the same
 
 
+def test_a_schedule_is_stretched_to_the_steps_that_epochs_come_to() -> None:
+    from terrella.core.config import learning_rate
+    from terrella.launch.stages.sft import stretched
+
+    sft = stages("spa-sokoban")["sft"]
+    assert sft.stretch_schedule and (sft.optimizer.warmup_steps, sft.optimizer.total_steps) == (160, 1600)
+    short = stretched(sft.optimizer, 300)
+    assert (short.warmup_steps, short.total_steps) == (30, 300)
+    assert learning_rate(short, 29) == 1e-4 and learning_rate(short, 300) == 0.0
+    assert stretched(sft.optimizer, 1).warmup_steps == 0
+
+
 def test_published_settings() -> None:
     sft, rlvr = (stages(name) for name in TEXT[:2])
     lora = sft["sft"].lora
@@ -70,6 +82,12 @@ def test_published_settings() -> None:
     assert (grpo.kl_coef, grpo.kl_clamp, grpo.entropy_coef, grpo.clip_low, grpo.clip_high) == (1e-3, 10, 1e-3, 0.2, 0.2)
     assert (rlvr["rlvr"].samples_per_prompt, rlvr["rlvr"].max_new_tokens, rlvr["rlvr"].optimizer.lr) == (5, 4096, 1e-6)
     assert [recipes.load(name).env.reward for name in TEXT[1:]] == ["binary", "task_specific"]
+    batches = {name: stages(name)["rlvr"] for name in (TEXT[1], "web-page-rlvr", "text-game-rlvr-binary-1gpu")}
+    assert [(s.prompts_per_step, s.updates_per_rollout, s.steps) for s in batches.values()] == [
+        (128, 2, 300),
+        (64, 4, 1500),
+        (64, 1, 160),
+    ]
     assert [recipes.load(name).env.non_gold_ratio for name in [*TEXT[1:], "web-page-rlvr"]] == [0.4, 0.055, None]
     assert sft["sft"].env.non_gold_ratio is None and (sft["sft"].env.data, rlvr["control"].env.data) == (
         "lessons",
