@@ -271,8 +271,9 @@ def _start_folder(
         note = f"fresh weights with the tokenizer of {stage['folder']}"
     else:
         write_byte_tokenizer(where, model.family)
-        # bytes are more than tokens
-        model = replace(model, vocab=byte_vocab(model.family), max_positions=4 * model.max_positions)
+        # bytes are more than tokens; of a second folder the first one's sizes hold
+        longer = replace(model, vocab=byte_vocab(model.family), max_positions=4 * model.max_positions)
+        model = next(iter(folders.values()), longer)
         note = f"{stage['folder']} is not there; fresh weights and a tokenizer of bytes with a chat template stand in"
     stage["folder"] = str(where)
     folders[str(where)] = model

@@ -67,7 +67,7 @@ class WebJudge:
     kind: Literal["web-judge"]
     name: str
     data: str  # the collect stage
-    orm: str  # the web-orm stage
+    orm: str  # the web-orm stage, or a start stage with the folder of a reward model such as the released one
     uses: ClassVar[tuple[str, ...]] = ("data", "orm")
 
 
@@ -163,7 +163,7 @@ class WebPhases:
     max_new_tokens: int  # of one action
     actor: Training  # how the actor is trained in a phase
     critic: Training  # how the critic is trained in a phase
-    orm: str | None = None  # the web-orm stage that judges in place of the world
+    orm: str | None = None  # the stage that judges in place of the world, as in web-judge
     # grpo is on-policy: its episodes are played as it learns, `samples` of a task at a time
     method: PhaseMethod = "paper"
     beta: float = 1.0  # as in web-actor

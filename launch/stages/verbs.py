@@ -24,6 +24,7 @@ from ...rl.tasks import Tasks
 from ..job import Job
 from ..recipe import Recipe
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
+from ..settings.web import WebJudge
 from .common import TOKENIZER
 
 ROWS = "rows.json"  # in the run: digests of the files of rows
@@ -35,8 +36,9 @@ def _load(folder: Path) -> Tokenizer:
 
 
 def start_of(job: Job) -> Start:
-    """The recipe's start."""
-    starts = [stage for stage in job.recipe.stages if isinstance(stage, Start)]
+    """The recipe's start; another may bring the reward model that judges."""
+    judges = {stage.orm for stage in job.recipe.stages if isinstance(stage, WebJudge)}
+    starts = [stage for stage in job.recipe.stages if isinstance(stage, Start) and stage.name not in judges]
     if len(starts) != 1:
         raise ConfigError(
             f"stages: the kinds collect, sft, rl and eval need exactly one stage of kind start, not {len(starts)}"

@@ -6,13 +6,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...core.errors import ConfigError
 from ...core.files import make_folder, write_json
-from ...rl.webrl.orm import accuracy
+from ...data.tokenizers import load_tokenizer
+from ...models.hub import resolve
+from ...rl.webrl.orm import NO, YES, accuracy
+from ...rl.webrl.prompts import EOT, JUDGE, SYSTEM
 from ..job import Job
+from ..settings.verbs import Start
 from ..settings.web import WebJudge
 from .common import build_engine
+from .verbs import tokenizer_of
 from .web import VERDICTS, read_played
 from .web_orm import probabilities
+
+
+def check(stage: WebJudge, job: Job) -> None:
+    """A reward model of a folder of its own reads the tokens of the recipe's start, or its verdicts mean nothing."""
+    orm = next(other for other in job.recipe.stages if other.name == stage.orm)
+    if not isinstance(orm, Start) or not orm.folder or not job.mesh.is_main:
+        return
+    words = f"{SYSTEM}{JUDGE}{EOT} {YES}{NO}"
+    if load_tokenizer(resolve(orm.folder)).encode(words) != tokenizer_of(job).encode(words):
+        raise ConfigError(
+            f"stages: {orm.name}.folder = {orm.folder} has another tokenizer than the recipe's start; the episodes "
+            "that it judges are written in the start's tokens"
+        )
 
 
 def run(stage: WebJudge, job: Job) -> dict[str, Any]:

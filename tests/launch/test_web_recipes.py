@@ -13,9 +13,13 @@ from terrella.core import schema
 from terrella.core.config import OptimizerConfig
 from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import ByteTokenizer
-from terrella.launch import recipe
+from terrella.launch import recipe, rehearse
+from terrella.launch.commands.check_recipe import alone
 from terrella.launch.settings.web import Training, WebPhases, expand
+from terrella.launch.stages import web_judge
+from terrella.launch.stages.verbs import start_of
 from terrella.launch.stages.web_orm import held_out
+from terrella.models.stand_in import write_byte_tokenizer
 from terrella.rl.webrl.config import WebSiteEnvironment
 from terrella.rl.webrl.instructions import mutate
 from terrella.rl.webrl.results import rows_of
@@ -75,6 +79,29 @@ def test_what_a_reward_model_judges_is_played_by_a_stage_of_its_own() -> None:
     assert (played.kind, played.env.data, played.model) == ("collect", "phase-2-tasks", "phase-1-actor")
     assert (verdicts.kind, verdicts.data, verdicts.orm) == ("web-judge", "phase-2-played", "orm")
     assert found["phase-2-replay"].new == "phase-2-rollout" and "phase-1-played" not in found["phase-2-replay"].earlier
+
+
+def test_a_reward_model_of_a_folder_judges_in_the_tokens_of_the_start(tmp_path: Path) -> None:
+    """The released one is named as a second start; a folder with other tokens is refused before anything runs."""
+    write_byte_tokenizer(tmp_path / "start")
+    write_byte_tokenizer(tmp_path / "orm")
+    named = [
+        f"stages.{n}={{kind: start, name: {name}, folder: {tmp_path / name}}}" for n, name in ((0, "start"), (4, "orm"))
+    ]
+    config = recipe.load("webrl-tiny", (*named, "stages.5.orm=orm"))
+    job = alone(config, tmp_path / "run")
+    judge = next(stage for stage in config.stages if stage.kind == "web-judge")
+    assert start_of(job).name == "start" and judge.orm == "orm"
+    web_judge.check(judge, job)
+    write_byte_tokenizer(tmp_path / "orm", "glm")
+    with pytest.raises(ConfigError, match=r"stages: orm.folder = .*orm has another tokenizer than the recipe's start"):
+        web_judge.check(judge, job)
+    made = rehearse.turned_down(
+        recipe.load("webrl-webarena-lite", ("stages.orm={kind: start, name: orm, folder: orm}",)), None, tmp_path
+    )
+    assert len(made.folders) == 2 and len({str(sizes) for sizes in made.folders.values()}) == 1
+    with pytest.raises(ConfigError, match="need exactly one stage of kind start, not 2"):
+        start_of(alone(recipe.load("webrl-tiny", named), tmp_path / "run"))
 
 
 def test_a_model_of_pages_with_a_tokenizer_of_its_own_begins_from_fresh_weights() -> None:

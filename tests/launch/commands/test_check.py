@@ -346,11 +346,26 @@ REHEARSALS = [
     ["video-rt1"],
     ["mpc-sites"],
 ]
+MORE = [
+    ["text-game-sft"],
+    ["text-game-rlvr-task"],
+    ["web-page-sft"],
+    ["video-rt1-single"],
+    ["spa-frozenlake"],
+    ["spa-sudoku"],
+    ["webrl-webarena-lite-70b"],
+    # the released reward model in place of one that is trained here
+    ["webrl-webarena-lite", "--set", "stages.orm={kind: start, name: orm, folder: models/webrl-orm-llama-3.1-8b}"],
+]
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("words", sampled(REHEARSALS, 1), ids=lambda words: Path(words[0]).stem)
+@pytest.mark.parametrize(
+    "words",
+    [*sampled(REHEARSALS, 1), *(pytest.param(words, marks=pytest.mark.full) for words in MORE)],
+    ids=lambda words: Path(words[0]).stem,
+)
 def test_a_rehearsal_goes_through(words: list[str], tmp_path: Path) -> None:
     done = command(*words, "--rehearse", cwd=tmp_path)
     assert done.returncode == 0 and "went through in" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
