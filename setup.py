@@ -78,6 +78,7 @@ setup(
         "terrella": ["py.typed"],
         "terrella.launch": [
             "catalogue.yaml",
+            "plan/*.yaml",
             "recipes/*.yaml",
             "recipes/*/*.yaml",
             "templates/*",
@@ -87,7 +88,7 @@ setup(
             "report/*.js",
         ],
         "terrella.rl.worlds": ["*.yaml", "*.xml"],
-        "terrella.rl.worlds.web": ["*.js"],
+        "terrella.rl.worlds.web": ["*.js", "sites/*.yaml"],
         "terrella.rl.web_pages": ["*.html", "*.jsonl.gz"],
         "terrella.benchmarks": ["*.csv"],
     },

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ...core.files import json_lines
 from .base import WorldFault
@@ -101,107 +105,27 @@ def load_goals(path: str | Path, products: list[Product], seed: int = 233) -> li
     return goals
 
 
-_BRANDS = ("Alder", "Brisk", "Corvid", "Dovetail", "Ember", "Fjordline", "Gable", "Harrow", "Ivo", "Juniper")
-_COLORS = ("black", "white", "navy", "forest green", "rose", "sand")
-# (category levels, search phrase, noun of the title, attributes, sizes, lowest price)
-_KINDS = (
-    (
-        "Home & Kitchen › Dining › Drinkware › Mugs",
-        "coffee mugs",
-        "Mug",
-        ("dishwasher safe", "double wall", "ceramic", "stackable"),
-        ("8 oz", "12 oz"),
-        8,
-    ),
-    (
-        "Home & Kitchen › Furniture › Tables › Side Tables",
-        "side tables",
-        "Side Table",
-        ("solid wood", "easy assembly", "space saving"),
-        (),
-        45,
-    ),
-    (
-        "Home & Kitchen › Bedding › Blankets",
-        "throw blankets",
-        "Throw Blanket",
-        ("machine washable", "super soft", "fleece"),
-        ("twin", "queen"),
-        18,
-    ),
-    (
-        "Clothing › Women › Shoes › Pumps",
-        "women's pumps",
-        "Heel Pumps",
-        ("rubber sole", "closed toe", "arch support"),
-        ("6", "7", "8", "9"),
-        30,
-    ),
-    (
-        "Clothing › Men › Shirts › Polos",
-        "men's polos",
-        "Polo Shirt",
-        ("moisture wicking", "slim fit", "cotton"),
-        ("small", "medium", "large"),
-        16,
-    ),
-    (
-        "Electronics › Audio › Headphones › Over-Ear",
-        "headphones",
-        "Headphones",
-        ("noise cancelling", "wireless", "long battery life"),
-        (),
-        35,
-    ),
-    (
-        "Electronics › Accessories › Cables",
-        "usb cables",
-        "USB Cable",
-        ("fast charging", "braided", "gold plated"),
-        ("3 ft", "6 ft", "10 ft"),
-        6,
-    ),
-    (
-        "Beauty › Hair Care › Shampoo",
-        "shampoo",
-        "Shampoo",
-        ("sulfate free", "tea tree", "cruelty free", "paraben free"),
-        ("250 ml", "500 ml"),
-        9,
-    ),
-    (
-        "Beauty › Skin Care › Moisturizers",
-        "moisturizers",
-        "Face Cream",
-        ("fragrance free", "hyaluronic acid", "dry skin"),
-        ("30 ml", "50 ml"),
-        12,
-    ),
-    (
-        "Grocery › Snacks › Nuts",
-        "mixed nuts",
-        "Roasted Nuts",
-        ("gluten free", "low sodium", "non gmo"),
-        ("8 ounce", "16 ounce"),
-        7,
-    ),
-)
+@cache
+def _made_of() -> dict[str, Any]:
+    return yaml.safe_load(Path(__file__).with_name("webshop.yaml").read_text(encoding="utf-8"))
 
 
 def make_catalog(products: int = 200, goals_per_product: int = 3, seed: int = 0) -> tuple[list[Product], list[Goal]]:
     """Products and goals of our own, every goal fully met by the product it was made for."""
-    rng = random.Random(seed)
+    parts, rng = _made_of(), random.Random(seed)
     shelf, goals = [], []
     for number in range(products):
-        category, query, noun, attributes, sizes, lowest = _KINDS[number % len(_KINDS)]
-        chosen = tuple(rng.sample(attributes, rng.randint(2, len(attributes))))
-        colors = tuple(rng.sample(_COLORS, rng.randint(2, 4)))
-        options = {"color": colors, **({"size": sizes} if sizes else {})}
-        title = f"{rng.choice(_BRANDS)} {noun}, {', '.join(a.title() for a in chosen[:2])}"
+        kind = parts["kinds"][number % len(parts["kinds"])]
+        query, noun = kind["query"], kind["noun"]
+        chosen = tuple(rng.sample(kind["attributes"], rng.randint(2, len(kind["attributes"]))))
+        options = {"color": tuple(rng.sample(parts["colors"], rng.randint(2, 4)))}
+        if kind["sizes"]:
+            options["size"] = tuple(kind["sizes"])
+        title = f"{rng.choice(parts['brands'])} {noun}, {', '.join(a.title() for a in chosen[:2])}"
         text = f"A {noun.lower()} made with care: {' and '.join(chosen)}."
-        price = round(lowest * rng.uniform(1, 2.5), 2)
+        price = round(kind["lowest_price"] * rng.uniform(1, 2.5), 2)
         bullets = tuple(f"{a.capitalize()}." for a in chosen)
-        shelf.append(Product(f"T{number:09d}", title, price, category, query, text, bullets, chosen, options))
+        shelf.append(Product(f"T{number:09d}", title, price, kind["category"], query, text, bullets, chosen, options))
         for _ in range(goals_per_product):
             wanted = tuple(rng.sample(chosen, rng.randint(1, len(chosen))))
             goals.append(make_goal(shelf[-1], f"Find me {query} that are {', '.join(wanted)}", wanted, rng))
