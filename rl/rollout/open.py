@@ -141,18 +141,25 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
         transport = DiskTransport(folder.absolute() / "weights")
     else:
         transport = BroadcastTransport(config.backend, here)
-    servers: list[VllmServer | str] = list(config.urls)
+    servers: list[VllmServer] = []
     if mesh.is_main and placed:
         servers = [*hosted_servers(find_hosts(placed, config.start_s), settings, folder, config.start_s)]
     elif mesh.is_main and not config.urls:
-        places = [{"CUDA_VISIBLE_DEVICES": d} if d else {} for d in config.devices]
+        # ranks of other machines sample from them too
+        several = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.ranks)) < mesh.ranks
+        address = socket.gethostname() if several else "127.0.0.1"
         servers = [
-            VllmServer(settings, folder / f"vllm-{i}.log", environment=place, start_s=config.start_s)
-            for i, place in enumerate(places)
+            VllmServer(
+                settings,
+                folder / f"vllm-{i}.log",
+                host=address,
+                environment={"CUDA_VISIBLE_DEVICES": device} if device else {},
+                start_s=config.start_s,
+            )
+            for i, device in enumerate(config.devices)
         ]
-    addresses = mesh.from_main(lambda: [s if isinstance(s, str) else s.url for s in servers])
-    if not mesh.is_main:
-        servers = list(addresses)
+    started = mesh.from_main(lambda: [(server.url, server.key) for server in servers])
+    known = [Remote(url) for url in config.urls] or [Remote(url, key=key) for url, key in started]
 
     def resync(target: Remote) -> None:
         version = opened.last.version if opened.last else engine.steps
@@ -170,7 +177,7 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
             fresh = BroadcastTransport(config.backend, here)
             send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)
 
-    sampler = ServedVllm(settings, servers, request_s=config.request_s, resync=resync)
+    sampler = ServedVllm(settings, servers or known, request_s=config.request_s, resync=resync)
     sampler.start()
     mesh.barrier()  # nobody asks before all servers answer
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it

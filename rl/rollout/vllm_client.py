@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,10 +31,14 @@ IMPOSSIBLE = -9999.0  # what the server writes for minus infinity
 
 
 class Remote:
-    """One server by URL, as target of weight sync. `server` is there when the process is ours to restart."""
+    """One server by URL, as target of weight sync. `server` is there when the process is ours to restart; the key of
+    other people's servers is in the environment.
+    """
 
-    def __init__(self, url: str, server: VllmServer | None = None, version: int | None = None) -> None:
-        self.fixed_url, self.server, self.version = url, server, version
+    def __init__(self, url: str, server: VllmServer | None = None, key: str | None = None) -> None:
+        self.fixed_url, self.server = url, server
+        self.version: int | None = None
+        self.key = server.key if server else os.environ.get(KEY_VARIABLE, "") if key is None else key
         self.adapter: str | None = None  # what to ask for instead of the model, where only adapters change
 
     @property
@@ -46,8 +50,7 @@ class Remote:
         parts = urlsplit(self.name)
         connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
         try:
-            key = self.server.key if self.server else os.environ.get(KEY_VARIABLE, "")
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **header(key)})
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **header(self.key)})
             answer = connection.getresponse()
             text = answer.read()
             if answer.status == 401:
@@ -92,15 +95,16 @@ class ServedVllm:
     def __init__(
         self,
         settings: VllmSettings,
-        servers: list[VllmServer | str],
+        servers: Sequence[VllmServer | Remote],
         *,
         request_s: float = 600.0,
         attempts: int = 3,
         resync: Callable[[Remote], None] | None = None,
     ) -> None:
         self.settings, self.request_s, self.attempts, self.resync = settings, request_s, attempts, resync
-        start = 0 if settings.load == "auto" else None
-        self.targets = [Remote(s, None, start) if isinstance(s, str) else Remote(s.url, s, start) for s in servers]
+        self.targets = [s if isinstance(s, Remote) else Remote(s.url, s) for s in servers]
+        for target in self.targets:
+            target.version = 0 if settings.load == "auto" else None
         self.restarts = 0
         self.reissued = 0
 

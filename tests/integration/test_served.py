@@ -1,5 +1,5 @@
-"""The tiny GRPO recipe with a real vLLM server on a machine of its own: as a SLURM job, requeued by signal, and on
-Ray, losing a node.
+"""The tiny GRPO recipe, tensor and data parallel, with a real vLLM server on a machine of its own: as a SLURM job over
+two trainer nodes, requeued by signal, and on Ray, losing a node.
 """
 
 import importlib.util
@@ -21,6 +21,7 @@ PATIENCE_S = 900.0
 # one sequence at a time: then nothing that a server computes depends on what else it was asked, and runs can be
 # compared bit by bit
 SETTINGS = [
+    "parallel.tensor=2",
     "model.head_dim=32",  # the smallest that vLLM has a CPU kernel for
     "stages.1.steps=80",  # long enough for a signal to find it at work
     "stages.1.log_every=1",
@@ -36,7 +37,7 @@ SETTINGS = [
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What an uninterrupted run gives whose server runs beside the trainer."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    command = tiny_run.command(folder, *SETTINGS, "ranks=1")
+    command = tiny_run.command(folder, *SETTINGS, "ranks=4")
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **CPU})
     assert done.returncode == 0, done.stdout + done.stderr
     return tiny_run.results(folder)
@@ -45,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require_slurm()
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=2)
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=3)
     try:
         yield cluster.up()
     finally:
@@ -76,10 +77,10 @@ def test_vllm_on_a_node_of_its_own_and_requeued_at_three_points(
     for name, value in CPU.items():
         monkeypatch.setenv(name, value)
     run = tmp_path / "run"
-    (job,) = job_ids(launch(slurm, run, "--nodes", "1", "--ranks-per-node", "1", "--rollout-nodes", "1", sets=SETTINGS))
+    (job,) = job_ids(launch(slurm, run, "--nodes", "2", "--ranks-per-node", "2", "--rollout-nodes", "1", sets=SETTINGS))
     requeue_at(slurm, run, job, [("pretrain", 2), ("pretrain", 20), ("rlvr", 2)], PATIENCE_S)
     known = slurm.wait(job, deadline_s=PATIENCE_S)
-    assert known["Restarts"] == "3" and known["NumNodes"].startswith("2")
+    assert known["Restarts"] == "3" and known["NumNodes"].startswith("3")
     assert tiny_run.results(run) == whole
     # every start had addresses of its own; the settings did not change
     assert len(list((run / "samplers").iterdir())) == 4
@@ -101,7 +102,7 @@ def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(
         nodes.add_node(num_cpus=2, include_dashboard=False)
         second = nodes.add_node(wait=False, num_cpus=2)
         nodes.wait_for_nodes(timeout=300)
-        words = [*tiny_run.command(run, *SETTINGS, "ranks=1"), "--ray", "--sampler-hosts", "1"]
+        words = [*tiny_run.command(run, *SETTINGS, "ranks=4"), "--ray", "--sampler-hosts", "1"]
         with open(said, "wb") as stream:
             driver = subprocess.Popen(
                 words, env={**os.environ, "RAY_ADDRESS": nodes.address}, stdout=stream, stderr=stream

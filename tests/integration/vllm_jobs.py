@@ -85,7 +85,7 @@ def learn_letters(
     from terrella.rl.rollout.episodes import rollout
     from terrella.rl.rollout.open import sampling_weights
     from terrella.rl.rollout.sampler import SamplingParams
-    from terrella.rl.rollout.vllm_client import ServedVllm
+    from terrella.rl.rollout.vllm_client import Remote, ServedVllm
     from terrella.tests.rl.learning_jobs import Repeat
 
     config = MODELS["llama"]
@@ -94,7 +94,7 @@ def learn_letters(
     transport: Any = None
     if url is not None:
         os.environ[KEY_VARIABLE] = key
-        sampler, transport = ServedVllm(settings, [url]), BroadcastTransport()
+        sampler, transport = ServedVllm(settings, [Remote(url)]), BroadcastTransport()
     record: list[dict[str, Any]] = []
 
     class Learner(Trainer):
