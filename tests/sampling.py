@@ -2,7 +2,7 @@
 
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,3 +28,8 @@ def sampled(cases: Sequence[Any], count: int) -> list[Any]:
     """All cases as parameters of a test, of which only a few are not marked `full`."""
     now = few(range(len(cases)), count)
     return [case if i in now else pytest.param(case, marks=pytest.mark.full) for i, case in enumerate(cases)]
+
+
+def in_turn(case: str, cases: Sequence[str]) -> Callable[[Any], Any]:
+    """Decorates a test that takes turns with others: CI runs one of them."""
+    return (lambda test: test) if case in few(cases, 1) else pytest.mark.full
