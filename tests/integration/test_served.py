@@ -18,7 +18,7 @@ from terrella.tests.launch import tiny_run
 from terrella.tests.sampling import in_turn
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
-PATIENCE_S = 900.0
+PATIENCE_S = 1200.0
 PLACES = ("slurm", "ray")
 # one sequence at a time: then nothing that a server computes depends on what else it was asked, and runs can be
 # compared bit by bit
