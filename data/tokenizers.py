@@ -265,6 +265,8 @@ class HFTokenizer:
         except Exception as error:  # each kind of tokenizer has its own for a file that is lost, cut or no JSON
             raise ConfigError(f"{folder}: no tokenizer can be read from its files: {describe_error(error)}") from error
         self.vocab_size = len(self.hf)
+        if self.vocab_size <= len(set(self.hf.all_special_ids)):  # what some classes make of a lost tokenizer.json
+            raise ConfigError(f"{folder}: its tokenizer has special tokens only; is tokenizer.json missing?")
         if self.hf.eos_token_id is None:
             raise ConfigError(f"{folder}: the tokenizer names no eos_token; set it in tokenizer_config.json")
         self.eos_id = int(self.hf.eos_token_id)

@@ -133,6 +133,15 @@ def test_what_lies_is_named(whole: Path, tmp_path: Path, file: str, change: obje
     assert str(folder) in str(caught.value)
 
 
+def test_a_lost_tokenizer_is_named(whole: Path, tmp_path: Path) -> None:
+    """transformers makes one of special tokens alone, which turns every text into nothing."""
+    folder = Path(shutil.copytree(whole, tmp_path / "model"))
+    (folder / "tokenizer.json").unlink()
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(ConfigError, match=r"special tokens only; is tokenizer\.json missing"):
+        load_tokenizer(folder)
+
+
 def test_no_code_of_the_folder_runs(whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
