@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import IO, Any
 
 from .wire import HEADER, LARGEST_MESSAGE, send_frame, unpack_in_host
@@ -50,6 +52,9 @@ class Prints:
     def follow(self, pipe: IO[bytes]) -> None:
         """Read until nobody can write any more, also what is left out: a full pipe would hold up the child."""
         left_out, last = 0, b""
+        if sys.platform == "linux":
+            with suppress(OSError):  # more than this user may have: the usual 64 kB cost 16 times the switches
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
         with pipe:
             while part := pipe.read(1 << 20):
                 shown, rest = part[: self.room], part[self.room :]
