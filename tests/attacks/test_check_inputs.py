@@ -1,0 +1,19 @@
+"""Hostile inputs to `terrella check`: each is named in time, and none ends it by chance, silently or with a flood."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_every_hostile_input_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "terrella.tests.attacks.check_inputs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=7000)
+    assert done.returncode == 0, done.stderr
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(ends) >= 275
+    assert [end for end in ends if end["broken"]] == []
