@@ -25,6 +25,21 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+@contextlib.contextmanager
+def unwind_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, through every `finally`, so that nothing unfinished is left."""
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the cleaning short
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def usable_cores() -> int:
     """How many cores this process may run on: a batch job has fewer than its machine."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -3,7 +3,7 @@ proven.
 
 Tensors are read, mapped and written one at a time, and held only until their shard is full. The proof then takes fixed
 prompts through the source's layers as this project computes them and through the written ones as transformers does, a
-layer at a time, and compares logits.
+layer at a time, and compares logits. All that it needs on disk lies in the unfinished folder, and goes with it.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _to_peft(source: Source, partial: Path, base: str | Path | None) -> dict[str
     names = [pair for name in parameter_names(source.config) for pair in adapters(source, name) or ()]
     write_peft(partial, source.config, source.lora, ((name, source.tensor(name)) for name in names), str(base))
     # The proof merges what was written into the base and compares with the checkpoint's own merged model.
-    with tempfile.TemporaryDirectory(dir=partial.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=partial) as scratch:
         again = open_source(partial, kind="peft", base=base)
         stream = hf.hf_tensors(source.config, _stream(again), "fp32")
         stated = hf.write_folder(Path(scratch) / "merged", source.config, stream, "fp32", None, 5 << 30)
@@ -198,9 +198,9 @@ def from_any(
 def _prove_checkpoint(source: Source, written: Source) -> dict[str, Any]:
     logits = own_logits(written, torch.float32)
     if source.kind == "hf" and hf.read_json(source.path / "config.json").get("model_type") != "chatglm":
-        theirs = hf.transformers_logits(source.path, hf.proof_batch(source.config))
+        theirs = hf.transformers_logits(source.path, hf.proof_batch(source.config), written.path)
     else:
-        with tempfile.TemporaryDirectory(dir=source.path.parent) as scratch:
+        with tempfile.TemporaryDirectory(dir=written.path) as scratch:
             folder = Path(scratch)
             hf.write_folder(
                 folder, source.config, hf.hf_tensors(source.config, _stream(source), "fp32"), "fp32", None, 5 << 30

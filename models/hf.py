@@ -194,11 +194,13 @@ def engine_logits(engine: Engine, batch: PackedBatch) -> torch.Tensor:
     return engine.score([batch], score)[0]["logits"].cpu()
 
 
-def transformers_logits(folder: Path, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+def transformers_logits(
+    folder: Path, batch: PackedBatch, place: Path | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The same logits by transformers, document by document: in fp64, and in fp32 to see what rounding does to this
     model.
 
-    One layer at a time is in memory: each is a model of its own.
+    One layer at a time is in memory: each is a model of its own, written for a moment into `place`, or the folder.
     """
     files, settings = HFFolder(folder), read_json(folder / "config.json")
     embedding_VH = files.get("model.embed_tokens.weight")
@@ -206,7 +208,7 @@ def transformers_logits(folder: Path, batch: PackedBatch) -> tuple[torch.Tensor,
     rounded = [embedding_VH[batch.tokens_T[a:b]].float()[None] for a, b in cuts]
     exact = [x.double() for x in rounded]
     for index in range(settings["num_hidden_layers"]):
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".layer-") as scratch, torch.no_grad():
+        with tempfile.TemporaryDirectory(dir=place or folder, prefix=".layer-") as scratch, torch.no_grad():
             model = _one_layer(files, settings, index, Path(scratch))
             rounded = [model(inputs_embeds=x, use_cache=False).last_hidden_state for x in rounded]
             model = model.double()

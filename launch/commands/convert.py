@@ -9,12 +9,16 @@ from typing import Any
 
 import click
 
+from ...core.process import unwind_on_sigterm
+
 KINDS = ["auto", "checkpoint", "hf", "peft", "verl-fsdp", "verl-megatron", "accelerate", "bin", "nemo"]
 
 
 @click.group()
-def convert() -> None:
-    """Convert a model; a conversion that cannot be proven leaves nothing behind."""
+@click.pass_context
+def convert(context: click.Context) -> None:
+    """Convert a model; a conversion that cannot be proven, or is interrupted, leaves nothing behind."""
+    context.with_resource(unwind_on_sigterm())
 
 
 def _source(command: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -322,3 +323,46 @@ def test_conversion_and_proof_stream(tmp_path: Path) -> None:
     allowed = 1.3 * found["shard"] + found["layer"]
     assert found["model"] > 2 * allowed
     assert found["from_hf"] <= allowed and found["to_hf"] <= allowed, found
+
+
+INTERRUPTED = """
+import os, signal, sys
+import transformers.models.qwen2.modeling_qwen2
+from terrella.core.mcore import shim
+shim.install()
+from terrella.launch.cli import main
+from terrella.models import convert, gpt, hf
+real = hf._one_layer
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, None):
+    child = os.fork()
+    if not child:
+        def one_layer(*given):
+            made = real(*given)
+            if number is not None: os.kill(os.getpid(), number)
+            return made
+        hf._one_layer = one_layer
+        main(["convert", "from-hf", sys.argv[1], sys.argv[2]])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print("END", code, *(sorted(os.listdir(os.path.dirname(path))) for path in sys.argv[1:]), flush=True)
+"""
+
+
+def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path) -> None:
+    """Ended in the middle of its proof; after SIGKILL the next start takes away what lies there."""
+    source, out = tmp_path / "models" / "source", tmp_path / "made" / "checkpoint"
+    shutil.copytree(tiny("qwen2-tied")[0], source)
+    out.parent.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(source), str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("END")] == [
+        "END 143 ['source'] []",
+        "END 130 ['source'] []",
+        "END -9 ['source'] ['.checkpoint.partial']",
+        "END 0 ['source'] ['checkpoint']",
+    ], done.stdout + done.stderr
+    assert not list(out.glob(".*"))
