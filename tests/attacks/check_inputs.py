@@ -115,7 +115,7 @@ never yields: return 1.0¶yield
 is a function: return 1.0
 without end: while True: yield 'again'
 gives nan: yield 'x'; return float('nan')
-prints: [print('x'*10**6) for _ in range(100)]; yield 'x'; return 1.0
+prints: [print('x'*10**6) for _ in range(10)]; yield 'x'; return 1.0
 prints without end: while True: print('x' * 10**6)¶yield
 stops itself: import os; os.kill(os.getpid(), 19); yield 'x'
 random prompt: import random; yield str(random.random()); return 1.0
@@ -216,6 +216,10 @@ HARMLESS = (
     *(f"reward: {name}" for name in ("prints 100 MB", "prints 100 MB to stderr", "writes 100 MB to descriptor 1")),
     *(f"reward: {name}" for name in ("forks", "threads", "hangs at exit", "changes folder", "random", "breaks sys")),
     *("reward: import prints 100 MB", "env: tasks: print", "env: play: prints", "run: 'a\\nb'"),
+    *(
+        "grpo env: play: random prompt",
+        "grpo env: demonstration hangs",
+    ),  # `check env` refuses them; RL asks for neither
 )
 
 
@@ -365,7 +369,7 @@ def play(root: Path, name: str, words: list[str]) -> dict[str, object]:
     broken_promises = {
         "HANG": code is None,
         "KILLED": code is not None and code < 0,
-        "SILENT": code == 0 and name.removeprefix("grpo ") not in HARMLESS and not name.startswith("changed"),
+        "SILENT": code == 0 and not {name, name.removeprefix("grpo ")} & set(HARMLESS) and "changed" not in name,
         "UNNAMED": "Traceback" in text or code in (10, 99) or (code not in (0, None) and "rror: " not in last),
         "SLOW": core_s > LIMIT_S or (took > NAMED_S and os.getloadavg()[0] <= (os.cpu_count() or 1)),
         "FLOOD": size > MOST_SAID,
