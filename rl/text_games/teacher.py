@@ -11,7 +11,6 @@ import json
 import os
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ...core.files import storage_errors, write_atomic
 from ...core.rng import uniform
 from ...data.trajectory import Invalid
 from ..language import Question
+from ..served import NO_ANSWER, complete
 
 PART = 64  # answers that are waited for together
 REASONING = ("reasoning_content", "reasoning")  # where servers put what was thought before the answer
@@ -58,24 +58,19 @@ class Teacher:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
-        head = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
         reason = ""
         for attempt in range(self.tries):
             if attempt:
                 time.sleep(self.pause_s * 2 ** (attempt - 1))
-            request = urllib.request.Request(
-                f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), head
-            )
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
-                    message = json.load(reply)["choices"][0]["message"]
+                message = complete(self.url, body, self.key, self.timeout_s)
                 thought = next((message[name] for name in REASONING if message.get(name)), "")
                 return f"{thought}{message.get('content') or ''}"
             except urllib.error.HTTPError as error:
                 reason = f"{self.url}: HTTP {error.code}"
                 if error.code < 500 and error.code not in (408, 429):
                     break  # asking again does not help
-            except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            except NO_ANSWER as error:
                 reason = f"{self.url}: {type(error).__name__}: {error}"
         return Invalid(reason)
 

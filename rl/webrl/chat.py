@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ...core.errors import ConfigError
 from ...data.trajectory import Invalid
-
-LARGEST = 4_000_000  # bytes of an answer
+from ..served import NO_ANSWER, complete
 
 
 @dataclass(frozen=True)
@@ -48,25 +44,11 @@ class ChatApi:
         for _ in range(self.tries):
             try:
                 return self._request(text, temperature)
-            except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
+            except NO_ANSWER as error:
                 reason = f"{type(error).__name__}: {error}"
         return Invalid(reason)
 
     def _request(self, text: str, temperature: float) -> str:
-        body = {
-            "model": self.model,
-            "temperature": temperature,
-            "max_tokens": 2048,
-            "messages": [{"role": "user", "content": text}],
-        }
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(self.key_variable):
-            headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
-        end, data = time.monotonic() + self.deadline_s, b""
-        with urllib.request.urlopen(request, timeout=self.deadline_s) as answer:
-            while part := answer.read1(65536):  # the socket's timeout alone would let an answer drip for ever
-                data += part
-                if time.monotonic() > end or len(data) > LARGEST:
-                    raise TimeoutError(f"the answer was not whole within {self.deadline_s:g} s and {LARGEST:,} bytes")
-        return str(json.loads(data)["choices"][0]["message"]["content"])
+        messages = [{"role": "user", "content": text}]
+        body = {"model": self.model, "temperature": temperature, "max_tokens": 2048, "messages": messages}
+        return str(complete(self.url, body, os.environ.get(self.key_variable, ""), self.deadline_s)["content"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 
+from ...served import NO_ANSWER, complete
 from ..base import WorldFault
 
 _ANSWER = """Compare the answer of a student with the answer of the teacher. The wording may differ; what counts is the meaning.
@@ -50,18 +48,10 @@ class Judge:
         raise WorldFault(f"web: the judge gave no verdict: {verdict[-80:]!r}")
 
     def _ask(self, text: str) -> str:
-        body = {
-            "model": self.model,
-            "temperature": 0,
-            "max_tokens": 768,
-            "messages": [{"role": "user", "content": text}],
-        }
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(self.key_variable):
-            headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
+        messages = [{"role": "user", "content": text}]
+        body = {"model": self.model, "temperature": 0, "max_tokens": 768, "messages": messages}
         try:
-            with urllib.request.urlopen(request, timeout=self.deadline_s) as answer:
-                return str(json.loads(answer.read(1_000_000))["choices"][0]["message"]["content"]).lower()
-        except (urllib.error.URLError, OSError, KeyError, IndexError, TypeError, ValueError) as error:
+            key = os.environ.get(self.key_variable, "")
+            return str(complete(self.url, body, key, self.deadline_s)["content"]).lower()
+        except NO_ANSWER as error:
             raise WorldFault(f"web: the judge at {self.url} did not answer: {type(error).__name__}") from error
