@@ -5,34 +5,23 @@ the ceiling.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError
-from ..core.files import write_json
 from ..core.progress import Progress
+
+if TYPE_CHECKING:
+    from ..rl.agents.config import AgentSettings
+    from ..rl.text_games.teacher import Teacher
 
 
 def evaluate_agent(
-    tag: str,
-    model: str,
-    *,
-    url: str,
-    key: str,
-    seeds: int,
-    samples: int,
-    settings: Any,
-    temperature: float,
-    max_new_tokens: int,
-    tags_file: Path | None,
-    out: Path | None,
-) -> None:
-    """Play, score and print the table with 95 % intervals over seeds."""
+    tag: str, teacher: Teacher, settings: AgentSettings, seeds: int, samples: int, tags_file: Path | None
+) -> dict[str, Any]:
+    """Play and score: the table with 95 % intervals over seeds."""
     from ..rl.agents.api import ApiPlayer
     from ..rl.agents.evaluate import baseline_rows, summarise
     from ..rl.agents.rollout import Instance, seats_of
-    from ..rl.text_games.teacher import Teacher
     from ..rl.worlds.tasks import load_tasks
 
     tasks = load_tasks(*([tags_file] if tags_file else []))
@@ -42,37 +31,21 @@ def evaluate_agent(
     if settings.coordinates and "text_with_coordinates" not in task.make().render_modes:
         raise ConfigError(f"--coordinates: {tag} has no coordinates to show")
     seats = seats_of([Instance(task, first + number) for number in range(seeds)], samples)
-    progress = Progress(f"{tag} with {model}", len(seats))
-    player = ApiPlayer(Teacher(url, model, key=key, temperature=temperature, max_tokens=max_new_tokens), settings)
-    scores = summarise(player.play(seats, progress=lambda done: progress.update(done)))
+    progress = Progress(f"{tag} with {teacher.model}", len(seats))
+    scores = summarise(ApiPlayer(teacher, settings).play(seats, progress=lambda done: progress.update(done)))
     if not scores.wins:
         raise ConfigError(
-            f"--url {url}: no episode could be finished; is the address right, and the key in TERRELLA_API_KEY?"
+            f"--url {teacher.url}: no episode could be finished; is the address right, and the key in TERRELLA_API_KEY?"
         )
     rows = [
         (name, kind, [one, many]) for name, kind, one, many in baseline_rows(task, range(first, first + seeds), samples)
     ]
-    rows.insert(1, (model, "model", [scores.passes(1), scores.passes(samples)]))
-    columns = ["Pass@1", f"Pass@{samples}"]
-    click.echo(f"{tag:40}" + "".join(f"{column:>24}" for column in columns))
-    for name, _, cells in rows:
-        click.echo(
-            f"{name[:39]:40}"
-            + "".join(f"{f'{100 * c.value:.1f} ({100 * c.low:.1f}-{100 * c.high:.1f})':>24}" for c in cells)
-        )
-    click.echo(
-        f"{seeds} seeds from {first}, {samples} samples each, {scores.invalid} invalid; format right in "
-        f"{100 * scores.format_ok.value:.1f} % of turns, "
-        f"last action had an effect in {100 * scores.effective.value:.1f} %, {scores.tokens.value:.0f} words an episode"
-    )
-    if out:
-        told = [{"name": name, "kind": kind, "cells": [c.to_cell() for c in cells]} for name, kind, cells in rows]
-        write_json(
-            out,
-            {
-                "title": f"{tag}: success",
-                "columns": columns,
-                "rows": told,
-                "note": f"{scores.invalid} invalid samples left out",
-            },
-        )
+    rows.insert(1, (teacher.model, "model", [scores.passes(1), scores.passes(samples)]))
+    return {
+        "title": f"{tag}: success",
+        "columns": ["Pass@1", f"Pass@{samples}"],
+        "rows": [{"name": name, "kind": kind, "cells": [c.to_cell() for c in cells]} for name, kind, cells in rows],
+        "note": f"{seeds} seeds from {first}, {samples} samples each, {scores.invalid} invalid samples left out; "
+        f"format right in {100 * scores.format_ok.value:.1f} % of turns, last action had an effect in "
+        f"{100 * scores.effective.value:.1f} %, {scores.tokens.value:.0f} words an episode",
+    }

@@ -5,13 +5,13 @@ held-out questions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..core.errors import ConfigError
-from ..core.files import write_json
 from ..core.progress import Progress
 
 DOMAINS = ("text-game", "web-page")
@@ -108,57 +108,50 @@ def show(table: dict[str, Any]) -> None:
     click.echo(table["note"])
 
 
+@dataclass(frozen=True)
+class Questions:
+    """What a language world model is asked and how it answers, by the names of the options."""
+
+    data: Path | None
+    n: int
+    prompt: str
+    mode: Any  # strict or faithful
+    max_new_tokens: int
+    pad_prompts_to: int
+    seed: int
+    drift: int  # above 0: so many steps of our own games
+    games: tuple[str, ...]
+
+
 def evaluate_language(
-    domain: str,
-    model: str,
-    *,
-    url: str | None,
-    key: str,
-    data: Path | None,
-    n: int,
-    prompt: str,
-    mode: str,
-    temperature: float,
-    max_new_tokens: int,
-    multiple: int,
-    seed: int,
-    out: Path | None,
-    drift: int = 0,
-    games: Sequence[str] = (),
-) -> None:
-    """Answer, judge and print the table beside the answer that nothing changes and the true one; or with `drift` how
-    long imagined games stay the true ones, beside copying their start."""
+    domain: str, model: str, asked: Questions, temperature: float, url: str | None, key: str
+) -> dict[str, Any]:
+    """Answer and judge: the table beside the answer that nothing changes and the true one; or with `drift` how long
+    imagined games stay the true ones, beside copying their start.
+    """
+    from ..rl.evaluation import heat
     from ..rl.text_games import evaluate as game_tables
     from ..rl.text_games.teacher import Teacher
     from ..rl.web_pages import evaluate as pages
 
-    if drift and (domain != "text-game" or data is not None):
+    if asked.drift and (domain != "text-game" or asked.data is not None):
         raise ConfigError(
             "--drift: walks our own text games, whose true next state is known; it goes with text-game and without "
             "--data"
         )
-    asked = [] if drift else held_out(domain, data, n, prompt)
+    questions = [] if asked.drift else held_out(domain, asked.data, asked.n, asked.prompt)
     if url:
-        teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=max_new_tokens)
+        teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=asked.max_new_tokens)
         answer: Callable[[list[Any]], list[Any]] = lambda asked: teacher.ask_all([q.prompt for q in asked])  # noqa: E731
     else:
-        answer = folder_answerer(Path(model), temperature, max_new_tokens, multiple, seed)
-    name = f"{Path(model).name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
-    judge: Any = mode
-    if drift:
-        table = drift_of(answer, name, games, prompt, drift, n)
-    elif domain == "web-page":
-        truths = [q.answer for q in asked]
-        table = pages.table(
-            truths,
-            [(name, "model", pages.judge_pages(truths, answer(asked), judge))],
-            judge,
-            "Held-out page transitions",
-        )
-    else:
-        rows = [q.row for q in asked]
-        judged = game_tables.judge_rows(rows, answer(asked), judge)
-        table = game_tables.table(rows, [game_tables.Model(name, judged)], judge, "Held-out transitions")
-    show(table)
-    if out:
-        write_json(out, table)
+        answer = folder_answerer(Path(model), temperature, asked.max_new_tokens, asked.pad_prompts_to, asked.seed)
+    name = f"{Path(model).name}, {heat(temperature)}"
+    if asked.drift:
+        return drift_of(answer, name, asked.games, asked.prompt, asked.drift, asked.n)
+    if domain == "web-page":
+        truths = [q.answer for q in questions]
+        judged = pages.judge_pages(truths, answer(questions), asked.mode)
+        return pages.table(truths, [(name, "model", judged)], asked.mode, "Held-out page transitions")
+    rows = [q.row for q in questions]
+    model_rows = game_tables.Model(name, game_tables.judge_rows(rows, answer(questions), asked.mode))
+    return game_tables.table(rows, [model_rows], asked.mode, "Held-out transitions")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,22 @@ def _options(command: Any) -> Any:
     return command
 
 
-def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int) -> tuple[Any, Any, list]:
+@dataclass(frozen=True)
+class Rooms:
+    """The tasks of a grid world model, by the names of their options."""
+
+    n: int
+    steps: int
+    walk: int
+    rooms: int
+    seed: int
+
+
+def _asked(kind: Any, options: dict[str, Any]) -> Any:
+    return kind(**{f.name: options[f.name] for f in fields(kind)})
+
+
+def _prepare(world: str, model: Path, asked: Rooms) -> tuple[Any, Any, list]:
     """Dynamics, a sampler on the folder's weights, and the tasks."""
     from ...models.families import parameter_names
     from ...models.hf import read_config, weight_source
@@ -52,29 +68,39 @@ def _prepare(world: str, model: Path, n: int, steps: int, walk: int, rooms: int,
         raise ConfigError(f"{model}: its vocabulary has {config.vocab} tokens, a world model of {world} has {wanted}")
     source, _ = weight_source(model, config)
     weights = {name: source(name) for name in parameter_names(config)}
-    pool = [dynamics.start(FRESH_SEED + i) for i in range(rooms)]
-    return (
-        dynamics,
-        EmbeddedSampler(lambda: weights, config),
-        [make_task(dynamics, pool, i, steps, walk, seed) for i in range(n)],
-    )
+    pool = [dynamics.start(FRESH_SEED + i) for i in range(asked.rooms)]
+    tasks = [make_task(dynamics, pool, i, asked.steps, asked.walk, asked.seed) for i in range(asked.n)]
+    return dynamics, EmbeddedSampler(lambda: weights, config), tasks
 
 
-def _drift(
-    dynamics: Any, sampler: Any, tasks: list, steps: int, name: str, temperatures: tuple[float, ...], seed: int
+def _evaluate_grid(
+    world: str, model: Path, asked: Rooms, drift: int, temperatures: tuple[float, ...]
 ) -> dict[str, Any]:
-    """The table of imagined grids that still equal the true ones after 1, 2, ... steps."""
-    from ...rl.grid.evaluate import imagine
+    """A model's scores at each temperature; with `drift`, the imagined grids still true after 1, 2, ... steps."""
+    from ...rl.evaluation import heat
+    from ...rl.grid.evaluate import copy_baseline, imagine, score_columns, score_predictions, summarise
     from ...rl.text_games.world import drift_table
 
+    steps = drift or asked.steps
+    dynamics, sampler, tasks = _prepare(world, model, replace(asked, steps=steps))
     hits = {"copy": [[task.state == task.truths[k] for task in tasks] for k in range(steps)]}
-    for temperature in temperatures:
-        _, episodes = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
-        told = [(e.texts(), e.task.truths) for e in episodes]
-        hits[f"{name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"] = [
-            [texts[k] == truths[k] for texts, truths in told] for k in range(steps)
-        ]
-    return drift_table(hits, "Imagined states still exact")
+    rows = [("copy the state", "baseline", copy_baseline(tasks))]
+    progress = Progress("eval", len(temperatures))
+    for done, temperature in enumerate(temperatures, 1):
+        scores, episodes = imagine(sampler, tasks, dynamics.tokenizer(), temperature, asked.seed)
+        name, texts = f"{model.name}, {heat(temperature)}", [e.texts() for e in episodes]
+        hits[name] = [[t[k] == task.truths[k] for t, task in zip(texts, tasks, strict=True)] for k in range(steps)]
+        rows.append((name, "model", scores))
+        progress.update(done)
+    if drift:
+        return drift_table(hits, "Imagined states still exact")
+    rows.append(("the true world", "ceiling", [score_predictions(t, t.truths) for t in tasks]))
+    return {
+        "title": "Fresh rooms",
+        "columns": score_columns(steps),
+        "rows": [{"name": name, "kind": kind, "cells": summarise(scores).cells()} for name, kind, scores in rows],
+        "note": f"n = {asked.n} tasks in {asked.rooms} fresh rooms; percent, 95 % intervals",
+    }
 
 
 @click.command("eval")
@@ -105,119 +131,46 @@ def _drift(
 @click.option("--samples", type=click.IntRange(1), default=8, help="Agents: episodes of each seed.")
 @click.option("--format", "fmt", type=click.Choice(["answer", "think", "state"]), default="think", help="Agents.")
 @click.option("--coordinates", is_flag=True, help="Agents: show and ask for states with their coordinates.")
-@click.option("--turns", type=click.IntRange(1), default=5, help="Agents.")
-@click.option("--actions", type=click.IntRange(1), default=5, help="Agents: in a turn.")
+@click.option("--turns", "max_turns", type=click.IntRange(1), default=5, help="Agents.")
+@click.option("--actions", "actions_per_turn", type=click.IntRange(1), default=5, help="Agents: in a turn.")
 @click.option("--tags", "tags_file", type=click.Path(path_type=Path), help="Agents: a YAML file with tags of yours.")
-def evaluate(
-    world: str,
-    model: Path,
-    n: int,
-    steps: int,
-    walk: int,
-    rooms: int,
-    seed: int,
-    out: Path | None,
-    temperatures: tuple[float, ...],
-    url: str | None,
-    data: Path | None,
-    prompt: str,
-    mode: str,
-    max_new_tokens: int,
-    pad_prompts_to: int,
-    drift: int,
-    games: tuple[str, ...],
-    samples: int,
-    fmt: str,
-    coordinates: bool,
-    turns: int,
-    actions: int,
-    tags_file: Path | None,
-) -> None:
+def evaluate(world: str, model: Path, out: Path | None, url: str | None, **options: Any) -> None:
     """Score a world model of WORLD beside copying the state and the true world, with 95 % intervals.
 
     WORLD is a Sokoban tag, or text-game or web-page for language world models. With --url any tag plays: the served
     model is then an agent in that world, on --n seeds from 123.
     """
-    from ...rl.grid.evaluate import copy_baseline, imagine, score_predictions, summarise
-    from ..language import DOMAINS, evaluate_language, show
+    from ..language import DOMAINS, Questions, evaluate_language, show
 
+    key, temperatures = os.environ.get("TERRELLA_API_KEY", ""), options["temperatures"]
     if world in DOMAINS:
-        evaluate_language(
-            world,
-            str(model),
-            url=url,
-            key=os.environ.get("TERRELLA_API_KEY", ""),
-            data=data,
-            n=n,
-            prompt=prompt,
-            mode=mode,
-            temperature=temperatures[0],
-            max_new_tokens=max_new_tokens,
-            multiple=pad_prompts_to,
-            seed=seed,
-            out=out,
-            drift=drift,
-            games=games,
-        )
-        return
-    if url:
+        table = evaluate_language(world, str(model), _asked(Questions, options), temperatures[0], url, key)
+    elif url:
         from ...rl.agents.config import AgentSettings
+        from ...rl.text_games.teacher import Teacher
         from ..agent_api import evaluate_agent
 
-        evaluate_agent(
-            world,
-            str(model),
-            url=url,
-            key=os.environ.get("TERRELLA_API_KEY", ""),
-            seeds=n,
-            samples=samples,
-            settings=AgentSettings(fmt=fmt, coordinates=coordinates, max_turns=turns, actions_per_turn=actions),  # type: ignore[arg-type]
-            temperature=temperatures[-1],
-            max_new_tokens=max_new_tokens,
-            tags_file=tags_file,
-            out=out,
-        )
-        return
-    dynamics, sampler, tasks = _prepare(world, model, n, drift or steps, walk, rooms, seed)
-    if drift:
-        table = _drift(dynamics, sampler, tasks, drift, model.name, temperatures, seed)
-        show(table)
-        if out:
-            write_json(out, table)
-        return
-    rows = [("copy the state", summarise(copy_baseline(tasks)))]
-    progress = Progress("eval", len(temperatures))
-    for done, temperature in enumerate(temperatures, 1):
-        scores, _ = imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
-        rows.append(
-            (f"{model.name}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}", summarise(scores))
-        )
-        progress.update(done)
-    rows.append(("the true world", summarise([score_predictions(t, t.truths) for t in tasks])))
-    columns = ["1 step exact", f"all {steps} steps exact", "1 step changed cells", f"{steps} steps changed cells"]
-    click.echo(f"{'':32}" + "".join(f"{name:>26}" for name in columns))
-    for name, summary in rows:
-        cells = [f"{100 * c['value']:.1f} ({100 * c['low']:.1f}-{100 * c['high']:.1f})" for c in summary.cells()]
-        click.echo(f"{name[:31]:32}" + "".join(f"{cell:>26}" for cell in cells))
-    click.echo(f"n = {n} tasks in {rooms} fresh rooms; percent, 95 % intervals")
+        teacher = Teacher(url, str(model), key, temperature=temperatures[-1], max_tokens=options["max_new_tokens"])
+        settings = AgentSettings(**{k: options[k] for k in ("fmt", "coordinates", "max_turns", "actions_per_turn")})
+        table = evaluate_agent(world, teacher, settings, options["n"], options["samples"], options["tags_file"])
+    else:
+        table = _evaluate_grid(world, model, _asked(Rooms, options), options["drift"], temperatures)
+    show(table)
     if out:
-        write_json(
-            out, {"columns": columns, "rows": [{"name": name, "cells": summary.cells()} for name, summary in rows]}
-        )
+        write_json(out, table)
 
 
 @click.command()
 @click.argument("world")
 @_options
 @click.option("--temperature", type=click.FloatRange(0), default=1.0)
-def imagine(
-    world: str, model: Path, n: int, steps: int, walk: int, rooms: int, seed: int, out: Path | None, temperature: float
-) -> None:
+def imagine(world: str, model: Path, out: Path | None, temperature: float, **options: Any) -> None:
     """Imagine trajectories with a world model of WORLD and print them, or write them as JSON lines."""
     from ...rl.grid import evaluate as grid
 
-    dynamics, sampler, tasks = _prepare(world, model, n, steps, walk, rooms, seed)
-    _, episodes = grid.imagine(sampler, tasks, dynamics.tokenizer(), temperature, seed)
+    asked = _asked(Rooms, options)
+    dynamics, sampler, tasks = _prepare(world, model, asked)
+    _, episodes = grid.imagine(sampler, tasks, dynamics.tokenizer(), temperature, asked.seed)
     rows = [{"prompt_id": e.prompt_id, "reward": e.score()[1], "turns": e.picture(dynamics)} for e in episodes]
     if out:
         write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -85,6 +85,11 @@ def summarise(judged: Sequence[TaskScore | Invalid]) -> Summary:
     )
 
 
+def score_columns(steps: int) -> list[str]:
+    """Names of a summary's cells."""
+    return ["1 step exact", f"all {steps} steps exact", "1 step changed cells", f"{steps} steps changed cells"]
+
+
 def results(evaluation: Evaluation, tasks: list[ImaginationTask], rooms: int) -> Results:
     """A table for each temperature, the share of exact imaginations of each model, and a summary where two are
     compared.
@@ -104,7 +109,7 @@ def _table(evaluation: Evaluation, tasks: list[ImaginationTask], rooms: int, tem
     lines.append(("the true world", "ceiling", [score_predictions(t, t.truths) for t in tasks]))
     return {
         "title": f"Held-out rooms, {heat(temperature)}",
-        "columns": ["1 step exact", f"all {k} steps exact", "1 step changed cells", f"{k} steps changed cells"],
+        "columns": score_columns(k),
         "rows": [{"name": name, "kind": kind, "cells": summarise(scores).cells()} for name, kind, scores in lines],
         "note": f"n = {len(tasks)} tasks in {rooms} rooms whose layout occurs in no training room; "
         "95 % intervals. A changed cell is one where the truth differs from the true state before it.",
