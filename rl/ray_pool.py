@@ -13,8 +13,6 @@ from typing import Any
 
 from ..core.errors import ConfigError, DeadlineError, WorkerError
 
-LOST_S = 20.0  # until Ray tells of a death that a peer has felt
-
 
 class Host:
     """What an actor is: holds one object of a class given by name."""

@@ -26,7 +26,6 @@ ASSISTANT = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>"
 MAX_CHARACTERS = 16384 - 512
 SUCCESS = 0.5
 GAMMA = 0.9
-RELEASED = ("observation", "next_observation", "action", "reward", "trajectory_reward")
 
 
 def round_prompt(intent: str, responses: Sequence[str], html: str) -> tuple[str, int]:

@@ -114,8 +114,3 @@ def check_started(world: World, state: object) -> None:
     """Refuse to step a world that was not reset."""
     if state is None:
         raise WorldFault(f"{world.name}: step before reset; call reset(seed) or restore(snapshot) first")
-
-
-def text_digest(text: str) -> str:
-    """Sixteen hex digits of a state text: what the shipped parity tables hold."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

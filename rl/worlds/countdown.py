@@ -8,7 +8,6 @@ import ast
 import itertools
 import json
 import random
-import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,7 +19,6 @@ from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, c
 
 MAX_LENGTH = 200
 WRONG_VALUE_REWARD = 0.1
-_STATE = re.compile(r"Target: (\d+), nums: \[([\d, ]+)\]")
 
 
 @dataclass(frozen=True)
@@ -169,11 +167,3 @@ class Countdown(World):
         if snapshot.get("world") != self.name:
             raise WorldFault(f"countdown: a snapshot of {snapshot.get('world')!r}")
         self.nums, self.target, self.done = list(snapshot["nums"]), int(snapshot["target"]), bool(snapshot["done"])
-
-
-def parse_state(text: str) -> tuple[list[int], int]:
-    """(nums, target) of a state text; raises ValueError when it is not one."""
-    found = _STATE.match(text)
-    if not found:
-        raise ValueError(f"not a Countdown state: {text!r}")
-    return [int(n) for n in found.group(2).split(",")], int(found.group(1))

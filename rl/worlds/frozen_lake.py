@@ -6,7 +6,6 @@ Shape suffixes: B parallel games, R maps, S cells, D directions (0 left, 1 down,
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +17,6 @@ ACTIONS = {1: "Left", 2: "Down", 3: "Right", 4: "Up"}
 LEGEND = {"P": "player", "_": "frozen", "O": "hole", "G": "goal", "X": "player in hole", "√": "player on goal"}
 ICE, HOLE, START, GOAL = "F", "H", "S", "G"
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
-_CELL = re.compile(r"\((\d+),(\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -135,39 +133,6 @@ def coordinate_sentence(text: str) -> str:
     if cells["G"]:
         parts.append(f"goal at {cells['G'][0]}")
     return "; ".join(parts) + "."
-
-
-def parse_sentence(sentence: str, size: int) -> str:
-    """The grid that a coordinate sentence describes; raises ValueError when it names no player or a cell outside."""
-    grid = [["_"] * size for _ in range(size)]
-    kinds = {"player in hole": "X", "player on goal": "√", "player": "P", "hole": "O", "holes": "O", "goal": "G"}
-    players = 0
-    for part in sentence.strip().rstrip(".").split(";"):
-        name = part.split("(")[0].strip().lower().removesuffix(" at")
-        if name not in kinds:
-            raise ValueError(f"unknown part {part.strip()!r} in {sentence!r}")
-        for r, c in _CELL.findall(part):
-            if int(r) >= size or int(c) >= size:
-                raise ValueError(f"cell ({r},{c}) lies outside {size}x{size}")
-            grid[int(r)][int(c)] = kinds[name]
-            players += name.startswith("player")
-    if players != 1:
-        raise ValueError(f"{players} players in {sentence!r}")
-    return "\n".join("".join(row) for row in grid)
-
-
-def parse_state(text: str) -> str:
-    """The grid of a text with or without coordinates; raises ValueError when malformed or when the sentence
-    contradicts the grid.
-    """
-    grid = text.strip("\n").split("\n")
-    sentence = grid.pop() if "(" in grid[-1] else None
-    if not grid or any(len(row) != len(grid) or set(row) - set(LEGEND) for row in grid):
-        raise ValueError(f"not a FrozenLake grid: {text!r}")
-    picture = "\n".join(grid)
-    if sentence is not None and parse_sentence(sentence, len(grid)) != picture:
-        raise ValueError(f"the sentence {sentence!r} does not describe the grid above it")
-    return picture
 
 
 class FrozenLake(World):

@@ -1,12 +1,9 @@
-"""Sokoban as text with coordinates (the state-estimation format), and the parser that reads it back."""
+"""Sokoban as text with coordinates (the state-estimation format)."""
 
 from __future__ import annotations
 
-import re
-
 SYMBOLS = "#_O√XPS"  # by visible code 0..6
 MEANINGS = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
-_CELL = re.compile(r"\((\d+),(\d+)\)")
 
 
 def _cells(text: str, symbols: str) -> list[tuple[int, int]]:
@@ -43,18 +40,3 @@ def coordinate_sentence(text: str, symbols: str = SYMBOLS) -> str:
 def with_coordinates(text: str, symbols: str = SYMBOLS) -> str:
     """The grid followed by its coordinate sentence."""
     return f"{text}\n{coordinate_sentence(text, symbols)}"
-
-
-def parse_state(text: str, symbols: str = SYMBOLS) -> str:
-    """The grid of a text with coordinates; raises ValueError when it is ragged, has other symbols, or contradicts
-    its sentence.
-    """
-    rows = text.strip("\n").split("\n")
-    grid = list(rows)
-    sentence = grid.pop() if len(grid) > 1 and "(" in grid[-1] else None
-    if not grid or any(len(row) != len(grid[0]) or set(row) - set(symbols) for row in grid):
-        raise ValueError(f"not a Sokoban grid of {symbols!r}: {text!r}")
-    picture = "\n".join(grid)
-    if sentence is not None and coordinate_sentence(picture, symbols) != sentence:
-        raise ValueError(f"the sentence {sentence!r} does not describe the grid above it")
-    return picture

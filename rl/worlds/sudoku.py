@@ -13,7 +13,6 @@ from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, c
 Board = tuple[tuple[int, ...], ...]  # 0 is a blank
 CLUES = {4: {"easy": 10, "medium": 9, "hard": 6}, 9: {"easy": 36, "medium": 30, "hard": 24}}
 EXTRA_PASSES = 8
-_CELL = re.compile(r"\((\d+),(\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -118,23 +117,6 @@ def coordinate_sentence(board: Board) -> str:
     if len(blanks) == 1:
         return f"Empty position to be filled is at {blanks[0]}."
     return f"Empty positions to be filled are at {', '.join(blanks)}."
-
-
-def parse_state(text: str) -> Board:
-    """The board of a text with or without coordinates; raises ValueError when malformed or when the sentence
-    contradicts the board.
-    """
-    picture, _, sentence = text.strip().partition("\n")
-    rows = [row.split() for row in picture.split("|") if row.strip()]
-    if not rows or any(len(row) != len(rows) for row in rows):
-        raise ValueError(f"not a square board: {text!r}")
-    digits = {".": 0, **{str(i): i for i in range(1, len(rows) + 1)}}
-    if any(cell not in digits for row in rows for cell in row):
-        raise ValueError(f"a cell is neither a dot nor 1..{len(rows)}: {text!r}")
-    board = tuple(tuple(digits[cell] for cell in row) for row in rows)
-    if sentence and sentence != coordinate_sentence(board):
-        raise ValueError(f"the sentence {sentence!r} does not describe the board before it")
-    return board
 
 
 def parse_move(action: str) -> tuple[int, int, int] | None:

@@ -19,10 +19,10 @@ from terrella.rl.web_pages.record import tree_of
 from terrella.rl.worlds.base import WorldFault
 from terrella.rl.worlds.web.actions import WebAction
 from terrella.rl.worlds.web.backend import ActionFailed, Limits, Start
-from terrella.rl.worlds.web.markup import parse_markup, write_markup
 from terrella.rl.worlds.web.observe import accessibility_nodes, simplified_html
 from terrella.rl.worlds.web.traces import write_trace
 from terrella.rl.worlds.web.world import WebWorld
+from terrella.tests.rl.worlds.web.markup import parse_markup, write_markup
 from terrella.tests.sampling import few
 
 pytestmark = pytest.mark.integration

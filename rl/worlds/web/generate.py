@@ -8,7 +8,6 @@ import functools
 import hashlib
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,11 +80,6 @@ def make_site_tasks(seed: int = 0, sites: tuple[str, ...] = (), most: int = 24) 
             task = parse_task(expand(record, PLACEHOLDERS), f"template {template.id}")
             found.append(SiteTask(task, _split(template, instance), tuple(instance.steps)))
     return tuple(found)
-
-
-def task_records(tasks: Sequence[SiteTask]) -> list[dict[str, Any]]:
-    """The records of tasks for a task file."""
-    return [dict(t.task.raw) for t in tasks]
 
 
 def resolve(step: Step, page: Page) -> WebAction:

@@ -8,7 +8,6 @@ import re
 
 from ...web_pages.tree import Node, write_tree
 from .elements import Element, FieldState, Page, collapse, editable, input_type, options_of
-from .markup import opening
 
 LONGEST = 500  # characters of one text or attribute value
 HIDDEN_VALUE = "********"  # a password never leaves the page
@@ -94,7 +93,8 @@ def _parts(page: Page, element: Element, done: dict[int, list[str]], boxes: bool
         attributes.insert(0, ("id", str(label)))
     if not tag.isalnum():  # a tag may hold almost any sign
         tag = _TAG_SIGNS.sub("-", tag)
-    return [opening(tag, attributes), *([text] if text else []), *inner, f"</{tag}>"]
+    named = "".join(f' {name}="{value}"' for name, value in attributes)
+    return [f"<{tag}{named}>", *([text] if text else []), *inner, f"</{tag}>"]
 
 
 def _in_shown_select(option: Element) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from terrella.rl.agents.format import FORMATS, Turn, ground, has_states, messages, parse, play, prefix
 from terrella.rl.worlds.sokoban import Sokoban
 from terrella.rl.worlds.tasks import load_tasks
+from terrella.tests.rl.worlds.parsed import parse_lake, parse_sokoban, parse_sudoku
 
 TASKS = load_tasks()
 
@@ -35,26 +36,21 @@ def test_the_sample_response_parses_and_follows_the_rules_of_its_world(tag: str)
     parsed = parse(sample, "state", 5)
     assert parsed.ok and parsed.actions
     if tag == "SimpleSokoban":
-        from terrella.rl.worlds import sokoban, sokoban_text
+        from terrella.rl.worlds import sokoban
 
-        state = sokoban_text.parse_state(parsed.observation)
+        state = parse_sokoban(parsed.observation)
         for word in parsed.actions:
             state = sokoban.next_text(state, Sokoban().parse_action(word))
-        assert sokoban_text.parse_state(parsed.prediction) == state
+        assert parse_sokoban(parsed.prediction) == state
     elif tag == "FrozenLake":
-        from terrella.rl.worlds import frozen_lake
-
-        assert (
-            frozen_lake.parse_state(parsed.observation)[0] == "P"
-            and frozen_lake.parse_state(parsed.prediction)[2] == "P"
-        )
+        assert parse_lake(parsed.observation)[0] == "P" and parse_lake(parsed.prediction)[2] == "P"
     else:
         from terrella.rl.worlds import sudoku
 
-        board = [list(line) for line in sudoku.parse_state(parsed.observation)]
+        board = [list(line) for line in parse_sudoku(parsed.observation)]
         for move in map(sudoku.parse_move, parsed.actions):
             board[move[0]][move[1]] = move[2]
-        assert tuple(map(tuple, board)) == sudoku.parse_state(parsed.prediction)
+        assert tuple(map(tuple, board)) == parse_sudoku(parsed.prediction)
         assert sudoku.count_solutions(board) == 1
 
 

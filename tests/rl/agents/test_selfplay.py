@@ -13,8 +13,8 @@ from terrella.rl.chat import PLAIN
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import SamplingParams
 from terrella.rl.tasks import held_out
-from terrella.rl.worlds.sokoban_text import parse_state
 from terrella.rl.worlds.tasks import load_tasks
+from terrella.tests.rl.worlds.parsed import parse_sokoban
 
 TASKS, TOKENIZER = load_tasks(), ByteTokenizer()
 SETTINGS = AgentSettings(fmt="state", coordinates=True)
@@ -68,7 +68,7 @@ def test_variants_differ_in_the_states_alone() -> None:
     masked = lessons(episode, "masked")[0]
     assert Role.STATE not in masked.sequence.roles and "#" not in masked.text
     scattered = parse(texts["random_coordinates"], "state", 5).observation
-    assert scattered.split("\nPlayer")[0] == parse_state(episode.states[0])
+    assert scattered.split("\nPlayer")[0] == parse_sokoban(episode.states[0])
     blanked, taught = lessons(episode, "blanked")[0], lessons(episode, "blanked", learn_blanks=True)[0]
     assert (
         blanked.sequence.ids == taught.sequence.ids

@@ -22,8 +22,9 @@ from terrella.rl.text_games.crawl import (
     find_game,
     prompts,
 )
-from terrella.rl.text_games.rows import action_of, changed_by_action, loose_names, row_faults, verb_of
+from terrella.rl.text_games.rows import action_of, changed_by_action, verb_of
 from terrella.rl.text_games.splits import question, split_rows
+from terrella.tests.rl.text_games.row_faults import loose_names, row_faults
 
 EMPTY = '{"modified": [], "removed": [], "score": {}}'
 ALL = [EXAMPLE.name, *GAMES]

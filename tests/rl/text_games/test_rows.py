@@ -10,8 +10,9 @@ import pytest
 
 from terrella.data.convert.text_game import Prompts, difference, is_changed, is_gold
 from terrella.rl.rewards.text_game import Transition, state_difference
-from terrella.rl.text_games.rows import action_of, changed_by_action, loose_names, row_faults, verb_of
+from terrella.rl.text_games.rows import action_of, changed_by_action, verb_of
 from terrella.rl.text_games.splits import RatioSampler, not_learnt, split_rows
+from terrella.tests.rl.text_games.row_faults import loose_names, row_faults
 
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
 

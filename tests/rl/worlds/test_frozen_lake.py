@@ -11,12 +11,11 @@ from terrella.rl.worlds.frozen_lake import (
     FrozenLakeConfig,
     coordinate_sentence,
     make_map,
-    parse_sentence,
-    parse_state,
     slip,
     slip_stream,
     success_within,
 )
+from terrella.tests.rl.worlds.parsed import parse_lake, parse_lake_sentence
 
 
 def _share_of_slips_told_by_holes(config: FrozenLakeConfig) -> float:
@@ -67,7 +66,7 @@ def test_sentences() -> None:
     assert coordinate_sentence("XO\nG_") == "Player in hole (0,0); hole at (0,1); goal at (1,0)."
     for bad in ("Player (0,9).", "holes at (0,1).", "Player (0,0); bear at (1,1)."):
         with pytest.raises(ValueError, match=r"outside|players|unknown"):
-            parse_sentence(bad, 4)
+            parse_lake_sentence(bad, 4)
 
 
 @settings(max_examples=30, deadline=None)
@@ -77,7 +76,7 @@ def test_text_with_coordinates_round_trips(seed: int, size: int, actions: list[i
     world.reset(seed)
     for action in actions:
         text = world.render("text_with_coordinates")
-        assert parse_state(text) == world.render() == parse_sentence(text.rsplit("\n", 1)[1], size)
+        assert parse_lake(text) == world.render() == parse_lake_sentence(text.rsplit("\n", 1)[1], size)
         before = world.cell
         result = world.step(action)
         assert result.info["action_is_effective"] == (world.cell != before)
@@ -85,7 +84,7 @@ def test_text_with_coordinates_round_trips(seed: int, size: int, actions: list[i
             assert result.reward == float(result.info["success"])
             break
     with pytest.raises(ValueError, match=r"does not describe|players|outside|unknown"):
-        parse_state(world.render() + "\nPlayer (0,0); goal at (0,0).")
+        parse_lake(world.render() + "\nPlayer (0,0); goal at (0,0).")
 
 
 def test_settings_are_checked() -> None:

@@ -12,6 +12,7 @@ from terrella.core.errors import ConfigError
 from terrella.rl.worlds import countdown, qa, sudoku
 from terrella.rl.worlds.bandit import Bandit
 from terrella.rl.worlds.tasks import load_tasks, rotation
+from terrella.tests.rl.worlds.parsed import parse_countdown, parse_sudoku
 
 
 @settings(max_examples=25, deadline=None)
@@ -23,11 +24,11 @@ def test_sudoku_is_unique_with_six_blanks_and_its_text_round_trips(seed: int) ->
     blanks = [(r, c) for r in range(4) for c in range(4) if not board[r][c]]
     assert len(blanks) == 6 and sudoku.count_solutions([line[:] for line in board], 5) == 1
     for number, (r, c) in enumerate(blanks):
-        assert sudoku.parse_state(world.render("text_with_coordinates")) == tuple(map(tuple, world.board))
+        assert parse_sudoku(world.render("text_with_coordinates")) == tuple(map(tuple, world.board))
         result = world.step(f"{r + 1},{c + 1},{world.solution[r][c]}")
         assert result.info["action_is_effective"] and result.reward == float(number == 5) == float(result.done)
     assert world.render("text_with_coordinates").endswith("No empty positions are left.") and result.info["success"]
-    assert sudoku.parse_state(world.render("text_with_coordinates")) == world.solution
+    assert parse_sudoku(world.render("text_with_coordinates")) == world.solution
 
 
 def test_sudoku_moves() -> None:
@@ -46,7 +47,7 @@ def test_sudoku_moves() -> None:
     with pytest.raises(ValueError, match="size"):
         sudoku.Sudoku(size=5)
     with pytest.raises(ValueError, match="does not describe"):
-        sudoku.parse_state("| 1 . | . 1 \nEmpty position to be filled is at (1,2).")
+        parse_sudoku("| 1 . | . 1 \nEmpty position to be filled is at (1,2).")
 
 
 def test_countdown_scores() -> None:
@@ -87,7 +88,7 @@ def test_countdown_instances_are_solvable(seed: int, additive: bool) -> None:
     if additive:
         assert countdown.score(countdown.additive_solution(nums, target) or "", nums, target) == (1.0, "solved")
     world = countdown.Countdown(additive=additive)
-    assert countdown.parse_state(world.reset(seed)) == (nums, target)
+    assert parse_countdown(world.reset(seed)) == (nums, target)
 
 
 def test_countdown_file_keeps_only_additive_rows(tmp_path) -> None:

@@ -3,10 +3,9 @@
 import pytest
 
 from terrella.rl.worlds.frozen_lake import FrozenLake
-from terrella.rl.worlds.frozen_lake import parse_state as parse_lake
 from terrella.rl.worlds.sokoban import Sokoban, make_room, shortest_solution
 from terrella.rl.worlds.sokoban_rooms import FLOOR, WALL, RoomConfig
-from terrella.rl.worlds.sokoban_text import parse_state
+from terrella.tests.rl.worlds.parsed import parse_lake, parse_sokoban
 
 
 @pytest.mark.parametrize("world", [Sokoban, FrozenLake])
@@ -16,7 +15,7 @@ def test_places_come_with_the_picture_or_alone(world: type) -> None:
     for seed in range(20):
         picture = plain.reset(seed)
         told = plain.render("text_with_coordinates")
-        assert (parse_state if world is Sokoban else parse_lake)(told)
+        assert (parse_sokoban if world is Sokoban else parse_lake)(told)
         places = told.removeprefix(picture + "\n")
         assert both.reset(seed) == f"{places}\n{picture}" and alone.reset(seed) == places
         assert both.render("text_with_coordinates") == told  # the state-estimation text does not depend on it

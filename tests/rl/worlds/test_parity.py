@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from terrella.rl.worlds.base import text_digest
 from terrella.rl.worlds.frozen_lake import FrozenLake
 from terrella.rl.worlds.sokoban import Sokoban
 from terrella.rl.worlds.tasks import load_tasks
-from terrella.tests.rl.worlds.golden import SHIPPED, from_data, trace_digest
+from terrella.tests.rl.worlds.golden import SHIPPED, from_data, text_digest, trace_digest
 
 DIGESTS = json.loads(SHIPPED.read_text())
 SIZES = {"SimpleSokoban": 160, "Sokoban2Boxes": 64, "HarderSokoban": 48, "FrozenLake": 160, "Sudoku": 160}

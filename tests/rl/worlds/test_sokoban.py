@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from terrella.rl.worlds import sokoban
 from terrella.rl.worlds.base import WorldFault
 from terrella.rl.worlds.sokoban_rooms import RoomConfig, make_rooms
-from terrella.rl.worlds.sokoban_text import coordinate_sentence, parse_state, with_coordinates
+from terrella.rl.worlds.sokoban_text import coordinate_sentence, with_coordinates
+from terrella.tests.rl.worlds.parsed import parse_sokoban
 
 SIMPLE = RoomConfig()
 
@@ -49,7 +50,7 @@ def test_batch_scalar_and_text_agree(seed: int, boxes: int, actions: list[int]) 
             and sum(c in (2, 3, 6) for c in after) == boxes
         )
         text = with_coordinates(sokoban.encode(after))
-        assert parse_state(text) == sokoban.encode(after)
+        assert parse_sokoban(text) == sokoban.encode(after)
         codes = after
 
 
@@ -70,14 +71,15 @@ def test_coordinates_name_every_kind() -> None:
     assert sentence == f"Player on target (S) is at (1,1); {boxes}; targets (O) are at (2,1), (2,3)."
     assert coordinate_sentence("#PXO#") == "Player (P) is at (0,1); box (X) is at (0,2); target (O) is at (0,3)."
     with pytest.raises(ValueError, match="does not describe"):
-        parse_state(text + "\n" + sentence.replace("(1,1)", "(1,2)"))
+        parse_sokoban(text + "\n" + sentence.replace("(1,1)", "(1,2)"))
 
 
 def test_config_vocabulary_and_faults() -> None:
     world = sokoban.Sokoban(grid="W.GCBA@", actions=("Left", "Right", "Up", "Down"))
     text = world.reset(123)
     assert (
-        set(text) <= set("W.GCBA@\n") and parse_state(world.render("text_with_coordinates"), world.config.grid) == text
+        set(text) <= set("W.GCBA@\n")
+        and parse_sokoban(world.render("text_with_coordinates"), world.config.grid) == text
     )
     assert world.parse_action("left") == 1 and world.parse_action("jump") is None
     with pytest.raises(ValueError, match="seven different"):

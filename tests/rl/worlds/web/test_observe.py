@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from terrella.rl.web_pages.tree import parse_tree, write_tree
 from terrella.rl.worlds.web.elements import FieldState
 from terrella.rl.worlds.web.html_parser import parse_html
-from terrella.rl.worlds.web.markup import BadMarkup, Markup, parse_markup, write_markup
 from terrella.rl.worlds.web.observe import LONGEST, accessibility_tree, simplified_html
+from terrella.tests.rl.worlds.web.markup import BadMarkup, Markup, parse_markup, write_markup
 
 PAGE = """<!DOCTYPE html><html><head><title>A &amp; B</title><style>p{color:red}</style><script>document.write("<p>no</p>")</script></head>
 <body><!-- hidden --><nav><a href="/">Home</a> <a href="/x"><b>Cart</b> (2)</a></nav><main><h1>Hi "you" <i>x</i> tail</h1>

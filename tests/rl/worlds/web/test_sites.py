@@ -11,12 +11,12 @@ import pytest
 
 from terrella.rl.worlds.base import WorldFault
 from terrella.rl.worlds.web import reset
-from terrella.rl.worlds.web.generate import make_site_tasks, task_records
+from terrella.rl.worlds.web.generate import make_site_tasks
 from terrella.rl.worlds.web.http import make_request
-from terrella.rl.worlds.web.markup import parse_markup, write_markup
 from terrella.rl.worlds.web.sites import SITES, SiteSet
 from terrella.rl.worlds.web.tasks import Evaluation, WebTask, parse_task
 from terrella.rl.worlds.web.world import WebWorld
+from terrella.tests.rl.worlds.web.markup import parse_markup, write_markup
 
 
 def solve(world: WebWorld, seed: int) -> float:
@@ -74,7 +74,7 @@ def test_tasks_are_in_the_public_format_and_split_by_instance() -> None:
     train, test = ({t.task.intent for t in tasks if t.split == s} for s in ("train", "test"))
     assert not train & test and 0.15 < len(test) / len(tasks) < 0.25
     assert len({t.task.template_id for t in tasks if t.split == "test"}) > 45
-    for record in json.loads(json.dumps(task_records(tasks))):
+    for record in json.loads(json.dumps([dict(t.task.raw) for t in tasks])):
         parse_task(record)
         assert "{{" not in record["intent"]
         assert set(record) >= {

@@ -41,11 +41,6 @@ class Markup:
             waiting.extend(reversed([c for c in item.content if isinstance(c, Markup)]))
 
 
-def opening(tag: str, attributes: tuple[tuple[str, str], ...] | list[tuple[str, str]]) -> str:
-    """The tag that opens an element."""
-    return f"<{tag}" + "".join(f' {name}="{value}"' for name, value in attributes) + ">"
-
-
 def write_markup(root: Markup) -> str:
     """The text of a page; `parse_markup` reads it back byte for byte."""
     parts: list[str] = []
@@ -55,7 +50,8 @@ def write_markup(root: Markup) -> str:
         if isinstance(item, str):
             parts.append(item)
             continue
-        parts.append(opening(item.tag, item.attributes))
+        named = "".join(f' {name}="{value}"' for name, value in item.attributes)
+        parts.append(f"<{item.tag}{named}>")
         waiting.append(f"</{item.tag}>")
         waiting.extend(reversed(item.content))
     return " ".join(parts)
