@@ -48,7 +48,9 @@ class Published:
 
 def _read(path: Path) -> tuple[Published, ...]:
     rows = yaml.safe_load(path.read_text(encoding="utf-8"))["rows"]
-    return tuple(Published(*row[:3], Layout(**row[3]), *row[4:]) for row in rows)
+    return tuple(
+        Published(group, model, precision, Layout(**layout), *rest) for group, model, precision, layout, *rest in rows
+    )
 
 
 HELD_OUT = _read(Path(__file__).with_name("published.yaml"))
