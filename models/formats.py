@@ -162,7 +162,15 @@ def read_peft(folder: Path, base: HFTensors) -> HFTensors:
             f"{folder}/adapter_config.json: r = {rank!r} and lora_alpha = {alpha!r}; a positive rank and a number are "
             "needed"
         )
-    default_scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
+    alphas = settings.get("alpha_pattern") or {}
+    if not isinstance(alphas, dict) or not all(isinstance(value, int | float) for value in alphas.values()):
+        raise ConfigError(f"{folder}/adapter_config.json: alpha_pattern: must give a number for each name")
+
+    def scale(target: str, rank: int) -> float:
+        """PEFT's: the first pattern that the end of a module's name matches says its alpha."""
+        own = next((value for key, value in alphas.items() if re.match(rf"(.*\.)?({key})$", target)), alpha)
+        return own / (rank**0.5 if settings.get("use_rslora") else rank)
+
     weights = folder / "adapter_model.safetensors"
     state = load_pickle(folder / "adapter_model.bin") if not weights.exists() else None
     handle = open_safetensors(weights) if state is None else None
@@ -187,7 +195,9 @@ def read_peft(folder: Path, base: HFTensors) -> HFTensors:
             return tensor
         read = state.__getitem__ if handle is None else handle.get_tensor  # type: ignore[union-attr]
         a, b = read(pair["A"]).float(), read(pair["B"]).float()
-        return (tensor.float() + default_scale * (b @ a)).to(tensor.dtype)
+        if b.shape[1] != a.shape[0] or (b.shape[0], a.shape[1]) != tuple(tensor.shape):
+            raise ConfigError(f"{folder}: the adapter of '{name}' is {list(b.shape)} x {list(a.shape)}")
+        return (tensor.float() + scale(name.removesuffix(".weight"), len(a)) * (b @ a)).to(tensor.dtype)
 
     return HFTensors(base.names, get)
 

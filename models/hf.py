@@ -316,7 +316,7 @@ def export_hf(
     folder, carried = Path(folder), Path(carry_from) if carry_from is not None else None
     config: ModelConfig = engine.build.model  # type: ignore[attr-defined]
     lora = engine.build.lora  # type: ignore[attr-defined]
-    stream = hf_tensors(config, merged(engine.parameters(), lora) if lora else engine.parameters(), dtype)
+    stream = hf_tensors(config, merged(engine.parameters(), config, lora) if lora else engine.parameters(), dtype)
     first = dist.get_rank() == 0
     stated = {}
     if first:

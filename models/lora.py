@@ -1,7 +1,7 @@
 """Low-rank adapters on the linear layers of attention and dense feed-forward blocks; everything else is frozen.
 
-A fused linear (queries with keys and values, gate with up) has one adapter. Cut into its Hugging Face parts, each part
-has the same A and its rows of B, so a PEFT folder says exactly the same.
+A fused linear (queries with keys and values, gate with up) has an A for each of its Hugging Face parts, stacked, and
+one B whose rows each read the A of their part: what PEFT trains, and what a PEFT folder holds.
 """
 
 from __future__ import annotations
@@ -50,22 +50,26 @@ class LoraConfig:
 class Adapter(nn.Module):
     """B A of one tensor-parallel linear. A column-parallel one cuts B over tensor ranks, a row-parallel one cuts A."""
 
+    own_RP1: torch.Tensor
+
     def __init__(
-        self, linear: nn.Module, config: LoraConfig, column: bool, sequence_parallel: bool, halves: bool
+        self, name: str, weight: torch.Tensor, model: ModelConfig, config: LoraConfig, sequence_parallel: bool
     ) -> None:
         super().__init__()
         from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
         from ..core.mcore.params import mark_halves
 
-        weight: torch.Tensor = linear.weight  # type: ignore[assignment]
-        self.column, self.scale, self.sequence_parallel = column, config.scale, sequence_parallel
-        self.a = nn.Parameter(torch.empty(config.rank, weight.shape[1], dtype=weight.dtype))
+        self.column = column = name in ("linear_qkv", "linear_fc1")
+        self.scale, self.sequence_parallel = config.scale, sequence_parallel
+        own_RP1 = own_parts(name, weight.shape[0], model).to(weight.dtype)
+        self.register_buffer("own_RP1", own_RP1, persistent=False)
+        self.a = nn.Parameter(torch.empty(own_RP1.shape[1] * config.rank, weight.shape[1], dtype=weight.dtype))
         self.b = nn.Parameter(torch.empty(weight.shape[0], config.rank, dtype=weight.dtype))
         cut, whole = (self.b, self.a) if column else (self.a, self.b)
         set_tensor_model_parallel_attributes(cut, True, 0 if column else 1, 1)
         whole.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
-        if halves:
+        if name == "linear_fc1":
             mark_halves(self.b)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +86,26 @@ class Adapter(nn.Module):
             low = tp.reduce_scatter_to_sequence_parallel_region(low)
         else:
             low = tp.reduce_from_tensor_model_parallel_region(low)
-        return (low @ self.b.T) * self.scale
+        return (low @ spread(self.b, self.own_RP1).T) * self.scale
+
+
+def own_parts(name: str, rows: int, model: ModelConfig) -> torch.Tensor:
+    """(rows, parts, 1): 1 where a row of a linear, or of a tensor rank's share of one, belongs to that Hugging Face
+    part.
+    """
+    if name == "linear_qkv":
+        group = torch.tensor([0] * (model.heads // model.kv_heads) + [1, 2]).repeat_interleave(model.head_dim)
+        part_R, parts = group.repeat(rows // len(group)), 3
+    elif name == "linear_fc1" and not FAMILIES[model.family].fused_mlp:
+        part_R, parts = torch.arange(2).repeat_interleave(rows // 2), 2
+    else:
+        part_R, parts = torch.zeros(rows, dtype=torch.int64), 1
+    return nn.functional.one_hot(part_R, parts)[..., None]
+
+
+def spread(b_RK: torch.Tensor, own_RP1: torch.Tensor) -> torch.Tensor:
+    """B over the stacked A of all parts: each row beside the A of its part, zeros beside the others."""
+    return b_RK if own_RP1.shape[1] == 1 else (own_RP1 * b_RK[:, None]).flatten(1)
 
 
 def _add_adapter(module: nn.Module, inputs: tuple, output: tuple) -> tuple:
@@ -90,22 +113,18 @@ def _add_adapter(module: nn.Module, inputs: tuple, output: tuple) -> tuple:
 
 
 def attach(chunk: nn.Module, config: LoraConfig, sequence_parallel: bool) -> None:
-    """Freeze a model chunk and give its target linears adapters."""
+    """Freeze a model chunk (a `GPT`) and give its target linears adapters."""
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
     for param in chunk.parameters():
         param.requires_grad_(False)
+    model: ModelConfig = chunk.model  # type: ignore[assignment]
     for name, module in list(chunk.named_modules()):
-        if name.rsplit(".", 1)[-1] in config.targets and ".experts." not in name:
+        last = name.rsplit(".", 1)[-1]
+        if last in config.targets and ".experts." not in name:
             if not isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 raise ConfigError("lora: adapters go with our layer specification, not with TransformerEngine's")
-            module.lora = Adapter(
-                module,
-                config,
-                isinstance(module, ColumnParallelLinear),
-                sequence_parallel,
-                halves=name.endswith("linear_fc1"),
-            )
+            module.lora = Adapter(last, module.weight, model, config, sequence_parallel)
             module.register_forward_hook(_add_adapter)
 
 
@@ -116,7 +135,9 @@ def initial_adapter(name: str, shape: tuple[int, ...], generator: torch.Generato
     return torch.empty(shape).normal_(0.0, 1.0 / math.sqrt(shape[1]), generator=generator)
 
 
-def merged(parameters: Iterable[tuple[str, torch.Tensor]], config: LoraConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def merged(
+    parameters: Iterable[tuple[str, torch.Tensor]], model: ModelConfig, config: LoraConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
     """A stream of full parameters with each adapter folded into its weight; adapters must come before their weight."""
     waiting: dict[str, torch.Tensor] = {}
     for name, tensor in parameters:
@@ -125,8 +146,10 @@ def merged(parameters: Iterable[tuple[str, torch.Tensor]], config: LoraConfig) -
             continue
         base = name.removesuffix(".weight")
         if f"{base}.lora.a" in waiting and name.endswith(".weight"):
-            a, b = waiting.pop(f"{base}.lora.a"), waiting.pop(f"{base}.lora.b")
-            tensor = (tensor.float() + config.scale * (b.float() @ a.float())).to(tensor.dtype)
+            a, b = waiting.pop(f"{base}.lora.a").float(), waiting.pop(f"{base}.lora.b").float()
+            if len(a) > config.rank:
+                b = spread(b, own_parts(base.rsplit(".", 1)[-1], len(b), model).to(b))
+            tensor = (tensor.float() + config.scale * (b @ a)).to(tensor.dtype)
         yield name, tensor
     if waiting:
         raise ValueError(f"adapter '{next(iter(waiting))}' met no weight")
@@ -141,9 +164,8 @@ def peft_tensors(model: ModelConfig, parameters: Tensors) -> dict[str, torch.Ten
             continue
         base, which = name.rsplit(".lora.", 1)
         targets = [n.removesuffix(".weight") for n in hf_names(family, f"{base}.weight")]
-        parts = [tensor] * len(targets)
-        if which == "b" and len(targets) > 1:
-            parts = split_qkv(model, tensor) if base.endswith("linear_qkv") else list(tensor.chunk(len(targets)))
+        by_head = which == "b" and base.endswith("linear_qkv")
+        parts = split_qkv(model, tensor) if by_head else list(tensor.chunk(len(targets)))
         for target, part in zip(targets, parts, strict=True):
             out[f"base_model.model.{target}.lora_{which.upper()}.weight"] = part.detach().cpu().contiguous().clone()
     return out

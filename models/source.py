@@ -48,7 +48,7 @@ def weight(source: Source, name: str) -> torch.Tensor:
     if pair is None or source.lora is None:
         return source.tensor(name)
     parts = [(part, source.tensor(part)) for part in (*pair, name)]
-    return dict(merged(parts, source.lora))[name]
+    return dict(merged(parts, source.config, source.lora))[name]
 
 
 class one_rank:

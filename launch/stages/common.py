@@ -118,7 +118,7 @@ def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None
         if trained is None or parts[0] not in known:
             return reader.full(name)
         stream = [(part, reader.full(part)) for part in parts] + [(name, reader.full(name))]
-        return dict(merged(stream, LoraConfig(trained.rank, trained.alpha)))[name]
+        return dict(merged(stream, job.model, LoraConfig(trained.rank, trained.alpha)))[name]
 
     engine.load_weights(weight)
 

@@ -47,7 +47,10 @@ def sampling_weights(engine: Engine) -> dict[str, Any]:
     """The engine's own weights by name, adapters merged."""
     named = {p.name: p.param.detach() for p in engine.local_parameters()}
     lora = getattr(engine.build, "lora", None)
-    return dict(merged(sorted(named.items()), lora)) if lora else named  # an adapter's name sorts before its weight's
+    if lora is None:
+        return named
+    # sorted: an adapter's name comes before its weight's
+    return dict(merged(sorted(named.items()), engine.build.model, lora))  # type: ignore[attr-defined]
 
 
 def open_sampler(
@@ -71,7 +74,7 @@ def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: M
     lora = getattr(engine.build, "lora", None)
 
     def publish(version: int) -> None:
-        stream = merged(engine.parameters(), lora) if lora else engine.parameters()
+        stream = merged(engine.parameters(), model, lora) if lora else engine.parameters()
         for name, tensor in stream:  # collective: peers give their parts
             if not mesh.leads:
                 continue

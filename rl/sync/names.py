@@ -19,7 +19,7 @@ def engine_weights(engine: Engine, dtype: torch.dtype | None = None) -> Iterator
     """
     builder: Any = engine.build
     family, lora = FAMILIES[builder.model.family], getattr(builder, "lora", None)
-    for name, tensor in merged(engine.parameters(), lora) if lora else engine.parameters():
+    for name, tensor in merged(engine.parameters(), builder.model, lora) if lora else engine.parameters():
         if not is_added(name):
             for hf, value in to_hf(family, builder.model, name, tensor).items():
                 yield hf, value.detach().to(dtype or value.dtype).contiguous()

@@ -75,6 +75,29 @@ def test_trained_checkpoint_in_bf16(tmp_path: Path) -> None:
     again = hf.HFFolder(tmp_path / "again")
     for name in merged.names():
         torch.testing.assert_close(again.get(name), merged.get(name), atol=1e-6, rtol=0)
+    a = {n: t for n, t in load_file(tmp_path / "peft" / "adapter_model.safetensors").items() if "0.self_attn" in n}
+    q, k, v = (a[f"base_model.model.model.layers.0.self_attn.{part}_proj.lora_A.weight"] for part in "qkv")
+    assert not torch.equal(q, k) and not torch.equal(k, v), "as in PEFT, queries, keys and values have an A each"
+
+
+def test_peft_scales(tmp_path: Path) -> None:
+    """Ranks and alphas that an adapter folder gives some modules only are those of the merged weights."""
+    folder, _ = tiny("qwen2")
+    base, names = formats.read_folder(folder), ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+    tensors = {}
+    for rank, name in zip((2, 3), names, strict=True):
+        rows, columns = base.get(f"{name}.weight").shape
+        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, columns)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(rows, rank)
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "rank_pattern": {"down_proj": 3}}
+    settings["alpha_pattern"] = {r"layers\.1\.mlp\.down_proj": 6}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    merged = formats.read_peft(tmp_path, base)
+    for name, scale in zip(names, (8 / 2, 6 / 3), strict=True):
+        a, b = (tensors[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+        wanted = base.get(f"{name}.weight").float() + scale * b @ a
+        torch.testing.assert_close(merged.get(f"{name}.weight").float(), wanted)
 
 
 def test_verl_fsdp_shards(tmp_path: Path) -> None:

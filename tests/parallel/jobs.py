@@ -127,8 +127,12 @@ def make_engine(
     engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=lr), PrecisionConfig(precision), seed=3)
     if lora is not None:  # adapters start at B = 0, where A has no gradient to compare
         shapes = {p.name: p.shard.full_shape(p.param.shape) for p in engine.local_parameters()}
-        engine.load_weights(
-            lambda name: initial_weight(f"test {name}", shapes[name], 3, 0.1) if name.endswith("lora.b") else None
+        engine.load_weights(  # under another name: an adapter's own B is drawn as zeros
+            lambda name: (
+                initial_weight(name.replace(".lora.b", ".weight"), shapes[name], 3, 0.02)
+                if name.endswith(".lora.b")
+                else None
+            )
         )
     return engine
 
