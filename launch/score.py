@@ -128,7 +128,7 @@ def _predictor(answer: Answerer, prompt: str) -> Callable[[list[Any]], list[Any]
 
 
 def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    from ..rl.statistics import proportion
+    from ..rl.statistics import mean, proportion
     from ..rl.text_games import evaluate as games
     from ..rl.text_games.crawl import GAMES
     from ..rl.text_games.ranking import policy_scores
@@ -143,10 +143,11 @@ def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[
         chosen = list(asked.games) or list(GAMES)
         last = drift(chosen, asked.walks, asked.steps, line.predict, first_seed=FRESH_SEED)["model"][-1]
         cells = [right[2].to_cell(), right[1].to_cell(), proportion(sum(last), len(last)).to_cell()]
-        real, imagined = policy_scores(chosen, asked.walks, asked.steps, line.predict, first_seed=FRESH_SEED)
-        found = agreement(real, imagined)
+        scores = policy_scores(chosen, asked.walks, asked.steps, line.predict, first_seed=FRESH_SEED)
+        found = agreement(scores.true, scores.imagined)
         r = None if math.isnan(found.r) else found.r  # a model in which all policies score alike orders none
-        ranked = {"true": real, "imagined": imagined, "r": r, "mmrv": found.mmrv, "gap": found.gap}
+        ranked = {"true": scores.true, "imagined": scores.imagined, "r": r, "mmrv": found.mmrv, "gap": found.gap}
+        ranked["planning"] = mean(scores.gains).to_cell()
     if "web-page" not in asked.kinds:
         return [*cells, nothing, nothing], ranked
     judged = pages.scores(rows["web-page"], pages.judge_pages(rows["web-page"], line.pages, "strict"))
@@ -154,10 +155,14 @@ def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[
 
 
 def show_ranking(ranking: dict[str, Any]) -> None:
-    """Print how each line orders policies that mix the expert with other actions."""
+    """Print how each line orders policies that mix the expert with other actions, and what planning with it gains."""
     for name, found in ranking.items():
         r = "none" if found["r"] is None else f"{found['r']:.2f}"
         scores = ", ".join(f"{value:.2f}" for value in found["imagined"])
+        gain = found["planning"]
         click.echo(
-            f"policy ranking, {name[:24]:24} r = {r:>5}  MMRV = {found['mmrv']:.2f}  scores of five policies: {scores}"
+            f"policy ranking, {name[:24]:24} r = {r:>5}  MMRV = {found['mmrv']:.2f}  "
+            f"scores of five policies: {scores}\n"
+            f"planning gain,  {name[:24]:24} {gain['value']:+.2f} ({gain['low']:+.2f} to {gain['high']:+.2f}), "
+            f"n = {gain['n']} starts"
         )

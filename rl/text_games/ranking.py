@@ -1,5 +1,5 @@
-"""Does a world model rank policies as the true games do? The same actions are played in both, and the scores of the
-policies compared.
+"""Does a world model rank policies as the true games do, and does choosing by it gain anything? The same actions are
+played in both, and the scores compared.
 
 A policy is the expert with a share of other actions. What it does is decided in the true game, so that only the model's
 answers differ.
@@ -40,10 +40,23 @@ class _Walk:
         return cls(policy, game, actions, start, float(view_of(game, state).score["score"]))
 
 
+@dataclass(frozen=True)
+class PolicyScores:
+    """Mean final scores of the policies, in the true games and in the imagined ones; and what planning gains.
+
+    A plan is what one of the policies does from a start. Of the plans of a start the one that ends best in the model is
+    chosen; its gain is its true score above the mean of all of them (of equally good ones, their mean).
+    """
+
+    true: list[float]
+    imagined: list[float]
+    gains: list[float]  # of each start
+
+
 def policy_scores(
     games: Sequence[str], episodes: int, steps: int, predict: Predictor, *, first_seed: int = 10_000
-) -> tuple[list[float], list[float]]:
-    """Mean final scores of the policies: in the true games, and in those that `predict` imagines."""
+) -> PolicyScores:
+    """Play every policy from every start, in the true games and in those that `predict` imagines."""
     numbers = range(episodes)
     walks = [
         _Walk.of(p, games[i % len(games)], first_seed + i, steps) for p in range(len(OTHER_ACTIONS)) for i in numbers
@@ -61,13 +74,21 @@ def policy_scores(
             except Unreadable:
                 pass  # the imagined state stays as it was
 
-    def means(score: str) -> list[float]:
-        found: list[list[float]] = [[] for _ in OTHER_ACTIONS]
-        for walk in walks:
-            found[walk.policy].append(walk.true_score if score == "true" else _number(walk.view.score["score"]))
-        return [sum(part) / len(part) for part in found]
+    by_policy = [walks[p * episodes : (p + 1) * episodes] for p in range(len(OTHER_ACTIONS))]
+    true = [[walk.true_score for walk in part] for part in by_policy]
+    imagined = [[_number(walk.view.score["score"]) for walk in part] for part in by_policy]
+    gains = [plan_gain(*scores) for scores in zip(zip(*true, strict=True), zip(*imagined, strict=True), strict=True)]
+    return PolicyScores([_mean(part) for part in true], [_mean(part) for part in imagined], gains)
 
-    return means("true"), means("imagined")
+
+def _mean(scores: Sequence[float]) -> float:
+    return sum(scores) / len(scores)
+
+
+def plan_gain(true: Sequence[float], imagined: Sequence[float]) -> float:
+    """What choosing by the imagined scores gains over choosing blindly, of the plans of one start."""
+    best = max(imagined)
+    return _mean([t for t, i in zip(true, imagined, strict=True) if i == best]) - _mean(true)
 
 
 def _number(score: object) -> float:

@@ -12,6 +12,7 @@ from terrella.launch.cli import cli
 from terrella.launch.score import Asked, score
 from terrella.rl.rewards.web_page import NOTHING
 from terrella.rl.text_games.evaluate import EMPTY, oracle_answers
+from terrella.rl.text_games.ranking import plan_gain
 from terrella.rl.text_games.world import true_predictor
 from terrella.tests.rl.exchange.scripted_model import served
 
@@ -48,6 +49,8 @@ def test_an_address_that_copies(tmp_path) -> None:
     assert ranking["true world"]["r"] == pytest.approx(1.0) and ranking["true world"]["mmrv"] == 0.0
     assert ranking["copy"]["r"] is None and ranking["copy"]["mmrv"] > 0
     assert ranking["copy"]["true"] == ranking["true world"]["imagined"]
+    assert ranking["copy"]["planning"]["value"] == ranking["lazy"]["planning"]["value"] == 0.0  # all plans look alike
+    assert ranking["true world"]["planning"]["value"] > 0 and "planning gain,  true world" in done.output
 
 
 def test_one_that_knows_the_games() -> None:
@@ -59,6 +62,13 @@ def test_one_that_knows_the_games() -> None:
     cells = table["rows"][1]["cells"]
     assert [cell["value"] for cell in cells[:3]] == [1.0] * 3 and cells[3]["n"] == 0
     assert table["ranking"]["knows"]["r"] == pytest.approx(1.0)
+    assert table["ranking"]["knows"]["planning"] == table["ranking"]["true world"]["planning"]
+
+
+def test_the_gain_of_a_plan_is_its_true_score_above_the_mean() -> None:
+    assert plan_gain([0.0, 1.0, 2.0], [0.0, 0.0, 9.0]) == 1.0
+    assert plan_gain([0.0, 1.0, 2.0], [5.0, 5.0, 0.0]) == -0.5  # a model that is wrong costs
+    assert plan_gain([0.0, 1.0, 2.0], [3.0, 3.0, 3.0]) == 0.0
 
 
 def test_an_address_without_a_name_is_refused() -> None:
