@@ -88,6 +88,7 @@ $(VENV)/.integration: $(VENV)/.dev
 		-r requirements/worlds.txt
 	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
 	$(BIN)/pip install -q --no-deps -r requirements/miniwob.txt  # its pages; its own environment would need Selenium
+	$(BIN)/pip install -q --no-deps --upgrade --target $(VENV)/exchange -r requirements/exchange.txt  # another mcp than vLLM's
 	touch $@
 
 clean:
