@@ -20,6 +20,7 @@ from ..core.files import read_json, write_json
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 MARK = "terrella_tokenizer.json"
 GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer"  # the folder of a tokenizer in that of the stage which made it
 
 
 class Tokenizer(Protocol):

@@ -15,8 +15,7 @@ from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
 from .recipe_files import find, tree_of
 from .settings.base import Export, positive, references
-from .settings.language import LanguageStage
-from .settings.verbs import Reinforce, Score, Start, Tune, VerbStage
+from .settings.verbs import Collect, Reinforce, Score, Start, Tune, VerbStage
 from .settings.video import VideoStage
 from .settings.web import WebStage, expand
 
@@ -43,8 +42,18 @@ RENAMED = {
     "web-sft": "sft",
     "web-eval": "eval",
     "web-rl": "rl",
+    "text-game-data": "collect",
+    "web-page-data": "collect",
+    "web-site-pages": "collect",
+    "language-data": "collect",
 }  # kinds of stages that earlier releases had, and what they are now
-Stage = VerbStage | LanguageStage | WebStage | VideoStage | Export
+MOVED = {
+    "text-game-data": "text-game",
+    "web-page-data": "web-page",
+    "web-site-pages": "web-page",
+    "language-data": "text-game or web-page",
+}  # of these, the kinds of environments that have their settings now
+Stage = VerbStage | WebStage | VideoStage | Export
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Recipe:
             )
         _require_file_name("name", self.name)
         names: list[str] = []
+        makers: dict[str, Any] = {}  # environments by the stages that make their data
         for stage in self.stages:
             _require_file_name("stages", stage.name)
             if stage.name in names:
@@ -86,6 +96,14 @@ class Recipe:
                         f"({', '.join(names) or 'none'})"
                     )
             names.append(stage.name)
+            env = getattr(stage, "env", None) or self.env
+            if isinstance(stage, Collect) and getattr(env, "data", None) == stage.name:
+                makers[stage.name] = env
+            elif isinstance(stage, Collect) and stage.prompts is None:
+                raise ValueError(f"stages: '{stage.name}' needs prompts, the number of training tasks")
+            if isinstance(stage, Collect | Tune | Reinforce | Score):
+                for read in (env, *(arm.env for arm in getattr(stage, "arms", ()) if arm.env)):
+                    _require_maker(stage, read, makers)
             if isinstance(stage, Tune) and stage.init is None and _has_start(self, stage):
                 raise ValueError(
                     f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's "
@@ -102,9 +120,24 @@ class Recipe:
 
 def _has_start(recipe: Recipe, stage: Tune) -> bool:
     """Whether the recipe has a start that the stage's model can begin from: one with the tokenizer of its lessons."""
-    made = getattr(stage.env or recipe.env, "data", None)
-    own = any(getattr(other, "own_tokenizer", False) for other in recipe.stages if other.name == made)
+    own = getattr(stage.env or recipe.env, "own_tokenizer", False)
     return not own and any(isinstance(other, Start) for other in recipe.stages)
+
+
+def _require_maker(stage: Any, env: Any, makers: dict[str, Any]) -> None:
+    """Refuse an environment of data that no collect stage makes, or makes by other settings."""
+    maker = makers.get(getattr(env, "data", None) or "")
+    for key in getattr(env, "making", ()):
+        if maker is None:
+            raise ValueError(
+                f"stages: '{stage.name}': env.data: '{env.data}' makes nothing that an env of kind {env.kind} reads; "
+                "name a collect stage with that env"
+            )
+        if getattr(maker, key, None) != getattr(env, key):
+            raise ValueError(
+                f"stages: '{stage.name}': env.{key}: differs from that of '{env.data}', which makes what is read; "
+                "leave it out"
+            )
 
 
 def _require_file_name(key: str, name: str) -> None:
@@ -146,17 +179,22 @@ def _sections(node: schema.Located, key: str) -> list[schema.Located]:
 
 
 def _lay_over_environment(tree: schema.Located) -> None:
-    """A stage's env without a kind is the recipe's with some settings changed; so is that of an arm of an
-    evaluation.
+    """A stage's env without a kind is the recipe's with some settings changed, or that of the stage that makes its
+    data; so is that of an arm of an evaluation.
     """
     whole = tree.value.get("env") if isinstance(tree.value, dict) else None
-    if whole is None or not isinstance(whole.value, dict):
-        return
+    makers: dict[str, schema.Located] = {}
     for stage in _sections(tree, "stages"):
         for section in (stage, *_sections(stage, "arms")):
             own = section.value.get("env")
-            if own is not None and isinstance(own.value, dict) and "kind" not in own.value:
-                section.value["env"] = schema.merge(whole, own)
+            if own is None or not isinstance(own.value, dict):
+                continue
+            data = str(own.value["data"].value) if "data" in own.value else ""
+            base = makers.get(data, whole)
+            if "kind" not in own.value and base is not None and isinstance(base.value, dict):
+                section.value["env"] = own = schema.merge(base, own)
+            if section is stage and "name" in stage.value and data == stage.value["name"].value:
+                makers[data] = own
 
 
 def refuse_old_kinds(tree: schema.Located) -> None:
@@ -164,8 +202,11 @@ def refuse_old_kinds(tree: schema.Located) -> None:
     for stage in _sections(tree, "stages"):
         kind = stage.value.get("kind")
         if kind is not None and isinstance(kind.value, str) and kind.value in RENAMED:
+            moved = MOVED.get(kind.value)
+            settings = f", and its settings in an env of kind {moved} whose data is this stage" if moved else ""
+            new = RENAMED[kind.value]
             raise ConfigError(
-                f"{kind.where}: the kind of stage '{kind.value}' is called '{RENAMED[kind.value]}' now; write that"
+                f"{kind.where}: the kind of stage '{kind.value}' is called '{new}' now; write that{settings}"
             )
     video = tree.value.get("video") if isinstance(tree.value, dict) else None
     if video is not None and video.value is not None:

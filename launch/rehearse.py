@@ -142,12 +142,16 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     notes: list[str] = []
     folders: dict[str, ModelConfig] = {}
     stages = _first_phases(plain["stages"])
-    for place, env in (("env", plain["env"]), *((f"stages.{stage['name']}.env", stage.get("env")) for stage in stages)):
+    sections = [(f"stages.{s['name']}", part) for s in stages for part in (s, *s.get("arms", ()))]
+    for place, env in (("env", plain["env"]), *((f"{place}.env", part.get("env")) for place, part in sections)):
         if env and env.get("only_tagged"):
             env["only_tagged"] = False
             notes.append(
                 f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other"
             )
+        if env and "unseen_n" in env:
+            _lower(env, copies)
+            notes += [f"{place}: {note}" for note in _shards(env)]
         if env and env["kind"] == "web-site":
             _lower(env, copies)
             if any(not Path(p).exists() for p in env["tag_files"]):
@@ -218,6 +222,15 @@ def _lower(section: dict[str, Any], copies: int) -> None:
         section["best_of"] = [n for n in section["best_of"] if n <= 2]
 
 
+def _shards(env: dict[str, Any]) -> Iterator[str]:
+    """Questions that ship in place of shards that are not there, in words."""
+    parts = ("train", "test", "unseen")
+    if gone := [path for part in parts if (path := env[part]) and not Path(path).exists()]:
+        games = env["kind"] == "text-game"
+        env |= dict.fromkeys(parts) | ({"games": ["charge-torch", "weigh-stones"]} if games else {})
+        yield f"{gone[0]} is not there; rows of the {'games' if games else 'pages'} that ship take its place"
+
+
 def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
     """What cannot be had on this machine, replaced; each replacement in words."""
     for section in (stage, stage.get("rollouts") or {}):
@@ -226,19 +239,6 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
             yield "the embedded sampler, which needs no GPU, samples in place of vLLM"
     if stage.get("rollouts"):
         stage["rollouts"]["ahead"] = 0
-    if stage["kind"] == "language-data" and (
-        gone := [p for part in ("train", "test", "unseen") if (p := stage[part]) and not Path(p).exists()]
-    ):
-        pages = "web" in gone[0]
-        parts = (
-            {"kind": "web-page-data", "heldout_every": 3}
-            if pages
-            else {"kind": "text-game-data", "games": ["charge-torch", "weigh-stones"]}
-        )
-        kept = {"name": stage["name"], "prompt": "bare", "pad_prompts_to": stage["pad_prompts_to"], **parts}
-        stage.clear()
-        stage.update(kept if pages else {**kept, "seeds": 2, "heldout_per_verb": 2})
-        yield f"{gone[0]} is not there; rows of the {'pages' if pages else 'games'} that ship take its place"
     if stage.get("url"):
         yield f"instances of failed tasks in place of what {stage['url']} would write"
         stage |= {"url": "", "model": ""}

@@ -41,9 +41,6 @@ STAGES = {
     "rl": "rl",
     "eval": "eval",
     "path": "own",
-    "text-game-data": "text_game_data",
-    "web-page-data": "web_page_data",
-    "language-data": "language_data",
     "video-data": "video_data",
     "video-tokenizer": "video_tokenizer",
     "video-tokens": "video_tokens",
@@ -55,7 +52,6 @@ STAGES = {
     "web-critic": "web_critic",
     "web-actor": "web_actor",
     "web-plan": "web_plan",
-    "web-site-pages": "web_site_pages",
 }
 
 

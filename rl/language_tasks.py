@@ -24,6 +24,7 @@ from .tasks import Gather, Tasks
 from .text_games.splits import RatioSampler
 
 UNSEEN = "unseen"
+PARTS = ("train", TEST, UNSEEN)
 Line = tuple[str, str, Sequence[Any]]  # of a table: a model's name, its kind in the report, and the judgements
 TITLES = {TEST: "Held-out transitions", UNSEEN: "Transitions of worlds never seen in training"}
 
@@ -40,12 +41,8 @@ class Made:
     finished: bool = True
     uses: dict[str, Made] = field(default_factory=dict)  # by its settings that name a stage: what that one made
     seed: int = 0  # of the run
-
-    def part(self, name: str) -> Path | None:
-        """Where the shards of a part are, named by the stage or made by it; None where there is no such part."""
-        if name in self.settings:
-            return Path(self.settings[name]) if self.settings[name] else None
-        return self.folder / name if (self.folder / name).exists() else None
+    vocab: int | None = None  # of a tokenizer to learn from it; None where the recipe has one
+    env: Any = None  # settings of the recipe's own environment
 
 
 class Pairs(Sequence[Question]):
@@ -60,7 +57,10 @@ class Pairs(Sequence[Question]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        question = read_pair(self.shards[index])
+        try:
+            question = read_pair(self.shards[index])
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"env: {self.folder} holds no pairs of question and answer ({error!r})") from error
         if question.domain != self.domain:
             raise ConfigError(f"env: {self.folder} holds questions of the kind {question.domain}, not {self.domain}")
         return question
@@ -81,7 +81,7 @@ class QuestionTasks(Tasks):
 
     def __init__(self, settings: QuestionSettings, made: Made, tokenizer: Tokenizer, max_length: int | None) -> None:
         self.settings, self.made = settings, made
-        self.multiple: int = made.settings["pad_prompts_to"]
+        self.multiple = settings.pad_prompts_to
         self.part = cache(self._part)
         super().__init__(tokenizer, max_length)
 
@@ -114,13 +114,34 @@ class QuestionTasks(Tasks):
     # Tasks.
 
     def _part(self, name: str) -> Sequence[Question]:
-        folder = self.made.part(name)
-        return Pairs(folder, self.domain) if folder is not None else []
+        if self.settings.in_shards:
+            folder = getattr(self.settings, name)
+            return Pairs(Path(folder), self.domain) if folder else []
+        return Pairs(self.made.folder / name, self.domain) if (self.made.folder / name).exists() else []
 
     def of(self, split: Split) -> Sequence[Question]:
-        if not self.made.finished and split not in self.made.settings:
+        if not self.made.finished and not self.settings.in_shards:
             return [self.example()]  # what a killed stage has written so far is not looked at
         return self.part(split)
+
+    def require_source(self) -> None:
+        if self.made.settings.get("prompts") is not None:
+            raise ConfigError(f"stages: {self.made.name}.prompts: all of these questions are made; leave it out")
+        if self.settings.in_shards:
+            self._count()
+        else:
+            self.example()
+
+    def make(self, guard: Callable[[], None]) -> dict[str, int]:
+        return {"pad_prompts_to": self.multiple, **self._count()}
+
+    def _count(self) -> dict[str, int]:
+        """The questions of every part that lies in shards; the first of each is read."""
+        parts = {name: self.part(name) for name in PARTS if getattr(self.settings, name)}
+        for name, questions in parts.items():
+            if not questions[:1]:
+                raise ConfigError(f"env.{name}: {getattr(self.settings, name)} holds no sample")
+        return {f"{name}_rows": len(questions) for name, questions in parts.items()}
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
         train, ratio = self.of("train"), self.settings.non_gold_ratio

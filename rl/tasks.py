@@ -252,6 +252,10 @@ class Tasks(ABC):
         it. On the main rank alone; `guard` is called before writing."""
         raise ConfigError("env.data: names the collect stage itself, but this environment makes no data of its own")
 
+    def require_source(self) -> None:
+        """Refuse, before the run starts, what `make` would miss."""
+        return
+
     def imitated(self) -> Sequence[Any]:
         """What supervised fine-tuning imitates: the training tasks, unless the environment has something else to
         learn from.

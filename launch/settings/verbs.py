@@ -29,13 +29,13 @@ class Start:
 class Collect:
     """Training tasks are played, by a model or without one, and what is worth imitating becomes shards for sft stages.
 
-    Where the environment names this very stage as its `data`, the environment itself makes what all stages read: rooms,
-    and play in them.
+    Where the environment names this very stage as its `data`, the environment itself makes what all stages read, such
+    as rooms and play in them, or questions about games, by its own settings.
     """
 
     kind: Literal["collect"]
     name: str
-    prompts: int  # training tasks, from the first on
+    prompts: int | None = None  # training tasks, from the first on; questions that are made need no number
     samples_per_prompt: int = 1
     env: EnvironmentSettings | None = None  # default: the recipe's
     # the stage whose model plays; without one demonstrations do, or in worlds the random policy
@@ -52,7 +52,8 @@ class Collect:
     uses: ClassVar[tuple[str, ...]] = ("model", "again")
 
     def __post_init__(self) -> None:
-        positive(self, "prompts", "samples_per_prompt", "max_new_tokens", "prompts_at_once", "samples_per_shard")
+        counts = ("samples_per_prompt", "max_new_tokens", "prompts_at_once", "samples_per_shard")
+        positive(self, *counts, *(["prompts"] if self.prompts is not None else []))
         if self.again is not None and self.model is not None:
             raise ValueError("again: the answers are those of another stage; leave model out")
         if not 0 <= self.validation_share < 1:

@@ -13,7 +13,7 @@ from ...rl.rollout.config import Rollouts
 from ...rl.webrl.config import WebSiteEnvironment
 from .base import positive
 from .verbs import Collect, Reinforce, Score
-from .web_live import WebPlan, WebSitePages
+from .web_live import WebPlan
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
 PhaseMethod = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce", "grpo"]
@@ -315,7 +315,7 @@ class WebPhases:
         return found
 
 
-WebStage = WebTasks | WebJudge | WebOrm | WebReplay | WebCritic | WebActor | WebPlan | WebSitePages | WebPhases
+WebStage = WebTasks | WebJudge | WebOrm | WebReplay | WebCritic | WebActor | WebPlan | WebPhases
 
 
 def expand(stages: Sequence[object], env: EnvironmentSettings | None) -> list:

@@ -1,6 +1,4 @@
-"""Settings of the web stages of world models: pages to learn them from, and planning with them. Importable without
-torch.
-"""
+"""Settings of planning with a world model of web sites. Importable without torch."""
 
 from __future__ import annotations
 
@@ -10,24 +8,6 @@ from typing import ClassVar, Literal
 from ...rl.rollout.config import Rollouts
 from ...rl.webrl.plan_config import PlanArm
 from .base import positive
-from .language import WebPageData
-
-
-@dataclass(frozen=True)
-class WebSitePages(WebPageData):
-    """Page transitions of training tasks on the recipe's sites, in the shape of web-page-data: the oracle's actions,
-    and random ones.
-    """
-
-    kind: Literal["web-site-pages"]  # type: ignore[assignment]
-    tasks: int = 400  # training tasks that are played
-    others: int = 3  # random actions tried in every state
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "tasks")
-        if self.transitions is not None or self.others < 0:
-            raise ValueError("transitions: they are recorded here; leave it out, and let others be 0 or above")
 
 
 @dataclass(frozen=True)

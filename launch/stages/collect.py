@@ -41,6 +41,9 @@ def check(stage: Collect, job: Job) -> None:
         )
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
+            if _makes_data(stage, job):
+                tasks.require_source()
+                return
             require_tasks(tasks, "train", stage.name)
             if stage.least_reward is not None:
                 require_judged(tasks, "train")
@@ -55,6 +58,7 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
     with environment(stage, job) as tasks:
         if _makes_data(stage, job):
             return job.mesh.from_main(lambda: tasks.make(job.run.guard))
+        assert stage.prompts is not None, "a recipe without them is refused"
         chosen = tasks.chosen(stage.prompts)
         asked = job.mesh.share(list(enumerate(chosen)))
         episodes = [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]

@@ -17,7 +17,7 @@ from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError, StorageError
 from ...core.run import changed_rows
-from ...data.tokenizers import Tokenizer, load_tokenizer
+from ...data.tokenizers import TOKENIZER, Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
 from ...models.hf import import_hf, is_added, require_same, weight_source
 from ...models.hub import resolve
@@ -30,7 +30,6 @@ from ..settings.base import Lora, sampler_of
 
 T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")
-TOKENIZER = "tokenizer"  # the folder of it in a stage's own
 
 
 def begin(job: Job, stage: str, named: str | None, make: Callable[[], Tokenizer] | None = None) -> dict[str, Any]:

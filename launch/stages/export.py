@@ -13,7 +13,7 @@ from ..job import Job
 from ..settings.base import Export
 from .card import about_run, base_of
 from .common import build_engine
-from .language import tokenizer_of
+from .verbs import text_tokenizer
 
 FOLDER = "export"
 
@@ -32,7 +32,7 @@ def run(stage: Export, job: Job) -> dict[str, Any]:
         if (layout := getattr(job.recipe.env, "layout", None)) is not None:  # codes have no text
             specials = {"bos_token_id": layout.bos, "eos_token_id": layout.eos, "pad_token_id": layout.eos}
         else:
-            words = tokenizer_of(job)
+            words = text_tokenizer(job)
             words.save(tokenizer)
             chats = bool(getattr(getattr(words, "hf", None), "chat_template", None))
             stop = words.eos_id if len(words.stop_ids) == 1 else list(words.stop_ids)

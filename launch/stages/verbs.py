@@ -13,10 +13,11 @@ from pathlib import Path
 from ...core.errors import ConfigError, StorageError
 from ...core.files import json_digest, read_json, write_json
 from ...data.rows import rows_digest
-from ...data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from ...data.tokenizers import TOKENIZER, ByteTokenizer, Tokenizer, load_tokenizer
 from ...models.hub import resolve
 from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S, LOADING_S
+from ...rl.language_config import QuestionSettings
 from ...rl.language_tasks import Made
 from ...rl.own.config import DataEnvironment, EnvironmentSettings
 from ...rl.own.tasks import fresh_tokenizer, given_tokenizer, open_tasks
@@ -25,7 +26,6 @@ from ..job import Job
 from ..recipe import Recipe
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..settings.web import WebJudge
-from .common import TOKENIZER
 
 ROWS = "rows.json"  # in the run: digests of the files of rows
 
@@ -131,7 +131,9 @@ def made_by(name: str, job: Job) -> Made:
     stage = next(stage for stage in job.recipe.stages if stage.name == name)
     own = {f.name: getattr(stage, f.name) for f in fields(stage)}
     uses = {key: made_by(own[key], job) for key in getattr(stage, "uses", ()) if isinstance(own.get(key), str)}
-    return Made(name, job.stage_folder(name), own, job.run.outcome(name) is not None, uses, job.recipe.seed)
+    vocab = job.model.vocab if learns_tokenizer(job.recipe, name) else None
+    finished, recipe = job.run.outcome(name) is not None, job.recipe
+    return Made(name, job.stage_folder(name), own, finished, uses, recipe.seed, vocab, recipe.env)
 
 
 def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
@@ -145,11 +147,21 @@ def learns_tokenizer(recipe: Recipe, stage: str) -> bool:
     """Whether a stage that makes questions learns a tokenizer from them: its own, or the recipe's where nothing else
     brings one.
     """
-    own = any(getattr(other, "own_tokenizer", False) for other in recipe.stages if other.name == stage)
+    settings = next(getattr(other, "env", None) or recipe.env for other in recipe.stages if other.name == stage)
+    if not isinstance(settings, QuestionSettings) or settings.data != stage or settings.in_shards:
+        return False
     given = (
         any(isinstance(other, Start) for other in recipe.stages) or given_tokenizer(environments_of(recipe)) is not None
     )
-    return own or not given
+    return settings.own_tokenizer or not given
+
+
+def text_tokenizer(job: Job) -> Tokenizer:
+    """The tokenizer of a recipe of text: that of its start, or the one that was learnt in the place of one."""
+    if has_start(job):
+        return tokenizer_of(job)
+    learnt = next((stage.name for stage in job.recipe.stages if learns_tokenizer(job.recipe, stage.name)), None)
+    return (learnt and learnt_tokenizer(job, learnt)) or tokenizer_of(job)
 
 
 def require_judged(tasks: Tasks, split: Split, samples: int = 1) -> None:

@@ -45,8 +45,8 @@ class GridTasks(Tasks):
 
     def __init__(self, settings: GridEnvironment, made: Made, tokenizer: Tokenizer, max_length: int | None) -> None:
         super().__init__(tokenizer, max_length, settings.steps)
-        if "prompts" not in made.settings:
-            raise ConfigError(f"env.data: '{made.name}' is no collect stage, which makes the rooms of a grid")
+        if made.settings.get("prompts") is None:
+            raise ConfigError(f"env.data: '{made.name}' is no collect stage with prompts, the rooms of a grid")
         self.settings, self.made, self.dynamics = settings, made, GridDynamics.of(settings.tag, "env.tag")
         if not isinstance(tokenizer, CharTokenizer) or tokenizer.alphabet != self.dynamics.tokenizer().alphabet:
             raise ConfigError(

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ...core.errors import ConfigError
-from ...data.convert.text_game import pair_of
+from ...data.convert.text_game import is_changed, pair_of
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
 from ..evaluation import TEST, Evaluation, Results, heat, percent, points, verdict
 from ..language import Domain, Question, prompt_ids, read_pair, readable
-from ..language_tasks import Line, Made, QuestionTasks
+from ..language_data import write_parts
+from ..language_tasks import PARTS, Line, Made, QuestionTasks
 from ..rollout.sampler import Sample
 from ..statistics import Estimate
 from . import evaluate as games
 from .config import TextGameEnvironment
 from .crawl import bare_prompt, crawl_all, prompts
+from .splits import not_learnt, split_rows
 from .world import by_step, drift_table, walks_of
 
 DRIFT = "drift"
-FIRST_SEED = 10_000  # of the games that are imagined; data stages crawl those from 0 on
+FIRST_SEED = 10_000  # of the games that are imagined; questions are of those from 0 on
+TOKENIZER_TEXTS = 1500  # what a tokenizer learns from
+log = logging.getLogger("terrella")
+
+
+def names_in(rows: Sequence[dict[str, Any]]) -> str:
+    """An expression for the names of the rows' things, the longest first."""
+    labels = {o["name"].rpartition(" (ID: ")[0] for row in rows for o in row["current_state"]["objects"]}
+    return rf"(?:{'|'.join(sorted(map(re.escape, labels), key=lambda label: (-len(label), label)))}) \(ID: \d+\)"
 
 
 class TextGameTasks(QuestionTasks):
@@ -36,12 +48,38 @@ class TextGameTasks(QuestionTasks):
 
     @property
     def style(self) -> Callable[[dict[str, Any]], str]:
-        """How the data stage writes questions."""
-        return prompts() if self.made.settings["prompt"] == "full" else bare_prompt
+        """How questions are written."""
+        return prompts() if self.settings.prompt == "full" else bare_prompt
 
     def example(self) -> Question:
-        row = crawl_all(self.made.settings["games"][:1], range(1))[0]
+        row = crawl_all(self.settings.games[:1], range(1))[0]
         return read_pair(pair_of(row, self.style, "train"))
+
+    def make(self, guard: Callable[[], None]) -> dict[str, int]:
+        """Crawl, split, and write the questions; crawling takes seconds, so that a killed stage begins again."""
+        chosen = self.settings
+        if chosen.in_shards:
+            return super().make(guard)
+        rows = crawl_all([*chosen.games, *chosen.unseen_games], range(chosen.seeds))
+        split = split_rows(rows, each=chosen.heldout_per_verb, unseen_games=chosen.unseen_games, seed=self.made.seed)
+        if missing := not_learnt(split):
+            log.warning(
+                "heldout_per_verb: nothing is left to learn %d kinds of rows from (%s); take more seeds",
+                len(missing),
+                missing[0],
+            )
+        parts = dict(zip(PARTS, (split.train, split.test, split.unseen_games), strict=True))
+        every = max(1, len(split.train) // TOKENIZER_TEXTS)
+        guard()
+        write_parts(
+            self.made, [*parts.values()], lambda row, name: pair_of(row, self.style, name), names_in(split.train), every
+        )
+        return {
+            **{f"{name}_rows": len(members) for name, members in parts.items()},
+            **{f"{name}_changed": sum(map(is_changed, members)) for name, members in parts.items()},
+            "kinds_not_learnt": len(missing),
+            "pad_prompts_to": self.multiple,
+        }
 
     def judge(self, asked: Sequence[Question], answers: Sequence[str | Invalid]) -> list[Any]:
         return games.judge_rows([question.row for question in asked], answers, self.settings.mode)
@@ -60,9 +98,8 @@ class TextGameTasks(QuestionTasks):
 
     def parts(self, n: int) -> dict[str, list[Any]]:
         parts, steps = super().parts(n), self.settings.drift_steps
-        if steps and "games" not in self.made.settings:
-            where = f"'{self.made.name}' is none"
-            raise ConfigError(f"env.drift_steps: needs the questions of a text-game-data stage; {where}")
+        if steps and not self.settings.games:
+            raise ConfigError("env.drift_steps: needs env.games to imagine; questions in shards name none")
         return parts | ({DRIFT: list(range(self.settings.drift_episodes))} if steps else {})
 
     def episode(self, task: Any, prompt_id: int, sample_index: int) -> Any:
@@ -129,7 +166,7 @@ class Drifting:
 
     def __init__(self, tasks: TextGameTasks, number: int, prompt_id: int, sample_index: int) -> None:
         self.tasks, self.prompt_id, self.sample_index = tasks, prompt_id, sample_index
-        (self.walk,) = walks_of(tasks.made.settings["games"], [number], tasks.settings.drift_steps, FIRST_SEED)
+        (self.walk,) = walks_of(tasks.settings.games, [number], tasks.settings.drift_steps, FIRST_SEED)
 
     def context(self) -> tuple[int, ...] | None:
         row = self.walk.question()

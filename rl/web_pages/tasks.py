@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from ...core.errors import ConfigError
 from ...data.trajectory import Invalid
 from ..evaluation import TEST, Evaluation, percent, points, verdict
 from ..language import Domain, Question, RewardKind, read_pair
-from ..language_tasks import Line, QuestionTasks
+from ..language_data import write_parts
+from ..language_tasks import PARTS, Line, QuestionTasks
 from ..statistics import Estimate
+from ..webrl.config import WebSiteEnvironment
 from . import evaluate as pages
-from .data import load_transitions, page_pair
+from .config import WebPageEnvironment
+from .data import load_transitions, page_pair, split_pages
 from .prompt import PageTransition, bare_page_prompt, page_prompt
+
+IDS = r"\[\d+\]"  # of the page's items: one piece each, to be copied
 
 
 class WebPageTasks(QuestionTasks):
@@ -21,14 +28,56 @@ class WebPageTasks(QuestionTasks):
     domain: ClassVar[Domain] = "web-page"
     columns: ClassVar[list[str]] = pages.COLUMNS
     reward: RewardKind = "f1"
+    settings: WebPageEnvironment
 
     @property
     def style(self) -> Callable[[PageTransition], str]:
-        """How the data stage writes questions."""
-        return page_prompt if self.made.settings["prompt"] == "full" else bare_page_prompt
+        """How questions are written."""
+        return page_prompt if self.settings.prompt == "full" else bare_page_prompt
 
     def example(self) -> Question:
-        return read_pair(page_pair(load_transitions(self.made.settings["transitions"])[0], self.style, "train"))
+        return read_pair(page_pair(load_transitions(self.settings.transitions)[0], self.style, "train"))
+
+    def make(self, guard: Callable[[], None]) -> dict[str, int]:
+        """Split the recorded transitions, and write the questions."""
+        chosen = self.settings
+        if chosen.in_shards:
+            return super().make(guard)
+        steps = self._recorded() if chosen.sites else load_transitions(chosen.transitions)
+        split = split_pages(steps, every=chosen.heldout_every, unseen=chosen.unseen_pages)
+        parts = split.train, split.test, split.unseen_pages
+        guard()
+        changed = write_parts(self.made, parts, lambda step, name: page_pair(step, self.style, name), IDS)
+        counts: dict[str, int] = {}
+        for name, members in zip(PARTS, parts, strict=True):
+            counts |= {f"{name}_rows": len(members), f"{name}_changed": changed[name]}
+        return counts | {"pad_prompts_to": self.multiple}
+
+    def _recorded(self) -> list[PageTransition]:
+        """Transitions of training tasks on the recipe's web sites: the oracle's actions, and random ones."""
+        from ..webrl.sites import make_world, pool_of
+        from ..webrl.world_data import site_transitions
+
+        sites, made = self._sites(), self.made
+        pool = [task for task in pool_of(sites) if task.steps]
+        if not pool:
+            raise ConfigError("env.tag: has no task with an oracle to record pages of; choose one of the local sites")
+        n = min(made.settings["prompts"], len(pool))
+        tasks = random.Random(f"{made.seed} {made.name}").sample(pool, n)
+        return list(site_transitions(make_world(sites), make_world(sites), tasks, self.settings.others, made.seed))
+
+    def _sites(self) -> WebSiteEnvironment:
+        if not isinstance(self.made.env, WebSiteEnvironment):
+            raise ConfigError("env: pages are recorded on the recipe's web sites; give it env: {kind: web-site, ...}")
+        if self.made.settings.get("prompts") is None:
+            raise ConfigError(f"stages: {self.made.name}.prompts: name it, the number of tasks to record pages of")
+        return self.made.env
+
+    def require_source(self) -> None:
+        if self.settings.sites:
+            self._sites()
+        else:
+            super().require_source()
 
     def judge(self, asked: Sequence[Question], answers: Sequence[str | Invalid]) -> list[Any]:
         return pages.judge_pages([question.answer for question in asked], answers, self.settings.mode)

@@ -44,10 +44,10 @@ OWN = {
     "text-game-tiny": [
         "stages.5.env.drift_steps=2",
         "stages.5.env.drift_episodes=2",
-        "stages.0.seeds=1",
-        "stages.0.heldout_per_verb=5",
-        "stages.0.games=[weigh-stones]",
-        "stages.0.unseen_games=[fill-bucket]",
+        "env.seeds=1",
+        "env.heldout_per_verb=5",
+        "env.games=[weigh-stones]",
+        "env.unseen_games=[fill-bucket]",
     ],
     "web-page-tiny": [],
 }
@@ -61,10 +61,10 @@ ADAPTED = """
 name: adapted
 world: language
 model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 640, max_positions: 512, tied: true}
-env: {kind: text-game, data: data}
+env: {kind: text-game, data: data, train: RUN/stages/data/train, test: RUN/stages/data/test, pad_prompts_to: 1}
 stages:
 - {kind: start, name: start, folder: FOLDER}
-- {kind: language-data, name: data, train: RUN/stages/data/train, test: RUN/stages/data/test}
+- {kind: collect, name: data}
 - kind: sft
   name: sft
   init: start

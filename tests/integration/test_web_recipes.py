@@ -22,8 +22,8 @@ stages:
 - {kind: sft, name: sft, data: demos, init: start, optimizer: {lr: 1e-2}, sequences_per_step: 4, epochs: 40}
 - {kind: rl, name: grpo, init: sft, env: {data: demos}, algorithm: {kind: grpo}, prompts_per_step: 2, samples_per_prompt: 2, steps: 2,
    max_new_tokens: 8, optimizer: {lr: 1e-3}}
-- {kind: web-site-pages, name: pages, tasks: 2, others: 1, own_tokenizer: true}
-- {kind: sft, name: world, env: {kind: web-page, data: pages, non_gold_ratio: null}, steps: 1, sequences_per_step: 2, optimizer: {lr: 1e-3}}
+- {kind: collect, name: pages, prompts: 2, env: {kind: web-page, data: pages, sites: true, others: 1, own_tokenizer: true}}
+- {kind: sft, name: world, env: {data: pages, non_gold_ratio: null}, steps: 1, sequences_per_step: 2, optimizer: {lr: 1e-3}}
 - kind: web-plan
   name: plan
   actor: grpo

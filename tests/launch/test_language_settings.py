@@ -99,8 +99,7 @@ def test_published_settings() -> None:
 @pytest.mark.parametrize("name", [*TEXT, *WEB])
 def test_one_gpu_needs_no_download(name: str) -> None:
     made = recipes.load(f"{name}-1gpu")
-    kinds = [stage.kind for stage in made.stages]
-    assert made.ranks == 1 and "language-data" not in kinds and count(made.model).total < 20e6
+    assert made.ranks == 1 and not made.env.in_shards and count(made.model).total < 20e6
     start = {s.name: s for s in made.stages}.get("start")
     assert start is None if name.endswith("sft") else start.folder == f"runs/{name.split('-rlvr')[0]}-sft-1gpu/export"
     if start is not None:  # the sizes must be those of the recipe whose export it starts from
@@ -109,8 +108,8 @@ def test_one_gpu_needs_no_download(name: str) -> None:
 
 
 def test_a_data_stage_without_data_is_refused() -> None:
-    with pytest.raises(ConfigError, match="name a folder of shards to train on"):
-        recipes.load("text-game-sft", ("stages.2.train=null",))
+    with pytest.raises(ConfigError, match="games: name games to play, or train and test for folders of shards"):
+        recipes.load("text-game-sft", ("stages.2.env.train=null",))
 
 
 def test_questions_are_learnt_with_their_own_weight_and_padding_never() -> None:
@@ -150,6 +149,10 @@ def test_an_environment_of_a_stage_changes_the_recipes() -> None:
     [
         ("stages.rlvr.kind=language-rlvr", "is called 'rl' now"),
         ("stages.rlvr.kind=web-rollout", "is called 'collect' now"),
+        ("stages.data.kind=text-game-data", "'collect' now; write that, and its settings in an env of kind text-game"),
+        ("stages.rlvr.env.seeds=3", "'rlvr': env.seeds: differs from that of 'data', which makes what is read"),
+        ("stages.data.env.data=elsewhere", "refers to 'elsewhere', which is no earlier stage"),
+        ("env.unseen_games=[weigh-stones]", "unseen_games: 'weigh-stones' is also trained on"),
         ("env.data=nowhere", "refers to 'nowhere', which is no earlier stage"),
         ("env.reward=f1", "env.reward"),
         ("env.drift_steps=-1", "drift_steps"),

@@ -107,7 +107,7 @@ def test_a_reward_model_of_a_folder_judges_in_the_tokens_of_the_start(tmp_path: 
 def test_a_model_of_pages_with_a_tokenizer_of_its_own_begins_from_fresh_weights() -> None:
     assert stages("mpc-sites")["world-sft"].init is None
     with pytest.raises(ConfigError, match="'world-sft' needs init"):
-        recipe.load("mpc-sites", ("stages.pages.own_tokenizer=false",))
+        recipe.load("mpc-sites", ("stages.pages.env.own_tokenizer=false",))
 
 
 def test_phases_become_stages() -> None:

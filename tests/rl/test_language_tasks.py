@@ -1,5 +1,6 @@
 """Text games and web pages as environments: lessons, order, episodes, and the tables of an evaluation."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from terrella.core.errors import ConfigError
 from terrella.data.convert.text_game import is_gold, pair_of
 from terrella.data.schema import PAIR
 from terrella.data.shards import ShardWriter
-from terrella.data.tokenizers import ByteTokenizer
+from terrella.data.tokenizers import ByteTokenizer, load_tokenizer
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.conversation import Scripted
 from terrella.rl.evaluation import Evaluation
@@ -24,8 +25,8 @@ from terrella.rl.web_pages.prompt import bare_page_prompt
 from terrella.rl.web_pages.tasks import WebPageTasks
 
 TOKENIZER = ByteTokenizer()
-GAME = {"games": ["weigh-stones"], "prompt": "bare", "pad_prompts_to": 64}
-PAGE = {"transitions": None, "prompt": "bare", "pad_prompts_to": 1}
+GAME = TextGameEnvironment(kind="text-game", data="data", games=["weigh-stones"], pad_prompts_to=64)
+PAGE = WebPageEnvironment(kind="web-page", data="data", pad_prompts_to=1)
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def games(folder: Path, max_length: int | None = None, **settings) -> TextGameTasks:
-    made = Made("data", folder / "games", GAME)
-    return TextGameTasks(TextGameEnvironment(kind="text-game", data="data", **settings), made, TOKENIZER, max_length)
+    return TextGameTasks(replace(GAME, **settings), Made("data", folder / "games", {}), TOKENIZER, max_length)
 
 
 def pages(folder: Path) -> WebPageTasks:
-    return WebPageTasks(
-        WebPageEnvironment(kind="web-page", data="data"), Made("data", folder / "pages", PAGE), TOKENIZER, None
-    )
+    return WebPageTasks(PAGE, Made("data", folder / "pages", {}), TOKENIZER, None)
 
 
 def test_lessons_are_the_answers_and_padding_is_in_front(folder: Path) -> None:
@@ -92,23 +90,34 @@ def test_rows_without_a_change_are_mixed_in(folder: Path) -> None:
 
 
 def test_before_its_stage_has_finished_an_environment_shows_an_example(folder: Path) -> None:
-    made = Made("data", folder / "games", GAME, finished=False)
-    tasks = TextGameTasks(TextGameEnvironment(kind="text-game", data="data"), made, TOKENIZER, None)
+    tasks = TextGameTasks(GAME, Made("data", folder / "games", {}, finished=False), TOKENIZER, None)
     (question,) = tasks.of("train")
     assert question.domain == "text-game" and question.prompt and tasks.lessons([question], "here")
-    (page,) = WebPageTasks(
-        WebPageEnvironment(kind="web-page", data="data"),
-        Made("data", folder / "pages", PAGE, finished=False),
-        TOKENIZER,
-        None,
-    ).of("test")
+    (page,) = WebPageTasks(PAGE, Made("data", folder / "pages", {}, finished=False), TOKENIZER, None).of("test")
     assert page.domain == "web-page"
 
 
+def test_an_environment_makes_its_questions_and_a_tokenizer_from_them(tmp_path: Path) -> None:
+    written: list[int] = []
+    made = Made("data", tmp_path / "data", {"samples_per_shard": 8}, finished=False, vocab=400)
+    chosen = replace(GAME, seeds=1, heldout_per_verb=2)
+    counts = TextGameTasks(chosen, made, TOKENIZER, None).make(lambda: written.append(1))
+    learnt = load_tokenizer(made.folder / "tokenizer")
+    tasks = TextGameTasks(chosen, replace(made, finished=True), learnt, None)
+    assert written and (len(tasks.of("train")), len(tasks.of("test"))) == (counts["train_rows"], counts["test_rows"])
+    assert 0 < counts["test_changed"] < counts["test_rows"] and learnt.vocab_size <= 400
+
+
+def test_questions_in_shards_are_counted_and_left_where_they_are(folder: Path, tmp_path: Path) -> None:
+    shards = replace(GAME, games=[], test=str(folder / "games" / "test"))
+    tasks = TextGameTasks(shards, Made("data", tmp_path, {}, finished=False), TOKENIZER, None)
+    assert tasks.make(lambda: None) == {"pad_prompts_to": 64, "test_rows": 8} and not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=r"data\.prompts: all of these questions are made; leave it out"):
+        TextGameTasks(shards, Made("data", tmp_path, {"prompts": 4}), TOKENIZER, None).require_source()
+
+
 def test_questions_of_another_kind_are_refused(folder: Path) -> None:
-    mixed = TextGameTasks(
-        TextGameEnvironment(kind="text-game", data="data"), Made("data", folder / "pages", GAME), TOKENIZER, None
-    )
+    mixed = TextGameTasks(GAME, Made("data", folder / "pages", {}), TOKENIZER, None)
     with pytest.raises(ConfigError, match="holds questions of the kind web-page, not text-game"):
         mixed.of("train")[0]
 
@@ -184,13 +193,6 @@ def test_imagined_games_are_a_part_of_an_evaluation(folder: Path) -> None:
     hits = tasks.judgements(lazy, done)
     assert [h["model"] for h in hits] == [h["copy"] for h in hits]  # what cannot be read changes nothing
     assert [h["copy"] for h in hits] == [episode.walk.copy for episode in perfect]  # by the same actions
-    bare = TextGameTasks(
-        tasks.settings,
-        Made("lessons", folder / "games", {"train": None, "test": None, "pad_prompts_to": 1}),
-        TOKENIZER,
-        None,
-    )
-    with pytest.raises(
-        ConfigError, match=r"env\.drift_steps: needs the questions of a text-game-data stage; 'lessons' is none"
-    ):
+    bare = games(folder, games=[], test=str(folder / "games" / "test"), drift_steps=2)
+    with pytest.raises(ConfigError, match=r"env\.drift_steps: needs env\.games to imagine"):
         bare.parts(8)
