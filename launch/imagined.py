@@ -1,24 +1,25 @@
-"""The world that a trained model imagines, ready to be offered: text games by language models, Sokoban by grid
-models.
+"""The world that a trained model imagines, ready to be offered: text games and web pages by language models, Sokoban
+by grid models, the table top by video models.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core import schema
 from ..core.errors import ConfigError
-from ..rl.exchange.offers import GAME, Offer
+from ..rl.exchange.offers import GAME, PAGE, TABLE, Offer, table_offer
 from ..rl.worlds.base import World
 from .text_model import model_folder
 
 
 @dataclass(frozen=True)
 class Imagining:
-    """How a language model is asked for the next state of a text game."""
+    """How a language model is asked for the next state of a text game or the changes of a page."""
 
     max_new_tokens: int = 512
     prompt: str = "bare"
@@ -26,17 +27,38 @@ class Imagining:
 
 
 def offer_of(path: Path, true: Offer, how: Imagining, report: Callable[[str], Any] | None = None) -> Offer:
-    """The offer of `true` as the model of a run or folder imagines it, greedily, with the true world beside it."""
+    """The offer of `true` as the model of a run or folder imagines it, with the true world beside it.
+
+    Words are decoded greedily; frames are sampled, by the seed of the episode.
+    """
     from ..rl.exchange.imagined import Beside
 
     folder = model_folder(path)
-    imagine = _text_game(folder, true, how) if true.name.startswith(GAME) else _grid(folder, true)
-    return Offer(
-        f"{true.name} imagined by {path.resolve().name}",
-        lambda: Beside(imagine(), true.make(), report),
-        true.instruction,
-        true.max_actions,
-    )
+    if true.name.startswith(GAME):
+        imagine = _text_game(folder, true, how)
+    elif true.name.startswith(PAGE):
+        imagine = _page(folder, true, how)
+    elif true.name.startswith(TABLE):
+        true, imagine = _table(path, folder, true)
+    else:
+        imagine = _grid(folder, true)
+
+    def make() -> World:
+        world = true.make()
+        return Beside(imagine(world), world, report)
+
+    return replace(true, name=f"{true.name} imagined by {path.resolve().name}", make=make)
+
+
+class _Shared:
+    """A sampler that the threads of several connections use in turn."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler, self.busy = sampler, threading.Lock()
+
+    def generate(self, requests: Any) -> Any:
+        with self.busy:
+            return self.sampler.generate(requests)
 
 
 def _sampler(folder: Path) -> tuple[Any, Any]:
@@ -51,33 +73,84 @@ def _sampler(folder: Path) -> tuple[Any, Any]:
     source, _ = weight_source(folder, config)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weights = {name: source(name).to(device) for name in parameter_names(config)}
-    return EmbeddedSampler(lambda: weights, config), config
+    return _Shared(EmbeddedSampler(lambda: weights, config)), config
 
 
-def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[], World]:
+def _language(folder: Path, how: Imagining) -> Callable[[list[Any]], list[Any]]:
+    """Questions to answers."""
     from ..data.tokenizers import load_tokenizer
-    from ..rl.language import Question, answers
+    from ..rl.language import answers
     from ..rl.rollout.sampler import SamplingParams
+
+    sampler, _ = _sampler(folder)
+    tokenizer = load_tokenizer(folder)
+    params = SamplingParams(how.max_new_tokens, 0.0, stop_ids=tokenizer.stop_ids)
+    return lambda asked: answers(sampler, asked, tokenizer, params, 0, how.pad_prompts_to)
+
+
+def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]:
+    from ..rl.language import Question
     from ..rl.text_games.crawl import bare_prompt, prompts
     from ..rl.text_games.world import ImaginedGame
 
-    sampler, _ = _sampler(folder)
-    tokenizer, write, busy = (
-        load_tokenizer(folder),
-        prompts() if how.prompt == "full" else bare_prompt,
-        threading.Lock(),
-    )
-    params = SamplingParams(how.max_new_tokens, 0.0, stop_ids=tokenizer.stop_ids)
+    answer, write = _language(folder, how), prompts() if how.prompt == "full" else bare_prompt
 
     def predict(rows: list[dict[str, Any]]) -> list[Any]:
-        asked = [Question("text-game", write(row), "", row, False) for row in rows]
-        with busy:  # connections share the model
-            return answers(sampler, asked, tokenizer, params, 0, how.pad_prompts_to)
+        return answer([Question("text-game", write(row), "", row, False) for row in rows])
 
-    return lambda: ImaginedGame(predict, true.name.removeprefix(GAME))
+    return lambda _: ImaginedGame(predict, true.name.removeprefix(GAME))
 
 
-def _grid(folder: Path, true: Offer) -> Callable[[], World]:
+def _page(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]:
+    from ..rl.language import read_pair
+    from ..rl.web_pages.data import page_pair
+    from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
+    from ..rl.web_pages.world import ImaginedPage
+
+    answer, style = _language(folder, how), page_prompt if how.prompt == "full" else bare_page_prompt
+    return lambda world: ImaginedPage(
+        world,
+        f"pages/{true.name.removeprefix(PAGE)}",
+        lambda step: answer([read_pair(page_pair(step, style, "test"))])[0],
+    )
+
+
+def _table(run: Path, folder: Path, true: Offer) -> tuple[Offer, Callable[[World], World]]:
+    """The true offer with frames of the model's size, and how the model's world is made."""
+    from ..data.video_actions import ActionBins
+    from ..models.video.training import load_tokenizer
+    from ..rl.video.config import VideoEnvironment
+    from ..rl.video.imagine import ClipDecoder
+    from ..rl.video.made import WEIGHTS, device
+    from ..rl.video.real2sim import WorldModelSimulator
+    from ..rl.video.world import ImaginedTable
+    from ..rl.worlds.tabletop import ACTION_RANGES
+    from .recipe import Recipe
+
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{run}: name the run directory; a video model needs the tokenizer that the run trained")
+    recipe = schema.load(Recipe, run / "config.yaml")
+    env = recipe.env
+    if not isinstance(env, VideoEnvironment) or env.actions != "tabletop":
+        raise ConfigError(f"{run}: --of {true.name} wants a run whose env has kind: video and actions: tabletop")
+    trained = [stage.name for stage in recipe.stages if stage.kind == "video-tokenizer"]
+    weights = run / "stages" / trained[0] / WEIGHTS if trained else run
+    if not weights.is_file():
+        raise ConfigError(f"{weights}: the run has trained no video tokenizer; run its stage of kind video-tokenizer")
+    sampler, config = _sampler(folder)
+    if config.vocab < env.layout.vocab:
+        raise ConfigError(f"{folder}: its vocabulary has {config.vocab} tokens, the run's clips {env.layout.vocab}")
+    decoder = ClipDecoder(load_tokenizer(env.tokenizer, weights, device()), env.layout, env.bf16)
+    bins, task = ActionBins(ACTION_RANGES, env.action_bins), true.name.removeprefix(TABLE)
+
+    def imagine(world: World) -> World:
+        simulator = WorldModelSimulator(sampler, decoder, bins, top_k=env.top_k, repetition_penalty=1.0, seed=0)
+        return ImaginedTable(world, task, simulator)
+
+    return table_offer(task, env.tokenizer.height, env.tokenizer.width), imagine
+
+
+def _grid(folder: Path, true: Offer) -> Callable[[World], World]:
     from ..data.trajectory import Invalid
     from ..rl.exchange.imagined import ImaginedGrid
     from ..rl.grid.imagination import GridDynamics, ImaginationEpisode, ImaginationTask, prompt_ids
@@ -85,7 +158,7 @@ def _grid(folder: Path, true: Offer) -> Callable[[], World]:
     from ..rl.worlds.sokoban import Sokoban
 
     dynamics = GridDynamics.of(true.name)
-    world, tokenizer, busy = true.make(), dynamics.tokenizer(), threading.Lock()
+    world, tokenizer = true.make(), dynamics.tokenizer()
     if not isinstance(world, Sokoban) or world.config.observation != "grid":
         raise ConfigError(
             f"--of {true.name}: a grid model imagines a Sokoban whose state is shown as a grid alone, such as "
@@ -100,12 +173,11 @@ def _grid(folder: Path, true: Offer) -> Callable[[], World]:
 
     def predict(state: str, action: int) -> str | Invalid:
         params = SamplingParams(len(state), 0.0)
-        with busy:
-            sample = sampler.generate([SampleRequest(prompt_ids(tokenizer, state, action), (0, 0, 0, 0), params)])[0]
+        sample = sampler.generate([SampleRequest(prompt_ids(tokenizer, state, action), (0, 0, 0, 0), params)])[0]
         if isinstance(sample, Invalid):
             return sample
         imagined = ImaginationEpisode(ImaginationTask(0, state, (action,), ()), 0, tokenizer)
         imagined.receive(sample)
         return imagined.texts()[0]
 
-    return lambda: ImaginedGrid(true.make(), dynamics, predict)  # type: ignore[arg-type]
+    return lambda world: ImaginedGrid(world, dynamics, predict)  # type: ignore[arg-type]

@@ -49,8 +49,12 @@ def list_worlds(tag_files: tuple[str, ...]) -> None:
     "--tags", "tag_files", multiple=True, type=click.Path(exists=True, dir_okay=False), help="A file with further tags."
 )
 @click.option("--max-new-tokens", type=click.IntRange(1), default=512, help="RUN: of one imagined step.")
-@click.option("--pad-prompts-to", type=click.IntRange(1), default=1, help="RUN: as a text game's model was trained.")
-@click.option("--prompt", type=click.Choice(["full", "bare"]), default="bare", help="RUN: of a text game's model.")
+@click.option(
+    "--pad-prompts-to", type=click.IntRange(1), default=1, help="RUN: as a model of text games or pages was trained."
+)
+@click.option(
+    "--prompt", type=click.Choice(["full", "bare"]), default="bare", help="RUN: of a model of text games or pages."
+)
 def serve(
     what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], **model: Any
 ) -> None:

@@ -102,12 +102,9 @@ class OpenEnvEnvironment(Seeded):
         observation = data["observation"]
         if self.shown is not None:
             return text_of(observation[self.shown])
-        texts = [
-            value for name, value in observation.items() if isinstance(value, str) and value and name != "metadata"
-        ]
-        return (
-            text_of("\n".join(texts)) if texts else text_of({k: v for k, v in observation.items() if k != "metadata"})
-        )
+        read = {k: v for k, v in observation.items() if k not in ("metadata", "picture")}  # pictures are no text
+        texts = [value for value in read.values() if isinstance(value, str) and value]
+        return text_of("\n".join(texts)) if texts else text_of(read)
 
     def act(self, episode: Any, answer: Any) -> tuple[str, float, bool]:
         data = self._ask(episode, "step", answer)

@@ -9,6 +9,8 @@ from typing import Any
 from ...data.trajectory import Invalid
 from ..grid.imagination import GridDynamics
 from ..text_games.world import ImaginedGame, TextGame, view_of
+from ..video.world import FrameWorld, frame_drift
+from ..web_pages.world import ImaginedPage, items_f1
 from ..worlds.base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
 from ..worlds.sokoban import Sokoban, decode, solved, step_reward
 from ..worlds.sokoban_rooms import PLAYER
@@ -80,10 +82,11 @@ class Beside(World):
         if not self.over:
             truth = self.true.step(action)
             self.over, true_reward = truth.done, truth.reward
-        exact = same_state(self.imagined, self.true)
+        drift = difference(self.imagined, self.true)
+        exact = drift["exact"] == 1.0
         self.exact_steps += exact and self.exact_steps == self.steps
         self.steps += 1
-        drift = {"exact": float(exact), "exact_steps": float(self.exact_steps), "true_reward": float(true_reward)}
+        drift |= {"exact_steps": float(self.exact_steps), "true_reward": float(true_reward)}
         if self.report is not None:
             self.report(f"step {self.steps}: {'exact' if exact else 'drifted'}, exact for the first {self.exact_steps}")
         return StepResult(
@@ -93,9 +96,10 @@ class Beside(World):
     def render(self, mode: str = "text") -> str:
         return self.imagined.render(mode)
 
+    def picture(self) -> Any:
+        return self.imagined.picture()
+
     def random_action(self, rng: random.Random) -> str:
-        if isinstance(self.true, TextGame) and self.true.state is not None:
-            return rng.choice(self.true.game.actions(self.true.state))
         return self.true.random_action(rng)
 
     def parse_action(self, word: str) -> Action | None:
@@ -114,14 +118,21 @@ class Beside(World):
             bool(snapshot["over"]),
         )
 
+    def close(self) -> None:
+        """Give back what the true world holds, such as a browser."""
+        getattr(self.true, "close", lambda: None)()
 
-def same_state(imagined: World, true: World) -> bool:
-    """Whether both are in the same state; of a text game the order of objects does not count."""
-    if (
-        isinstance(imagined, ImaginedGame)
-        and isinstance(true, TextGame)
-        and imagined.view is not None
-        and true.state is not None
-    ):
-        return imagined.view.key() == view_of(true.game.name, true.state).key()
-    return imagined.render() == true.render()
+
+def difference(imagined: World, true: World) -> dict[str, float]:
+    """How the two states differ: `exact` is 1 where they are the same; further numbers say how near they are.
+
+    Of a text game the order of objects does not count, of a page the items' order, depth and numbers.
+    """
+    if isinstance(imagined, FrameWorld):
+        return frame_drift(imagined.picture(), true.picture())
+    if isinstance(imagined, ImaginedPage):
+        f1 = items_f1(imagined.render(), true.render())
+        return {"exact": float(f1 == 1.0), "items_f1": f1}
+    if isinstance(imagined, ImaginedGame) and isinstance(true, TextGame) and imagined.view and true.state:
+        return {"exact": float(imagined.view.key() == view_of(true.game.name, true.state).key())}
+    return {"exact": float(imagined.render() == true.render())}

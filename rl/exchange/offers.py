@@ -13,10 +13,12 @@ from typing import Any
 from ...core.errors import ConfigError
 from ..text_games.crawl import GAMES, find_game
 from ..text_games.world import TextGame
+from ..web_pages.record import APPS
 from ..worlds.base import Snapshot, World, WorldFault
+from ..worlds.tabletop import TASKS
 from ..worlds.tasks import load_tasks
 
-GAME = "text-game/"  # before the name of a text game
+GAME, PAGE, TABLE = "text-game/", "web-page/", "tabletop/"  # before names of games, pages and tasks
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,13 @@ class Offer:
     make: Callable[[], World]
     instruction: str = ""
     max_actions: int = 10
+    frame: tuple[int, int] | None = None  # height and width, where the world shows pictures
 
 
 def names(*tag_files: str) -> list[str]:
-    """All worlds that can be offered: the tags, those of the given files too, and the text games."""
-    return [*load_tasks(*tag_files), *(f"{GAME}{name}" for name in GAMES)]
+    """All worlds that can be offered: the tags, those of the given files too, text games, pages, the table top."""
+    further = [(GAME, GAMES), (PAGE, APPS), (TABLE, TASKS)]
+    return [*load_tasks(*tag_files), *(f"{before}{name}" for before, known in further for name in known)]
 
 
 def find_offer(name: str, *tag_files: str) -> Offer:
@@ -41,6 +45,10 @@ def find_offer(name: str, *tag_files: str) -> Offer:
     if name.startswith(GAME) and name.removeprefix(GAME) in GAMES:
         game = find_game(name.removeprefix(GAME))
         return Offer(name, lambda: TextGame(game.name), f"{game.task}\nAn action is one line of text.", 50)
+    if name.startswith(PAGE) and name.removeprefix(PAGE) in APPS:
+        return page_offer(name.removeprefix(PAGE))
+    if name.startswith(TABLE) and name.removeprefix(TABLE) in TASKS:
+        return table_offer(name.removeprefix(TABLE))
     tasks = load_tasks(*tag_files)
     if name not in tasks:
         known = names(*tag_files)
@@ -49,6 +57,24 @@ def find_offer(name: str, *tag_files: str) -> Offer:
         raise ConfigError(f"'{name}' is no world; {hint}")
     task = tasks[name]
     return Offer(name, task.make, task.instruction, task.max_actions)
+
+
+def page_offer(app: str) -> Offer:
+    """One of our small pages, in Chromium."""
+    from ..web_pages import world as pages
+
+    instruction = f"Explore the page. An action is {pages.ACTIONS}."
+    return Offer(f"{PAGE}{app}", lambda: pages.PageWorld(app), instruction, pages.LONGEST)
+
+
+def table_offer(task: str, height: int = 64, width: int = 64) -> Offer:
+    """A task of the table top, in MuJoCo, with frames of this size."""
+    from ..video import world as table
+
+    instruction = f"{TASKS[task].capitalize()}. An action is {table.ACTIONS}."
+    return Offer(
+        f"{TABLE}{task}", lambda: table.TableWorld(task, height, width), instruction, table.LONGEST, (height, width)
+    )
 
 
 @dataclass(frozen=True)
@@ -107,8 +133,6 @@ class Play:
 
     def random_action(self, rng: random.Random) -> str:
         """A text that the world takes as an action; of a text game, one that it understands."""
-        if isinstance(self.world, TextGame) and self.world.state is not None:
-            return rng.choice(self.world.game.actions(self.world.state))
         return self.world.random_action(rng)
 
     def snapshot(self) -> Snapshot:

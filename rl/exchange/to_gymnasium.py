@@ -1,7 +1,8 @@
 """Our worlds as Gymnasium environments. Importing this module registers them:
 `gymnasium.make("terrella/SimpleSokoban-v0")`.
 
-Where a world has action words, an action is their index, else a text. An observation is the text of the state.
+Where a world has action words, an action is their index, else a text. An observation is the text of the state, or its
+frame where the world has frames (`info["text"]` then has the text).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ..worlds.base import Snapshot
-from .offers import Offer, Play, find_offer, names
+from .offers import Offer, Play, Turn, find_offer, names
 
 LONGEST = 1_000_000  # characters of a text
 PRINTABLE = "".join(map(chr, range(32, 127)))  # what random texts are made of
@@ -31,47 +32,59 @@ class AnyText(spaces.Text):
         return f"AnyText({self.min_length}, {self.max_length})"
 
 
-class WorldEnv(gymnasium.Env[str, Any]):
+class WorldEnv(gymnasium.Env[Any, Any]):
     """An offered world. `reset(seed=...)` begins the instance of that seed, `options={"sample": n}` one with other
     chance moves.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
 
     def __init__(self, world: str | Offer, render_mode: str | None = None) -> None:
         offer = find_offer(world) if isinstance(world, str) else world
         self.play, self.render_mode = Play(offer), render_mode
         words = self.play.words
         self.words = words
-        self.observation_space = AnyText(LONGEST, min_length=0, charset=PRINTABLE)
+        self.observation_space = (
+            AnyText(LONGEST, min_length=0, charset=PRINTABLE)
+            if offer.frame is None
+            else spaces.Box(0, 255, (*offer.frame, 3), np.uint8)
+        )
         self.action_space = (
             AnyText(200, min_length=0, charset=PRINTABLE) if words is None else spaces.Discrete(len(words))
         )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; without a seed, one that the environment's own generator draws."""
         super().reset(seed=seed)
         instance = int(self.np_random.integers(1 << 31)) if seed is None else seed
         turn = self.play.reset(instance, int((options or {}).get("sample", 0)))
-        return turn.text, {"instruction": self.play.offer.instruction, "seed": instance}
+        return self._seen(turn), {"instruction": self.play.offer.instruction, "seed": instance, **self._text(turn)}
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _seen(self, turn: Turn) -> Any:
+        return turn.text if self.play.offer.frame is None else self.play.world.picture().copy()
+
+    def _text(self, turn: Turn) -> dict[str, str]:
+        return {} if self.play.offer.frame is None else {"text": turn.text}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One action: the index of a word, the word itself, or a text."""
         text = action if isinstance(action, str) else (self.words or [])[int(np.asarray(action).item())]
         turn = self.play.step(text)
-        return turn.text, turn.reward, turn.terminated, turn.truncated, dict(turn.info)
+        return self._seen(turn), turn.reward, turn.terminated, turn.truncated, {**turn.info, **self._text(turn)}
 
-    def render(self) -> str | None:  # type: ignore[override]
-        """The state as text, in the mode `ansi`."""
+    def render(self) -> Any:
+        """The state as text in the mode `ansi`, its frame in the mode `rgb_array`."""
+        if self.render_mode == "rgb_array":
+            return self.play.world.picture()
         return self.play.last.text if self.render_mode == "ansi" else None
 
     def snapshot(self) -> Snapshot:
         """The whole state as JSON values."""
         return self.play.snapshot()
 
-    def restore(self, snapshot: Snapshot) -> str:
+    def restore(self, snapshot: Snapshot) -> Any:
         """Go back to a snapshot; the observation that belongs to it."""
-        return self.play.restore(snapshot).text
+        return self._seen(self.play.restore(snapshot))
 
     def close(self) -> None:
         """Give back what the world holds, such as a browser."""

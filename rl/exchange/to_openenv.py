@@ -6,6 +6,7 @@ calls this.
 
 from __future__ import annotations
 
+import base64
 import random
 import uuid
 from typing import Any
@@ -15,6 +16,7 @@ from openenv.core.env_server import Action, Environment, Observation, State, cre
 from openenv.core.env_server.types import EnvironmentMetadata
 from pydantic import Field
 
+from ...data.png import encode_png
 from ..worlds.base import WorldFault
 from .offers import Offer, Play, Turn
 
@@ -31,6 +33,7 @@ class WorldObservation(Observation):
     text: str
     instruction: str = ""  # with the first observation of an episode
     actions: list[str] = Field(default_factory=list)  # the words, where an action is one of them
+    picture: str = ""  # the frame as a PNG in base64, where the world has frames
     truncated: bool = False  # the actions are used up
     info: dict[str, float] = Field(default_factory=dict)
 
@@ -71,9 +74,11 @@ class WorldServer(Environment[WorldAction, WorldObservation, WorldState]):
         return self._seen(self.play.step(action.text))
 
     def _seen(self, turn: Turn, instruction: str = "") -> WorldObservation:
+        frame = self.play.world.picture()
         return WorldObservation(
             text=turn.text,
             instruction=instruction,
+            picture="" if frame is None else base64.b64encode(encode_png(frame)).decode(),
             actions=self.play.words or [],
             truncated=turn.truncated,
             info=turn.info,

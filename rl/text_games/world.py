@@ -114,6 +114,12 @@ class TextGame(World):
         view = view_of(self.game.name, self.state)
         return repr({"game_state": [*view.objects, view.score]})
 
+    def random_action(self, rng: random.Random) -> str:
+        """One that the game understands in this state."""
+        check_started(self, self.state)
+        assert self.state is not None
+        return rng.choice(self.game.actions(self.state))
+
     def snapshot(self) -> Snapshot:
         check_started(self, self.state)
         assert self.state is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,16 +75,36 @@ class WorldModelSimulator:
         tokenizer = self.decoder.tokenizer
         with self.decoder.autocast():
             codes = tokenizer.tokenize(x[:, None], x)
-            self.cache = None
-            if isinstance(tokenizer, CompressiveTokenizer) and codes.context_BK is not None:
-                self.cache = tokenizer.context_cache(codes.context_BK)
-        self.context_BK = codes.context_BK.cpu().numpy() if codes.context_BK is not None else None
+        self._take_context(codes.context_BK)
         frame_BN = codes.frames_BTN[:, 0].cpu().numpy()
         still = np.zeros((len(x), self.layout.action_dims))
         given = self.layout.history
         self.frames: list[np.ndarray] = [frame_BN] * given
         self.actions: list[np.ndarray] = [self.bins.encode(still)] * (given - 1)
         self.count = 0
+        return self._pictures()
+
+    def _take_context(self, context_BK: torch.Tensor | None) -> None:
+        tokenizer, self.cache = self.decoder.tokenizer, None
+        if isinstance(tokenizer, CompressiveTokenizer) and context_BK is not None:
+            with self.decoder.autocast():
+                self.cache = tokenizer.context_cache(context_BK)
+        self.context_BK = context_BK.cpu().numpy() if context_BK is not None else None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the episodes are, as JSON values."""
+        context = None if self.context_BK is None else self.context_BK.tolist()
+        codes = {"frames": [f.tolist() for f in self.frames], "actions": [a.tolist() for a in self.actions]}
+        return {"context": context, **codes, "count": self.count, "seed": self.seed}
+
+    @torch.no_grad()
+    def restore(self, held: dict[str, Any]) -> np.ndarray:
+        """Go back to a snapshot; the frames that were seen then."""
+        context = None if held["context"] is None else torch.tensor(held["context"], device=self.decoder.device)
+        self._take_context(context)
+        self.frames = [np.array(f, np.int64) for f in held["frames"]]
+        self.actions = [np.array(a, np.int64) for a in held["actions"]]
+        self.count, self.seed = int(held["count"]), int(held["seed"])
         return self._pictures()
 
     @torch.no_grad()

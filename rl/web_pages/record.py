@@ -5,18 +5,20 @@ before and after.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from .prompt import PageTransition
 from .tree import Node, write_tree
 
+PAGES = Path(__file__).with_name("pages.html")
 APPS = ("todo", "cart", "tabs", "form", "answers", "filter")
 CLICKABLE = {"button", "checkbox", "tab", "link", "radio", "menuitem"}
 TYPABLE = {"textbox", "searchbox"}
 WORDS = ("buy rope", "Ann", "ann@mail.org", "call Tom", "Bob")
+_ACTION = re.compile(r"click \[(\d{1,12})\]|type \[(\d{1,12})\] \[(.*)\] \[0\]")
 _SKIPPED = {"none", "generic", "InlineTextBox", "LineBreak", "ListMarker", "LayoutTable"}
 _PROPERTIES = ("focused", "disabled", "required", "checked", "expanded", "selected", "invalid", "level")
 _CLICK = "function() { this.click(); }"
@@ -58,56 +60,89 @@ def tree_of(raw: list[dict[str, Any]]) -> tuple[list[Node], dict[int, int]]:
     return nodes, inner
 
 
+def random_action(nodes: list[Node], coin: random.Random) -> str | None:
+    """A click on, or a text for, an item of the page that takes one; None where there is none."""
+    usable = [node for node in nodes if _usable(node)]
+    if not usable:
+        return None
+    node, text = coin.choice(usable), coin.choice(WORDS)
+    return f"type [{node.id}] [{text}] [0]" if node.role in TYPABLE else f"click [{node.id}]"
+
+
+def _usable(node: Node) -> bool:
+    return node.role in CLICKABLE | TYPABLE and ("disabled", "True") not in node.properties
+
+
+class LivePage:
+    """One of our small pages in a browser. Its items have ids of ours, in the order of their first appearance."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.wire = page, page.context.new_cdp_session(page)
+        self.wire.send("Accessibility.enable")
+        self.ids: dict[int, int] = {}
+        self.inner: dict[int, int] = {}
+        self.nodes: list[Node] = []
+
+    def open(self, app: str, seed: int) -> list[Node]:
+        """The page of an app and a seed, as it begins."""
+        self.page.goto("about:blank")  # another fragment alone would not load the page again
+        self.page.goto(f"{PAGES.as_uri()}#{app}-{seed}")
+        self.ids = {}
+        return self.look()
+
+    def look(self) -> list[Node]:
+        """The page as it is now."""
+        nodes, inner = tree_of(self.wire.send("Accessibility.getFullAXTree")["nodes"])
+        for node in nodes:
+            self.ids.setdefault(node.id, len(self.ids) + 1)
+        self.nodes = [Node(self.ids[n.id], n.role, n.name, n.properties, n.depth) for n in nodes]
+        self.inner = {self.ids[k]: v for k, v in inner.items()}
+        return self.nodes
+
+    def act(self, action: str) -> bool:
+        """Click or type; whether the page has an item that takes this action. If not, nothing happens."""
+        read = _ACTION.fullmatch(action)
+        if read is None:
+            return False
+        typing = read[2] is not None
+        wanted, roles = int(read[2] or read[1]), TYPABLE if typing else CLICKABLE | TYPABLE
+        if not any(node.id == wanted and node.role in roles and _usable(node) for node in self.nodes):
+            return False
+        item = self.wire.send("DOM.resolveNode", {"backendNodeId": self.inner[wanted]})["object"]["objectId"]
+        call = {
+            "objectId": item,
+            "functionDeclaration": _TYPE if typing else _CLICK,
+            "arguments": [{"value": read[3]}] if typing else [],
+        }
+        self.wire.send("Runtime.callFunctionOn", call)
+        return True
+
+
 def record(
     episodes: int, steps: int, *, browser: str | None = None, first_seed: int = 0, timeout_s: float = 30.0
 ) -> Iterator[PageTransition]:
     """Transitions of our small pages in real Chromium; `browser` is its path where Playwright did not install one."""
     from playwright.sync_api import sync_playwright
 
-    with resources.as_file(resources.files("terrella.rl.web_pages") / "pages.html") as file, sync_playwright() as tool:
+    with sync_playwright() as tool:
         chromium = tool.chromium.launch(executable_path=browser, args=["--no-sandbox"], timeout=timeout_s * 1000)
         try:
             page = chromium.new_page()
             page.set_default_timeout(timeout_s * 1000)
-            wire = page.context.new_cdp_session(page)
-            wire.send("Accessibility.enable")
+            live = LivePage(page)
             for episode in range(episodes):
-                app, seed = APPS[episode % len(APPS)], first_seed + episode
-                page.goto("about:blank")  # another fragment alone would not load the page again
-                page.goto(f"{Path(file).as_uri()}#{app}-{seed}")
-                yield from _episode(wire, app, seed, steps)
+                yield from _episode(live, APPS[episode % len(APPS)], first_seed + episode, steps)
         finally:
             chromium.close()
 
 
-def _episode(wire: Any, app: str, seed: int, steps: int) -> Iterator[PageTransition]:
-    coin = random.Random(f"{app} {seed}")
-    ids: dict[int, int] = {}  # the browser's id -> ours, in the order of their first appearance
-
-    def look() -> tuple[list[Node], dict[int, int]]:
-        nodes, inner = tree_of(wire.send("Accessibility.getFullAXTree")["nodes"])
-        for node in nodes:
-            ids.setdefault(node.id, len(ids) + 1)
-        mine = [Node(ids[n.id], n.role, n.name, n.properties, n.depth) for n in nodes]
-        return mine, {ids[k]: v for k, v in inner.items()}
-
-    before, inner = look()
-    previous = ""
+def _episode(live: LivePage, app: str, seed: int, steps: int) -> Iterator[PageTransition]:
+    coin, before, previous = random.Random(f"{app} {seed}"), live.open(app, seed), ""
     for _ in range(steps):
-        usable = [n for n in before if n.role in CLICKABLE | TYPABLE and ("disabled", "True") not in n.properties]
-        if not usable:
+        action = random_action(before, coin)
+        if action is None:
             return
-        node = coin.choice(usable)
-        text = coin.choice(WORDS)
-        typing = node.role in TYPABLE
-        action = f"type [{node.id}] [{text}] [0]" if typing else f"click [{node.id}]"
-        found = wire.send("DOM.resolveNode", {"backendNodeId": inner[node.id]})["object"]["objectId"]
-        call = {
-            "objectId": found,
-            "functionDeclaration": _TYPE if typing else _CLICK,
-            "arguments": [{"value": text}] if typing else [],
-        }
-        wire.send("Runtime.callFunctionOn", call)
-        after, inner = look()
+        live.act(action)
+        after = live.look()
         yield PageTransition(f"pages/{app}", "explore", previous, write_tree(before), action, write_tree(after))
         before, previous = after, action

@@ -70,6 +70,10 @@ class World(ABC):
         """
         return None
 
+    def picture(self) -> Any:
+        """The state as a frame, uint8 [H, W, 3]; None for worlds that have no pictures."""
+        return None
+
     def right_answer(self) -> str | None:
         """What the policy should have answered, for a report; None where there is no single answer."""
         return None

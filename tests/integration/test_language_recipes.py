@@ -129,6 +129,12 @@ def test_recipe_runs_through(recipe: str, games: Path, tmp_path: Path) -> None:
     assert control["tokens"] >= rlvr["tokens"]
     assert "beyond chance" in (text := json.loads((run / "summary.json").read_text())["headline"]) or "->" in text
     assert (run / "export" / "model.safetensors").exists() and (run / "report.html").exists()
+    if recipe == "web-page-tiny" and (shutil.which("chromium") or shutil.which("chromium-browser")):
+        words = [sys.executable, "-m", "terrella.tests.rl.exchange.play_run", str(run), "web-page/todo"]
+        served = subprocess.run(words, capture_output=True, text=True, timeout=600)
+        assert served.returncode == 0, served.stderr[-2000:]
+        played = json.loads(served.stdout.splitlines()[-1])
+        assert played["again"] and "RootWebArea" in played["start"] and 0 < played["info"]["items_f1"] <= 1
 
 
 def test_a_folder_with_a_chat_template_is_trained_by_adapters(games: Path, tmp_path: Path) -> None:

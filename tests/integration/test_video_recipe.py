@@ -89,6 +89,12 @@ def test_recipe_runs_through(tmp_path: Path) -> None:
     text = (run / "report.html").read_text()
     assert "data:image/png;base64," in text and "Held-out clips" in text
     assert (run / "export" / "model.safetensors").exists()
+    words = [sys.executable, "-m", "terrella.tests.rl.exchange.play_run", str(run), "tabletop/close"]
+    served = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert served.returncode == 0, served.stderr[-2000:]
+    played = json.loads(served.stdout.splitlines()[-1])
+    assert played["frame"] == [32, 32, 3] and played["again"] and "drawer" in played["start"]
+    assert 0 < played["info"]["mae"] < 1 and played["info"]["exact"] in (0.0, 1.0)
 
 
 @pytest.mark.full

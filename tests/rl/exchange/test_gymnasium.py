@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 
 import pytest
 
@@ -38,6 +39,10 @@ def test_its_checker_passes(name: str) -> None:
 def test_its_checker_passes_on_every_world(name: str) -> None:
     if "Miniwob" in name and not (importlib.util.find_spec("miniwob") and importlib.util.find_spec("playwright")):
         pytest.skip("the extras miniwob and web are not installed")
+    if name.startswith("tabletop/") and importlib.util.find_spec("mujoco") is None:
+        pytest.skip("the extra video is not installed")
+    if name.startswith("web-page/") and not (importlib.util.find_spec("playwright") and shutil.which("chromium")):
+        pytest.skip("the extra web or chromium is not installed")
     checked(name)
 
 

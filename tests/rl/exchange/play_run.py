@@ -1,0 +1,31 @@
+"""Plays the world that the model of a run imagines and prints what was seen: `python -m ... RUN WORLD`. Helper module,
+not a test.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+from terrella.launch.imagined import Imagining, offer_of
+from terrella.rl.exchange.offers import Play, find_offer
+
+
+def main(run: str, world: str) -> None:
+    play = Play(offer_of(Path(run), find_offer(world), Imagining(max_new_tokens=16)))
+    try:
+        start, rng = play.reset(3), random.Random(0)
+        first = play.step(play.random_action(rng))
+        kept, action = json.loads(json.dumps(play.snapshot())), play.random_action(rng)
+        second = play.step(action)
+        play.restore(kept)
+        again = play.step(action)
+        frame = play.world.picture()
+        told = {"name": play.offer.name, "start": start.text, "info": first.info, "again": again == second}
+        print(json.dumps(told | {"frame": None if frame is None else list(frame.shape)}))
+    finally:
+        play.world.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
