@@ -37,7 +37,10 @@ def served(answer: Callable[[list[dict[str, str]]], str]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             """Silent."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # with the usual 5, clients that connect at once run out of time on a slow machine
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
