@@ -14,7 +14,9 @@ FOLDER, HERE = Path(sys.prefix) / "exchange", Path(__file__).parent
 TESTS = [
     "test_openenv.py",
     "test_soak.py",
-    "test_verifiers.py",
+    # its evaluation loop and its faults have deadlines of seconds, which a busy machine misses
+    "test_verifiers.py::test_its_validator_passes",
+    "test_verifiers.py::test_a_taskset_with_many_turns_is_the_world_it_wraps",
     "test_train.py::test_three_openenv_worlds_train",
 ]
 
