@@ -84,15 +84,15 @@ def by_kind(learnt: Sequence[tuple[Hashable, bool]], asked: Sequence[Hashable]) 
 
 
 def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | None]:
-    """Share of right verdicts, of either class and as the mean of both (None where a class is missing), and what always
-    giving the commoner answer would score."""
+    """Share of right verdicts, of either class and as the mean of both, and what always giving the commoner answer
+    would score; None where there is nothing of the kind."""
     right = [(p >= SUCCESS) == t for p, t in zip(probabilities, truth, strict=True)]
     parts = [[r for r, t in zip(right, truth, strict=True) if t is value] for value in (True, False)]
     shares = [proportion(sum(part), len(part)) if part else None for part in parts]
     return {
-        "accuracy": proportion(sum(right), len(right)),
+        "accuracy": proportion(sum(right), len(right)) if right else None,
         "balanced": None if None in shares else mean_of_proportions([s for s in shares if s is not None]),
         "successes": shares[0],
         "failures": shares[1],
-        "majority": proportion(max(map(len, parts)), len(right)),
+        "majority": proportion(max(map(len, parts)), len(right)) if right else None,
     }

@@ -191,6 +191,7 @@ def test_orm_accuracy_shows_its_baseline() -> None:
     assert lopsided["balanced"].value == 0.75 and lopsided["balanced"].low < 0.6 and lopsided["balanced"].n == 10
     alone = orm.accuracy([0.9], [True])
     assert alone["balanced"] is None and alone["failures"] is None and alone["successes"].value == 1.0
+    assert set(orm.accuracy([], []).values()) == {None}  # nothing was held out: no number, and no NaN
 
 
 def test_a_judge_that_knows_the_kind_of_task_alone_is_the_baseline() -> None:
