@@ -1,0 +1,138 @@
+"""WebRL on sites that keep what is done to them: over http in Chromium with logins, instructions by an
+OpenAI-compatible writer, and the outcome reward model as reward.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from terrella.models.config import ModelConfig
+from terrella.models.stand_in import write_weights
+from terrella.rl.webrl.config import WebSiteEnvironment
+from terrella.rl.webrl.pieces import pieces_of
+from terrella.rl.worlds.web.sites.base import PASSWORD, USER
+from terrella.tests.integration import test_web
+from terrella.tests.integration.live_sites import (
+    KEYS,
+    TEMPLATES,
+    LiveSite,
+    Writer,
+    site_tasks,
+    tag_file,
+    write_demonstrations,
+    write_task_file,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
+browser = test_web.browser  # skips, or fails, where there is no Chromium
+PATIENCE_S = 1500.0  # of a busy machine
+LIMITS = {"max_steps": 5, "max_parse_failures": 2, "max_repeats": 2}
+VOCAB = 420
+MODEL = {"family": "llama", "layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "ffn": 48}
+MODEL |= {"vocab": VOCAB, "max_positions": 512, "tied": True}
+DEMONSTRATED, TASKS = 6, 2
+
+
+@dataclass
+class Place:
+    """The sites, the writer, and the recipe that trains on them."""
+
+    sites: dict[str, LiveSite]
+    writer: Writer
+    recipe: Path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    tasks = site_tasks()
+    train, test = tasks[::2], tasks[1::2]
+    write_task_file(tmp_path / "train.json", train)
+    write_task_file(tmp_path / "test.json", test)
+    assert write_demonstrations(tmp_path / "demos", train[:DEMONSTRATED], LIMITS) > DEMONSTRATED
+    sites = {key: LiveSite(key) for key in KEYS}
+    writer = Writer(tasks)
+    tag_file(tmp_path / "tags.yaml", sites, LIMITS)
+    monkeypatch.setenv("SITE_USER", USER)
+    monkeypatch.setenv("SITE_PASSWORD", PASSWORD)
+    home = WebSiteEnvironment(kind="web-site", max_prompt_tokens=160, tag="WebClicks", templates=list(TEMPLATES))
+    pieces_of(home, VOCAB).save(tmp_path / "start")
+    write_weights(ModelConfig(**MODEL), tmp_path / "start")
+    recipe = tmp_path / "live.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_of(tmp_path, writer.address)))
+    yield Place(sites, writer, recipe)
+    for server in (*sites.values(), writer):
+        server.close()
+
+
+def recipe_of(folder: Path, writer: str) -> dict:
+    """WebRL as its paper's recipe has it, with everything turned down."""
+
+    def training(epochs: float) -> dict:
+        return {"optimizer": {"lr": 3e-3}, "sequences_per_step": 4, "epochs": epochs, "checkpoint_every": 1}
+
+    env = {"kind": "web-site", "tag": "LiveTrain", "test_tag": "LiveTest", "tag_files": [str(folder / "tags.yaml")]}
+    env |= {"max_prompt_tokens": 160, "max_verdict_tokens": 224, "pad_prompts_to": 160, "at_once": 2}
+    phase = {
+        "kind": "webrl",
+        "name": "phase",
+        "phases": 2,
+        "init": "sft",
+        "demos": "demos",
+        "first": "first",
+        "orm": "orm",
+    }
+    phase |= {"tasks": TASKS, "max_new_tokens": 12, "url": f"{writer}/v1", "model": "writer", "low": 0.0, "high": 1.0}
+    phase |= {"method": "released", "actor": training(2), "critic": training(2), "evaluate": 1, "replay_low": 0.0}
+    return {
+        "name": "webrl-live",
+        "world": "language",
+        "model": MODEL,
+        "env": env,
+        "stages": [
+            {"kind": "start", "name": "start", "folder": str(folder / "start")},
+            {"kind": "collect", "name": "demos", "prompts": DEMONSTRATED, "validation_share": 0.0}
+            | {"env": {"demonstrations": str(folder / "demos")}},
+            {"kind": "sft", "name": "sft", "data": "demos", "init": "start", "optimizer": {"lr": 1e-2}}
+            | {"sequences_per_step": 4, "epochs": 12},
+            {"kind": "collect", "name": "first", "model": "sft", "env": {"data": "demos"}, "prompts": 3}
+            | {"validation_share": 0.0, "max_new_tokens": 12},
+            {"kind": "web-orm", "name": "orm", "init": "sft", "data": ["demos", "first"], "training": training(2)},
+            phase,
+            {"kind": "export", "name": "export", "model": "phase-2-actor"},
+        ],
+    }
+
+
+def command(place: Place, run: Path) -> list[str]:
+    return [sys.executable, "-m", "terrella", "train", str(place.recipe), "--run", str(run)]
+
+
+def outcomes(run: Path) -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text()) for path in (run / "stages").glob("*.json")}
+
+
+@pytest.mark.full
+def test_two_phases_on_live_sites(place: Place, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = subprocess.run(command(place, run), timeout=PATIENCE_S, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    said = outcomes(run)
+    for number in (1, 2):
+        tasks, played, judged = (said[f"phase-{number}-{part}"] for part in ("tasks", "played", "rollout"))
+        assert tasks["kept"] == played["trajectories"] == judged["trajectories"] == TASKS and played["invalid"] == 0
+        assert played["solved"] == 0 and "orm/accuracy" not in judged  # the world knows no answer to written tasks
+    for key, site in place.sites.items():
+        print(f"{key}: {site.logins} logins, {site.resets} resets, {site.changes} changes")
+    assert sum(site.logins for site in place.sites.values()) >= 3 + 2 * TASKS + 3  # first, phases, evaluation
+    assert min(site.resets for site in place.sites.values()) > 0
+    print(f"{place.writer.written} requests for instructions, {place.writer.refused} found impossible")
+    assert place.writer.written >= 2 and place.writer.refused >= 2
+    assert not any("Delete" in path.read_text() for path in (run / "stages").rglob("tasks.json"))
+    kept = [path for path in run.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml", ".log", ".tar")]
+    assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
