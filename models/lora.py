@@ -124,7 +124,8 @@ def attach(chunk: nn.Module, config: LoraConfig, sequence_parallel: bool) -> Non
         if last in config.targets and ".experts." not in name:
             if not isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 raise ConfigError("lora: adapters go with our layer specification, not with TransformerEngine's")
-            module.lora = Adapter(last, module.weight, model, config, sequence_parallel)
+            weight: torch.Tensor = module.weight  # type: ignore[assignment]
+            module.lora = Adapter(last, weight, model, config, sequence_parallel)
             module.register_forward_hook(_add_adapter)
 
 
