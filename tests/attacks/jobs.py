@@ -109,6 +109,7 @@ def merge_damaged_adapters(folder: str) -> str:
     job: Any = SimpleNamespace(
         recipe=SimpleNamespace(stages=[SimpleNamespace(name="tuned", lora=Lora(rank=2, alpha=4.0))]),
         run=SimpleNamespace(path=Path(folder)),
+        model=model,
         outcome=lambda stage: {"checkpoint": "step-000001"},
     )
     target = Engine(build_gpt(model), *parts)

@@ -23,7 +23,8 @@ def read(folder: Path) -> list[str]:
 
 def damage(folder: Path, draw: random.Random) -> str:
     """One change to one file; says which."""
-    victim = draw.choice(sorted(folder.iterdir()))
+    # the README is for other people's readers
+    victim = draw.choice(sorted(path for path in folder.iterdir() if path.name != "README.md"))
     held, how = (
         victim.read_bytes(),
         draw.choice(["flip", "flip", "flip", "cut", "delete", "delete shard", "grow", "swap"]),

@@ -353,6 +353,7 @@ import os, signal, sys
 import transformers.models.qwen2.modeling_qwen2
 from terrella.core.mcore import shim
 shim.install()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 from terrella.launch.cli import main
 from terrella.models import convert, gpt, hf
 real = hf._one_layer
