@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -59,11 +61,15 @@ def signed(x: int) -> int:
 
 def key_tensor(keys: Iterable[Sequence[int]], device: torch.device | str = "cpu") -> torch.Tensor:
     """Folded keys as int64, ready for `uniform_tensor`."""
+    import torch
+
     return torch.tensor([signed(fold(*key)) for key in keys], dtype=torch.int64, device=device)
 
 
 def uniform_tensor(keys_B: torch.Tensor, counters_B: torch.Tensor) -> torch.Tensor:
     """`uniform(*key, counter)` for many keys at once, as float64; equal to the scalar form bit for bit."""
+    import torch
+
     return _shift(_mix_tensor(keys_B ^ counters_B.to(torch.int64)), 11).to(torch.float64) * 2.0**-53
 
 
