@@ -216,10 +216,9 @@ HARMLESS = (
     *(f"reward: {name}" for name in ("prints 100 MB", "prints 100 MB to stderr", "writes 100 MB to descriptor 1")),
     *(f"reward: {name}" for name in ("forks", "threads", "hangs at exit", "changes folder", "random", "breaks sys")),
     *("reward: import prints 100 MB", "env: tasks: print", "env: play: prints", "run: 'a\\nb'"),
-    *(
-        "grpo env: play: random prompt",
-        "grpo env: demonstration hangs",
-    ),  # `check env` refuses them; RL asks for neither
+    # `check env` refuses them; RL asks for none
+    *(f"grpo env: {name}" for name in ("play: random prompt", "demonstration hangs", "baselines hang")),
+    "grpo env: a baseline ends the process",
 )
 
 
