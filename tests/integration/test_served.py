@@ -61,7 +61,7 @@ def test_an_evaluation_brings_every_model_into_one_server(tmp_path: Path) -> Non
     greedy = []
     for number, settings in enumerate((SETTINGS, SETTINGS[:-1])):
         run = tmp_path / str(number)
-        changed = ["stages.2.optimizer={lr: 1e-2}", "stages.4.temperatures=[0]", "ranks=1"]
+        changed = ["stages.2.optimizer={lr: 1e-2}", "stages.4.temperatures=[0]", "ranks=2"]
         command = tiny_run.command(run, *settings, *changed)
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **CPU})
         assert done.returncode == 0, done.stdout + done.stderr
