@@ -64,6 +64,10 @@ def _gather(host: torch.Tensor, group: Any) -> list[torch.Tensor]:
     return parts
 
 
+def _peer(op: Any) -> dict[str, int]:
+    return {"group_dst" if op.op.__name__ == "isend" else "group_src": op.group_peer}
+
+
 def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
     """Send what ranks tell one another through host memory, for tensors that `needs` names. Once, before Megatron is
     imported.
@@ -145,6 +149,10 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         host = torch.empty_like(tensor, device="cpu") if needs(tensor) else tensor
         return _Staged(plain["irecv"](host, *args, **options), host, tensor if host is not tensor else None)
 
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+        """One after the other: coalesced by the group, what arrives would never be copied to the device."""
+        return [op.op(op.tensor, group=op.group, tag=op.tag, **_peer(op)) for op in p2p_op_list]
+
     def send(tensor: torch.Tensor, *args: Any, **options: Any) -> None:
         isend(tensor, *args, **options).wait()
 
@@ -161,6 +169,7 @@ def install(needs: _Needs = lambda tensor: tensor.is_cuda) -> None:
         all_to_all_single,
         isend,
         irecv,
+        batch_isend_irecv,
         send,
         recv,
     )
