@@ -212,9 +212,11 @@ def _compiled(template: str) -> Any:
                 raise OverflowError(f"the result of {operator} would be too large")
             return super().call_binop(context, operator, left, right)
 
-    text = template_text(template)
+    text, environment = template_text(template), Bounded(undefined=StrictUndefined)
+    # a prompt is made anew by every rank and every resume: nothing in it is a matter of chance
+    del environment.filters["random"], environment.globals["lipsum"]
     try:
-        return Bounded(undefined=StrictUndefined).from_string(text)
+        return environment.from_string(text)
     except TemplateSyntaxError as error:
         line = text.splitlines()[error.lineno - 1]
         raise ConfigError(f"template: line {error.lineno}: {error.message}, in {line!r}") from error

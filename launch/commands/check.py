@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +15,10 @@ from ...data.trajectory import Invalid
 from .. import recipe as recipes
 from ..own import chosen_recipe, own_options, require_own
 from ..own import settings_of as own_settings
+
+if TYPE_CHECKING:
+    from ...core.health import Check
+    from .check_preview import Shown
 
 
 @click.command()
@@ -73,23 +79,33 @@ def _environment(named: str, overrides: tuple[str, ...]) -> None:
 
 
 def _look(config: recipes.Recipe, folder: Path) -> None:
-    from .check_recipe import alone, look
+    from .check_preview import preview
+    from .check_recipe import alone, look, own_environments
 
-    failed = 0
-    for finding in look(config, folder):
-        click.echo(finding.line())
-        failed += finding.level == "fail"
+    failed = _say(look(config, folder))
     if not failed:
-        _show(config, alone(config, folder))
+        shown = preview(config, alone(config, folder))
+        # after the first episode, whose faults are named: what hangs is not waited for twice
+        if isinstance(shown, str) or not isinstance(shown.reward, Invalid):
+            failed = _say(own_environments(config))
+        _show(shown)
     if failed:
         raise TerrellaError(f"{failed} finding{'s' if failed > 1 else ''} to fix before {config.name} can run")
 
 
-def _show(config: recipes.Recipe, job: object) -> None:
-    """One episode: the prompt as the model reads it, an answer, its reward."""
-    from .check_preview import SHOWN, preview
+def _say(findings: Iterable[Check]) -> int:
+    """Show findings as they come; how many failed."""
+    failed = 0
+    for finding in findings:
+        click.echo(finding.line())
+        failed += finding.level == "fail"
+    return failed
 
-    shown = preview(config, job)
+
+def _show(shown: Shown | str) -> None:
+    """One episode: the prompt as the model reads it, an answer, its reward."""
+    from .check_preview import SHOWN
+
     if isinstance(shown, str):
         click.echo(f"note  {shown}")
         return

@@ -5,7 +5,8 @@ A broken promise is told with its remedy, as gymnasium's checker does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, zip_longest
@@ -16,15 +17,17 @@ from ...core.errors import ConfigError
 from ...data.tokenizers import ByteTokenizer
 from ...data.trajectory import Invalid
 from ...rl.conversation import text_of
-from ...rl.environment import End, Prompt
+from ...rl.environment import End, Prompt, Split
 from ...rl.hosted import CHECKING_S, Sealed
-from ...rl.own.config import EnvironmentSettings
+from ...rl.own.config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 from ...rl.own.tasks import open_tasks
 from ...rl.tasks import EMPTY as EMPTY_BASELINE
 from ...rl.tasks import Tasks
 
 PLAYED = 8  # tasks of each split that are played
+PROMPTS_S = 6.0  # in which the check of a recipe plays as many of them as it can
 ODD = 'Ich weiß nicht.\n```{"answer": [1, 2]}```\n\x07'  # what a model may well write
+SPLITS: tuple[Split, ...] = ("train", "test")
 EMPTY, SHOWN = "the empty answer", "its demonstration"
 Policy = Callable[[Prompt, int, int], str]  # prompt, number of the task, turn
 
@@ -40,6 +43,10 @@ class Played:
 
     prompts: tuple[str, ...]
     end: End | None
+
+    @property
+    def at_fault(self) -> bool:
+        return self.end is not None and isinstance(self.end.reward, Invalid)
 
     @property
     def reward(self) -> float:
@@ -90,9 +97,22 @@ def check_environment(settings: Any) -> Iterator[str]:
         yield "score: the same for all that was tried; RL learns from answers whose scores differ, so try a right one"
 
 
-def check_tasks(tasks: Tasks, again: Tasks) -> str:
-    """Both splits have tasks, the same in another process, and share none."""
-    for split in ("train", "test"):
+def check_for_run(settings: DataEnvironment | OwnEnvironment, splits: Collection[Split]) -> str:
+    """What a run needs of an environment, of the splits that its stages play: tasks and prompts that a resume meets
+    again, and none that is both trained and tested on. Scores may be a matter of chance, such as those of a judge.
+    """
+    opened = partial(open_tasks, settings, ByteTokenizer(), None, loading_s=CHECKING_S)
+    with opened() as tasks, opened() as again:
+        said = check_tasks(tasks, again, splits)
+        if isinstance(settings, DataEnvironment):  # its prompts are the rows
+            return said
+        contract = Contract(tasks, again, settings.max_turns, splits)
+        return f"{said}; {contract.compare_prompts(time.monotonic() + PROMPTS_S)}"
+
+
+def check_tasks(tasks: Tasks, again: Tasks, splits: Collection[Split] = SPLITS) -> str:
+    """The splits have tasks, the same in another process, and share none."""
+    for split in splits:
         one, other = tasks.of(split), again.of(split)
         if not len(one):
             why = "what is evaluated on is never trained on" if split == "test" else "there is nothing to train on"
@@ -104,20 +124,27 @@ def check_tasks(tasks: Tasks, again: Tasks) -> str:
                     "a resumed run must see the same ones, so draw from random.Random(seed) and sort what comes out "
                     "of sets"
                 )
-    train, test = tasks.of("train"), tasks.of("test")
-    known = {repr(task) for task in train if not isinstance(task, Sealed)}
-    shared = [task for task in test if repr(task) in known]
-    if shared:
+    told = {"train": "train on", "test": "test on"}
+    counts = ", ".join(f"{len(tasks.of(split))} to {told[split]}" for split in splits)
+    if len(splits) > 1 and (shared := shared_tasks(tasks)):
         raise ConfigError(
             f"tasks: {len(shared)} of 'test' are in 'train' too, such as {short(shared[0])}; leave them out of one, "
             "for a score on what was trained on says nothing"
         )
-    return f"tasks: {len(train)} to train on, {len(test)} to test on, all picklable, the same in another process"
+    return f"tasks: {counts}, all picklable, the same in another process"
+
+
+def shared_tasks(tasks: Tasks) -> list[Any]:
+    """The tasks of the test split that are trained on too."""
+    test = {repr(task) for task in tasks.of("test") if not isinstance(task, Sealed)}  # it is the smaller split
+    known = {shown for shown in map(repr, tasks.of("train")) if shown in test}
+    return [task for task in tasks.of("test") if repr(task) in known] if known else []
 
 
 def unlike(one: Any, other: Any) -> bool:
     """Whether two values differ; of a class of the user's nobody here can say."""
-    return not (isinstance(one, Sealed) and isinstance(other, Sealed)) and repr(one) != repr(other)
+    sealed = isinstance(one, Sealed) and isinstance(other, Sealed)
+    return one is not other and not sealed and repr(one) != repr(other)
 
 
 def short(value: Any) -> str:
@@ -129,9 +156,9 @@ def short(value: Any) -> str:
 class Contract:
     """A few tasks, played by policies in two processes."""
 
-    def __init__(self, tasks: Tasks, again: Tasks, max_turns: int) -> None:
+    def __init__(self, tasks: Tasks, again: Tasks, max_turns: int, splits: Collection[Split] = SPLITS) -> None:
         self.tasks, self.again, self.max_turns = tasks, again, max_turns
-        self.chosen = [*_spread(tasks.of("train")), *_spread(tasks.of("test"))]
+        self.chosen = [task for split in splits for task in _spread(tasks.of(split))]
         self._numbers = count()  # of episodes: none is used twice
 
     def play(self, name: str, policy: Policy) -> list[Played]:
@@ -146,12 +173,7 @@ class Contract:
                     "and Invalid is for faults of the machinery"
                 )
             other = self._episode(self.again, number, policy)
-            for turn, said in enumerate(zip_longest(one.prompts, other.prompts, fillvalue="nothing")):
-                if said[0] != said[1]:
-                    raise ConfigError(
-                        f"{where} said {short(said[0])} in turn {turn + 1}, and {short(said[1])} in another process; "
-                        "prompts must depend on task and answers alone (draw from random.Random of a seed in the task)"
-                    )
+            require_same_prompts(where, one, other)
             if one.end is None:
                 raise ConfigError(
                     f"{where} was not over after max_turns = {self.max_turns} answers; end it with `return score`, or "
@@ -164,6 +186,18 @@ class Contract:
                 )
             played.append(one)
         return played
+
+    def compare_prompts(self, end: float) -> str:
+        """Play the tasks with empty answers until the clock says `end`; refused where the processes' prompts differ."""
+        for number, task in enumerate(self.chosen):
+            if number and time.monotonic() > end:
+                return f"the prompts of {number} of {len(self.chosen)} too, more take longer than {PROMPTS_S:g} s"
+            one = self._episode(self.tasks, number, lambda *_: "")
+            if one.at_fault:
+                continue  # a run counts it and leaves it out; the other process would only lose as much time
+            other = self._episode(self.again, number, lambda *_: "")
+            require_same_prompts(f"play: task {short(task)} with {EMPTY}", one, other)
+        return f"the prompts of {len(self.chosen)} too"
 
     def _episode(self, tasks: Tasks, number: int, policy: Policy) -> Played:
         """One task played to its end, or through the most turns."""
@@ -207,6 +241,20 @@ class Contract:
         """How long episodes were."""
         most = max(len(played.prompts) for many in scores.values() for played in many)
         return f"at most {most} of {self.max_turns} turns"
+
+
+def require_same_prompts(where: str, one: Played, other: Played) -> None:
+    """Refuse an episode that said something else in another process, up to where one of them failed."""
+    if one.at_fault or other.at_fault:
+        pairs = zip(one.prompts, other.prompts, strict=False)
+    else:
+        pairs = zip_longest(one.prompts, other.prompts, fillvalue="nothing")
+    for turn, said in enumerate(pairs):
+        if said[0] != said[1]:
+            raise ConfigError(
+                f"{where} said {short(said[0])} in turn {turn + 1}, and {short(said[1])} in another process; "
+                "prompts must depend on task and answers alone (draw from random.Random of a seed in the task)"
+            )
 
 
 def _spread(tasks: Sequence[Any]) -> list[Any]:

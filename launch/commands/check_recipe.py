@@ -19,13 +19,17 @@ from ...core.errors import ConfigError, TerrellaError, describe_error, missing_e
 from ...core.health import Check
 from ...core.run import require_ours
 from ...models.geometry import count
+from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S
+from ...rl.own.config import DataEnvironment, OwnEnvironment
 from ..extras import needed
 from ..plan.layout import Layout, Work
 from ..plan.memory import memory
 from ..recipe import Recipe
 from ..settings.base import Export, OnPolicy, dealt_evenly
+from ..settings.verbs import Collect, Reinforce, Score, Tune
 from ..worker import model_of, stage_check
+from .check_env import SPLITS, check_for_run
 
 SAVED = {"fp32": 4.0, "bf16": 2.0}  # bytes of a parameter
 TRAINED = 12.0  # bytes of a trained parameter in a checkpoint: fp32 weight and two moments
@@ -266,6 +270,28 @@ def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
         if hasattr(stage, "env") and finding.level == "fail":
             faulty.append(env)
         yield finding
+
+
+def own_environments(recipe: Recipe) -> Iterator[Check]:
+    """The tasks of the user's own environments, of the splits that the recipe's stages play."""
+    played: list[tuple[Any, set[Split]]] = []
+
+    def note(settings: Any, split: Split) -> None:
+        splits = next((splits for known, splits in played if known == settings), None)
+        if splits is not None:
+            splits.add(split)
+        elif isinstance(settings, DataEnvironment | OwnEnvironment):
+            played.append((settings, {split}))
+
+    for stage in recipe.stages:
+        if isinstance(stage, Collect | Tune | Reinforce):
+            note(stage.env or recipe.env, "train")
+        if isinstance(stage, Score) or (isinstance(stage, Reinforce) and stage.validation):
+            note(stage.env or recipe.env, "test")
+        for arm in getattr(stage, "arms", ()):
+            note(arm.env, "test")
+    for settings, splits in played:
+        yield guarded("env", partial(check_for_run, settings, [split for split in SPLITS if split in splits]))
 
 
 def alone(recipe: Recipe, folder: Path) -> Any:

@@ -13,12 +13,12 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...data.trajectory import Invalid
 from ..environment import End, Prompt
-from .process import ChildProcess, Late, Lost, Prints
+from .process import ChildProcess, Late, Lost
 from .wire import LARGEST_MESSAGE, digest, name_call, pack_in_host, unpack_in_host
 
 GROUP = 8_000_000  # bytes of calls in one message: the child reads it whole before it answers
 LOADING_S = 300.0  # for importing the user's code, making its object, and listing tasks
-CHECKING_S = 40.0  # for the same in a check, whose answer comes within a minute
+CHECKING_S = 30.0  # for the same in a check, whose answer comes within a minute
 
 
 @dataclass
@@ -60,7 +60,6 @@ class Host:
         # by default sets of texts have the same order in every child, so that a replay meets it again
         self.environ = {"PYTHONHASHSEED": "0", **(os.environ if environ is None else environ)}
         self.child: ChildProcess | None = None
-        self.prints = Prints(target)
         self.about: dict[str, Any] = {}  # what the child said of the object: environment, batched, concurrent, sha256
         self.live: dict[int, _Live] = {}
         self.present: set[int] = set()  # live episodes that the present child has
@@ -270,7 +269,7 @@ class Host:
         if self.child is not None and self.child.alive:
             return self.child
         self._kill()  # one that died between two calls: no call is to blame
-        self.child = child = ChildProcess(self.environ, self.prints)
+        self.child = child = ChildProcess(self.environ, self.target)
         try:
             hello = (self.target, str(self.base), self.deadline_s, self.args, self.sha256)
             child.send(pack_in_host(hello), self.loading_s)

@@ -25,7 +25,9 @@ from terrella.rl.hosted.child import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 STARTING_S = 60.0
-MOST_PRINTS = 16_000_000  # bytes that a reward or an environment may print: a loop of prints fills a disk in minutes
+# bytes that all rewards and environments of a process, a rank of a run or a check, may print: a loop of prints fills a
+# disk in minutes
+MOST_PRINTS = 16_000_000
 LAST_PRINTS = 2_000  # bytes of what is left out that are shown all the same: the last ones say where a child was
 
 
@@ -44,12 +46,20 @@ def _starter(process: int) -> ThreadPoolExecutor:
 
 
 class Prints:
-    """What the children of one host print goes to this process's stderr, up to a bound over all of them."""
+    """What children print goes to this process's stderr, up to a bound over all of them."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.room = name, MOST_PRINTS
+    def __init__(self) -> None:
+        self.shown, self._lock = 0, threading.Lock()
 
-    def follow(self, pipe: IO[bytes]) -> None:
+    def show(self, part: bytes) -> bytes:
+        """Write what there is room for; the rest is given back."""
+        with self._lock:  # two children at once would both see the same room
+            room = max(MOST_PRINTS - self.shown, 0)
+            self.shown += len(part[:room])
+        _write_stderr(part[:room])
+        return part[room:]
+
+    def follow(self, pipe: IO[bytes], name: str) -> None:
         """Read until nobody can write any more, also what is left out: a full pipe would hold up the child."""
         left_out, last = 0, b""
         if sys.platform == "linux":
@@ -57,16 +67,17 @@ class Prints:
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
         with pipe:
             while part := pipe.read(1 << 20):
-                shown, rest = part[: self.room], part[self.room :]
-                self.room -= len(shown)
-                _write_stderr(shown)
+                rest = self.show(part)
                 if rest and not left_out:
-                    limit = f"it may print {MOST_PRINTS:,} bytes"
-                    _write_stderr(f"\nprints by {self.name} are left out from here on: {limit}\n".encode())
+                    limit = f"{MOST_PRINTS:,} bytes of prints are shown"
+                    _write_stderr(f"\nprints by {name} are left out from here on: {limit}\n".encode())
                 left_out, last = left_out + len(rest), (last + rest)[-LAST_PRINTS:]
         if left_out:
-            said = f"\n{left_out:,} bytes of prints by {self.name} were left out; the last of them:\n"
+            said = f"\n{left_out:,} bytes of prints by {name} were left out; the last of them:\n"
             _write_stderr(said.encode() + last + b"\n")
+
+
+PRINTS = Prints()
 
 
 def _write_stderr(data: bytes) -> None:
@@ -80,7 +91,7 @@ def _write_stderr(data: bytes) -> None:
 class ChildProcess:
     """A fresh interpreter, not a fork: the parent has threads and may use a GPU."""
 
-    def __init__(self, environ: Mapping[str, str], prints: Prints) -> None:
+    def __init__(self, environ: Mapping[str, str], name: str) -> None:
         self.wire, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -104,7 +115,7 @@ class ChildProcess:
                 start_new_session=True,  # Ctrl-C is the parent's; and what the child starts is killed with its group
             )
             self.process: subprocess.Popen[bytes] = _starter(os.getpid()).submit(start).result(STARTING_S)
-        self.reader = threading.Thread(target=prints.follow, args=(self.process.stderr,), daemon=True)
+        self.reader = threading.Thread(target=PRINTS.follow, args=(self.process.stderr, name), daemon=True)
         self.reader.start()
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def fresh_tokenizer(environments: Sequence[EnvironmentSettings], vocab: int | No
 class Row:
     """A row of data as a task."""
 
-    where: str  # file and line
+    where: str = field(repr=False)  # file and line: two rows that say the same are the same task
     prompt: Prompt
     answer: str | None
     info: dict[str, Any]

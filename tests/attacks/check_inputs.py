@@ -21,7 +21,7 @@ from terrella.tests.attacks import test_recipes
 
 SEED = 20261117
 LIMIT_S, NAMED_S, KILL_S = 60.0, 60.0, 170.0  # of a core; of the clock where the machine is idle; a hang
-MOST_SAID = 40_000_000  # two hosts of 16 MB each, and the command's own words
+MOST_SAID = 17_000_000  # 16 MB of prints, and the command's own words
 
 # a line is `name: code`; ¶ starts a new line of the body
 REWARDS = """
@@ -217,7 +217,7 @@ HARMLESS = (
     *(f"reward: {name}" for name in ("forks", "threads", "hangs at exit", "changes folder", "random", "breaks sys")),
     *("reward: import prints 100 MB", "env: tasks: print", "env: play: prints", "run: 'a\\nb'"),
     # `check env` refuses them; RL asks for none
-    *(f"grpo env: {name}" for name in ("play: random prompt", "demonstration hangs", "baselines hang")),
+    *(f"grpo env: {name}" for name in ("demonstration hangs", "baselines hang")),
     "grpo env: a baseline ends the process",
 )
 

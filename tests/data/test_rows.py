@@ -206,6 +206,9 @@ def test_a_template_may_be_a_file(tmp_path):
         ({"a": ""}, "{{ a }}", "makes an empty prompt"),
         ({"a": 1}, "x\n{% if %}", r"template: line 2: .*in '{% if %}'"),
         ({"a": 1}, "question", "uses no column"),
+        # prompts that a resume would not meet again
+        ({"a": [1, 2]}, "{{ a | random }}", "template: line 1: No filter named 'random'"),
+        ({"a": 1}, "{{ a }}{{ lipsum() }}", "f:1: template: 'lipsum' is undefined"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_named(row, template, words):

@@ -17,6 +17,7 @@ from terrella.data.trajectory import Invalid
 from terrella.rl.environment import End
 from terrella.rl.hosted import Host, Sealed
 from terrella.rl.hosted import wire as wire_module
+from terrella.rl.hosted.process import Prints
 
 REWARDS = """
 import asyncio, ctypes, os, subprocess, sys, threading, time
@@ -233,7 +234,10 @@ def test_a_hang_or_a_death_costs_its_own_row_only(folder: Path) -> None:
         assert time.monotonic() - begun < 90  # not the 100 s of the hang, on a busy machine either
 
 
-def test_output_and_forks_of_user_code_do_not_reach_the_messages(folder: Path, capfd: pytest.CaptureFixture) -> None:
+def test_output_and_forks_of_user_code_do_not_reach_the_messages(
+    folder: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terrella.rl.hosted.process.PRINTS", Prints())  # other tests of this process print too
     with Host("rewards.py:score", folder, 20.0) as host:
         assert scores(host, ["prints", "fine", "returns twice", "fine", "closes output", "fine", "raises"])[:-1] == [
             1.0, 0.5, 1.0, 0.5, 1.0, 0.5,
@@ -245,15 +249,16 @@ def test_output_and_forks_of_user_code_do_not_reach_the_messages(folder: Path, c
 
 
 def test_prints_without_end_are_left_out_with_a_word(folder: Path, capfd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second child has what the first one left, and the place where a late one was is still said."""
+    """A second child, of another host too, has what the first one left; where a late one was is still said."""
     monkeypatch.setattr("terrella.rl.hosted.process.MOST_PRINTS", 1_000_000)
-    with Host("rewards.py:score", folder, 1.0) as host:
-        for _ in range(2):
+    monkeypatch.setattr("terrella.rl.hosted.process.PRINTS", Prints())
+    for _ in range(2):
+        with Host("rewards.py:score", folder, 1.0) as host:
             assert "did not finish within 1 s" in scores(host, ["prints on"])[0].reason
-        assert scores(host, ["fine"]) == [0.5]
+            assert scores(host, ["fine"]) == [0.5]
     said = capfd.readouterr().err
     assert 1_000_000 <= len(said) < 1_010_000
-    assert said.count("prints by rewards.py:score are left out from here on: it may print 1,000,000 bytes") == 2
+    assert said.count("prints by rewards.py:score are left out from here on: 1,000,000 bytes of prints are shown") == 2
     left_out = re.findall(r"([0-9,]+) bytes of prints by rewards.py:score were left out", said)
     assert len(left_out) == 2 and all(int(n.replace(",", "")) > 1_000_000 for n in left_out)
 

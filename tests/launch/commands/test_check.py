@@ -2,9 +2,11 @@
 recipe has.
 """
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from terrella.data.tokenizers import load_tokenizer
 from terrella.launch import recipe, rehearse
 from terrella.launch.commands.check_env import check_environment, settings_of
 from terrella.launch.commands.check_preview import Shown, preview
-from terrella.launch.commands.check_recipe import alone, disk_foreseen, look
+from terrella.launch.commands.check_recipe import alone, disk_foreseen, look, own_environments
 from terrella.launch.recipe_files import shipped
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
@@ -134,6 +136,43 @@ def test_an_environment_that_keeps_its_promises(own: Path) -> None:
 def test_a_broken_promise_is_named_with_its_remedy(own: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         said(own, name, "max_turns=5")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Good", ""),
+        ("NoTest", "tasks: 'test' is empty; what is evaluated on is never trained on, so give some"),
+        ("Leak", "tasks: 9 of 'test' are in 'train' too, such as {'n': 0}; leave them out of one"),
+        ("Drawn", "in another process; a resumed run must see the same ones, so draw from random.Random(seed)"),
+        ("Clock", "prompts must depend on task and answers alone"),
+        ("Chance", ""),  # RL does not ask for a score that is the same again, nor for demonstrations
+    ],
+)
+def test_the_check_of_a_recipe_looks_at_the_tasks_too(own: Path, name: str, message: str) -> None:
+    config = recipe.load(str(CASES / "own-data.yaml"), (f"env={{kind: '{own}/own.py:{name}'}}",))
+    (finding,) = own_environments(config)
+    assert (finding.level, finding.what) == ("fail" if message else "ok", "env")
+    assert (message or "9 to train on, 5 to test on, all picklable, the same in another process") in finding.text
+
+
+def test_only_the_splits_that_a_recipe_plays_are_looked_at(own: Path, tmp_path: Path) -> None:
+    both = recipe.load(str(CASES / "own-data.yaml"), (f"env={{kind: '{own}/own.py:NoTest'}}",))
+    trained = replace(both, stages=[stage for stage in both.stages if stage.kind != "eval"])
+    assert [finding.text.split(",")[0] for finding in own_environments(trained)] == ["tasks: 9 to train on"]
+
+
+def test_rows_that_are_both_trained_and_tested_on_are_found(tmp_path: Path) -> None:
+    """Also where they stand in another file."""
+    rows = [json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(12)]
+    for name, some in (("train", rows), ("copy", rows[3:5]), ("other", ['{"prompt": "1+2=", "answer": "3"}'])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(some))
+    for test, level in (("train", "fail"), ("copy", "fail"), ("other", "ok")):
+        files = f"train: {tmp_path}/train.jsonl, test: {tmp_path}/{test}.jsonl"
+        config = recipe.load(str(CASES / "own-data.yaml"), (f"env={{kind: data, reward: exact, {files}}}",))
+        (finding,) = own_environments(config)
+        assert finding.level == level
+        assert level == "ok" or "of 'test' are in 'train' too, such as Row(prompt='" in finding.text
 
 
 def test_an_environment_that_is_not_there_is_named(own: Path) -> None:
@@ -435,7 +474,7 @@ def test_an_environment_at_fault_fails_the_check_once(
             "return count()", "import terrella.rl.hosted.child as child; child.MOST_TASKS = 1000; return count()"
         )
     )
-    monkeypatch.setattr("terrella.launch.stages.verbs.CHECKING_S", 3.0 if name == "Waits" else 40.0)
+    monkeypatch.setattr("terrella.launch.stages.verbs.CHECKING_S", 3.0 if name == "Waits" else 30.0)
     config = recipe.load(str(CASES / "own-data.yaml"), (f"env={{kind: '{own}:{name}'}}",))
     if name in ("Raises", "Exits"):  # nothing plays before the first episode is shown
         with pytest.raises(TerrellaError, match=re.escape(message.format(own))):
@@ -458,7 +497,7 @@ def test_code_of_ones_own_that_runs_in_the_ranks_is_imported_apart(
     code: str, words: str, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     (tmp_path / "my.py").write_text(code)
-    monkeypatch.setattr("terrella.launch.commands.check_recipe.CHECKING_S", 3.0 if "sleep" in code else 40.0)
+    monkeypatch.setattr("terrella.launch.commands.check_recipe.CHECKING_S", 3.0 if "sleep" in code else 30.0)
     config = recipe.load(str(CASES / "own-data.yaml"), (f"stages.rl.algorithm={{kind: '{tmp_path}/my.py:made'}}",))
     lines = failures(config, tmp_path / "run")
     assert [words in line and "stages.rl.algorithm" in line for line in lines] == ([True] if words else []), lines
