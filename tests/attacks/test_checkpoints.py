@@ -20,7 +20,11 @@ def flip(path: Path, place: int = -7) -> None:
 
 def test_a_killed_run_ends_like_the_whole_one(victim: Victim, tmp_path: Path) -> None:
     run = victim.copy(tmp_path / "run")
+    left = run / "checkpoints" / "rlvr" / ".saving-step-000003-0123abcd"  # by a save that was killed
+    left.mkdir()
+    (left / "shard_00000.safetensors").write_bytes(bytes(1000))
     assert start(run).code == 0 and tiny_run.results(run) == victim.expected
+    assert not list(run.glob("checkpoints/*/.*"))
 
 
 @pytest.mark.parametrize("file", ["shard_00000.safetensors", "manifest.json", "extra.json"])

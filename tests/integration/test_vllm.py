@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from terrella.core.errors import ConfigError
+from terrella.core.errors import ConfigError, SyncError
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 from terrella.rl.rollout.vllm_config import VllmSettings
 from terrella.tests.integration.vllm_jobs import MODELS
@@ -106,6 +106,8 @@ def test_after_a_step_and_a_sync_the_new_weights_answer(served, tmp_path, way) -
     folder = str(tmp_path) if way == "disk" else None
     where = {"url": sampler.targets[0].name, "key": sampler.targets[0].server.key}
     (report,) = run_ranks(JOBS + "send", 1, 900, name="llama", steps=steps, folder=folder, **where)
+    with pytest.raises(SyncError, match=rf"holds version \['{steps}'\], not 0; who else writes to it"):
+        sampler.generate(requests(SamplingParams(2)))  # the server is asked, and nothing is sampled
     sampler.targets[0].version = steps
     asked = requests(SamplingParams(12))
     samples = sampler.generate(asked)
@@ -117,7 +119,6 @@ def test_after_a_step_and_a_sync_the_new_weights_answer(served, tmp_path, way) -
 def test_a_damaged_tensor_is_sent_again_and_then_stops_the_run_by_name(served, folders, tmp_path) -> None:
     from safetensors.torch import load_file
 
-    from terrella.core.errors import SyncError
     from terrella.rl.sync.publish import publish
     from terrella.rl.sync.transports import DiskTransport
 
