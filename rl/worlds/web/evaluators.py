@@ -46,6 +46,13 @@ def must_include(reference: str, answer: str, dialect: Dialect, *, alone: bool =
     return float(any(wanted == word or wanted in word.split("/") for word in words(given)))
 
 
+def must_exclude(reference: str, answer: str) -> float:
+    """Absence, as a word of its own where the reference is one. Only Lite has it, and splits no word at slashes here:
+    "dog/cat" does not hold "cat"."""
+    wanted, given = clean(reference, "lite"), clean(answer, "lite")
+    return float(wanted not in (words(given) if len(words(wanted)) == 1 else given))
+
+
 def required_value(rule: str, value: str) -> float:
     """A comparison such as `>= 5` or `== 3 |OR| == 4` with a whole number; as in Lite, `<` and `>` let equal numbers
     pass.
@@ -80,7 +87,7 @@ def _matched(
                     )
             case "must_exclude":
                 for item in listed:
-                    score *= 1.0 - must_include(str(item), text, "lite")
+                    score *= must_exclude(str(item), text)
             case "one_of":
                 score *= max((float(clean(str(item), dialect) in text) for item in listed), default=0.0)
             case "required_values":

@@ -44,6 +44,8 @@ STRINGS = [  # reference answers, answer, score in WebArena's dialect, in Lite's
     ({"must_include": ["12.50"]}, "it costs $12.50.", 1, 1),
     ({"must_exclude": ["red"]}, "blue", 1, 1),
     ({"must_exclude": ["red"]}, "red", 0, 0),
+    ({"must_exclude": ["cat"]}, "dog/cat", 1, 1),  # a word is split at slashes for must_include alone
+    ({"must_exclude": ["big cat"]}, "dog/big cat", 0, 0),
     ({"one_of": ["a", "b"]}, "b", 1, 1),
     ({"one_of": ["a", "b"]}, "c", 0, 0),
     ({"one_of": ["blue", "red"]}, "It is red.", 1, 1),
