@@ -3,6 +3,8 @@ OpenAI-compatible writer, and the outcome reward model as reward.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +30,8 @@ from terrella.tests.integration.live_sites import (
     write_demonstrations,
     write_task_file,
 )
+from terrella.tests.integration.test_web_recipe import SITE
+from terrella.tests.launch.tiny_run import results
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 browser = test_web.browser  # skips, or fails, where there is no Chromium
@@ -48,8 +52,9 @@ class Place:
     recipe: Path
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    tmp_path = tmp_path_factory.mktemp("live")
     tasks = site_tasks()
     train, test = tasks[::2], tasks[1::2]
     write_task_file(tmp_path / "train.json", train)
@@ -58,14 +63,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     sites = {key: LiveSite(key) for key in KEYS}
     writer = Writer(tasks)
     tag_file(tmp_path / "tags.yaml", sites, LIMITS)
-    monkeypatch.setenv("SITE_USER", USER)
-    monkeypatch.setenv("SITE_PASSWORD", PASSWORD)
     home = WebSiteEnvironment(kind="web-site", max_prompt_tokens=160, tag="WebClicks", templates=list(TEMPLATES))
     pieces_of(home, VOCAB).save(tmp_path / "start")
     write_weights(ModelConfig(**MODEL), tmp_path / "start")
     recipe = tmp_path / "live.yaml"
     recipe.write_text(yaml.safe_dump(recipe_of(tmp_path, writer.address)))
-    yield Place(sites, writer, recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SITE_USER", USER)
+        patch.setenv("SITE_PASSWORD", PASSWORD)
+        yield Place(sites, writer, recipe)
     for server in (*sites.values(), writer):
         server.close()
 
@@ -117,12 +123,17 @@ def outcomes(run: Path) -> dict[str, dict]:
     return {path.stem: json.loads(path.read_text()) for path in (run / "stages").glob("*.json")}
 
 
-@pytest.mark.full
-def test_two_phases_on_live_sites(place: Place, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def whole(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
     done = subprocess.run(command(place, run), timeout=PATIENCE_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    said = outcomes(run)
+    return run
+
+
+@pytest.mark.full
+def test_two_phases_on_live_sites(place: Place, whole: Path) -> None:
+    said = outcomes(whole)
     for number in (1, 2):
         tasks, played, judged = (said[f"phase-{number}-{part}"] for part in ("tasks", "played", "rollout"))
         assert tasks["kept"] == played["trajectories"] == judged["trajectories"] == TASKS and played["invalid"] == 0
@@ -133,6 +144,39 @@ def test_two_phases_on_live_sites(place: Place, tmp_path: Path) -> None:
     assert min(site.resets for site in place.sites.values()) > 0
     print(f"{place.writer.written} requests for instructions, {place.writer.refused} found impossible")
     assert place.writer.written >= 2 and place.writer.refused >= 2
-    assert not any("Delete" in path.read_text() for path in (run / "stages").rglob("tasks.json"))
-    kept = [path for path in run.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml", ".log", ".tar")]
+    assert not any("Delete" in path.read_text() for path in (whole / "stages").rglob("tasks.json"))
+    kept = [path for path in whole.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml", ".log", ".tar")]
     assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+
+
+# stage of the second phase -> the file that it is about to write for the n-th time when its rank kills itself
+KILLS = {
+    "phase-2-played": ("stages/phase-2-played/journal/", 2),
+    "phase-2-actor": ("checkpoints/phase-2-actor/step-", 2),
+}
+
+
+@pytest.mark.full
+def test_killed_in_the_second_phase_it_ends_the_same(place: Place, whole: Path, tmp_path: Path) -> None:
+    """Killed in the midst of an episode, and again between two updates of the actor, each time resumed by the same
+    command: tables, metrics, rollouts and weights are those of the run in one go, and nothing is written anew.
+    """
+    run, requests = tmp_path / "killed", []
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    before = place.writer.written
+    for stage, (file, times) in KILLS.items():
+        told = {"PYTHONPATH": path, "KILL_PLACE": str(run / file), "KILL_TIMES": str(times)}
+        done = subprocess.run(command(place, run), env=os.environ | told, capture_output=True, timeout=PATIENCE_S)
+        assert done.returncode == -signal.SIGKILL and not (run / "stages" / f"{stage}.json").exists()
+        requests.append(place.writer.written - before)
+    done = subprocess.run(command(place, run), timeout=PATIENCE_S, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert requests == [place.writer.written - before] * len(KILLS)  # the instructions of both phases were there
+    expected, got = results(whole), results(run)
+    print(f"killed in {', '.join(KILLS)}; {len(expected)} parts compared, {len(expected['metrics'])} rows of metrics")
+    assert got.keys() == expected.keys()
+    for name in expected:
+        assert got[name] == expected[name], name
+    for shard in sorted((whole / "stages").rglob("*.tar")):
+        assert (run / shard.relative_to(whole)).read_bytes() == shard.read_bytes(), shard.name
