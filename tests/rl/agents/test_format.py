@@ -30,7 +30,7 @@ def test_the_prefix_speaks_of_the_configured_world() -> None:
     assert "available actions" not in prefix(TASKS["Sudoku"], TASKS["Sudoku"].make(), "think")
 
 
-@pytest.mark.parametrize("tag", ["SimpleSokoban", "FrozenLake", "Sudoku"])
+@pytest.mark.parametrize("tag", ["SimpleSokoban", "FrozenLake", "FrozenLake6x6", "Sudoku"])
 def test_the_sample_response_parses_and_follows_the_rules_of_its_world(tag: str) -> None:
     sample = TASKS[tag].state_instruction.split("Sample response:\n")[1]
     parsed = parse(sample, "state", 5)
@@ -42,7 +42,7 @@ def test_the_sample_response_parses_and_follows_the_rules_of_its_world(tag: str)
         for word in parsed.actions:
             state = sokoban.next_text(state, Sokoban().parse_action(word))
         assert parse_sokoban(parsed.prediction) == state
-    elif tag == "FrozenLake":
+    elif tag.startswith("FrozenLake"):
         assert parse_lake(parsed.observation)[0] == "P" and parse_lake(parsed.prediction)[2] == "P"
     else:
         from terrella.rl.worlds import sudoku
