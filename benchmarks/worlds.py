@@ -22,13 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from ..rl.worlds.baselines import VALIDATION_SEEDS, ceiling, random_policy
-from ..rl.worlds.frozen_lake import BatchFrozenLake, FrozenLakeConfig, make_map
-from ..rl.worlds.sokoban import BatchSokoban, RoomConfig, make_room, make_rooms
+from ..rl.worlds.frozen_lake import FrozenLakeConfig, make_map
+from ..rl.worlds.sokoban import RoomConfig, make_room
 from ..rl.worlds.sudoku import SudokuConfig, make_puzzle
 from ..rl.worlds.tasks import load_tasks
 from . import record
-
-POOL = range(10_000, 10_512)
 
 
 @dataclass(frozen=True)
@@ -55,27 +53,7 @@ def _measure(run: Callable[[], int], repeats: int) -> list[float]:
 
 
 def steps(repeats: int) -> Iterator[Figure]:
-    """Steps per second: batches, then one world at a time."""
-    rng = np.random.default_rng(0)
-    maps = [make_map(FrozenLakeConfig(), seed) for seed in POOL]
-    batches = {
-        "sokoban 6x6 1 box": lambda size: BatchSokoban(make_rooms(RoomConfig(), POOL), size, 6, 10, rng),
-        "sokoban 10x10 2 boxes": lambda size: BatchSokoban(
-            make_rooms(RoomConfig(10, 10, 2, 300), POOL[:64]), size, 10, 10, rng
-        ),
-        "frozen_lake 4x4": lambda size: BatchFrozenLake(maps, size, 1 / 3, 10, rng),
-    }
-    for case, make in batches.items():
-        for size in (64, 1024, 8192):
-            batch = make(size)
-            actions = rng.integers(1, 5, size=(max(20, 400_000 // size), size), dtype=np.int8)
-
-            def run(batch: BatchSokoban | BatchFrozenLake = batch, actions: np.ndarray = actions) -> int:
-                for action_B in actions:
-                    batch.step(action_B)
-                return actions.size
-
-            yield Figure(case, f"terrella batch {size}", "steps", _measure(run, repeats), "1/s")
+    """Steps per second, one world at a time."""
     for tag in ("SimpleSokoban", "FrozenLake"):
         world, choices = load_tasks()[tag].make(), random.Random(0).choices((1, 2, 3, 4), k=3000)
         world.reset(123)

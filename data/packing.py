@@ -104,25 +104,6 @@ class SequenceTable:
             fields[name] = np.concatenate(filled)
         return cls(ids_N, np.cumsum(lengths_S) - lengths_S, lengths_S, fields)._checked()
 
-    @classmethod
-    def from_matrix(
-        cls, ids_BL: np.ndarray, lengths_B: np.ndarray | None = None, **fields_BL: np.ndarray
-    ) -> SequenceTable:
-        """Rows of one matrix, each cut to its length; nothing is copied when all rows are full."""
-        rows, columns = ids_BL.shape
-        unknown = set(fields_BL) - set(FIELDS)
-        if unknown:
-            raise ValueError(f"unknown field {sorted(unknown)[0]!r}, expected one of {', '.join(FIELDS)}")
-        for name, array in fields_BL.items():
-            if array.shape != ids_BL.shape:
-                raise ValueError(f"{name} has shape {array.shape}, the ids have {ids_BL.shape}")
-        lengths_S = np.full(rows, columns, np.int64) if lengths_B is None else np.asarray(lengths_B, np.int64)
-        if lengths_S.shape != (rows,) or (lengths_S > columns).any():
-            raise ValueError(f"lengths must be {rows} numbers of at most {columns}")
-        starts_S = np.arange(rows, dtype=np.int64) * columns
-        fields = {name: np.asarray(a, np.float32).reshape(-1) for name, a in fields_BL.items()}
-        return cls(np.asarray(ids_BL, np.int64).reshape(-1), starts_S, lengths_S, fields)._checked()
-
     def _checked(self) -> SequenceTable:
         if (self.lengths_S < 2).any():
             raise ValueError(

@@ -64,11 +64,6 @@ class CharTokenizer:
         self._table[codes] = np.arange(len(SPECIALS), self.vocab_size)
         self._pieces = [*SPECIALS, *alphabet]
 
-    @classmethod
-    def from_texts(cls, texts: list[str]) -> CharTokenizer:
-        """An alphabet of exactly the characters that occur, in code point order."""
-        return cls("".join(sorted(set().union(*texts))))
-
     def encode_array(self, text: str) -> np.ndarray:
         """Ids of a text as int64; several equally long texts may be joined, encoded at once and reshaped."""
         codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")

@@ -1,9 +1,8 @@
 """The token layout of a video world model, said once: which ids mean what, what stands where, what is given, sampled
 and learnt.
 
-Data, sampler, masks and decoder all read it from here. Two published layouts are instances of it (RT1_SINGLE,
-RT1_MULTI). Shapes: B clips, T frames, N codes of a frame, K of a context, A numbers of an action, L tokens of a
-sequence.
+Data, sampler, masks and decoder all read it from here; both published layouts are instances of it. Shapes: B clips, T
+frames, N codes of a frame, K of a context, A numbers of an action, L tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -139,11 +138,6 @@ class VideoLayout:
         """What imitation learns: the predicted frames, and the markers."""
         return np.concatenate([np.full(s.tokens, s.learnt) for s in self.segments])
 
-    @cached_property
-    def policy_mask_L(self) -> np.ndarray:
-        """What a rollout samples: forced actions carry no policy, KL or entropy term."""
-        return np.concatenate([np.full(s.tokens, not s.given) for s in self.segments])
-
     def assemble(
         self, frames_BTN: np.ndarray, actions_BTA: np.ndarray, context_BK: np.ndarray | None = None
     ) -> np.ndarray:
@@ -227,7 +221,3 @@ class VideoLayout:
     def describe(self) -> list[dict[str, int | str]]:
         """For a sample's meta.json: the parts in their order."""
         return [{"name": s.part if s.frame < 0 else f"{s.part}{s.frame}", "tokens": s.tokens} for s in self.segments]
-
-
-RT1_SINGLE = VideoLayout()
-RT1_MULTI = VideoLayout(frame_tokens=80, context_tokens=1280, history=1, horizon=7, markers=False)

@@ -6,7 +6,7 @@ from .fsq import fsq_dequantize, fsq_quantize
 from .linear_logprob import linear_logprob
 from .logprob import token_logprob
 from .policy import PolicyOutput, PolicySettings, PolicyTerms
-from .policy_loss import linear_policy_loss, policy_terms
+from .policy_loss import linear_policy_loss
 from .qkv import cut_heads, qkv_rope
 from .rmsnorm import rmsnorm, rmsnorm_backward, rmsnorm_forward
 from .rope import rope, rope_table
@@ -26,7 +26,6 @@ __all__ = [
     "group_advantage",
     "linear_logprob",
     "linear_policy_loss",
-    "policy_terms",
     "qkv_rope",
     "rmsnorm",
     "rmsnorm_backward",

@@ -15,29 +15,6 @@ from .logprob import check_targets, reference_token_logprob
 from .policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, check_terms, reference_policy_terms
 
 
-def policy_terms(
-    logprob_N: torch.Tensor,
-    entropy_N: torch.Tensor | None,
-    terms: PolicyTerms,
-    settings: PolicySettings,
-    documents: Documents | None = None,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The summed loss and the report's sums from log-probs that are already there, differentiable through both
-    inputs.
-    """
-    check_terms(terms, settings, len(logprob_N), documents)
-    if use_triton(logprob_N) and not (settings.by_sequence and terms.pg_weight is not None):
-        from .triton.policy import triton_policy_terms
-
-        return triton_policy_terms(logprob_N, entropy_N, terms, settings)
-    rows = torch.nonzero(terms.active(logprob_N))[:, 0]
-    if len(rows) < len(logprob_N):
-        logprob_N, terms = logprob_N[rows], terms.select(rows)
-        entropy_N = None if entropy_N is None else entropy_N[rows]
-        documents = None if documents is None else documents.select(rows)
-    return reference_policy_terms(logprob_N, entropy_N, terms, settings, documents)
-
-
 def reference_policy_loss(
     hidden_NH: torch.Tensor,
     weight_VH: torch.Tensor,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ConfigError
-from ..pictures import FORMATS, decode_picture, encode_picture
+from ..pictures import FORMATS, encode_picture
 from ..schema import VIDEO
 from .base import Item
 
@@ -56,17 +56,6 @@ def episode_sample(
     if instruction is not None:
         sample["instruction.txt"] = instruction
     return sample
-
-
-def episode_views(sample: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The frames of each view of a sample, as they were before episode_sample."""
-    meta = sample["meta.json"]
-    names = sorted(f for f in sample if f.startswith("frames.") and f != "frames.mp4")
-    if not names:
-        raise ValueError("the sample holds no pictures")
-    count = meta["frames"]
-    pictures = [decode_picture(sample[n]).reshape(meta["shape"]).astype(meta["dtype"]) for n in names]
-    return {view: np.stack(pictures[i * count : (i + 1) * count]) for i, view in enumerate(meta["views"])}
 
 
 def read(source: Path, cursor: str | None, *, split: str = "all", frames: str = "png") -> Iterator[Item]:

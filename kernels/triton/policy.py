@@ -239,28 +239,3 @@ def launch_terms(
 
 def named_sums(values: torch.Tensor) -> dict[str, torch.Tensor]:
     return dict(zip(SUM_NAMES, values[: len(SUM_NAMES)].unbind(), strict=True))
-
-
-class _PolicyTerms(torch.autograd.Function):
-    """Loss and sums from log-probs, the gradient made in the same pass."""
-
-    @staticmethod
-    def forward(ctx, logprob_N, entropy_N, terms, settings):
-        grad_N = torch.empty_like(logprob_N)
-        values = launch_terms(logprob_N, entropy_N, terms, settings, grad_N)
-        ctx.save_for_backward(grad_N, terms.entropy_weight if entropy_N is not None else None)
-        ctx.mark_non_differentiable(values)
-        return values[-1].clone(), values
-
-    @staticmethod
-    def backward(ctx, grad, _):
-        grad_N, entropy_weight_N = ctx.saved_tensors
-        return grad_N * grad, None if entropy_weight_N is None else -entropy_weight_N * grad, None, None
-
-
-def triton_policy_terms(
-    logprob_N: torch.Tensor, entropy_N: torch.Tensor | None, terms: PolicyTerms, settings: PolicySettings
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """See `policy_terms`; token objectives only."""
-    loss, values = _PolicyTerms.apply(logprob_N.contiguous(), entropy_N, terms, settings)
-    return loss, named_sums(values)

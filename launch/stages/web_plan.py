@@ -32,7 +32,7 @@ from ...rl.webrl.world_models import (
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job
 from ..settings.verbs import Reinforce, Tune
-from ..settings.web_live import WebPlan
+from ..settings.web import WebPlan
 from .common import build_engine
 from .verbs import environment
 from .web import prompter_of, seeded, sites_of

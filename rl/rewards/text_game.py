@@ -11,7 +11,6 @@ in one table.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,13 +47,6 @@ class Transition:
             row["tick_state"]["objects"],
             row["next_score_state"],
         )
-
-    @classmethod
-    def from_states(cls, current: str, target: str) -> Transition:
-        """From two serialized states {"game_state": [objects..., score]}."""
-        *before, score = json.loads(current)["game_state"]
-        *after, next_score = json.loads(target)["game_state"]
-        return cls(before, score, after, next_score)
 
     @cached_property
     def before(self) -> Objects:

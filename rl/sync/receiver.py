@@ -121,11 +121,6 @@ class WeightReceiver:
             (([{"name": name, "checksum": ""}], [tensor], [""]) for name, tensor in weights), int(version)
         )
 
-    def terrella_memory(self) -> dict[str, Any]:
-        """Bytes of this worker's GPU that are in use, by anybody, and in all."""
-        free, total = torch.cuda.mem_get_info() if torch.device(self.device).type == "cuda" else (0, 0)
-        return {"used": total - free, "total": total}
-
     def _terrella_arrived(self, flat: torch.Tensor, entries: list[Entry]) -> Arrival:
         return entries, [view(flat, entry) for entry in entries], checksums(flat, entries)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from .changes import Changes, page_changes
@@ -51,9 +51,6 @@ class PageTransition:
         if missing:
             raise ValueError(f"a page transition needs the text {missing[0]!r}")
         return cls(**{name: row[name] for name in cls.__dataclass_fields__})
-
-    def to_row(self) -> dict[str, str]:
-        return asdict(self)
 
     @property
     def changes(self) -> Changes:

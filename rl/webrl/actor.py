@@ -16,7 +16,6 @@ from . import advantage
 from .steps import WebStep, WebTrajectory, mc_returns
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
-WITH_CRITIC = ("paper", "released", "awr", "digirl", "reinforce")
 WITH_REFERENCE = ("paper", "released")
 
 

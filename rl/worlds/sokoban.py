@@ -1,13 +1,12 @@
 """Sokoban: dynamics on visible states, scalar and vectorised, and the World over them.
 
 Everything a step needs is visible: a box or player on a target has a symbol of its own, so the fixed layer follows from
-the picture. Shape suffixes: B parallel games, C cells of a room (row-major), N transitions, R rooms of a pool.
+the picture. Shape suffixes: B parallel games, C cells of a room (row-major).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
@@ -154,80 +153,6 @@ def step_batch(
     return moved_B, _GAIN[key_B]
 
 
-class BatchSokoban:
-    """B games in lock-step. A game that ends starts again in a room drawn from the pool."""
-
-    def __init__(
-        self, rooms_RC: np.ndarray, batch: int, width: int, max_actions: int, rng: np.random.Generator
-    ) -> None:
-        self.rooms_RC, self.width, self.max_actions, self.rng = rooms_RC, width, max_actions, rng
-        self.room_players_R = (rooms_RC >= PLAYER).argmax(1)
-        self.room_off_R = (rooms_RC == BOX).sum(1)
-        room_B = rng.integers(len(rooms_RC), size=batch)
-        self.room_B = room_B
-        self.cells_BC = rooms_RC[room_B]
-        self.player_B = self.room_players_R[room_B]
-        self.off_B = self.room_off_R[room_B]
-        self.age_B = np.zeros(batch, dtype=np.int64)
-
-    def step(self, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (reward_B, done_B, success_B, moved_B); ended games are already restarted in `cells_BC`."""
-        moved_B, gain_B = step_batch(self.cells_BC, self.player_B, action_B, self.width)
-        self.off_B -= gain_B
-        self.age_B += 1
-        success_B = self.off_B == 0
-        done_B = success_B | (self.age_B >= self.max_actions)
-        reward_B = STEP_COST + BOX_REWARD * np.sign(gain_B) + FINISH_REWARD * success_B
-        ended = np.flatnonzero(done_B)
-        if ended.size:
-            room = self.rng.integers(len(self.rooms_RC), size=ended.size)
-            self.room_B[ended] = room
-            self.cells_BC[ended] = self.rooms_RC[room]
-            self.player_B[ended] = self.room_players_R[room]
-            self.off_B[ended] = self.room_off_R[room]
-            self.age_B[ended] = 0
-        return reward_B, done_B, success_B, moved_B
-
-
-def random_transition_codes(
-    rooms_RC: np.ndarray, steps: int, rng: np.random.Generator, width: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Self-play by uniform actions, one episode per room: (states_NC, actions_N, next_NC), an episode ending when
-    solved.
-    """
-    cells_BC, player_B = rooms_RC.copy(), (rooms_RC >= PLAYER).argmax(1)
-    states, actions, after = [], [], []
-    for _ in range(steps):
-        action_B = rng.integers(1, 5, size=len(cells_BC))
-        states.append(cells_BC.copy())
-        actions.append(action_B)
-        step_batch(cells_BC, player_B, action_B, width)
-        after.append(cells_BC.copy())
-        live = (cells_BC == BOX).any(1)
-        cells_BC, player_B = cells_BC[live], player_B[live]
-        if not len(cells_BC):
-            break
-    return np.concatenate(states), np.concatenate(actions), np.concatenate(after)
-
-
-def random_transitions(
-    seeds: Iterable[int], steps: int, rng: np.random.Generator, config: RoomConfig | None = None
-) -> Iterator[tuple[str, int, str]]:
-    """Self-play by uniform actions as texts: yields (state, action, next state), one episode of at most `steps`
-    actions per seed.
-    """
-    config = config or RoomConfig()
-    for seed in seeds:
-        codes, _ = make_room(config, seed)
-        for _ in range(steps):
-            action = int(rng.integers(1, 5))
-            after = next_codes(codes, action, config.width)
-            yield encode(codes, config.width), action, encode(after, config.width)
-            if solved(after):
-                break
-            codes = after
-
-
 @dataclass(frozen=True)
 class SokobanConfig(RoomConfig):
     """Rooms, the limit of steps, and the words of the prompt: seven symbols by visible code, four words for up,
@@ -322,7 +247,6 @@ class Sokoban(World):
 
 __all__ = [
     "ACTIONS",
-    "BatchSokoban",
     "RoomConfig",
     "Sokoban",
     "decode",
@@ -331,8 +255,6 @@ __all__ = [
     "make_rooms",
     "next_codes",
     "next_text",
-    "random_transition_codes",
-    "random_transitions",
     "shortest_solution",
     "solved",
     "step_batch",

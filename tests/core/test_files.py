@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,9 @@ def test_rows_with_odd_separators_come_back(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     write_lines(path, [{"html": ODD}, {"html": "b"}])
     assert read_lines(path) == [{"html": ODD}, {"html": "b"}]
-    row = {**load_transitions()[0].to_row(), "url": ODD}
+    row = {**asdict(load_transitions()[0]), "url": ODD}
     path.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert load_transitions(path)[0].to_row() == row
+    assert asdict(load_transitions(path)[0]) == row
 
 
 def test_a_replaced_file_and_its_folder_entry_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

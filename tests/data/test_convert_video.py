@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from terrella.core.errors import ConfigError
 from terrella.data.convert import convert
-from terrella.data.convert.npz import episode_views
 from terrella.data.convert.rt1 import ACTION_PARTS
 from terrella.data.errors import ShardError
 from terrella.data.png import decode_png, encode_png
@@ -23,6 +22,7 @@ from terrella.data.preview import contact_sheet
 from terrella.data.shards import ShardSet
 from terrella.data.shards.verify import verify
 from terrella.data.tfrecord import crc32c, masked, parse_example, read_records
+from terrella.tests.data.helpers import episode_views
 
 SHARED = os.environ.get("TERRELLA_SHARED_DATA")
 needs_shared = pytest.mark.skipif(not SHARED, reason="TERRELLA_SHARED_DATA is not set: the public data is not here")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terrella.data.packing import SequenceTable, TrainSequence, pack, plan_batches, plan_ranks, role_weight, unpack
+from terrella.data.packing import TrainSequence, pack, plan_batches, plan_ranks, role_weight, unpack
 from terrella.data.trajectory import Role, TokenSequence
 
 
@@ -106,21 +106,6 @@ def test_text_game_lengths():
     # the whole prompt with its two worked examples: two of them fit a batch and never three, so 78.5 % is the most
     # there is
     assert share["prompt_and_answer"] > 0.784
-
-
-def test_matrix_equals_sequences():
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 50, (20, 12))
-    ce = np.ones((20, 12), np.float32)
-    ce[:, 0] = 0
-    table = SequenceTable.from_matrix(ids, ce=ce)
-    listed = [TrainSequence(i, ce=c) for i, c in zip(ids, ce)]
-    for a, b in zip(pack(table, budget=64), pack(listed, budget=64), strict=True):
-        assert torch.equal(a.tokens_T, b.tokens_T) and torch.equal(a.targets_T, b.targets_T)
-        assert torch.equal(a.ce_weight_T, b.ce_weight_T) and a.sequence_ids == b.sequence_ids
-    short = SequenceTable.from_matrix(ids, lengths_B=np.arange(20) % 11 + 2, ce=ce)
-    (whole,) = pack(short)
-    assert whole.num_tokens == int((np.arange(20) % 11 + 1).sum())
 
 
 def test_mistakes_are_named():

@@ -9,8 +9,9 @@ import torch
 
 from terrella.data.trajectory import Role
 from terrella.data.video_actions import RT1_RANGES, ActionBins, quantile_ranges
-from terrella.data.video_layout import RT1_MULTI, RT1_SINGLE, VideoLayout
+from terrella.data.video_layout import VideoLayout
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams, interleave
+from terrella.tests.data.helpers import RT1_MULTI, RT1_SINGLE, policy_mask
 
 LAYOUTS = {
     "single": RT1_SINGLE,
@@ -55,12 +56,12 @@ def test_published_lengths_and_vocabularies() -> None:
 def test_masks_of_the_published_layouts() -> None:
     single = RT1_SINGLE.loss_mask_L
     assert single.sum() == 322 and not single[:1332].any() and single[1332:].all()  # bos, 320 codes, eos
-    assert RT1_SINGLE.policy_mask_L.sum() == 321 and not RT1_SINGLE.policy_mask_L[1332]
+    assert policy_mask(RT1_SINGLE).sum() == 321 and not policy_mask(RT1_SINGLE)[1332]
     multi = RT1_MULTI.loss_mask_L
     assert not multi[:1373].any()
     by_frame = multi[1373:].reshape(7, 93)
     assert by_frame[:, :80].all() and not by_frame[:, 80:].any()
-    assert (RT1_MULTI.policy_mask_L == multi).all()
+    assert (policy_mask(RT1_MULTI) == multi).all()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -97,12 +98,12 @@ def test_sampling_with_forced_actions_gives_the_sequence_back(name: str) -> None
     forced = layout.forced(row)
     assert len(forced) == layout.horizon - 1
     request = SampleRequest(layout.prompt_ids(row), (1,), SamplingParams(layout.sampled), forced)
-    sampled = [int(i) for i, mine in zip(row, layout.policy_mask_L, strict=True) if mine]
+    sampled = [int(i) for i, mine in zip(row, policy_mask(layout), strict=True) if mine]
     sample = interleave(sampled, [0.0] * len(sampled), request, "length", 0)
     whole = np.array([*request.ids, *sample.ids])
     assert (whole == row[: len(whole)]).all()
     assert layout.total - len(whole) == (0 if layout.markers else layout.action_dims)  # the last action has no effect
-    assert [not given for given in sample.given] == layout.policy_mask_L[layout.prompt : len(whole)].tolist()
+    assert [not given for given in sample.given] == policy_mask(layout)[layout.prompt : len(whole)].tolist()
     assert layout.take(whole[None], "frame").shape == (1, layout.frames, layout.frame_tokens)
 
 

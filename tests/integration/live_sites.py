@@ -11,11 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from terrella.data.convert.webrl import step_sample, trajectory_steps
+from terrella.data.schema import TEXT
+from terrella.data.shards import ShardWriter
 from terrella.rl.worlds.web.generate import SiteTask, make_site_tasks
 from terrella.rl.worlds.web.http import Response, make_request
 from terrella.rl.worlds.web.sites import SITES, SiteSet
 from terrella.rl.worlds.web.tasks import expand
-from terrella.rl.worlds.web.traces import write_shards
 from terrella.rl.worlds.web.world import WebWorld
 
 KEYS = ("gitlab", "reddit")
@@ -140,14 +142,20 @@ def write_task_file(path: Path, tasks: list[SiteTask]) -> None:
 
 def write_demonstrations(folder: Path, tasks: list[SiteTask], config: dict[str, Any]) -> int:
     """What the oracles do, as shards that `terrella shards make webrl` would make of their traces: how many steps."""
-    world, traces = WebWorld(sites=KEYS, boxes=False, max_steps=config["max_steps"]), []
-    for task in tasks:
-        world.open_task(task.task, task.steps)
-        while not world.done:
-            world.step(world.demonstrate().split("\n")[-1])
-        assert world.score == 1.0, task.task.intent
-        traces.append(world.trace)
-    return write_shards(folder, traces)
+    world, count = WebWorld(sites=KEYS, boxes=False, max_steps=config["max_steps"]), 0
+    with ShardWriter(folder, kind=TEXT) as writer:
+        for task in tasks:
+            world.open_task(task.task, task.steps)
+            rows = []
+            while not world.done:
+                rows.append({"html": world.html, "response": world.demonstrate().split("\n")[-1]})
+                world.step(rows[-1]["response"])
+            assert world.score == 1.0, task.task.intent
+            rows[0]["target"] = task.task.intent
+            for i, record in enumerate(trajectory_steps(rows, world.score)):
+                writer.write(step_sample(record, task.task.task_id, i), key=f"{task.task.task_id}-{i:04d}")
+            count += len(rows)
+    return count
 
 
 def tag_file(path: Path, sites: dict[str, LiveSite], limits: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ from terrella.rl.worlds.base import WorldFault
 from terrella.rl.worlds.web.actions import WebAction
 from terrella.rl.worlds.web.backend import ActionFailed, Limits, Start
 from terrella.rl.worlds.web.observe import accessibility_nodes, simplified_html
-from terrella.rl.worlds.web.traces import write_trace
 from terrella.rl.worlds.web.world import WebWorld
 from terrella.tests.rl.worlds.web.markup import parse_markup, write_markup
 from terrella.tests.sampling import few
@@ -334,56 +333,6 @@ def test_pages_elsewhere_load_from_further_hosts_and_sites_are_reset_after_use(p
     assert world.step('exit(message="x")').reward == 1.0
     world.reset(0)
     assert (tmp_path / "resets").read_text() == "map 4\n" * 2
-
-
-def test_a_film_of_an_episode(tmp_path, open_world) -> None:
-    from PIL import Image
-
-    world = open_world(film=True, sites=("map",))
-    world.reset(0)
-    while not world.done:
-        world.step(world.demonstrate())
-    write_trace(tmp_path, world.trace)
-    files = sorted((tmp_path / "screehshots" / world.task.task_id).glob("*.png"))
-    assert len(files) == len(world.trace.steps)
-    picture = Image.open(files[0]).convert("RGB")
-    marked = sum(count for count, colour in picture.getcolors(1 << 24) if colour == (0xD9, 0x48, 0x0F))
-    assert picture.size == (1280, 720) and marked > 100
-    assert (tmp_path / f"render_{world.task.task_id}.html").read_text().count("<img") == len(files)
-    assert "terrella-mark" not in world.backend.html()
-
-
-@pytest.fixture(scope="module")
-def miniwob():
-    if importlib.util.find_spec("miniwob") is None:
-        missing("the Python package miniwob is not installed")
-    from terrella.rl.worlds.web.miniwob import MiniWob
-
-    pages = MiniWob(deadline_s=PATIENCE_S)
-    yield pages
-    pages.close()
-
-
-@pytest.mark.parametrize("pages", [30, pytest.param(130, marks=pytest.mark.full)])
-def test_miniwob_pages_load_and_reset_by_seed(miniwob, pages: int) -> None:
-    from terrella.rl.worlds.web.miniwob import page_names
-
-    assert len(page_names()) == 130
-    faults = []
-    for name in few(page_names(), pages):
-        first = miniwob.start(name, 7)
-        seen = simplified_html(miniwob.backend.look())
-        other = miniwob.start(name, 8)
-        again = miniwob.start(name, 7)
-        text = simplified_html(miniwob.backend.look())
-        if (
-            not first
-            or first != again
-            or write_markup(parse_markup(seen)) != seen
-            or (first == other and seen == text and not seen)
-        ):
-            faults.append(name)
-    assert faults == []
 
 
 def test_scripted_oracles_solve_miniwob_pages(open_world) -> None:

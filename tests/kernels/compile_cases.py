@@ -101,7 +101,6 @@ def call_everything() -> None:
     states, head = torch.zeros(rows, 64, requires_grad=True), torch.zeros(9008, 64, requires_grad=True)
     kernels.linear_policy_loss(states, head, targets, terms, kernels.PolicySettings()).loss.backward()
     kernels.linear_logprob(states, head, targets)[0].sum().backward()
-    kernels.policy_terms(ones.clone().requires_grad_(), None, terms, kernels.PolicySettings())
     flat = torch.ones(4, 256)
     for lam in (0.95, 0.1):
         kernels.gae(flat, flat, flat.bool(), gamma=0.99, lam=lam)

@@ -27,11 +27,6 @@ _CENTRE = """(s, i) => { const e = s.elements[i]; if (!e || !e.isConnected) retu
     if (x - l > 0 && y - t > 0) return [(l + x) / 2, (t + y) / 2]; } return null; }"""  # noqa: E501
 _PASSING = ("context was destroyed", "navigat", "Cannot find context", "there is no document")
 _QUIET = "ms => new Promise(done => setTimeout(() => requestAnimationFrame(() => done(true)), ms))"
-_MARK = """b => { const d = document.createElement('div'); d.id = 'terrella-mark';
-  d.style.cssText = `position:fixed;left:${b[0] - 3}px;top:${b[1] - 3}px;width:${b[2] + 6}px;height:${b[3] + 6}px;box-sizing:border-box;` +
-    'border:3px solid #d9480f;border-radius:4px;background:rgba(217,72,15,.15);z-index:2147483647;pointer-events:none';
-  document.documentElement.appendChild(d); }"""  # noqa: E501
-_UNMARK = "() => { const d = document.getElementById('terrella-mark'); if (d) d.remove(); }"
 
 
 @functools.cache
@@ -457,17 +452,6 @@ class ChromiumBackend:
             raise
         except Exception as error:
             raise fault("a script", self.limits, error) from error
-
-    def screenshot(self, element: Element | None = None) -> bytes:
-        """A PNG of the viewport, the element in a frame."""
-        with self._within("a picture"):
-            if element is not None and element.box is not None:
-                self.page.evaluate(_MARK, list(element.box))
-            try:
-                return self.page.screenshot(timeout=self._ms)
-            finally:
-                if element is not None:
-                    self.page.evaluate(_UNMARK)
 
     def _end_context(self) -> None:
         context, self.context, self.broken = self.context, None, ""

@@ -53,12 +53,6 @@ class Evaluation:
         """
         return self.types != ("string_match",) or dict(self.answers) != {"exact_match": "N/A"}
 
-    @property
-    def needs_judge(self) -> bool:
-        """Whether some part can only be judged by a language model."""
-        fuzzy = "fuzzy_match" in self.answers or any("fuzzy_match" in t.required for t in self.targets)
-        return fuzzy and ("string_match" in self.types or "program_html" in self.types)
-
 
 @dataclass(frozen=True)
 class WebTask:

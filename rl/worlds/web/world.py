@@ -29,7 +29,6 @@ from .sites import SITES, SiteSet
 from .sites.base import PASSWORD, USER
 from .tasks import Evaluation, WebTask, load_web_tasks, parse_task
 from .templates import Step
-from .traces import Trace, TraceStep
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,12 @@ class WebConfig:
     viewport: tuple[int, ...] = (1280, 720)
     deadline_s: float = 10.0
     browser: str = ""  # the path of Chromium
-    film: bool = False  # a picture of every step, the acted element marked
 
     def __post_init__(self) -> None:
         if self.source == "file" and not self.tasks_file:
             raise ValueError("tasks_file: source: file needs one")
-        if self.backend == "dom" and (self.source != "sites" or self.film):
-            raise ValueError(
-                "backend: dom has no scripts, no network and no pictures; it serves source: sites without film"
-            )
+        if self.backend == "dom" and self.source != "sites":
+            raise ValueError("backend: dom has no scripts and no network; it serves source: sites")
         if self.source != "file" and (self.hosts or self.reset_command or self.reset_phase_command):
             raise ValueError(
                 "hosts, reset_command, reset_phase_command: they are for source: file; our own sites need none"
@@ -120,7 +116,7 @@ def _site_tasks(
 
 
 class WebWorld(World):
-    """One task in a browser. `page`, `html` and `trace` hold what a trainer needs; `demonstrate` writes the oracle's
+    """One task in a browser. `page` and `html` hold what a trainer needs; `demonstrate` writes the oracle's
     next action.
     """
 
@@ -262,7 +258,6 @@ class WebWorld(World):
     def _ready(self, task: WebTask, steps: tuple[Step, ...]) -> str:
         self.task, self.steps = task, list(steps)
         self.actions: list[str] = []
-        self.records: list[TraceStep] = []
         self.done, self.score, self.answer, self.error = False, -0.1, "", ""
         self.failures = self.repeats = 0
         self.demonstrated = 0
@@ -313,13 +308,7 @@ class WebWorld(World):
         self.actions.append(response)
         self.error = parsed.error
         element = self.elements.get(parsed.element) if parsed.element is not None else None
-        picture = self._picture(element)
-        self.records.append(TraceStep(self.html, redact(response, self.secrets), "", picture))
         valid = self._execute(parsed, element) if parsed.kind not in ("none", "exit") else parsed.kind == "exit"
-        if self.error:
-            self.records[-1] = TraceStep(
-                self.records[-1].html, self.records[-1].response, redact(self.error, self.secrets), picture
-            )
         stop = self._early_stop()
         if self.miniwob is not None:
             self._miniwob_end(parsed, stop)
@@ -349,9 +338,6 @@ class WebWorld(World):
             self.error = str(error)
         self._look()
         return not self.error
-
-    def _picture(self, element: Element | None) -> bytes:
-        return self.backend.screenshot(element) if self.config.film and self.backend is not None else b""  # type: ignore[attr-defined]
 
     def _early_stop(self) -> str:
         config = self.config
@@ -407,14 +393,6 @@ class WebWorld(World):
         start = rng.randrange(len(words))
         text = " ".join(words[start : start + rng.randint(1, 4)]).replace('"', "")
         return f"```type [{chosen}] [{text}] [1]```" if brackets else WebAction("search", chosen, text).call
-
-    @property
-    def trace(self) -> Trace:
-        """The episode so far, as it is written to disk."""
-        assert self.task is not None
-        return Trace(
-            self.task.task_id, self.task.intent, tuple(self.records), self.score, redact(self.answer, self.secrets)
-        )
 
     def snapshot(self) -> Snapshot:
         """The task and the actions so far: sites are deterministic, so a restore plays them again."""

@@ -5,6 +5,7 @@ import math
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from terrella.data.tokenizers import PieceTokenizer
 from terrella.launch.commands.web import web
 from terrella.rl.webrl import release
 from terrella.rl.webrl.scorer import FolderScorer
-from terrella.rl.worlds.web.traces import Trace, TraceStep, write_trace
 
 FIELDS = {"observation", "next_observation", "task", "action", "reward", "done", "trajectory_reward", "mc_return"}
 
@@ -28,16 +28,25 @@ def run(*arguments: str) -> str:
     return done.output
 
 
-def trace(task_id: str, intent: str, score: float, steps: int = 2) -> Trace:
-    rounds = tuple(TraceStep(f"<p> {intent} {i} </p>", f'do(action="Click", element="{i}")') for i in range(steps))
-    return Trace(task_id, intent, (*rounds, TraceStep("<p> end </p>", "")), score)
+def trace(task_id: str, intent: str, steps: int = 2) -> list[dict[str, Any]]:
+    """The records of an episode as the release's runner leaves them."""
+    rounds = [(f"<p> {intent} {i} </p>", f'do(action="Click", element="{i}")') for i in range(steps)]
+    return [
+        {"trace_id": task_id, "index": i, "prompt": "", "html": page, "response": said, "target": intent}
+        for i, (page, said) in enumerate([*rounds, ("<p> end </p>", "")])
+    ]
 
 
 @pytest.fixture()
 def result(tmp_path: Path) -> Path:
-    for told in (trace("1", "find it", 1.0), trace("2", "buy it", 0.0, 3), trace("3", "sell it", -0.1)):
-        write_trace(tmp_path / "result", told)
-    return tmp_path / "result"
+    root = tmp_path / "result"
+    for name in ("traces", "actions"):
+        (root / name).mkdir(parents=True)
+    for rows, score in ((trace("1", "find it"), 1.0), (trace("2", "buy it", 3), 0.0), (trace("3", "sell it"), -0.1)):
+        release.write_lines(root / "traces" / f"{rows[0]['trace_id']}.jsonl", rows)
+        told = {"task_id": rows[0]["trace_id"], "score": score, "actions": [row["response"] for row in rows]}
+        (root / "actions" / f"{rows[0]['trace_id']}.json").write_text(json.dumps(told))
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +82,7 @@ def test_stage_one_has_the_releases_fields(result: Path, tmp_path: Path) -> None
 
 def test_rewards_and_replay_come_from_models(result: Path, tmp_path: Path, model: Path) -> None:
     out, earlier = tmp_path / "phase2.jsonl", tmp_path / "phase1.pt"
-    old = [trajectory_steps([dict(r) for r in trace(str(i), f"old {i}", 1.0).rows[:2]], 1.0) for i in range(3)]
+    old = [trajectory_steps([dict(r) for r in trace(str(i), f"old {i}")[:2]], 1.0) for i in range(3)]
     torch.save(old, earlier)
     arguments = ("--rollout-path", str(result), "--add-reward", "--orm-path", str(model), "--actor-path", str(model))
     told = run("process-data", *arguments, "--experience-paths", str(earlier), "--output-path", str(out))
@@ -101,7 +110,7 @@ def test_log_probs_are_those_of_the_model(model: Path) -> None:
 
 def test_replay_keeps_the_band(result: Path) -> None:
     new = release.stage_one(release.read_rollouts(result).rollouts)
-    old = [trajectory_steps([dict(r) for r in trace("9", "old", 1.0, 4).rows[:4]], 1.0)]
+    old = [trajectory_steps([dict(r) for r in trace("9", "old", 4)[:4]], 1.0)]
     p = iter([0.5, 0.6, 0.95, 0.96])
     chosen = release.stage_two(old, new, lambda s: next(p), 0)
     assert sorted(s["rank_score"] for s in chosen if "rank_score" in s) == [0.6, 0.95] and len(chosen) == 7

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from terrella.data.video_actions import RT1_RANGES, ActionBins
-from terrella.data.video_layout import RT1_MULTI, RT1_SINGLE
 from terrella.models.video.config import TokenizerConfig
 from terrella.models.video.tokenizer import build_tokenizer
 from terrella.rl.video.imagine import ClipDecoder, to_pictures
+from terrella.tests.data.helpers import RT1_MULTI, RT1_SINGLE
 
 DATA = Path(os.environ.get("TERRELLA_SHARED_DATA", "")) / "rt1" / "fractal_sample.npz"
 NARROW = {"latent": 8, "groups": 4, "encoder_resnets": 1, "decoder_resnets": 1}

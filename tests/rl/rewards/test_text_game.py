@@ -328,10 +328,3 @@ def test_speed() -> None:
             rates.append(100 / (time.process_time() - start))
         print(f"{write.__name__}, {mode}: {max(rates):,.0f} answers a second")
         assert max(rates) > least
-
-
-def test_serialized_states() -> None:
-    step = STEPS["changed"]
-    before = json.dumps({"game_state": [*step.current, step.current_score]})
-    after = json.dumps({"game_state": [*step.target, step.target_score]})
-    assert Transition.from_states(before, after) == step

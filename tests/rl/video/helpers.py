@@ -13,6 +13,7 @@ from terrella.models.video.tokenizer import build_tokenizer
 from terrella.rl.rollout.sampler import Sample, SampleRequest, interleave
 from terrella.rl.video.detector import CAMERA, HALF_HEIGHT, TOPS
 from terrella.rl.video.imagine import ClipDecoder, ClipTask, to_pictures
+from terrella.tests.data.helpers import policy_mask
 
 SMALL = {"height": 16, "width": 16, "channels": [8, 8, 8], "latent": 8, "groups": 4, "levels": [4, 4]}
 FRAME = TokenizerConfig(**SMALL)
@@ -62,7 +63,7 @@ class Oracle:
         out = []
         for r in requests:
             _, prompt, index, _ = r.key
-            ids = self.tasks[prompt].row_L[self.layout.policy_mask_L].tolist()
+            ids = self.tasks[prompt].row_L[policy_mask(self.layout)].tolist()
             for i in range(self.wrong[index % len(self.wrong)]):
                 ids[i] = (ids[i] + 5) % self.layout.codebook
             out.append(interleave(ids, [-1.0] * len(ids), r, "length", 0))

@@ -16,6 +16,7 @@ from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 from terrella.rl.video import evaluate
 from terrella.rl.video.imagine import ImaginedClip, Judge, to_frames, to_pictures
+from terrella.tests.data.helpers import policy_mask
 from terrella.tests.rl.test_forced_tokens import CONFIG, NAMED
 from terrella.tests.rl.video.helpers import COMPRESSIVE, FRAME, Oracle, decoder_of, tasks_of
 
@@ -42,7 +43,7 @@ def test_true_tokens_score_as_the_tokenizer_itself(config) -> None:
         assert t.info["mae"] == pytest.approx(-t.reward, abs=1e-6)
         row = np.array(t.sequences[0].ids)
         assert (row == clip.task.row_L[: len(row)]).all()
-        mask = decoder.layout.policy_mask_L[: len(row)]
+        mask = policy_mask(decoder.layout)[: len(row)]
         assert (common.action_mask(t.sequences[0]) == mask).all()  # forced actions carry no policy term
         assert {Role(r) for r in np.array(t.sequences[0].roles)[~mask]} <= {Role.PROMPT, Role.OBSERVATION}
     assert oracle.calls == 1 and judge.pictures == 6 * 2  # one call of the sampler, one judgement for all

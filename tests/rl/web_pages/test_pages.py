@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -193,6 +194,6 @@ def test_prompt_and_row() -> None:
         "CURRENT ACTION: click [9]",
     ):
         at = text.index(mark, at)
-    assert PageTransition.from_row(step.to_row()) == step and step.changes.empty
+    assert PageTransition.from_row(asdict(step)) == step and step.changes.empty
     with pytest.raises(ValueError, match="'action'"):
-        PageTransition.from_row({**step.to_row(), "action": 3})
+        PageTransition.from_row({**asdict(step), "action": 3})

@@ -6,14 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrella.rl.worlds.frozen_lake import (
-    BatchFrozenLake,
     FrozenLake,
     FrozenLakeConfig,
     coordinate_sentence,
     make_map,
     slip,
     slip_stream,
-    success_within,
 )
 from terrella.tests.rl.worlds.parsed import parse_lake, parse_lake_sentence
 
@@ -46,18 +44,6 @@ def test_slip_rates() -> None:
         taken = np.array([slip(2, u, rate) for u in uniforms])
         assert (taken == 2).mean() == pytest.approx(rate, abs=0.01)
         assert (taken == 1).mean() == pytest.approx((1 - rate) / 2, abs=0.01) and not (taken == 0).any()
-
-
-def test_batch_succeeds_as_often_as_the_recursion_says() -> None:
-    rows = ("SFFF", "FHFH", "FFFF", "HFFG")
-    for rate in (1 / 3, 0.8):
-        batch = BatchFrozenLake([rows], 4000, rate, 10, np.random.default_rng(0))
-        rng, wins, ended = np.random.default_rng(1), 0, 0
-        for _ in range(100):
-            success, done = batch.step(rng.integers(1, 5, size=4000))
-            wins, ended = wins + int(success.sum()), ended + int(done.sum())
-        # Short episodes end first, so the share is taken over many restarts.
-        assert wins / ended == pytest.approx(success_within(rows, rate, 10, "uniform"), abs=0.01)
 
 
 def test_sentences() -> None:

@@ -54,16 +54,6 @@ def test_batch_scalar_and_text_agree(seed: int, boxes: int, actions: list[int]) 
         codes = after
 
 
-def test_random_transitions_are_transitions() -> None:
-    rows = list(sokoban.random_transitions(range(123, 133), 10, np.random.default_rng(0)))
-    assert 50 < len(rows) <= 100 and all(sokoban.next_text(s, a) == n for s, a, n in rows)
-    states, actions, after = sokoban.random_transition_codes(
-        make_rooms(SIMPLE, range(123, 133)), 10, np.random.default_rng(0), 6
-    )
-    assert len(states) == len(actions) == len(after) and 50 < len(states) <= 100
-    assert all(sokoban.next_codes(bytes(s), int(a)) == bytes(n) for s, a, n in zip(states, actions, after, strict=True))
-
-
 def test_coordinates_name_every_kind() -> None:
     text = "######\n#S√XX#\n#O_O_#\n######"
     sentence = coordinate_sentence(text)

@@ -1,17 +1,12 @@
-"""The web World: how episodes end, what is counted, logins, traces in the release's format and as shards,
-credentials nowhere.
-"""
+"""The web World: how episodes end, what is counted, logins, credentials nowhere."""
 
 import json
 
 import pytest
 
-from terrella.data.convert.base import CONVERTERS
-from terrella.data.shards.dataset import ShardSet
 from terrella.rl.worlds.base import WorldFault
 from terrella.rl.worlds.web.login import LoginForm, credentials, read_state, redact
 from terrella.rl.worlds.web.sites.base import PASSWORD
-from terrella.rl.worlds.web.traces import Trace, TraceStep, write_shards, write_trace
 from terrella.rl.worlds.web.world import WebWorld
 
 
@@ -75,7 +70,7 @@ def test_a_task_of_the_callers_is_opened_and_restored() -> None:
     assert twin.render() == world.render() and twin.snapshot() == saved
 
 
-def test_login_by_form_leaves_no_password_anywhere(tmp_path) -> None:
+def test_login_by_form_leaves_no_password_anywhere() -> None:
     world = finished(2, login="form", sites=("shopping", "map"), split="all")
     assert world.score == 1.0 and world.backend.cookies["shopping.test"]["session"]  # type: ignore[union-attr]
     two = WebWorld(login="form", split="all")
@@ -84,9 +79,7 @@ def test_login_by_form_leaves_no_password_anywhere(tmp_path) -> None:
     world.reset(0)
     field = next((n for n, e in world.page.labels.items() if e.tag == "input"), None)
     world.step(f'do(action="Type", argument="{PASSWORD}", element="{field}")')
-    world.step(f'exit(message="{PASSWORD}")')
-    write_trace(tmp_path, world.trace)
-    held = "".join(p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+    held = "".join(world.render(mode) for mode in world.render_modes)
     assert PASSWORD not in held and "********" in held and "session" not in held
 
 
@@ -105,41 +98,3 @@ def test_states_and_credentials_come_from_files_and_the_environment(tmp_path, mo
     monkeypatch.setenv("SITE_PASSWORD", "long-secret")
     assert credentials(form) == ("sam", "long-secret")
     assert redact("my long-secret word", ("long-secret",)) == "my ******** word"
-
-
-def test_traces_are_read_by_the_converter_and_equal_the_shards(tmp_path) -> None:
-    worlds = [finished(seed) for seed in range(6)]
-    traces = [w.trace for w in worlds]
-    for trace in traces:
-        write_trace(tmp_path / "run", trace)
-    rows = [
-        json.loads(line) for line in (tmp_path / "run/traces" / f"{traces[0].task_id}.jsonl").read_text().splitlines()
-    ]
-    assert set(rows[0]) == {"trace_id", "index", "prompt", "html", "response", "target"}
-    assert rows[0]["prompt"] == traces[0].intent and all(r["prompt"] == "** Simplified html **" for r in rows[1:])
-    told = json.loads((tmp_path / "run/actions" / f"{traces[0].task_id}.json").read_text())
-    assert told == {"task_id": traces[0].task_id, "score": 1.0, "actions": [s.response for s in traces[0].steps]}
-    assert (tmp_path / "run" / f"render_{traces[0].task_id}.html").is_file()
-    items = [i for i in CONVERTERS["webrl"].read()(tmp_path / "run", None) if i.sample]
-    count = write_shards(tmp_path / "shards", traces)
-    assert count == len(items) == sum(len(t.steps) for t in traces)
-    held = ShardSet(tmp_path / "shards")
-    made = {(s["meta.json"]["task_id"], s["meta.json"]["step"]): s for s in (held[n] for n in range(len(held)))}
-    for item in items:
-        same = made[item.sample["meta.json"]["task_id"], item.sample["meta.json"]["step"]]
-        assert all(same[name] == value for name, value in item.sample.items())
-
-
-def test_unfinished_and_hostile_traces(tmp_path) -> None:
-    step = TraceStep("<html> </html>", '<script>alert("x")</script>', "boom")
-    write_trace(tmp_path, Trace("7", "intent <b>", (step,)))
-    assert (
-        json.loads((tmp_path / "actions/7.json").read_text())["score"] == -0.1
-        and not (tmp_path / "render_7.html").exists()
-    )
-    write_trace(tmp_path, Trace("7", "intent <b>", (step,), 0.0))
-    shown = (tmp_path / "render_7.html").read_text()
-    assert "<script>alert" not in shown and "intent <b>" not in shown and "default-src 'none'" in shown
-    assert write_shards(tmp_path / "s", [Trace("7", "i", (step,))]) == 0
-    with pytest.raises(ValueError, match="cannot name a file"):
-        write_trace(tmp_path, Trace("../evil", "i", (step,)))
