@@ -331,10 +331,9 @@ class Place:
             self.case(f"model: {name!r}", *check[:3], name, *check[4:], *ok)
 
     def _recipes(self) -> None:
-        texts = [test_recipes.find(n).path.read_text() for n in ("sokoban-tiny", "spa-sokoban-tiny", "text-game-tiny")]
         for number in range(CHANGED):
             draw = random.Random(f"{SEED}/{number}")
-            text = test_recipes.changed(draw.choice(texts), draw)
+            text = test_recipes.changed(draw.choice(test_recipes.texts()), draw)
             self.case(f"changed recipe {number}", "check", self.recipe(text))
         for name, text in RECIPES.items():
             self.case(f"recipe: {name}", "check", self.recipe(text))

@@ -7,10 +7,12 @@ from __future__ import annotations
 import random
 import re
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from terrella.core import schema
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
 from terrella.launch.recipe_files import find
@@ -89,14 +91,33 @@ def changed(text: str, draw: random.Random) -> str:
     return "\n".join(lines)
 
 
+@cache
+def texts() -> list[str]:
+    """Recipes as they are written, and some that are made of several files, written out with every setting."""
+    written = (
+        "demo",
+        "grpo",
+        "ppo",
+        "sft",
+        "sokoban-tiny",
+        "text-game-tiny",
+        "video-tiny",
+        "web-page-tiny",
+        "webrl-tiny",
+    )
+    made = ("spa-sokoban-tiny", "webrl-sites", "text-game-rlvr-binary", "mpc-sites-tiny")
+    return [find(name).path.read_text() for name in written] + [schema.dump(recipes.load(name)) for name in made]
+
+
 def attack(count: int, folder: Path, seed: int) -> dict[str, int]:
     found = {"loaded": 0, "refused": 0}
-    names = ["sokoban-tiny", "spa-sokoban-tiny", "video-tiny"]
-    texts = [find(name).path.read_text() for name in names]
+    path = folder / "attacked.yaml"
+    for text in texts():  # or a refusal would say nothing
+        path.write_text(text, encoding="utf-8")
+        recipes.load(str(path))
     for i in range(count):
         draw = random.Random(f"{seed}/{i}")
-        path = folder / "attacked.yaml"
-        path.write_text(changed(draw.choice(texts), draw), encoding="utf-8", errors="replace")
+        path.write_text(changed(draw.choice(texts()), draw), encoding="utf-8", errors="replace")
         begun = time.process_time()
         try:
             recipes.load(str(path))
