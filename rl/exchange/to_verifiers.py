@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import verifiers.v1 as vf
+from openai import APIStatusError, AsyncOpenAI, OpenAIError
 from verifiers.v1.dialects.chat import message_to_wire
 
 from ...data.trajectory import Invalid
@@ -24,6 +24,9 @@ from .offers import Play, find_offer
 
 __all__ = ["ChatHarness", "WorldTaskset", "WorldsEnv"]  # verifiers finds its plugins by this list
 ANSWER_S = 600.0  # that one answer of a model may take
+RETRIES = (
+    6  # of one request: verifiers waits 5 s for a connection to the model, once, and leaves trying again to harnesses
+)
 
 
 class WorldData(vf.TaskData):
@@ -132,11 +135,11 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
         )
         if system:
             messages.insert(0, {"role": "system", "content": system})
-        async with httpx.AsyncClient(timeout=ANSWER_S) as client:
-            reply = await client.post(
-                f"{endpoint.rstrip('/')}/chat/completions",
-                json={"model": ctx.model, "messages": messages},
-                headers={"Authorization": f"Bearer {secret}"},
-            )
-        failed = reply.status_code >= 400
-        return vf.ProgramResult(int(failed), "", reply.text[:2000] if failed else "")
+        asking = AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=ANSWER_S, max_retries=RETRIES)
+        async with asking as client:
+            try:
+                await client.chat.completions.create(model=ctx.model, messages=messages)
+            except OpenAIError as error:
+                said = error.response.text if isinstance(error, APIStatusError) else str(error)
+                return vf.ProgramResult(1, "", said[:2000])
+        return vf.ProgramResult(0, "", "")

@@ -8,15 +8,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def served(answer: Callable[[list[dict[str, str]]], str]) -> Iterator[str]:
-    """The address; it answers each list of messages until the block ends."""
+def served(answer: Callable[[list[dict[str, str]]], str | int]) -> Iterator[str]:
+    """The address; it answers each list of messages until the block ends. A number is the status of a refusal."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            message = {"role": "assistant", "content": answer(body["messages"])}
+            said = answer(body["messages"])
+            message = {"role": "assistant", "content": said}
             choice = {"index": 0, "finish_reason": "stop", "message": message}
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
             made = {
@@ -27,8 +28,8 @@ def served(answer: Callable[[list[dict[str, str]]], str]) -> Iterator[str]:
                 "choices": [choice],
                 "usage": usage,
             }
-            text = json.dumps(made).encode()
-            self.send_response(200)
+            text = json.dumps(made if isinstance(said, str) else {"error": {"message": "busy"}}).encode()
+            self.send_response(200 if isinstance(said, str) else said)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

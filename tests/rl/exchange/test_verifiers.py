@@ -59,18 +59,43 @@ def test_its_validator_passes(world: str, command, tmp_path: Path) -> None:
     }
 
 
-def test_its_evaluation_loop_plays_our_world(command, tmp_path: Path) -> None:
-    with served(word) as url:
+def evaluated(command, folder: Path, answer) -> list[dict]:
+    """What its evaluation loop wrote down about eight episodes with the model that `answer` is."""
+    with served(answer) as url:
         client = ["--client.base-url", url, "--client.api-key-var", "NO_KEY"]
         command("eval.main", "-n", "4", "-r", "2", "-m", "scripted", "--no-serve", "--no-push", *client)
-    (file,) = tmp_path.glob("outputs/*/traces.jsonl")
-    episodes = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(episodes) == 8 and all(episode["ok"] for episode in episodes)
+    (file,) = folder.glob("outputs/*/traces.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_its_evaluation_loop_plays_our_world_with_a_model_that_is_busy_at_times(command, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def busy(messages: list[dict[str, str]]) -> str | int:
+        # the first two requests of each start: what a connection that takes longer than verifiers waits looks like
+        if len(messages) == 1 and refused.count(messages[0]["content"]) < 2:
+            refused.append(messages[0]["content"])
+            return 504
+        return word(messages)
+
+    episodes = evaluated(command, tmp_path, busy)
+    assert len(episodes) == 8 and len(refused) == 8  # of four starts, two each
+    assert [trace["errors"] for episode in episodes if not episode["ok"] for trace in episode["traces"]] == []
+    assert all(episode["ok"] for episode in episodes)
     for episode in episodes:
         score = played(WorldInText("SimpleSokoban"), {"seed": episode["task"]["data"]["seed"]})
         (trace,) = episode["traces"]
         assert trace["rewards"]["world_reward"]["score"] == pytest.approx(score.pop("reward"))
         assert trace["metrics"] == pytest.approx(score)
+
+
+def test_a_model_that_is_gone_is_an_error_of_the_episode_and_no_score(
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_verifiers, "RETRIES", 0)
+    episodes = evaluated(command, tmp_path, lambda messages: 503)
+    assert len(episodes) == 8 and not any(episode["ok"] for episode in episodes)
+    assert all("busy" in trace["errors"][-1]["message"] for episode in episodes for trace in episode["traces"])
 
 
 def played(env, task) -> dict[str, float]:
