@@ -19,7 +19,7 @@ from ...rl.webrl.critic import state_row, twin_score
 from ...rl.webrl.episode import act_randomly
 from ...rl.webrl.plan_config import PlanArm
 from ...rl.webrl.planning import Planner, PredictedPage, Tally, Value, WorldModel
-from ...rl.webrl.sites import Players, make_world, pool_of
+from ...rl.webrl.sites import Players, Seat, lives_elsewhere, make_world, pool_of, reset_sites
 from ...rl.webrl.world_models import (
     CorruptedWorld,
     CriticValue,
@@ -42,16 +42,35 @@ ALL, BUDGET, SEED = "all", 16384, 51
 Results = dict[int, tuple[str, bool]]  # task -> (site, solved)
 
 
-def run(stage: WebPlan, job: Job) -> dict[str, Any]:
-    """Play every arm on the same tasks and write one table."""
+def check(stage: WebPlan, job: Job) -> None:
+    """Before the run starts: what an arm needs of the tasks and their sites is there."""
+    tasks, elsewhere = _tasks(stage, job), lives_elsewhere(sites_of(job), "test")
+    for arm in stage.arms:
+        if elsewhere and arm.world in ("true", "corrupted"):
+            raise ConfigError(
+                f"stages: {stage.name}.arms: '{arm.name}': world: {arm.world} tries actions on a second copy of the "
+                "sites, which tasks of a file do not have; use world: model"
+            )
+        if arm.world != "none" and arm.value == "progress" and not all(t.steps for t in tasks):
+            raise ConfigError(
+                f"stages: {stage.name}.arms: '{arm.name}': value: progress is the place on an oracle's way, which "
+                "tasks of a file do not have; use value: sampled"
+            )
+
+
+def _tasks(stage: WebPlan, job: Job) -> list[SiteTask]:
     pool = pool_of(sites_of(job), "test")
-    tasks = pool[: stage.n] if stage.n else pool
-    if not all(t.steps for t in tasks):
-        raise ConfigError(
-            f"stages: {stage.name}: planning is measured on tasks with an oracle; choose a tag of the local sites"
-        )
-    known = make_world(sites_of(job), "test")
-    ways = {t.task.task_id: oracle_pages(known, t) for t in tasks}
+    return pool[: stage.n] if stage.n else pool
+
+
+def run(stage: WebPlan, job: Job) -> dict[str, Any]:
+    """Play every arm on the same tasks and write one table. On sites elsewhere there is no oracle, and nobody clicks at
+    random unless the recipe says so.
+    """
+    tasks, settings = _tasks(stage, job), sites_of(job)
+    scripted, elsewhere = all(t.steps for t in tasks), lives_elsewhere(settings, "test")
+    known = make_world(settings, "test") if scripted else None
+    ways = {t.task.task_id: oracle_pages(known, t) for t in tasks} if known is not None else {}
     found: dict[str, Results] = {}
     told: dict[str, Any] = {}
     invalid = 0
@@ -63,9 +82,10 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
             invalid += lost
             told[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
             bar.update(len(found), f"{arm.name}: {percent(_rate(found[arm.name]))}")
+    baseline = not elsewhere or settings.random_elsewhere
     ends = {
-        "random policy": job.mesh.from_main(lambda: _random(job, stage, tasks)),
-        "oracle": {i: (t.task.sites[0], True) for i, t in enumerate(tasks)},
+        "random policy": job.mesh.from_main(lambda: _random(job, stage, tasks)) if baseline else None,
+        "oracle": {i: (t.task.sites[0], True) for i, t in enumerate(tasks)} if scripted else None,
     }
     if job.mesh.is_main:
         job.run.guard()
@@ -84,24 +104,24 @@ def _play(
     ways: dict[str, list[PredictedPage]],
 ) -> tuple[Results, Tally, dict[str, int], int]:
     """One arm on this rank's tasks; results, tally and counts of all ranks."""
-    prompter, seed, at_once = prompter_of(job), fold(job.recipe.seed, SEED), sites_of(job).at_once
+    prompter, seed = prompter_of(job), fold(job.recipe.seed, SEED)
     players = Players(sites_of(job), prompter, "test")
     params = SamplingParams(stage.max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=prompter.stop_ids)
     with ExitStack() as stack:
         world = _world(stage, job, arm, tasks, ways, stack)
         value = _value(job, arm, ways, actor)
         planner = Planner(arm, actor.sampler, params, seed, world, value)
-        mine = job.mesh.share(list(enumerate(tasks)))
+        mine = [Seat(task, number, 0) for number, task in job.mesh.share(list(enumerate(tasks)))]
+        job.mesh.from_main(lambda: reset_sites(sites_of(job), "test"))
 
         def play() -> tuple[Results, Tally, int, int]:
             results: Results = {}
-            for at in range(0, len(mine), at_once):
-                part = mine[at : at + at_once]
-                episodes = [players.episode(place, task, number, 0) for place, (number, task) in enumerate(part)]
+            for part in players.parts(mine, job.mesh.data_size):
+                episodes = [players.episode(place, s.task, s.prompt_id, 0) for place, (_, s) in enumerate(part)]
                 planner.play(episodes)
-                for (number, task), episode in zip(part, episodes, strict=True):
+                for episode in episodes:
                     if episode.fault is None:
-                        results[number] = (task.task.sites[0], episode.world.score >= 1.0)
+                        results[episode.prompt_id] = (episode.task.task.sites[0], episode.world.score >= 1.0)
             unreadable = getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
             return results, planner.tally, unreadable, len(mine) - len(results)
 
@@ -200,7 +220,7 @@ def _rate(results: Results, site: str = ALL) -> Any:
 def _table(
     stage: WebPlan,
     found: dict[str, Results],
-    ends: dict[str, Results],
+    ends: dict[str, Results | None],
     tasks: list[SiteTask],
     invalid: int,
     told: dict[str, Any],
@@ -213,6 +233,7 @@ def _table(
     rows = [
         {"name": name, "kind": kind, "cells": [_rate(results, s).to_cell() for s in (ALL, *sites)]}
         for name, kind, results in lines
+        if results is not None
     ]
     pages = [f"{n}: {t['exact']} of {t['checked']} expected pages came true" for n, t in told.items() if t["checked"]]
     note = (

@@ -4,6 +4,7 @@ OpenAI-compatible writer, and the outcome reward model as reward.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,3 +181,41 @@ def test_killed_in_the_second_phase_it_ends_the_same(place: Place, whole: Path, 
         assert got[name] == expected[name], name
     for shard in sorted((whole / "stages").rglob("*.tar")):
         assert (run / shard.relative_to(whole)).read_bytes() == shard.read_bytes(), shard.name
+
+
+@pytest.mark.full
+def test_planning_on_tasks_of_a_file(place: Place, tmp_path: Path) -> None:
+    """An actor looks ahead by a trained world model of pages, on tasks without an oracle: its own scores are the value.
+    Nobody clicks at random on such sites, and the sites come back before every arm.
+    """
+    folder, before = place.recipe.parent, {key: site.resets for key, site in place.sites.items()}
+    told = yaml.safe_load(place.recipe.read_text())
+    told["name"], told["model"] = "plan-live", {**MODEL, "max_positions": 4096}
+    write_weights(ModelConfig(**told["model"]), tmp_path / "start")
+    for path in (folder / "start").glob("*token*"):
+        shutil.copy(path, tmp_path / "start")
+    start, demos, sft, *_ = told["stages"]
+    pages = {"kind": "web-page", "data": "pages", "own_tokenizer": True}
+    arms = [{"name": "one", "samples": 1, "branching": 1}]
+    arms += [{"name": "trained", "samples": 4, "branching": 2, "world": "model", "model": "world", "stop": "valued"}]
+    arms[1] |= {"max_new_tokens": 16, "value": "sampled", "budget": 2}
+    told["stages"] = [
+        start | {"folder": str(tmp_path / "start")},
+        demos,
+        sft,
+        {"kind": "collect", "name": "pages", "env": pages},
+        {"kind": "sft", "name": "world", "env": {"data": "pages", "non_gold_ratio": None}, "steps": 1}
+        | {"sequences_per_step": 2, "optimizer": {"lr": 1e-3}},
+        {"kind": "web-plan", "name": "plan", "actor": "sft", "n": 3, "max_new_tokens": 12, "arms": arms},
+    ]
+    recipe, run = tmp_path / "plan.yaml", tmp_path / "run"
+    recipe.write_text(yaml.safe_dump(told))
+    words = [sys.executable, "-m", "terrella", "train", str(recipe), "--run", str(run)]
+    done = subprocess.run(words, timeout=PATIENCE_S, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    plan = outcomes(run)["plan"]
+    print(plan)
+    assert plan["tasks"] == 3 and plan["invalid"] == 0 and plan["trained"]["imagined"] > 0
+    table = json.loads((run / "results" / "plan.json").read_text())
+    assert [row["name"] for row in table["rows"]] == ["one", "trained"] and "nan" not in json.dumps(table).lower()
+    assert all(site.resets > before[key] for key, site in place.sites.items())

@@ -16,12 +16,13 @@ from terrella.data.tokenizers import ByteTokenizer
 from terrella.launch import recipe, rehearse
 from terrella.launch.commands.check_recipe import alone
 from terrella.launch.settings.web import Training, WebPhases, expand
-from terrella.launch.stages import web_judge
+from terrella.launch.stages import web_judge, web_plan
 from terrella.launch.stages.verbs import start_of
 from terrella.launch.stages.web_orm import held_out
 from terrella.models.stand_in import write_byte_tokenizer
 from terrella.rl.webrl.config import WebSiteEnvironment
 from terrella.rl.webrl.instructions import mutate
+from terrella.rl.webrl.plan_config import PlanArm
 from terrella.rl.webrl.results import rows_of
 from terrella.rl.webrl.sites import pool_of
 from terrella.rl.webrl.steps import WebTrajectory
@@ -48,6 +49,36 @@ def test_nobody_clicks_at_random_on_sites_elsewhere_and_no_oracle_is_made_up(tmp
     assert [row["name"] for row in rows] == ["actor"] and "nan" not in json.dumps(rows).lower()
     assert [cell["value"] for cell in rows[0]["cells"]] == [0.5, 1.0, 0.0]  # all, map, reddit
     assert scripts(home, 2) == ["random policy", "oracle"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ({"world": "true", "value": "sampled"}, "'a': world: true tries actions on a second copy of the sites"),
+        ({"world": "corrupted", "value": "sampled"}, "'a': world: corrupted tries actions on a second copy"),
+        ({"world": "model", "model": "world-sft"}, "'a': value: progress is the place on an oracle's way"),
+        ({"world": "model", "model": "world-sft", "value": "sampled"}, None),
+        ({"samples": 1}, None),
+    ],
+)
+def test_arms_that_need_an_oracle_or_a_second_world_are_refused_on_tasks_of_a_file(
+    arm: dict, words: str | None, tmp_path: Path
+) -> None:
+    judged = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "x"}}
+    task = {"task_id": 1, "sites": ["map"], "intent": "i", "start_url": "http://h/", "eval": judged}
+    (tmp_path / "tasks.json").write_text(json.dumps([task]))
+    there = {"source": "file", "backend": "chromium", "tasks_file": str(tmp_path / "tasks.json")}
+    there["addresses"] = {"__MAP__": "http://h"}
+    (tmp_path / "tags.yaml").write_text(json.dumps({"Elsewhere": {"world": "web", "config": there}}))
+    sites = (f"env.tag_files=['{tmp_path / 'tags.yaml'}']", "env.test_tag=Elsewhere")
+    config = recipe.load("mpc-sites", sites)
+    planned = next(stage for stage in config.stages if stage.kind == "web-plan")
+    stage, job = replace(planned, arms=[PlanArm("a", **arm)], headline=None), alone(config, tmp_path / "run")
+    if words is None:
+        web_plan.check(stage, job)
+    else:
+        with pytest.raises(ConfigError, match=words):
+            web_plan.check(stage, job)
 
 
 def scripts(settings: WebSiteEnvironment, n: int) -> list[str]:
