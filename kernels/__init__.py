@@ -2,6 +2,16 @@
 
 from .adam import adam_update
 from .advantage import bilevel_gae, gae, group_advantage, spread_rows, variance_filter
+from .fp8 import (
+    Scaled,
+    cast_columns,
+    cast_rows,
+    rmsnorm_scaled,
+    scaled_product,
+    swiglu_backward_columns,
+    swiglu_backward_rows,
+    swiglu_scaled,
+)
 from .fsq import fsq_dequantize, fsq_quantize
 from .linear_logprob import linear_logprob
 from .logprob import token_logprob
@@ -17,8 +27,11 @@ __all__ = [
     "PolicyOutput",
     "PolicySettings",
     "PolicyTerms",
+    "Scaled",
     "adam_update",
     "bilevel_gae",
+    "cast_columns",
+    "cast_rows",
     "cut_heads",
     "fsq_dequantize",
     "fsq_quantize",
@@ -30,12 +43,17 @@ __all__ = [
     "rmsnorm",
     "rmsnorm_backward",
     "rmsnorm_forward",
+    "rmsnorm_scaled",
     "rope",
     "rope_table",
+    "scaled_product",
     "spread_rows",
     "sum_rows",
     "swiglu",
     "swiglu_backward",
+    "swiglu_backward_columns",
+    "swiglu_backward_rows",
+    "swiglu_scaled",
     "token_logprob",
     "variance_filter",
     "weighted_swiglu",

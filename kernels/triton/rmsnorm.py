@@ -11,13 +11,16 @@ import triton
 import triton.language as tl
 
 from ..dispatch import cdiv, power_of_2
+from ..fp8 import LARGEST, SMALLEST
+from .fp8 import magnitude, scales_of
 from .logprob import multiprocessors
 
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, res_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, H, eps, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr
-):
+    x_ptr, res_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, q_ptr, scale_ptr, H, eps,
+    BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, FP8: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
     ok = o < H
@@ -31,7 +34,12 @@ def _forward_kernel(
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / H + eps)
     w = tl.load(w_ptr + o, mask=ok, other=0.0).to(tl.float32)
     tl.store(rstd_ptr + row, rstd)
-    tl.store(y_ptr + row * H + o, (x * rstd * w).to(y_ptr.dtype.element_ty), mask=ok)
+    y = (x * rstd * w).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + row * H + o, y, mask=ok)
+    if FP8:
+        scale, inverse = scales_of(tl.max(magnitude(y), axis=0), LARGEST, SMALLEST)
+        tl.store(scale_ptr + row, scale)
+        tl.store(q_ptr + row * H + o, (y.to(tl.float32) * inverse).to(q_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -74,8 +82,10 @@ def backward_config(hidden: int) -> tuple[int, int, int, int]:
     return 1, warps, max(1, 32 // warps), 1
 
 
-def triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `rmsnorm_forward`; rows lie one after the other."""
+def triton_rmsnorm_forward(
+    x_NH, weight_H, residual_NH, eps: float, fp8: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `rmsnorm_forward`; rows lie one after the other. `fp8` takes data and scales of `rmsnorm_scaled`."""
     rows, hidden = x_NH.shape
     y_NH = torch.empty_like(x_NH)
     sum_NH = x_NH if residual_NH is None else torch.empty_like(x_NH)
@@ -83,8 +93,9 @@ def triton_rmsnorm_forward(x_NH, weight_H, residual_NH, eps: float) -> tuple[tor
     block, warps = _config(hidden)
     if rows:
         _forward_kernel[(rows,)](
-            x_NH, x_NH if residual_NH is None else residual_NH, weight_H, y_NH, sum_NH, rstd_N, hidden, eps,
-            BLOCK=block, RESIDUAL=residual_NH is not None, num_warps=warps,
+            x_NH, x_NH if residual_NH is None else residual_NH, weight_H, y_NH, sum_NH, rstd_N,
+            *(fp8 or (y_NH, rstd_N)), hidden, eps, BLOCK=block, RESIDUAL=residual_NH is not None,
+            FP8=fp8 is not None, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=warps,
         )  # fmt: skip
     return y_NH, sum_NH, rstd_N
 

@@ -33,6 +33,7 @@ def cases(name: str) -> list[str]:
 # test file -> command and environment
 RUNS = {
     "test_triton.py": (cases("triton_cases.py"), {"TRITON_INTERPRET": "1"}),
+    "test_fp8.py": (cases("fp8_cases.py"), {"TRITON_INTERPRET": "1"}),
     "test_decode.py": (cases("decode_cases.py"), {"TRITON_INTERPRET": "1"}),
     "test_compiles.py": ([sys.executable, str(HERE / "compile_cases.py"), "90"], {}),
 }
