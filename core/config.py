@@ -91,11 +91,24 @@ class PrecisionConfig:
 
     params: Literal["fp32", "bf16"] = "fp32"  # the type that weights and activations have
     layers: Literal["ours", "te"] = "ours"  # te: TransformerEngine's, on a GPU where it imports
-    fp8: bool = False  # matrix products in fp8, by TransformerEngine's layers
+    # matrix products of the layers in fp8: ours with a scale for each row, TransformerEngine's with delayed scaling
+    fp8: bool = False
+    # of our layers: which products; forward alone, dgrad: also the inputs' gradients, all: also the weights'
+    fp8_products: Literal["forward", "dgrad", "all"] = "dgrad"
+    fp8_skip: int = 0  # of our layers: so many at each end of the model stay in bf16
 
     def __post_init__(self) -> None:
-        if self.fp8 and (self.params, self.layers) != ("bf16", "te"):
-            raise ValueError("fp8: needs params: bf16 and layers: te")
+        if self.fp8 and self.params != "bf16":
+            raise ValueError("fp8: needs params: bf16")
+        if self.fp8_skip < 0:
+            raise ValueError("fp8_skip: must not be negative")
+        if (self.fp8_products, self.fp8_skip) != ("dgrad", 0) and not self.own_fp8:
+            raise ValueError("fp8_products, fp8_skip: need fp8: true and layers: ours")
+
+    @property
+    def own_fp8(self) -> bool:
+        """Whether our own layers compute in fp8."""
+        return self.fp8 and self.layers == "ours"
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:

@@ -114,6 +114,7 @@ class Engine:
             self._wrapped = adam.wrap_ddp(self.chunks, parallel)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
         self._gathering = False  # updated weights are still on their way
+        self._uncast = True  # weights have changed since the layers' fp8 copies of them were made
         self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
 
     def _settle(self) -> None:
@@ -123,6 +124,14 @@ class Engine:
         if self._gathering:
             adam.finish_gather(self._wrapped)
             self._gathering = False
+
+    def _cast(self) -> None:
+        """Bring the layers' own copies of the weights up to date; what computes with the model begins with this."""
+        self._settle()
+        if self._uncast and self.precision.own_fp8:
+            for chunk in self.chunks:
+                chunk.cast_weights()  # type: ignore[operator]
+        self._uncast = False
 
     def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], int]:
         """Pad, slice over context ranks and move to the device. With a pipeline all microbatches get one length."""
@@ -183,7 +192,7 @@ class Engine:
 
         if self.optimizer is None:
             raise ConfigError("optimizer: this engine was built without one and can only score")
-        self._settle()
+        self._cast()
         for chunk in self._wrapped:
             if not chunk.training:
                 chunk.train()
@@ -211,7 +220,9 @@ class Engine:
         lr = learning_rate(self.optimizer_config, self.steps)
         with profile.marked("update"):
             norm = adam.update(self.optimizer, self._wrapped, self.optimizer_config, lr, self.build.adam)
-        self._gathering = self.parallel.overlap_param_gather
+        self._gathering, self._uncast = self.parallel.overlap_param_gather, True
+        if not self._gathering:
+            self._cast()  # while the device still computes, the host has time
         self.steps += 1
         # the step's one wait for the device, after all its work was given out
         metrics = self._read_metrics(names, sums)
@@ -249,7 +260,7 @@ class Engine:
         """
         from .mcore import schedule
 
-        self._settle()
+        self._cast()
         for chunk in self._wrapped:
             chunk.eval()
         items, length = self._items(microbatches)
@@ -291,6 +302,9 @@ class Engine:
             graphs: Any = getattr(chunk, "graphs", None)
             if graphs is not None:
                 graphs.forget()  # they know the addresses of what is moved
+            if self.precision.own_fp8:
+                chunk.drop_casts()  # type: ignore[operator]
+        self._uncast = True
         self._parked = offload.park(self.chunks, self._wrapped, self.optimizer)
 
     def reload(self) -> None:
@@ -339,6 +353,7 @@ class Engine:
                 if tuple(full.shape) != expected:
                     raise ConfigError(f"{p.name}: has shape {tuple(full.shape)}, the model wants {expected}")
                 p.param.copy_(p.shard.cut(full))
+        self._uncast = True
         if self.optimizer is not None:
             adam.refresh_masters(self.optimizer)
 
@@ -358,4 +373,5 @@ class Engine:
         """Restore weights, optimizer, step and generators from a checkpoint of any layout; returns the saved
         `extra`.
         """
+        self._uncast = True
         return checkpoint.load(self, Path(path), weights_only)

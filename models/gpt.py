@@ -24,6 +24,7 @@ from ..core.mcore.transformer import transformer_config
 from ..kernels import adam_update
 from . import te
 from .config import ModelConfig
+from .fp8 import LayerWeights, check_fp8
 from .graphed import GraphedBlock
 from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
@@ -75,6 +76,27 @@ class GPT(GPTModel):
         first of them.
         """
         self.graphs = GraphedBlock(self._layers, self.decoder)
+
+    def _own_layers(self) -> list[Any]:
+        return list(self.decoder.layers)
+
+    def use_fp8(self, precision: PrecisionConfig) -> None:
+        """Compute the matrix products of dense layers in fp8; `cast_weights` must follow every change of weights."""
+        for layer in self._own_layers():
+            place = layer.layer_number - 1
+            if precision.fp8_skip <= place < self.model.layers - precision.fp8_skip:
+                layer.low = LayerWeights(precision.fp8_products)
+
+    def cast_weights(self) -> None:
+        """Bring the layers' fp8 copies up to date."""
+        for layer in self._own_layers():
+            layer.cast_weights()
+
+    def drop_casts(self) -> None:
+        """Free the layers' fp8 copies."""
+        for layer in self._own_layers():
+            if layer.low is not None:
+                layer.low.drop()
 
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
         """What every layer is told of the batch."""
@@ -159,12 +181,17 @@ class GPTBuilder:
                 "parallel.cuda_graphs: needs our layers (precision.layers: ours) without experts and "
                 "precision.params: bf16"
             )
+        if precision.own_fp8:
+            check_fp8(m, parallel.tensor, self.lora is not None)
         layer = te.te_layer_spec(config) if use_te else layer_spec(config)
         chunks = parallel.virtual_pipeline
         built: list[Any] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]
         if self.lora is not None:
             for chunk in built:
                 attach(chunk, self.lora, parallel.sequence_parallel)
+        if precision.own_fp8:
+            for chunk in built:
+                chunk.use_fp8(precision)
         if parallel.cuda_graphs and torch.cuda.is_available():
             for chunk in built:
                 chunk.use_graphs()

@@ -30,7 +30,8 @@ def weight_gradient(weight: Any, inputs: torch.Tensor, grads: torch.Tensor) -> t
     return torch.empty_like(weight)
 
 
-def _norm_gradient(weight: Any, grad_H: torch.Tensor) -> torch.Tensor:
+def norm_gradient(weight: Any, grad_H: torch.Tensor) -> torch.Tensor:
+    """The same of a norm's weight, whose gradient is there already."""
     total = getattr(weight, "main_grad", None)
     if total is None:
         return grad_H.to(weight.dtype)
@@ -50,7 +51,7 @@ class _Before(torch.autograd.Function):
     def backward(ctx, grad_TC, residual_TH):
         x_TH, normed_TH, rstd_T, norm_H, weight_CH = ctx.saved_tensors
         dx_TH, dnorm_H = rmsnorm_backward(grad_TC @ weight_CH, residual_TH, x_TH, norm_H, rstd_T)
-        return dx_TH, _norm_gradient(norm_H, dnorm_H), weight_gradient(weight_CH, normed_TH, grad_TC), None
+        return dx_TH, norm_gradient(norm_H, dnorm_H), weight_gradient(weight_CH, normed_TH, grad_TC), None
 
 
 class _After(torch.autograd.Function):
@@ -69,7 +70,7 @@ class _After(torch.autograd.Function):
         dsum_TH, dnorm_H = rmsnorm_backward(dgates_T2F @ up_2FH, grad_TH, sum_TH, norm_H, rstd_T)
         dup = weight_gradient(up_2FH, normed_TH, dgates_T2F)
         dout = weight_gradient(out_HA, attended_TA, dsum_TH)
-        return dsum_TH @ out_HA, dsum_TH, dout, _norm_gradient(norm_H, dnorm_H), dup, ddown, None
+        return dsum_TH @ out_HA, dsum_TH, dout, norm_gradient(norm_H, dnorm_H), dup, ddown, None
 
 
 def before_attention(

@@ -27,12 +27,14 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from .. import kernels
+from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
+from . import fp8, halves
 from .attention import packed_attention
 from .dispatch import keep_local
 from .experts import GroupedExperts
-from .halves import after_attention, before_attention, weight_gradient
+from .halves import weight_gradient
 from .rope import rotate
 
 
@@ -162,12 +164,17 @@ class Layer(TransformerLayer):
     """Megatron's layer with each residual addition inside the norm that follows it."""
 
     in_halves: bool | None = None  # None: on a GPU, where nothing speaks against it
+    low: fp8.LayerWeights | None = None  # where its products are in fp8, copies of its weights
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         keep_local(self.mlp)
 
     def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
+        if self.low is not None:
+            if is_batch_invariant():
+                raise ConfigError("batch_invariant: products in fp8 have no invariant form; set precision.fp8: false")
+            return self._by_halves(hidden_states, packed_seq_params), None
         if self._whole_weights() and (hidden_states.is_cuda if self.in_halves is None else self.in_halves):
             return self._by_halves(hidden_states, packed_seq_params), None
         normed, residual = self.input_layernorm.with_residual(hidden_states)
@@ -186,22 +193,31 @@ class Layer(TransformerLayer):
         linears = (attention.linear_qkv, attention.linear_proj, self.mlp.linear_fc1, self.mlp.linear_fc2)
         return not any("lora" in linear._modules for linear in linears)
 
+    def _weights(self) -> tuple[Any, Any, Any, Any]:
+        attention: Any = self.self_attention
+        mlp: Any = self.mlp
+        linears = (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2)
+        return tuple(linear.weight for linear in linears)  # type: ignore[return-value]
+
+    def cast_weights(self) -> None:
+        """Make the fp8 copies, where there are any, from the weights as they are now."""
+        if self.low is not None:
+            places = (self.low.qkv, self.low.out, self.low.up, self.low.down)
+            for place, weight in zip(places, self._weights(), strict=True):
+                place.cast(weight)
+
     def _by_halves(self, hidden: torch.Tensor, packed: PackedInput) -> torch.Tensor:
         attention: Any = self.self_attention
-        mlp, first, second = self.mlp, self.input_layernorm, self.pre_mlp_layernorm
-        qkv = attention.linear_qkv
-        x_TC, residual_TH = before_attention(hidden.squeeze(1), first.weight, qkv.weight, first.eps)
-        attended_TA = attention.attend(x_TC, qkv.bias, packed)
-        out = after_attention(
-            attended_TA,
-            residual_TH,
-            attention.linear_proj.weight,
-            second.weight,
-            mlp.linear_fc1.weight,
-            mlp.linear_fc2.weight,
-            second.eps,
+        first, second = self.input_layernorm, self.pre_mlp_layernorm
+        before, after, low = (
+            (halves.before_attention, halves.after_attention, ())
+            if self.low is None
+            else (fp8.before_attention, fp8.after_attention, (self.low,))
         )
-        return out[:, None]
+        qkv, out, up, down = self._weights()
+        x_TC, residual_TH = before(hidden.squeeze(1), first.weight, qkv, first.eps, *low)
+        attended_TA = attention.attend(x_TC, attention.linear_qkv.bias, packed)
+        return after(attended_TA, residual_TH, out, second.weight, up, down, second.eps, *low)[:, None]
 
 
 def layer_spec(config) -> ModuleSpec:

@@ -70,7 +70,7 @@ def transformer_config(
         options.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     if parallel.recompute == "full":
         options.update(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
-    if precision.fp8:
+    if precision.fp8 and precision.layers == "te":
         options.update(fp8="hybrid", fp8_recipe="delayed", fp8_amax_history_len=1024, fp8_amax_compute_algo="max")
     return TransformerConfig(
         num_layers=layers,

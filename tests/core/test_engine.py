@@ -46,7 +46,9 @@ def test_settings_that_cannot_be() -> None:
         (OptimizerConfig, {"schedule": "cosine"}, "total_steps"),
         (OptimizerConfig, {"min_lr": 1.0}, "min_lr"),
         (PrecisionConfig, {"fp8": True, "layers": "te"}, "fp8: needs params: bf16"),
-        (PrecisionConfig, {"fp8": True, "params": "bf16"}, "fp8: needs .* layers: te"),
+        (PrecisionConfig, {"fp8": True}, "fp8: needs params: bf16"),
+        (PrecisionConfig, {"fp8_skip": -1}, "fp8_skip: must not"),
+        (PrecisionConfig, {"fp8_products": "all"}, "fp8_products, fp8_skip: need fp8"),
     ):
         with pytest.raises(ValueError, match=message):
             kind(**values)

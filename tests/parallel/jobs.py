@@ -113,6 +113,15 @@ INTERLEAVED = replace(DENSE, rotary_interleaved=True, rotary_fraction=0.5)
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 
+FORMATS = {
+    "fp32": PrecisionConfig(),
+    "bf16": PrecisionConfig("bf16"),
+    "fp8 forward": PrecisionConfig("bf16", fp8=True, fp8_products="forward"),
+    "fp8": PrecisionConfig("bf16", fp8=True),
+    "fp8 all": PrecisionConfig("bf16", fp8=True, fp8_products="all"),
+}
+
+
 def make_engine(
     parallel: dict[str, Any],
     model: ModelConfig = DENSE,
@@ -124,7 +133,7 @@ def make_engine(
     from terrella.models.gpt import build_gpt, initial_weight
 
     build = build_gpt(model, lora=lora, value_head=value_head)
-    engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=lr), PrecisionConfig(precision), seed=3)
+    engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=lr), FORMATS[precision], seed=3)
     if lora is not None:  # adapters start at B = 0, where A has no gradient to compare
         shapes = {p.name: p.shard.full_shape(p.param.shape) for p in engine.local_parameters()}
         engine.load_weights(  # under another name: an adapter's own B is drawn as zeros
@@ -222,13 +231,18 @@ def fused_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple
 
 
 def measure_wide(
-    layers: str, precision: str = "bf16", fp8: bool = False, packed: bool = True, steps: int = 1
+    layers: str,
+    precision: str = "bf16",
+    fp8: bool = False,
+    packed: bool = True,
+    steps: int = 1,
+    **formats: Any,
 ) -> dict[str, Any]:
     """Loss, gradients and the losses of a few steps of a model wide enough for every GPU kernel."""
     from terrella.models.gpt import build_gpt
 
-    formats = PrecisionConfig(precision, layers, fp8)  # type: ignore[arg-type]
-    engine = Engine(build_gpt(WIDE), ParallelConfig(), OptimizerConfig(lr=1e-3), formats, seed=3)
+    chosen = PrecisionConfig(precision, layers, fp8, **formats)  # type: ignore[arg-type]
+    engine = Engine(build_gpt(WIDE), ParallelConfig(), OptimizerConfig(lr=1e-3), chosen, seed=3)
     items = batches(4, vocab=WIDE.vocab, packed=packed)
     metrics = engine.accumulate(items, fused_loss)
     gradients = {name: value.cpu().clone() for name, value in engine.gradients()}

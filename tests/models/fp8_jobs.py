@@ -1,0 +1,129 @@
+"""What ranks run in the tests of our fp8 layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
+from terrella.core.engine import Engine
+from terrella.core.errors import ConfigError
+from terrella.kernels.batch_invariant import batch_invariant
+from terrella.models import fp8
+from terrella.models.gpt import build_gpt
+from terrella.tests.parallel import jobs
+
+
+def measure(precision: str, steps: int, recompute: str = "none") -> dict[str, Any]:
+    """Loss, gradients and the losses of a few steps of the small model."""
+    engine = jobs.make_engine({"recompute": recompute}, precision=precision, lr=1e-2)
+    items = jobs.batches(2)
+    metrics = engine.accumulate(items, jobs.cross_entropy)
+    gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
+    results = [engine.step(items, jobs.cross_entropy) for _ in range(steps)]
+    return {
+        "loss": metrics["loss"],
+        "gradients": gradients,
+        "norm": results[0].grad_norm,
+        "losses": [r.metrics["loss"] for r in results],
+    }
+
+
+def count_products(products: str, skip: int) -> dict[str, int]:
+    """How often a step of two microbatches multiplies in fp8, and how often it casts weights."""
+    counts: Counter[str] = Counter()
+    multiply, cast = fp8.scaled_product, fp8.Weight.cast
+    precision = PrecisionConfig("bf16", fp8=True, fp8_products=products, fp8_skip=skip)  # type: ignore[arg-type]
+    engine = Engine(build_gpt(jobs.DENSE), ParallelConfig(), OptimizerConfig(lr=1e-3), precision, seed=3)
+    items = jobs.batches(2)
+    engine.step(items, jobs.cross_entropy)
+
+    def counted(*args: Any, **options: Any) -> torch.Tensor:
+        counts["products"] += 1
+        return multiply(*args, **options)
+
+    def counted_cast(self: Any, weight_NK: torch.Tensor) -> None:
+        counts["casts"] += 1
+        cast(self, weight_NK)
+
+    fp8.scaled_product, fp8.Weight.cast = counted, counted_cast
+    try:
+        engine.step(items, jobs.cross_entropy)
+    finally:
+        fp8.scaled_product, fp8.Weight.cast = multiply, cast
+    return dict(counts)
+
+
+def fresh_copies() -> dict[str, bool]:
+    """Whether the copies are those of the weights after a step, after `load_weights` and after an offload."""
+    engine = jobs.make_engine({}, precision="fp8")
+    items = jobs.batches(2)
+
+    def current() -> bool:
+        engine.score(items, jobs.score)
+        fresh: Any = [fp8.cast_rows(w) for layer in engine.chunks[0].decoder.layers for w in layer._weights()]  # type: ignore[union-attr]
+        kept: Any = [
+            w.rows
+            for layer in engine.chunks[0].decoder.layers  # type: ignore[union-attr]
+            for w in (layer.low.qkv, layer.low.out, layer.low.up, layer.low.down)
+        ]
+        return all(torch.equal(a.wide(), b.wide()) for a, b in zip(fresh, kept, strict=True))
+
+    out = {"start": current()}
+    engine.step(items, jobs.cross_entropy)
+    out["step"] = current()
+    engine.load_weights(lambda name: None)
+    shapes = {p.name: p.param.shape for p in engine.local_parameters()}
+    engine.load_weights(lambda name: torch.full(shapes[name], 0.01) if name.endswith("linear_fc1.weight") else None)
+    out["load_weights"] = current()
+    engine.offload()
+    layers: Any = engine.chunks[0].decoder.layers  # type: ignore[union-attr]
+    out["dropped"] = all(layer.low.up.rows is None for layer in layers)
+    engine.reload()
+    out["reload"] = current()
+    return out
+
+
+def refusals() -> dict[str, str]:
+    """Messages of what our fp8 layers do not compute."""
+    out = {}
+
+    def message(name: str, call: Any) -> None:
+        try:
+            call()
+            out[name] = ""
+        except ConfigError as error:
+            out[name] = str(error)
+
+    message("experts", lambda: jobs.make_engine({}, model=jobs.MOE, precision="fp8"))
+    message("lora", lambda: jobs.make_engine({}, lora=jobs.LORA, precision="fp8"))
+    message("width", lambda: jobs.make_engine({}, model=jobs.replace(jobs.DENSE, ffn=40), precision="fp8"))
+    engine = jobs.make_engine({}, precision="fp8")
+
+    def invariant() -> None:
+        with batch_invariant():
+            engine.score(jobs.batches(1), jobs.score)
+
+    message("batch_invariant", invariant)
+    return out
+
+
+def refuse_tensor() -> str:
+    """On two ranks."""
+    try:
+        jobs.make_engine({"tensor": 2}, precision="fp8")
+        return ""
+    except ConfigError as error:
+        return str(error)
+
+
+def trained(graphs: bool) -> dict[str, Any]:
+    """Losses of eight steps on a GPU, with the layers as CUDA graphs or without."""
+    precision = PrecisionConfig("bf16", fp8=True, fp8_products="all")
+    engine = Engine(build_gpt(jobs.WIDE), ParallelConfig(cuda_graphs=graphs), OptimizerConfig(lr=1e-3), precision, 3)
+    items = jobs.batches(2, vocab=jobs.WIDE.vocab)
+    losses = [engine.step(items, jobs.fused_loss).metrics["loss"] for _ in range(8)]
+    chunk: Any = engine.chunks[0]
+    return {"losses": losses, "captured": len(chunk.graphs.pairs) if graphs else 0}
