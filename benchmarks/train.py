@@ -60,6 +60,9 @@ BOTH = ("master", "pure")
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "terrella": {"regimes": BOTH},
     "terrella graphs": {"regimes": ("master",), "needs": "cuda", "dense": True},
+    "terrella fp8": {"regimes": BOTH, "needs": "cuda", "dense": True},
+    "terrella fp8 forward": {"regimes": ("master",), "needs": "cuda", "dense": True},
+    "terrella fp8 all": {"regimes": BOTH, "needs": "cuda", "dense": True},
     "transformers liger": {"regimes": BOTH, "needs": "liger_kernel"},
     "transformers liger fa4": {"regimes": BOTH, "needs": "flash_attn.cute"},
     "transformers liger autocast": {"regimes": ("master",), "needs": "liger_kernel"},
@@ -68,6 +71,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "terrella TE fp8": {"regimes": BOTH, "needs": "transformer_engine"},
     "megatron-core TE": {"regimes": BOTH, "needs": "transformer_engine", "even": True},
     "transformers compile": {"regimes": BOTH, "needs": "cuda"},
+    "transformers torchao": {"regimes": BOTH, "needs": "torchao", "dense": True},
 }
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 
@@ -222,6 +226,7 @@ def main() -> None:
         "transformer_engine",
         "liger_kernel",
         "flash-attn-4",
+        "torchao",
     )
     versions = " ".join(f"{name} {_version(name, args.te)}" for name in packages)
     recorder = record.Recorder(

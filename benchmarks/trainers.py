@@ -19,10 +19,10 @@ def make_tokens(model: ModelConfig, lengths: list[int]):
 
 
 def ours(
-    model: ModelConfig, lengths: list[int], layers: str, fp8: bool, regime: str, graphs: bool = False
+    model: ModelConfig, lengths: list[int], formats: dict[str, Any], regime: str, graphs: bool = False
 ) -> Callable[[], float]:
     """One step of the engine; in the regime `pure` of its model with torch's Adam on the bf16 weights, which the
-    engine never does.
+    engine never does. `formats` are settings of `PrecisionConfig`.
     """
     import torch
 
@@ -37,7 +37,7 @@ def ours(
     if not torch.cuda.is_available():
         shim.install()
     setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
-    precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32", layers, fp8)  # type: ignore[arg-type]
+    precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32", **formats)
     # drawn below; on the host it takes minutes
     gpt.initial_weight = lambda name, shape, seed, std: torch.zeros(()).expand(shape)
     build = gpt.build_gpt(model)
@@ -83,6 +83,8 @@ def ours(
     update = pure_update(list(chunk.parameters()))
 
     def pure_step() -> float:
+        if precision.own_fp8:
+            chunk.cast_weights()
         value, _ = loss(
             *engine._read(chunk, chunk(batch.tokens_T, batch.positions_T, layout), _Item(batch, layout, total)), batch
         )
@@ -253,8 +255,8 @@ class MasterAdam:
 
 
 def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime: str) -> Callable[[], float]:
-    """One step of transformers: eager, compiled, or with Liger's kernels. Ragged documents lie end to end, told
-    apart by position.
+    """One step of transformers: eager, compiled, compiled with torchao's fp8 layers, or with Liger's kernels. Ragged
+    documents lie end to end, told apart by position.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -279,7 +281,12 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
         net = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     net.config.use_cache = False
     net.train()
-    run = torch.compile(net) if kind == "compile" else net
+    if kind == "torchao":  # scales for each row, all three products, the head in bf16: its makers' recipe
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # type: ignore[import-not-found]
+
+        recipe = Float8LinearConfig.from_recipe_name("rowwise")
+        convert_to_float8_training(net, config=recipe, module_filter_fn=lambda _, name: "lm_head" not in name)
+    run = torch.compile(net) if kind in ("compile", "torchao") else net
     parameters = list(net.parameters())
     rows = len(lengths) if len(set(lengths)) == 1 else 1
     tokens, targets = (x.view(rows, -1).to(device) for x in make_tokens(model, lengths))
@@ -302,9 +309,10 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
 def make_step(impl: str, regime: str, model: ModelConfig, lengths: list[int]) -> Callable[[], float]:
     """The step function of an implementation."""
     if impl.startswith("terrella"):
-        return ours(
-            model, lengths, "te" if " TE" in impl else "ours", impl.endswith("fp8"), regime, impl.endswith("graphs")
-        )
+        formats: dict[str, Any] = {"layers": "te" if " TE" in impl else "ours", "fp8": " fp8" in impl}
+        if impl.startswith("terrella fp8 "):
+            formats["fp8_products"] = impl.removeprefix("terrella fp8 ")
+        return ours(model, lengths, formats, regime, impl.endswith("graphs"))
     if impl == "megatron-core TE":
         return stock_megatron(model, lengths, regime)
     return transformers_model(model, lengths, impl.removeprefix("transformers "), regime)
