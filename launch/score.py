@@ -16,6 +16,7 @@ from ..data.trajectory import Invalid
 from .language import FRESH_SEED, folder_answerer, held_out
 from .text_model import model_folder
 
+JUDGED = 128  # true games that an agent plays before and after its training
 Answerer = Callable[[list[Any]], list[Any]]  # questions in, responses out
 COLUMNS = ["next state", "changed states", "after {k} steps", "pages: F1 of changes", "pages: exact"]
 
@@ -30,6 +31,7 @@ class Asked:
     games: tuple[str, ...]  # () for all of ours
     prompt: str
     kinds: tuple[str, ...]  # text-game, web-page
+    train: int = 0  # updates of an agent in each model, judged in the true games; 0 leaves it out
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[
     from ..rl.text_games import evaluate as games
     from ..rl.text_games.crawl import GAMES
     from ..rl.text_games.ranking import policy_scores
+    from ..rl.text_games.training import training_gain
     from ..rl.text_games.world import drift
     from ..rl.video.real2sim import agreement
     from ..rl.web_pages import evaluate as pages
@@ -148,6 +151,10 @@ def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[
         r = None if math.isnan(found.r) else found.r  # a model in which all policies score alike orders none
         ranked = {"true": scores.true, "imagined": scores.imagined, "r": r, "mmrv": found.mmrv, "gap": found.gap}
         ranked["planning"] = mean(scores.gains).to_cell()
+        if asked.train:
+            agent = training_gain(chosen, asked.train, JUDGED, asked.steps, line.predict, first_seed=FRESH_SEED)
+            agents = {"before": agent.before, "after": agent.after, "gain": agent.gains}
+            ranked["training"] = {name: mean(scores).to_cell() for name, scores in agents.items()}
     if "web-page" not in asked.kinds:
         return [*cells, nothing, nothing], ranked
     judged = pages.scores(rows["web-page"], pages.judge_pages(rows["web-page"], line.pages, "strict"))
@@ -155,7 +162,9 @@ def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[
 
 
 def show_ranking(ranking: dict[str, Any]) -> None:
-    """Print how each line orders policies that mix the expert with other actions, and what planning with it gains."""
+    """Print how each line orders policies that mix the expert with other actions, and what planning with it and
+    training in it gain.
+    """
     for name, found in ranking.items():
         r = "none" if found["r"] is None else f"{found['r']:.2f}"
         scores = ", ".join(f"{value:.2f}" for value in found["imagined"])
@@ -166,3 +175,9 @@ def show_ranking(ranking: dict[str, Any]) -> None:
             f"planning gain,  {name[:24]:24} {gain['value']:+.2f} ({gain['low']:+.2f} to {gain['high']:+.2f}), "
             f"n = {gain['n']} starts"
         )
+        if "training" in found:
+            before, after, gain = (found["training"][name] for name in ("before", "after", "gain"))
+            click.echo(
+                f"training gain,  {name[:24]:24} {gain['value']:+.2f} ({gain['low']:+.2f} to {gain['high']:+.2f}), "
+                f"true score {before['value']:.2f} -> {after['value']:.2f}, n = {gain['n']} starts"
+            )

@@ -98,13 +98,19 @@ def serve(
 @click.option(
     "--game", "games", multiple=True, help="Ask about this text game (may be repeated); without it, all of ours."
 )
+@click.option(
+    "--train",
+    type=click.IntRange(0),
+    default=0,
+    help="Also train a small agent in each model, so many updates of 32 games each, and judge it in the true games.",
+)
 @click.option("--prompt", type=click.Choice(["full", "bare"]), default="full", help="With rules and examples?")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=512, help="Of one answer.")
 @click.option("--pad-prompts-to", type=click.IntRange(1), default=1, help="As the model was trained.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file.")
 def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **asked: Any) -> None:
-    """Judge world models by rules, beside copying and the true world: the next state, drift, policy ranking, changes of
-    pages.
+    """Judge world models by rules, beside copying and the true world: the next state, drift, policy ranking, what
+    planning and training with it gain, changes of pages.
 
     A model is a folder, a run, or any OpenAI-compatible address (its key is read from TERRELLA_API_KEY).
     """

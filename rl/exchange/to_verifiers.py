@@ -128,7 +128,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
     ) -> vf.ProgramResult:
         """Ask the model once, through the interception of verifiers, which writes it down."""
         system, prompt = self.resolve_prompt(data)
-        messages = (
+        messages: list[Any] = (
             [{"role": "user", "content": prompt}]
             if isinstance(prompt, str)
             else [message_to_wire(m) for m in prompt or []]

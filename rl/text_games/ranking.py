@@ -76,7 +76,7 @@ def policy_scores(
 
     by_policy = [walks[p * episodes : (p + 1) * episodes] for p in range(len(OTHER_ACTIONS))]
     true = [[walk.true_score for walk in part] for part in by_policy]
-    imagined = [[_number(walk.view.score["score"]) for walk in part] for part in by_policy]
+    imagined = [[plain_number(walk.view.score["score"]) for walk in part] for part in by_policy]
     gains = [plan_gain(*scores) for scores in zip(zip(*true, strict=True), zip(*imagined, strict=True), strict=True)]
     return PolicyScores([_mean(part) for part in true], [_mean(part) for part in imagined], gains)
 
@@ -91,6 +91,6 @@ def plan_gain(true: Sequence[float], imagined: Sequence[float]) -> float:
     return _mean([t for t, i in zip(true, imagined, strict=True) if i == best]) - _mean(true)
 
 
-def _number(score: object) -> float:
+def plain_number(score: object) -> float:
     """An imagined score; what is no number counts as none gained."""
     return float(score) if isinstance(score, int | float) else 0.0

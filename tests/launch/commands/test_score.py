@@ -35,6 +35,8 @@ def test_an_address_that_copies(tmp_path) -> None:
             "4",
             "--game",
             "open-strongbox",
+            "--train",
+            "1",
             "--out",
             str(out),
         ]
@@ -51,6 +53,7 @@ def test_an_address_that_copies(tmp_path) -> None:
     assert ranking["copy"]["true"] == ranking["true world"]["imagined"]
     assert ranking["copy"]["planning"]["value"] == ranking["lazy"]["planning"]["value"] == 0.0  # all plans look alike
     assert ranking["true world"]["planning"]["value"] > 0 and "planning gain,  true world" in done.output
+    assert ranking["lazy"]["training"] == ranking["copy"]["training"] and "training gain,  lazy" in done.output
 
 
 def test_one_that_knows_the_games() -> None:
@@ -58,11 +61,14 @@ def test_one_that_knows_the_games() -> None:
         rows = [q.row for q in questions]
         return true_predictor(rows) if "max_UUID" in rows[0]["current_state"] else oracle_answers(rows)
 
-    table = score([("knows", knows)], Asked(16, 4, 4, ("open-strongbox",), "bare", ("text-game",)))
+    table = score([("knows", knows)], Asked(16, 4, 4, ("open-strongbox",), "bare", ("text-game",), train=2))
     cells = table["rows"][1]["cells"]
     assert [cell["value"] for cell in cells[:3]] == [1.0] * 3 and cells[3]["n"] == 0
     assert table["ranking"]["knows"]["r"] == pytest.approx(1.0)
     assert table["ranking"]["knows"]["planning"] == table["ranking"]["true world"]["planning"]
+    agents = {name: found["training"] for name, found in table["ranking"].items()}
+    assert agents["knows"] == agents["true world"] and agents["copy"]["gain"]["value"] == 0.0
+    assert agents["copy"]["before"] == agents["knows"]["before"] and agents["knows"]["gain"]["n"] == 128
 
 
 def test_the_gain_of_a_plan_is_its_true_score_above_the_mean() -> None:
