@@ -422,7 +422,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     from terrella.launch.commands import check, check_env, check_preview, check_recipe  # noqa: F401
-    from terrella.launch.stages import verbs  # noqa: F401
+    from terrella.launch.stages import collect, eval, export, own, rl, sft, start, verbs  # noqa: F401
     from terrella.models import hf  # noqa: F401
     from terrella.rl.rollout import embedded  # noqa: F401
 
