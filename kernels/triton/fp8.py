@@ -200,7 +200,7 @@ def triton_cast_columns(x_NK: torch.Tensor, out: Scaled | None = None) -> Scaled
         )
         _columns_kernel[(cdiv(columns, 64), cdiv(rows, 128))](
             x_NK, out.data_NK, out.scale_N, most_K, rows, columns,
-            ROWS=128, COLS=64, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=4,
+            ROWS=128, COLS=64, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=8,
         )  # fmt: skip
     return out
 
@@ -213,7 +213,7 @@ def triton_swiglu_scaled(x_N2F: torch.Tensor) -> Scaled:
     if rows:
         _swiglu_rows_kernel[(rows,)](
             x, x, out.data_NK, out.scale_N, x, x, width,
-            BLOCK=min(2048, power_of_2(width)), BACKWARD=False, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=4,
+            BLOCK=min(2048, power_of_2(width)), BACKWARD=False, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=8,
         )  # fmt: skip
     return out
 
@@ -226,7 +226,7 @@ def triton_swiglu_backward_rows(x_N2F: torch.Tensor, dy_NF: torch.Tensor) -> tup
     if rows:
         _swiglu_rows_kernel[(rows,)](
             x, dy, out.data_NK, out.scale_N, dx, y, width,
-            BLOCK=min(2048, power_of_2(width)), BACKWARD=True, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=4,
+            BLOCK=min(2048, power_of_2(width)), BACKWARD=True, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=8,
         )  # fmt: skip
     return dx, y, out
 
@@ -242,11 +242,11 @@ def triton_swiglu_backward_columns(x_N2F: torch.Tensor, dy_NF: torch.Tensor) -> 
         row, dx_most, y_most = most.split([rows, 2 * width, width])
         _swiglu_largest_kernel[(cdiv(width, 128), cdiv(rows, STRIPE))](
             x, dy, row, dx_most, y_most, rows, width,
-            ROWS=16, COLS=128, STRIPE=STRIPE, num_warps=4,
+            ROWS=16, COLS=128, STRIPE=STRIPE, num_warps=8,
         )  # fmt: skip
         _swiglu_columns_kernel[(cdiv(width, 64), cdiv(rows, 64))](
             x, dy, row, dx_most, y_most, by_row.data_NK, by_column.data_NK, y.data_NK,
             by_row.scale_N, by_column.scale_N, y.scale_N, rows, width,
-            ROWS=64, COLS=64, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=4,
+            ROWS=64, COLS=64, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=8,
         )  # fmt: skip
     return by_row, by_column, y
