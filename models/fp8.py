@@ -31,6 +31,9 @@ from .config import ModelConfig
 from .halves import norm_gradient, weight_gradient
 
 Products = Literal["forward", "dgrad", "all"]  # in fp8: forward, with the inputs' gradients, with the weights' too
+# Tensor cores add up fp8 products with some 14 bits unless they are told to carry sums over to fp32 now and then. What
+# is cut off is a bias, and long sums of gradients gather more of it.
+FAST_FORWARD, FAST_GRADIENTS = True, False
 
 
 def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool) -> None:
@@ -71,7 +74,7 @@ class Weight:
         """x @ weight.T"""
         if self.rows is None:
             raise RuntimeError("fp8: the model's cast_weights() was not called after its weights were set")
-        return scaled_product(x_TK, self.rows, fast=True)
+        return scaled_product(x_TK, self.rows, fast=FAST_FORWARD)
 
     def input_gradient(self, grads_TN: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
         """grads @ weight"""
@@ -80,7 +83,7 @@ class Weight:
     def from_rows(self, grads_TN: Scaled) -> torch.Tensor:
         """The same of gradients that are in fp8 already."""
         assert self.columns is not None
-        return scaled_product(grads_TN, self.columns)
+        return scaled_product(grads_TN, self.columns, fast=FAST_GRADIENTS)
 
     def gradient(self, weight_NK: Any, inputs_TK: torch.Tensor, grads_TN: torch.Tensor) -> torch.Tensor:
         """grads.T @ inputs, added to the weight's fp32 buffer where it has one."""
@@ -92,7 +95,8 @@ class Weight:
         """The same of factors that are in fp8 already."""
         # only Hopper's products with such scales give fp32
         wide = not weight_NK.is_cuda or torch.cuda.get_device_capability() == (9, 0)
-        product_NK = scaled_product(grads_NT, inputs_KT, torch.float32 if wide else torch.bfloat16)
+        kind = torch.float32 if wide else torch.bfloat16
+        product_NK = scaled_product(grads_NT, inputs_KT, kind, fast=FAST_GRADIENTS)
         total = getattr(weight_NK, "main_grad", None)
         if total is None:
             return product_NK.to(weight_NK.dtype)
