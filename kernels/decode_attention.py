@@ -122,7 +122,7 @@ def cached_attention(
     """Attention of tokens that `append_kv` has stored, each over its sequence up to itself.
 
     `shared` reads common pages once a tile of sequences; `splits` spreads the keys of one sequence over several
-    programs. Both only change the speed and are for one token a sequence.
+    programs. Both only change the speed; the first is for one token a sequence, and excludes the second.
     """
     if use_triton(q_THD):
         from .triton.decode_attention import triton_attention

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from ..kernels import rmsnorm, rope, swiglu
 from ..kernels.batch_invariant import is_batch_invariant
+from ..kernels.copying import AHEAD
 from ..kernels.decode_attention import append_kv, cached_attention
 from ..kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from .config import ModelConfig
@@ -70,7 +71,8 @@ class PooledDecoder:
         self.weights, self.config = weights, config
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         inverse_R, factor = inverse_frequencies(config)
-        positions = torch.arange(config.max_positions, device=self.device)
+        # proposals may reach past the last token
+        positions = torch.arange(config.max_positions + AHEAD, device=self.device)
         self.table_PC = rotation_table(positions, inverse_R.to(self.device), factor)
         self._anchor = torch.zeros(64, dtype=self.dtype, device=self.device)
         self._base_L2 = torch.zeros(config.layers, 2, dtype=torch.int64, device=self.device)
@@ -92,19 +94,33 @@ class PooledDecoder:
         self._caches = [CacheLayer(self._anchor, self._anchor, base) for base in self._base_L2]
 
     @torch.no_grad()
-    def hidden(self, ids_B: torch.Tensor, rows: Rows, shared: Shared | None = None, splits: int = 1) -> torch.Tensor:
-        """Store one token a row and return its hidden state after the final norm."""
-        delta_TH, x_TH = self._layers(ids_B, rows, None, shared, splits, len(self.weights.layers))
+    def hidden(
+        self,
+        ids_T: torch.Tensor,
+        rows: Rows,
+        shared: Shared | None = None,
+        splits: int = 1,
+        tiles: Tiles | None = None,
+    ) -> torch.Tensor:
+        """Store one token a row, or several as `tiles` says, and return their hidden states after the final norm."""
+        rows, tiles = self._each(rows, tiles)
+        delta_TH, x_TH = self._layers(ids_T, rows, tiles, shared, splits, len(self.weights.layers))
         return self._add_norm(delta_TH, x_TH, self.weights.final_norm)[0]
 
     @torch.no_grad()
     def extend(self, ids_T: torch.Tensor, rows: Rows, tiles: Tiles) -> None:
         """Store several given tokens a row. The last layer only stores: nobody reads what it would compute."""
-        last, each = len(self.weights.layers) - 1, tiles
-        if is_batch_invariant():  # every token a row of its own
-            rows, each = Rows(rows.table_NP[tiles.row_T], rows.len_N[tiles.row_T] + tiles.offset_T, rows.page), None
+        last = len(self.weights.layers) - 1
+        rows, each = self._each(rows, tiles)
         delta_TH, x_TH = self._layers(ids_T, rows, each, None, 1, last)
         self._store(last, self._add_norm(delta_TH, x_TH, self.weights.layers[last].attention_norm)[0], rows, each)
+
+    @staticmethod
+    def _each(rows: Rows, tiles: Tiles | None) -> tuple[Rows, Tiles | None]:
+        """In batch-invariant mode every token is a row of its own."""
+        if tiles is None or not is_batch_invariant():
+            return rows, tiles
+        return Rows(rows.table_NP[tiles.row_T], rows.len_N[tiles.row_T] + tiles.offset_T, rows.page), None
 
     def _add_norm(
         self, delta_TH: torch.Tensor | None, x_TH: torch.Tensor, weight_H: torch.Tensor

@@ -95,8 +95,8 @@ def _fold(q, k_ptr, v_ptr, at, inner, ok, seen, m, l, acc, scale, PRECISION: tl.
 
 @triton.jit
 def _attention_kernel(
-    q_ptr, o_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, len_ptr, width, tile_ptr, done_ptr, acc_ptr, ml_ptr, scale,
-    PAGE: tl.constexpr,
+    q_ptr, o_ptr, k_ptr, v_ptr, base_ptr, pages_ptr, len_ptr, width, tile_ptr, done_ptr, acc_ptr, ml_ptr, tokens,
+    scale, PAGE: tl.constexpr,
     GROUPS: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, RAGGED: tl.constexpr, SHARED: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +142,7 @@ def _attention_kernel(
         seen = (n[None, :] <= (start + token)[:, None]) & (n < end)[None, :]
         m, l, acc = _fold(q, k_ptr, v_ptr, at, d, ok, seen, m, l, acc, scale, PRECISION)
     if SPLITS > 1:
-        part = (tl.program_id(2) * tl.num_programs(0) + x) * HEADS + head
+        part = (tl.program_id(2) * tokens + first + token) * HEADS + head
         tl.store(ml_ptr + part * 2, m, mask=live)
         tl.store(ml_ptr + part * 2 + 1, l, mask=live)
         tl.store(acc_ptr + part[:, None] * D + d, acc, mask=live[:, None] & (d < D))
@@ -259,8 +259,8 @@ def triton_attention(
     per, o_THD, ragged = heads // groups, torch.empty_like(q_THD), tiles is not None
     if not tokens:
         return o_THD
-    if (shared is not None or splits > 1) and (ragged or (shared is not None and splits > 1)):
-        raise ValueError("shared pages and split keys are for one token a sequence, and exclude each other")
+    if shared is not None and (ragged or splits > 1):
+        raise ValueError("shared pages are for one token a sequence, and exclude split keys")
     parts = (splits, tokens, heads) if splits > 1 else (tokens, heads) if shared is not None else (1,)
     acc = torch.empty((*parts, dim), dtype=torch.float32, device=q_THD.device)
     ml = torch.empty((*parts, 2), dtype=torch.float32, device=q_THD.device)
@@ -280,7 +280,7 @@ def triton_attention(
     _attention_kernel[(programs, groups, splits)](
         q_THD, o_THD, cache.k, cache.v, cache.base_2, rows.table_NP, rows.len_N, rows.table_NP.stride(0),
         tiles.tile_X4 if ragged else rows.len_N, shared.done_N if shared is not None else rows.len_N, acc, ml,
-        scale * LOG2E, BM=wide, RAGGED=ragged, SHARED=shared is not None, SPLITS=splits, **shape, **common,
+        tokens, scale * LOG2E, BM=wide, RAGGED=ragged, SHARED=shared is not None, SPLITS=splits, **shape, **common,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(tokens * heads,)](

@@ -17,12 +17,17 @@ class Embedded:
     # keys and values on a GPU; default: most of the memory that is free when sampling begins
     cache_gib: float | None = None
     batch_invariant: bool = False  # log-probs equal, bit for bit, to those the trainer scores; slower
+    # tokens that a pass proposes by copying from a row's own context; they change no sample. 0: none; default: on a GPU
+    # as many as pay, on a CPU none
+    copy: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch is not None and self.max_batch < 1:
             raise ValueError(f"max_batch: {self.max_batch} must be at least 1")
         if self.cache_gib is not None and self.cache_gib <= 0:
             raise ValueError(f"cache_gib: {self.cache_gib} must be above 0")
+        if self.copy is not None and not 0 <= self.copy <= 15:
+            raise ValueError(f"copy: {self.copy} must be between 0 (none) and 15")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 The host knows where every row stands without asking the device, because each step gives every row exactly one token;
 only which token it was, and so whether it was a stop, has to be read. Where no request can stop early the host never
-waits. Rows get pages as they grow; when there are none left, the youngest request gives up its own and is begun again
-later, with the tokens it had. Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X tiles, P pages of a
-row.
+waits. Where rows copy (copying.py), a pass gives each of them one token or several, and the host waits at the end of a
+window to learn how many. Rows get pages as they grow; when there are none left, the youngest request gives up its own
+and is begun again later, with the tokens it had. Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X
+tiles, P pages of a row.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from ...core.errors import NumericsError
 from ...core.rng import fold, signed
 from ...kernels.decode_cache import Rows, Tiles
 from ...models.pooled import Pool, PooledDecoder
+from .copying import Copying
 from .pages import Pages
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
-from .step import FIELDS, WINDOW, DecodeStep, bucket_of, to_device
+from .step import COPIES, FIELDS, WINDOW, DecodeStep, bucket_of, to_device
 
 CHUNK_TOKENS = 8192  # tokens of one pass over given tokens
 ENTRY_TOKENS = 32768  # given tokens stored between two windows while others decode
@@ -53,10 +55,10 @@ class Row:
         forced = self.request.forced
         return forced[self.spans][0] if self.spans < len(forced) else NEVER
 
-    def room(self, length: int, count: int) -> int:
-        """Positions it needs for the next window when it holds `length` and has sampled `count`."""
+    def room(self, length: int, count: int, reach: int) -> int:
+        """Positions it needs for a window of `reach` more when it holds `length` and has sampled `count`."""
         due = sum(len(ids) for at, ids in self.request.forced[self.spans :] if at < count + WINDOW)
-        return min(length + WINDOW + 1 + due, self.request.length)
+        return length + reach + due
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Window:
     ready: torch.cuda.Event | None
     rows: list[Row]
     count_B: np.ndarray  # tokens each row had when it began
+    made_B: np.ndarray  # tokens it got
 
 
 @dataclass
@@ -79,11 +82,14 @@ class Use:
     preempted: int = 0  # requests begun again for want of pages
     most: int = 0  # pages in use at once
     waste: float = 0.0  # the share of their positions that held nothing, then
+    made: int = 0  # tokens sampled, with those behind a stop
+    copied: int = 0  # of these, proposed before
+    passes: int = 0  # passes that rows took part in to make them
 
 
 class ContinuousBatch:
     """All requests of one call, driven to their ends on one `DecodeStep`. `params` is given where sampling needs the
-    slow path.
+    slow path, `copying` where rows may propose tokens.
 
     With `keep` the pages of finished requests stay known to `pages`, for requests that go on from them. `use` is added
     to.
@@ -98,6 +104,7 @@ class ContinuousBatch:
         params: SamplingParams | None,
         keep: bool,
         use: Use,
+        copying: Copying | None = None,
     ) -> None:
         self.step, self.pool, self.pages, self.requests = step, pool, pages, requests
         self.params, self.keep, self.use = params, keep, use
@@ -115,6 +122,16 @@ class ContinuousBatch:
         self.table = np.zeros(step.table_BP.shape, np.int32)
         self.restart: dict[int, int] = {}  # tokens that requests had sampled when they were sent back
         self.entered = 0
+        longest = max(r.length for r in requests)
+        # a penalty depends on the tokens before; and what is proposed last lies behind the last token
+        if copying and (params is not None or longest + copying.most > (pages.count - 1) * pages.size):
+            copying = None
+        self.copying = copying
+        self.beyond = copying.most if copying else 0  # positions behind a request's last that it may write to
+        self.texts: dict[int, np.ndarray] = {}  # all tokens of the rows that copied last
+        self.told = False  # whether the device has them
+        if copying:
+            step.make_text(longest)
         width = max(r.params.max_new_tokens for r in requests)
         self.ids = np.zeros((len(requests), width), np.int64)
         self.logprobs = np.zeros((len(requests), width), np.float32)
@@ -132,8 +149,14 @@ class ContinuousBatch:
         """Every request's continuation, in the order of the requests."""
         try:
             while self.active or self.filling or self.waiting:
+                if self.copying and not self.copying.pause:
+                    self._settle()  # proposals come from what is known
                 self._compose()
-                self._window()
+                ahead = self.copying.ahead(bucket_of(len(self.active), self.step.slots)) if self.copying else 0
+                if ahead and not self.pending:
+                    self._copy_window(ahead)
+                else:
+                    self._window()
                 while self.pending and (
                     len(self.pending) > 4 or any(row.request.params.stop_ids for row in self.active)
                 ):
@@ -201,10 +224,11 @@ class ContinuousBatch:
 
     def _grow(self) -> bool:
         """Pages for the next window of every row; the oldest rows come first."""
-        room_B = self.length_B + WINDOW + 1
+        reach = self._reach()
+        room_B = self.length_B + reach
         for i in np.flatnonzero(self.forced_B < self.count_B + WINDOW):
-            room_B[i] = self.active[i].room(int(self.length_B[i]), int(self.count_B[i]))
-        total_B = np.array([row.request.length for row in self.active], np.int64)
+            room_B[i] = self.active[i].room(int(self.length_B[i]), int(self.count_B[i]), reach)
+        total_B = np.array([row.request.length + self.beyond for row in self.active], np.int64)
         room_B = np.minimum(room_B, total_B)
         short = sorted(
             (i for i in np.flatnonzero(room_B > self.cap_B).tolist() if i not in self.dropped),
@@ -221,6 +245,16 @@ class ContinuousBatch:
                     row.pages.append(page)
             self.cap_B[i] = min(len(row.pages) * self.pages.size, total_B[i])
         return bool(short)
+
+    def _reach(self) -> int:
+        """Positions a row should have for its next window: what a plain one needs, with room for proposals; where
+        there is plenty, all that copies may fill.
+        """
+        least = WINDOW + 1 + self.beyond
+        if not self.copying or self.copying.pause:
+            return least
+        most = (COPIES + 1) * (self.copying.most + 1)
+        return most if self.pages.free > len(self.active) * (1 + most // self.pages.size) else least
 
     def _page(self) -> int:
         """A page of the pool. Where none is free, requests that have ended give theirs, else the youngest one does."""
@@ -281,7 +315,8 @@ class ContinuousBatch:
         row = Row(
             index, request, self.entered, ids[:-1], ids[-1], key, count, spans, pages, found, copy, found * size, 0
         )
-        missing = -(-row.room(len(row.given), count) // size) - found
+        room = min(row.room(len(row.given), count, WINDOW + 1 + self.beyond), request.length + self.beyond)
+        missing = -(-room // size) - found
         if copy and self.pages.free < missing + flying:  # the page to copy from may be one of those it needs
             self.pages.release([copy[0]])
             row.copy = copy = None
@@ -330,10 +365,13 @@ class ContinuousBatch:
         """Close the gaps that rows left and add the new ones."""
         old = [i for i in range(len(self.active)) if i not in self.dropped]
         n, size = len(old) + len(ready), self.pages.size
-        self.active = [*(self.active[i] for i in old), *ready]
+        self.active, self.told = [*(self.active[i] for i in old), *ready], False
         self.count_B = np.concatenate([self.count_B[old], np.array([row.count for row in ready], np.int64)])
         self.length_B = np.concatenate([self.length_B[old], np.array([len(row.given) for row in ready], np.int64)])
-        self.cap_B = np.array([min(len(row.pages) * size, row.request.length) for row in self.active], np.int64)
+        total_B = [row.request.length + self.beyond for row in self.active]
+        self.cap_B = np.array(
+            [min(len(row.pages) * size, total) for row, total in zip(self.active, total_B, strict=True)], np.int64
+        )
         self.forced_B = np.array([row.next_forced for row in self.active], np.int64)
         width, rows = max((len(row.pages) for row in self.active), default=1), bucket_of(n, self.step.slots)
         self.table[: len(old), :width] = self.table[old, :width]
@@ -418,6 +456,7 @@ class ContinuousBatch:
         steps = int(min(WINDOW, left_B.max()))
         replay = step.replay(rows, self.params)
         began_B = self.count_B.copy()
+        self.texts, self.told = {}, False
         step.tick_1.zero_()
         for _ in range(steps):
             due = np.flatnonzero(self.forced_B == self.count_B)
@@ -427,18 +466,72 @@ class ContinuousBatch:
             self.count_B += 1
             self.length_B = np.minimum(self.length_B + 1, self.cap_B - 1)
         n = len(self.active)
-        tokens, logprobs = step.tokens_WB[:steps, :n], step.logprobs_WB[:steps, :n]
-        ready = None
-        if tokens.is_cuda:
-            tokens, logprobs = (
-                torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
-                for x in (tokens, logprobs)
-            )
-            ready = torch.cuda.Event()
-            ready.record()
-        else:
-            tokens, logprobs = tokens.clone(), logprobs.clone()
-        self.pending.append(Window(tokens, logprobs, ready, list(self.active), began_B))
+        (tokens, logprobs), ready = _to_host(step.tokens_WB[:steps, :n], step.logprobs_WB[:steps, :n])
+        self.pending.append(Window(tokens, logprobs, ready, list(self.active), began_B, np.full(n, steps)))
+        self.use.made += steps * n
+        self.use.passes += steps * n
+        if self.copying:
+            self.copying.went_plain()
+
+    def _copy_window(self, ahead: int) -> None:
+        """Some passes of all rows over proposed tokens. A row waits at its end, before a forced span, and where its
+        pages end.
+        """
+        if not self.active:
+            return
+        step, device, n, copying = self.step, self.decoder.device, len(self.active), self.copying
+        assert copying is not None and not self.pending
+        due = np.flatnonzero(self.forced_B == self.count_B)
+        if len(due):
+            self._force(due)
+        if not self.told:
+            self._upload_texts()
+        ends_B = np.array([self.ends[row.index] for row in self.active])
+        limit_B = np.minimum(np.minimum(ends_B, self.forced_B), self.count_B + self.cap_B - 1 - ahead - self.length_B)
+        step.line("limit", n).copy_(to_device(limit_B, device))
+        for name in ("made", "copied", "passes"):
+            step.line(name).zero_()
+        rows = bucket_of(n, step.slots)
+        replay = step.replay(rows, None, ahead)
+        passes = copying.passes(int((limit_B - self.count_B).max()))
+        for _ in range(passes):
+            replay()
+        most = passes * (ahead + 1)
+        lines = torch.stack([step.line(name, n) for name in ("made", "copied", "passes")])
+        (tokens, logprobs, lines), ready = _to_host(step.tokens_BM[:n, :most], step.logprobs_BM[:n, :most], lines)
+        if ready is not None:
+            ready.synchronize()
+        made_B, copied_B, passes_B = lines.numpy()
+        for i, row in enumerate(self.active):
+            first, made = int(self.length_B[i]) + 1, int(made_B[i])
+            self.texts[row.index][first : first + made] = tokens[i, :made]
+        self.pending.append(Window(tokens.T, logprobs.T, None, list(self.active), self.count_B.copy(), made_B))
+        self.count_B, self.length_B = self.count_B + made_B, self.length_B + made_B
+        self.use.made += int(made_B.sum())
+        self.use.copied += int(copied_B.sum())
+        self.use.passes += int(passes_B.sum())
+        copying.saw(rows, ahead, int(made_B.sum()), int(passes_B.sum()))
+        self._settle()
+
+    def _upload_texts(self) -> None:
+        """Give the device all tokens of the rows."""
+        known, self.texts = self.texts, {}
+        for i, row in enumerate(self.active):
+            text = known.get(row.index)
+            if text is None:
+                text = np.zeros(row.request.length, np.int32)
+                ids = self._sequence(row.index, int(self.count_B[i]))
+                if len(ids) <= self.length_B[i]:  # a span was fed, and nothing sampled behind it
+                    ids += row.request.forced[row.spans - 1][1]
+                text[: len(ids)] = ids
+            self.texts[row.index] = text
+        width = int(self.length_B.max()) + 1
+        host = np.zeros((len(self.active), width), np.int32)
+        for i, row in enumerate(self.active):
+            text = self.texts[row.index][:width]
+            host[i, : len(text)] = text
+        self.step.text_BL[: len(self.active), :width] = to_device(host, self.decoder.device)
+        self.told = True
 
     def _force(self, due: np.ndarray) -> None:
         """Feed a forced span to these rows: all but its last token now, behind the one just sampled; the last is the
@@ -461,6 +554,11 @@ class ContinuousBatch:
             self.decoder.extend(ids_T, rows, tiles)
         step.line("token").index_copy_(0, at_N, to_device(np.array([span[-1] for span in spans]), device))
         step.line("length").index_add_(0, at_N, to_device(np.array(lengths), device))
+        for i, span in zip(due, spans, strict=True):
+            if (text := self.texts.get(self.active[i].index)) is not None:
+                first = int(self.length_B[i]) + 1
+                text[first : first + len(span)] = span
+        self.told = False
         self.length_B[due] += np.array(lengths)
         for i in due:
             self.active[i].spans += 1
@@ -525,7 +623,8 @@ class ContinuousBatch:
         tokens_BW, logprobs_BW = window.tokens_WB.numpy().T, window.logprobs_WB.numpy().T
         index_B = np.array([row.index for row in window.rows])
         place_BW = window.count_B[:, None] + np.arange(tokens_BW.shape[1])
-        ok_BW = place_BW < self.ends[index_B][:, None]
+        made_BW = np.arange(tokens_BW.shape[1]) < window.made_B[:, None]
+        ok_BW = made_BW & (place_BW < self.ends[index_B][:, None])
         stops: dict[
             int, tuple[tuple[int, ...], list[int]]
         ] = {}  # by identity: hashing long lists takes longer than the search
@@ -538,11 +637,21 @@ class ContinuousBatch:
             at = np.array(members)[ended]
             self.stopped[index_B[at]] = True
             self.ends[index_B[at]] = place_BW[at, hit_MW[ended].argmax(1)] + 1
-        ok_BW = place_BW < self.ends[index_B][:, None]
+        ok_BW = made_BW & (place_BW < self.ends[index_B][:, None])
         where = np.broadcast_to(index_B[:, None], place_BW.shape)[ok_BW], place_BW[ok_BW]
         self.ids[where], self.logprobs[where] = tokens_BW[ok_BW], logprobs_BW[ok_BW]
-        self.read[index_B] = np.minimum(place_BW[:, -1] + 1, self.ends[index_B])
+        self.read[index_B] = np.minimum(window.count_B + window.made_B, self.ends[index_B])
         self._let_go()
+
+
+def _to_host(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.cuda.Event | None]:
+    """Copies on the host, and when they are there."""
+    if not tensors[0].is_cuda:
+        return [x.clone() for x in tensors], None
+    copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in tensors]
+    ready = torch.cuda.Event()
+    ready.record()
+    return copies, ready
 
 
 def _parts(lengths: list[int]) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ from ...models.decode import Decoder, KVCache, decode_weights
 from ...models.pooled import PooledDecoder, same_tensors
 from .choice import choose, plain
 from .continuous import ContinuousBatch, Use
+from .copying import copying_of
 from .room import Room, make_room
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 from .step import DecodeStep
@@ -38,8 +39,9 @@ class EmbeddedSampler:
     `max_batch` bounds the requests in flight, `cache_gib` the keys and values of the continuous batch (default: most of
     the free device memory); what does not fit waits. `continuous` chooses the way of working, by default by device.
     `batch_invariant` makes log-probs equal, bit for bit, to those of a trainer that scores under the mode of that name;
-    it is slower. With `keep` the cache stays between calls until `rest`, and what requests of one weight version have
-    in common with earlier ones, such as the turns of an episode, is not computed again.
+    it is slower. `copy` proposes that many tokens a pass out of a request's own context, which changes no sample (None:
+    as many as pay, on CUDA; 0: none). With `keep` the cache stays between calls until `rest`, and what requests of one
+    weight version have in common with earlier ones, such as the turns of an episode, is not computed again.
     """
 
     def __init__(
@@ -53,10 +55,11 @@ class EmbeddedSampler:
         continuous: bool | None = None,
         batch_invariant: bool = False,
         keep: bool = False,
+        copy: int | None = None,
     ) -> None:
         self.weights, self.config, self.version = weights, config, version
         self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous
-        self.batch_invariant, self.keep = batch_invariant, keep
+        self.batch_invariant, self.keep, self.copy = batch_invariant, keep, copy
         self._step: DecodeStep | None = None
         self._room: Room | None = None
         self._use = Use()
@@ -67,7 +70,9 @@ class EmbeddedSampler:
         self._check(requests)
         named = self.weights()
         device = named["embedding.word_embeddings.weight"].device
-        continuous = (device.type == "cuda" or self.batch_invariant) if self.continuous is None else self.continuous
+        # in a wave all rows stand at one place, so that none can run ahead
+        either = device.type == "cuda" or self.batch_invariant or bool(self.copy)
+        continuous = either if self.continuous is None else self.continuous
         work: dict[Any, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             spans = tuple((at, len(ids)) for at, ids in request.forced)
@@ -99,6 +104,8 @@ class EmbeddedSampler:
             return {}
         reuse = 1 - use.stored / use.given
         figures = {"cache_pages": use.most, "cache_waste": use.waste, "prompt_reuse": reuse, "preempted": use.preempted}
+        made = max(1, use.made)
+        figures |= {"copied": use.copied / made, "calls_per_token": use.passes / made}
         return {f"time/{name}": float(value) for name, value in figures.items()}
 
     @staticmethod
@@ -139,11 +146,13 @@ class EmbeddedSampler:
         step, version = self._step, self.version()
         if self._room is not None and not self._room.suits(requests, slots):
             self._room = None  # its memory counts for the next
+        copying = copying_of(self.copy, self.config, step.decoder.device)
         # none after a failure
-        room, self._room = self._room or make_room(step, requests, self.cache_gib, self.keep, version), None
+        room = self._room or make_room(step, requests, self.cache_gib, self.keep, version, copying)
+        self._room = None
         room.enter(step.decoder, requests, version)
         step.temperature = temperature or 1.0
-        batch = ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use)
+        batch = ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use, copying)
         samples = batch.run(version)
         self._room = room if self.keep else None
         if params is not None:

@@ -68,7 +68,8 @@ def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: M
     """On the engine's own weights where a rank holds them all; else on a whole copy that the leader gathers at every
     publish.
     """
-    options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "batch_invariant": config.batch_invariant}
+    options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "copy": config.copy}
+    options |= {"batch_invariant": config.batch_invariant}
     shares = engine.parallel.model_size * engine.parallel.expert == 1
     held: dict[str, Any] = {}
     lora = getattr(engine.build, "lora", None)

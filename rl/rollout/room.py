@@ -10,6 +10,7 @@ import torch
 from ...core.errors import ConfigError
 from ...models.pooled import Pool, PooledDecoder, token_bytes
 from .continuous import CHUNK_TOKENS
+from .copying import Copying
 from .pages import Pages
 from .sampler import SampleRequest
 from .step import DecodeStep
@@ -46,13 +47,19 @@ class Room:
 
 
 def make_room(
-    step: DecodeStep, requests: Sequence[SampleRequest], cache_gib: float | None, keep: bool, version: int
+    step: DecodeStep,
+    requests: Sequence[SampleRequest],
+    cache_gib: float | None,
+    keep: bool,
+    version: int,
+    copying: Copying | None,
 ) -> Room:
     """Room for these requests, and for longer ones where it is kept for them, within what memory allows."""
     size, decoder = step.page, step.decoder
-    limit = position_limit(cache_gib, decoder, step.slots)
+    limit = position_limit(cache_gib, decoder, step.slots, copying)
     most = limit // size if limit is not None else None
-    count = wanted(requests, step.slots, size) * (SPARE if keep else 1)
+    # proposals behind a row's last token
+    count = (wanted(requests, step.slots, size) + (step.slots if copying else 0)) * (SPARE if keep else 1)
     count = max(1, count if most is None else min(count, most))
     return Room(Pool(decoder.config, count, size, decoder.weights.embedding), Pages(count, size), most, version)
 
@@ -64,7 +71,7 @@ def wanted(requests: Sequence[SampleRequest], slots: int, size: int) -> int:
     return 1 + sum(own[:slots]) + sum(sorted(shared.values(), reverse=True)[:slots]) + min(slots, len(requests))
 
 
-def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int) -> int | None:
+def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int, copying: Copying | None) -> int | None:
     """How many positions may be held: by the setting, else what fits into most of the free device memory; on CPU
     without bound.
     """
@@ -79,5 +86,6 @@ def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int) 
         - torch.cuda.memory_allocated(decoder.device)
     )
     c, size = decoder.config, decoder.dtype.itemsize
-    work = slots * c.vocab * size + max(slots, CHUNK_TOKENS) * (4 * c.ffn + 8 * c.hidden) * size
+    tokens = max(slots, copying.most_tokens(slots) if copying else 0)  # of one pass
+    work = tokens * c.vocab * size + max(tokens, CHUNK_TOKENS) * (4 * c.ffn + 8 * c.hidden) * size
     return max(0, int(0.9 * free) - 2 * work) // each

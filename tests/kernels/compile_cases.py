@@ -24,8 +24,9 @@ from terrella import kernels
 from terrella.kernels import triton as triton_kernels
 from terrella.kernels.advantage import METHODS
 from terrella.kernels.batch_invariant import matmul
+from terrella.kernels.copying import propose
 from terrella.kernels.decode_attention import append_kv, cached_attention
-from terrella.kernels.decode_cache import PAGE, CacheLayer, Rows, Shared
+from terrella.kernels.decode_cache import PAGE, CacheLayer, Rows, Shared, Tiles
 from terrella.kernels.sample import sample_tokens
 from terrella.kernels.triton.logprob import merge_shards
 
@@ -142,6 +143,7 @@ def call_everything() -> None:
         targets + vocab,
         (targets, ones),
     )
+    propose(torch.zeros(rows, 4096, dtype=torch.int32), targets + 5, targets, 7)
     decode(12, 2, 128)
     decode(12, 12, 64)
 
@@ -161,6 +163,8 @@ def decode(heads: int, groups: int, dim: int) -> None:
     shared = Shared(torch.arange(count, dtype=torch.int32).view(1, -1), column * 0 + PAGE)
     for options in ({}, {"splits": 4}, {"shared": shared}):
         cached_attention(q, cache, rows, groups, scale=0.1, **options)
+    tile = torch.tensor([[0, 0, 0, count]], dtype=torch.int32)
+    cached_attention(q, cache, rows, groups, scale=0.1, tiles=Tiles(tile, column * 0, column, count), splits=4)
 
 
 if __name__ == "__main__":

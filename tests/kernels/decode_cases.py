@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from terrella.kernels.batch_invariant import batch_invariant, matmul
+from terrella.kernels.copying import LONGEST, SURE, propose
 from terrella.kernels.decode_attention import append_kv, cached_attention, reference_append, reference_attention
 from terrella.kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from terrella.kernels.dispatch import interpreting
@@ -103,10 +104,36 @@ def test_many_tokens_a_sequence(heads, groups, dim) -> None:
     plain = tiles_of(new, most, "cpu")
     want_q = reference_append(qkv, cache, rows, table.double(), plain, None, 1e-6, False)
     close(mine.k, cache.k)
-    close(
-        cached_attention(q, mine, my_rows, groups, scale=dim**-0.5, tiles=tiles),
-        reference_attention(want_q, cache, rows, groups, dim**-0.5, plain),
-    )
+    want = reference_attention(want_q, cache, rows, groups, dim**-0.5, plain)
+    for splits in (1, 3):
+        close(cached_attention(q, mine, my_rows, groups, scale=dim**-0.5, tiles=tiles, splits=splits), want)
+
+
+@pytest.mark.parametrize("room", [40, 2500] if CUDA else [40, 1100])  # one block of a row, and several
+@pytest.mark.parametrize("ahead", [1, 7, 15])
+def test_proposals(room, ahead) -> None:
+    """Against a plain search, on texts that repeat themselves often."""
+    draw, rows = torch.Generator().manual_seed(room), 40 if CUDA else 12
+    text = torch.randint(0, 3, (rows, room), generator=draw, dtype=torch.int32)
+    text[rows // 2 :, room // 2 :] = text[rows // 2 :, : room - room // 2]  # long matches far away
+    length = torch.randint(0, room - ahead, (rows,), generator=draw)
+    length[0], length[1] = 0, 1
+    text[2, : length[2]] = 7  # an end that was never seen
+    source = torch.randint(0, room, (rows,), generator=draw)
+    found, at = propose(text.to(DEVICE), length.to(DEVICE), source.to(DEVICE), ahead)
+    for row in range(rows):
+        ids, n, begin = text[row].tolist(), int(length[row]), int(source[row])
+        scores = []
+        for j in range(n):
+            back = 0
+            while back < min(LONGEST, j + 1) and ids[j - back] == ids[n - back]:
+                back += 1
+            scores.append((back, j))
+        best, place = max(scores, default=(0, -1))
+        if best < SURE and begin < n:
+            place = begin
+        assert int(at[row]) == place
+        assert found[row].tolist() == [ids[n], *(ids[place + 1 + i % (n - place)] for i in range(ahead))]
 
 
 def test_a_row_does_not_depend_on_its_neighbours_nor_on_its_pages() -> None:
