@@ -149,12 +149,11 @@ class ContinuousBatch:
         """Every request's continuation, in the order of the requests."""
         try:
             while self.active or self.filling or self.waiting:
-                if self.copying and not self.copying.pause:
+                if self._ahead():
                     self._settle()  # proposals come from what is known
                 self._compose()
-                ahead = self.copying.ahead(bucket_of(len(self.active), self.step.slots)) if self.copying else 0
-                if ahead and not self.pending:
-                    self._copy_window(ahead)
+                if self._ahead() and not self.pending:
+                    self._copy_window(self._ahead())
                 else:
                     self._window()
                 while self.pending and (
@@ -176,6 +175,10 @@ class ContinuousBatch:
             strict=True,
         )
         return [interleave(i[:n], p[:n], r, "stop" if s else "length", version) for r, i, p, n, s in rows]
+
+    def _ahead(self) -> int:
+        """Proposals a row in the next window; 0 where it is a plain one."""
+        return self.copying.ahead(bucket_of(len(self.active), self.step.slots)) if self.copying else 0
 
     # Who is in flight
 
@@ -251,9 +254,9 @@ class ContinuousBatch:
         there is plenty, all that copies may fill.
         """
         least = WINDOW + 1 + self.beyond
-        if not self.copying or self.copying.pause:
+        most = (COPIES + 1) * (self._ahead() + 1)
+        if most <= least:
             return least
-        most = (COPIES + 1) * (self.copying.most + 1)
         return most if self.pages.free > len(self.active) * (1 + most // self.pages.size) else least
 
     def _page(self) -> int:
@@ -502,9 +505,10 @@ class ContinuousBatch:
         if ready is not None:
             ready.synchronize()
         made_B, copied_B, passes_B = lines.numpy()
+        ids_BM = tokens.numpy()
         for i, row in enumerate(self.active):
             first, made = int(self.length_B[i]) + 1, int(made_B[i])
-            self.texts[row.index][first : first + made] = tokens[i, :made]
+            self.texts[row.index][first : first + made] = ids_BM[i, :made]
         self.pending.append(Window(tokens.T, logprobs.T, None, list(self.active), self.count_B.copy(), made_B))
         self.count_B, self.length_B = self.count_B + made_B, self.length_B + made_B
         self.use.made += int(made_B.sum())

@@ -12,7 +12,7 @@ from .step import COPIES
 
 MOST_TOKENS = 16384  # of one pass, so that its logits stay within a few gigabytes
 WORTH = 1.15  # tokens a pass makes, times what a plain step costs less, before copying stays on
-DEAREST = 4.0  # times a plain step: a pass that costs more is not tried, since few texts repay it
+DEAREST = 2.5  # times a plain step: a pass that costs more is not tried, since short answers never repay the trial
 TRIAL = 3  # passes that tell whether it pays
 LONGEST_PAUSE = 16  # windows until it is tried again
 
@@ -37,7 +37,7 @@ class Copying:
         self.setting, self.fixed = setting, fixed_tokens(config)
         self.most = AHEAD if setting is None else setting
         self.rate: float | None = None  # tokens a row made a pass, when it was last tried
-        self.pause, self.next_pause = 0, 2  # windows
+        self.pause, self.next_pause = 0, 1  # windows
 
     def cost(self, rows: int, ahead: int) -> float:
         """A pass over the proposals too, times a plain step."""
@@ -68,7 +68,7 @@ class Copying:
         """What a window of copies gave: tokens of all rows, and the passes in which they did not wait."""
         self.rate = made / max(1, passes)
         if self.setting is not None or self.rate >= WORTH * self.cost(rows, ahead):
-            self.next_pause = 2
+            self.next_pause = 1
             return
         self.rate, self.pause = None, self.next_pause
         self.next_pause = min(2 * self.next_pause, LONGEST_PAUSE)

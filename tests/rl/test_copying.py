@@ -110,7 +110,7 @@ def test_a_penalty_turns_copies_off() -> None:
 
 
 def repeating(count: int) -> list[SampleRequest]:
-    return [SampleRequest((1, 2, 3) * 6, (i,), SamplingParams(60, temperature=0.0)) for i in range(count)]
+    return [SampleRequest((1, 2, 3) * 6, (i,), SamplingParams(100, temperature=0.0)) for i in range(count)]
 
 
 def test_left_to_itself_it_copies_where_that_pays(monkeypatch) -> None:
@@ -119,7 +119,7 @@ def test_left_to_itself_it_copies_where_that_pays(monkeypatch) -> None:
     mine = sampler(named, None, continuous=True, keep=True)
     same(mine.generate(repeating(3)), sampler(named, 0).generate(repeating(3)))  # greedy texts end in a loop
     seen = mine.rest()
-    assert seen["time/copied"] > 0.6 and seen["time/calls_per_token"] < 0.5, seen
+    assert seen["time/copied"] > 0.5 and seen["time/calls_per_token"] < 0.6, seen
     hot = [SampleRequest(r.ids, r.key, SamplingParams(60, temperature=20.0)) for r in repeating(3)]
     same(mine.generate(hot), sampler(named, 0).generate(hot))  # about as good as random: nothing to copy
     assert mine.rest()["time/calls_per_token"] > 0.8
@@ -147,7 +147,7 @@ def test_when_it_is_tried() -> None:
         while choice.pause:
             choice.went_plain()
         assert choice.ahead(64) == 7
-    assert pauses == [2, 4, 8, 16, 16, 16] and pauses[-1] == LONGEST_PAUSE
+    assert pauses == [1, 2, 4, 8, 16, 16] and pauses[-1] == LONGEST_PAUSE
     choice.saw(64, 7, made=500, passes=100)
     assert choice.ahead(64) == 7 and choice.passes(1000) == 8 and choice.passes(10) == 2
     fixed = Copying(5, large)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,10 @@ def test_batch_invariant_copies_are_the_same_bits(dtype: torch.dtype, ahead: int
 
 def test_copies_when_pages_run_out_are_the_same_bits() -> None:
     there = named(CONFIG, torch.float32, "cuda")
-    requests = asked(96)
+    requests = [
+        SampleRequest(r.ids[:60], r.key, replace(r.params, max_new_tokens=300, stop_ids=()), r.forced)
+        for r in asked(96)
+    ]
     plain = EmbeddedSampler(lambda: there, CONFIG, batch_invariant=True, copy=0).generate(requests)
     tight = EmbeddedSampler(lambda: there, CONFIG, batch_invariant=True, copy=7, keep=True, cache_gib=0.012)
     assert tight.generate(requests) == plain
