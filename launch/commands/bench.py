@@ -25,6 +25,7 @@ BENCHES = {
     "train": "training tokens/s, MFU and memory by model size",
     "rollout": "sampled tokens/s",
     "ragged": "sampled tokens/s of answers with long tails and of episodes with many turns",
+    "copying": "sampled tokens/s of trained world models, plain and with copied proposals",
     "sync": "weights from the trainer to the samplers",
     "data": "shards read and packed",
     "worlds": "steps of the worlds",
