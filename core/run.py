@@ -66,8 +66,6 @@ class Run:
     def verify(self, stages: Sequence[str]) -> list[str]:
         """Compare what finished stages left with what they left it as. What others would build on is an error, a
         changed record a warning.
-
-        A run of an earlier release has no sums to compare with.
         """
         warnings: list[str] = []
         ended = [stage for stage in stages if self.outcome(stage) is not None]
@@ -76,6 +74,8 @@ class Run:
             remedy = f"restore it from a backup, or add --back-to {stage} to the same command"
             left = read_json(sums)
             if left is None:
+                gone = "is not there: it was lost, or an earlier release finished the stage"
+                warnings.append(f"{sums}: {gone}; whether anything that {stage} left was changed is not known")
                 continue
             if not isinstance(left, dict) or left.pop("digest", None) != json_digest(left):
                 raise StorageError(f"{sums}: damaged; {remedy}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from terrella.tests.attacks.jobs import End
+from terrella.tests.attacks.jobs import OWN, RECIPE, End
 from terrella.tests.launch import tiny_run
 from terrella.tests.parallel.pool import run_ranks
 
@@ -22,19 +22,34 @@ class Victim:
 
     killed: Path
     expected: dict
+    recipe: Path
 
     def copy(self, folder: Path) -> Path:
         return Path(shutil.copytree(self.killed, folder))
 
+    def start(self, folder: Path, deadline_s: float) -> End:
+        return start(folder, deadline_s=deadline_s, recipe=str(self.recipe))
 
-@pytest.fixture(scope="session")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Victim:
-    folder = tmp_path_factory.mktemp("victim")
-    assert start(folder / "whole").code == 0
-    assert start(folder / "killed", stop_after=("rlvr", 2)).code == 75
+
+def kill(folder: Path, recipe: Path) -> Victim:
+    """Make the runs of a recipe whose RL stage is called rlvr."""
+    how = {"recipe": str(recipe)}
+    whole = start(folder / "whole", **how)
+    assert whole.code == 0, whole
+    assert start(folder / "killed", stop_after=("rlvr", 2), **how).code == 75
     further = Path(shutil.copytree(folder / "killed", folder / "further"))
-    assert start(further, stop_after=("rlvr", 1)).code == 75
+    assert start(further, stop_after=("rlvr", 1), **how).code == 75
     # what a kill just before the save of step 3 leaves: all of the step, but its checkpoint
     shutil.copytree(further / "stages", folder / "killed" / "stages", dirs_exist_ok=True)
     shutil.copy(further / "metrics.jsonl", folder / "killed")
-    return Victim(folder / "killed", tiny_run.results(folder / "whole"))
+    return Victim(folder / "killed", tiny_run.results(folder / "whole"), recipe)
+
+
+@pytest.fixture(scope="session")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Victim:
+    return kill(tmp_path_factory.mktemp("victim"), RECIPE)
+
+
+@pytest.fixture(scope="session")
+def own_victim(tmp_path_factory: pytest.TempPathFactory) -> Victim:
+    return kill(tmp_path_factory.mktemp("own"), OWN)

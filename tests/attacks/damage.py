@@ -24,6 +24,16 @@ TARGETS = {
 }
 
 
+ANY = "any file"  # but the pictures of a run, which a later start cannot know of
+PICTURES = {"results", "rollouts", "logs", "videos", "summary.json", "report.html"}
+
+
+def files_of(run: Path, target: str) -> list[Path]:
+    """The files that a target means."""
+    found = run.rglob("*") if target == ANY else run.glob(TARGETS[target])
+    return sorted(path for path in found if path.is_file() and path.relative_to(run).parts[0] not in PICTURES)
+
+
 def _flip(data: bytearray, draw: random.Random) -> None:
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
 
@@ -75,7 +85,7 @@ class Attack:
 def attack(run: Path, target: str, seed: int) -> Attack:
     """Damage one file of the target, by the seed."""
     draw = random.Random(f"{target} {seed}")
-    file = draw.choice(sorted(p for p in run.glob(TARGETS[target]) if p.is_file()))
+    file = draw.choice(files_of(run, target))
     kind = draw.choice(list(KINDS))
     damage = KINDS[kind]
     if damage is None:

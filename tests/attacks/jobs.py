@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RECIPE = Path(__file__).with_name("attacked.yaml")
+OWN = Path(__file__).with_name("attacked_own.yaml")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,11 @@ class End:
 
 
 def start(
-    folder: str, overrides: tuple[str, ...] = (), back: str | None = None, stop_after: tuple[str, int] | None = None
+    folder: str,
+    overrides: tuple[str, ...] = (),
+    back: str | None = None,
+    stop_after: tuple[str, int] | None = None,
+    recipe: str = str(RECIPE),
 ) -> End:
     """`terrella train` in this process; `stop_after` asks for a stop once a stage has done so many steps."""
     import contextlib
@@ -33,12 +38,12 @@ def start(
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        code, message, unnamed = _start(Path(folder), overrides, back, stop_after)
+        code, message, unnamed = _start(recipe, Path(folder), overrides, back, stop_after)
     return End(code, said.getvalue() + message, unnamed)
 
 
 def _start(
-    folder: Path, overrides: tuple[str, ...], back: str | None, stop_after: tuple[str, int] | None
+    path: str, folder: Path, overrides: tuple[str, ...], back: str | None, stop_after: tuple[str, int] | None
 ) -> tuple[int, str, str]:
     from terrella.core import run as runs
     from terrella.core.errors import TerrellaError
@@ -50,7 +55,7 @@ def _start(
 
     lease = None
     try:
-        recipe = recipes.load(str(RECIPE), overrides)
+        recipe = recipes.load(path, overrides)
         run, lease = runs.create(folder, recipe)
         if back is not None:
             back_to(run, [stage.name for stage in recipe.stages], back)

@@ -57,3 +57,13 @@ def test_a_changed_number_of_the_running_stage_is_said(victim: Victim, tmp_path:
     path.write_text("".join([*lines[:row], lines[row].replace('"tokens": ', '"tokens": 1'), *lines[row + 1 :]]))
     end = start(run)
     assert end.code == 0 and f"{path}: rows were changed that stage rlvr wrote" in end.said, end
+
+
+def test_sums_that_are_lost_are_said(victim: Victim, tmp_path: Path) -> None:
+    """Without them nobody can tell whether what the stage left was changed."""
+    run = victim.copy(tmp_path / "run")
+    sums = run / "stages" / "pretrain.sums"
+    sums.unlink()
+    end = start(run)
+    assert end.code == 0 and f"warning: {sums}: is not there" in end.said, end
+    assert tiny_run.results(run) == victim.expected

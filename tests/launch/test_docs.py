@@ -25,6 +25,15 @@ def test_files_named_in_a_document_exist(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_tests_named_in_a_document_exist(document):
+    """As `tests/FILE.py::NAME`, or `::NAME` after another of the same file."""
+    file = ""
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", document.read_text(encoding="utf-8")):
+        file = path or file
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_hold(document):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text(encoding="utf-8"))
     assert [link for link in links if not (document.parent / link).exists()] == []
