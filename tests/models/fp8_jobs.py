@@ -16,9 +16,9 @@ from terrella.models.gpt import build_gpt
 from terrella.tests.parallel import jobs
 
 
-def measure(precision: str, steps: int, recompute: str = "none") -> dict[str, Any]:
+def measure(precision: str, steps: int, **parallel: Any) -> dict[str, Any]:
     """Loss, gradients and the losses of a few steps of the small model."""
-    engine = jobs.make_engine({"recompute": recompute}, precision=precision, lr=1e-2)
+    engine = jobs.make_engine(parallel, precision=precision, lr=1e-2)
     items = jobs.batches(2)
     metrics = engine.accumulate(items, jobs.cross_entropy)
     gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
