@@ -185,7 +185,8 @@ def main() -> None:
         for seed in args.seed or [0, 1, 2]:
             if any((run["format"], run["seed"]) == (form, seed) for run in finished()):
                 continue
-            run = train(CASES[args.case], form, seed, args.steps, args.every) | {"settings": settings}
+            run: dict[str, Any] = train(CASES[args.case], form, seed, args.steps, args.every)
+            run["settings"] = settings
             args.runs.parent.mkdir(parents=True, exist_ok=True)
             with args.runs.open("a") as stream:
                 stream.write(json.dumps(run) + "\n")
