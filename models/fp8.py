@@ -36,7 +36,7 @@ Products = Literal["forward", "dgrad", "all"]  # in fp8: forward, with the input
 FAST_FORWARD, FAST_GRADIENTS = True, False
 
 
-def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool) -> None:
+def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool, skip: int) -> None:
     """Refuse what our fp8 layers cannot compute, naming the setting to change."""
     reasons = {
         "a model with experts (model.experts)": model.experts > 0,
@@ -46,6 +46,10 @@ def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool) -> None:
     for what, found in reasons.items():
         if found:
             raise ConfigError(f"precision.fp8: our layers have no fp8 for {what}; set precision.fp8: false")
+    if 2 * skip >= model.layers:
+        raise ConfigError(
+            f"precision.fp8_skip: {skip} at each end leaves none of the model's {model.layers} layers in fp8"
+        )
     heads, groups = model.heads * model.head_dim, model.kv_heads * model.head_dim
     sizes = {"hidden": model.hidden, "ffn": model.ffn, "heads x head_dim": heads, "kv_heads x head_dim": groups}
     for name, size in sizes.items():

@@ -182,7 +182,7 @@ class GPTBuilder:
                 "precision.params: bf16"
             )
         if precision.own_fp8:
-            check_fp8(m, parallel.tensor, self.lora is not None)
+            check_fp8(m, parallel.tensor, self.lora is not None, precision.fp8_skip)
         layer = te.te_layer_spec(config) if use_te else layer_spec(config)
         chunks = parallel.virtual_pipeline
         built: list[Any] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]
