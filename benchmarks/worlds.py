@@ -15,9 +15,11 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,8 +71,8 @@ def steps(repeats: int) -> Iterator[Figure]:
 
 
 def interfaces(repeats: int) -> Iterator[Figure]:
-    """Sokoban through the interfaces to other trainers, where they are installed; over OpenEnv, server and client
-    together.
+    """Sokoban through the interfaces to other trainers, where they are installed; over OpenEnv and verifiers, both
+    sides together.
     """
     from ..rl.exchange.offers import Play, find_offer
 
@@ -115,6 +117,27 @@ def interfaces(repeats: int) -> Iterator[Figure]:
             wire.close()
             server.should_exit = True
             thread.join(30)
+    if importlib.util.find_spec("verifiers"):
+        from ..rl.exchange.from_verifiers import VerifiersEnvironment
+
+        wrapped = VerifiersEnvironment("terrella-worlds", 1, 1, settings={"world": "SimpleSokoban"})
+        run = partial(_episodes, lambda: wrapped.play(0), words, 3)
+        yield Figure("SimpleSokoban", "terrella verifiers", "steps", _measure(run, repeats), "1/s")
+
+
+def _episodes(begin: Callable[[], Generator[Any, str, Any]], words: Sequence[str], count: int) -> int:
+    """Play so many episodes with these answers; how many were given."""
+    steps = 0
+    for _ in range(count):
+        playing = begin()
+        next(playing)
+        try:
+            for word in words:
+                playing.send(word)
+                steps += 1
+        except StopIteration:
+            steps += 1
+    return steps
 
 
 def generation(repeats: int) -> Iterator[Figure]:

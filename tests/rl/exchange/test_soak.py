@@ -55,7 +55,9 @@ def soak(url: str, episodes: int, actions: int) -> int:
     assert sorted(seen) == list(range(episodes))
     play = Play(find_offer("SimpleSokoban"))
     assert [seed for seed in range(episodes) if seen[seed] != native(play, seed, actions)] == []
-    return sum(len(texts) - 1 for texts in seen.values())
+    steps = sum(len(texts) - 1 for texts in seen.values())
+    print(f"{len(seen)} episodes by {CLIENTS} clients, {steps} steps: none lost, none crossed")
+    return steps
 
 
 def test_64_clients_at_once(servers: dict[str, str]) -> None:
