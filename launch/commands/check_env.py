@@ -19,6 +19,7 @@ from ...data.trajectory import Invalid
 from ...rl.conversation import text_of
 from ...rl.environment import End, Prompt, Split
 from ...rl.hosted import CHECKING_S, Sealed
+from ...rl.hosted.wire import pack_in_host
 from ...rl.own.config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 from ...rl.own.tasks import open_tasks
 from ...rl.tasks import EMPTY as EMPTY_BASELINE
@@ -136,9 +137,15 @@ def check_tasks(tasks: Tasks, again: Tasks, splits: Collection[Split] = SPLITS) 
 
 def shared_tasks(tasks: Tasks) -> list[Any]:
     """The tasks of the test split that are trained on too."""
-    test = {repr(task) for task in tasks.of("test") if not isinstance(task, Sealed)}  # it is the smaller split
-    known = {shown for shown in map(repr, tasks.of("train")) if shown in test}
-    return [task for task in tasks.of("test") if repr(task) in known] if known else []
+    test = set(map(_identity, tasks.of("test")))  # it is the smaller split
+    known = {identity for identity in map(_identity, tasks.of("train")) if identity in test}
+    return [task for task in tasks.of("test") if _identity(task) in known] if known else []
+
+
+def _identity(task: Any) -> str | bytes:
+    """Equal for equal tasks; one that holds objects of the user's classes is known by their pickles."""
+    shown = repr(task)
+    return pack_in_host(task) if "Sealed(" in shown else shown
 
 
 def unlike(one: Any, other: Any) -> bool:

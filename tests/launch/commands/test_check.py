@@ -30,6 +30,7 @@ from terrella.tests.sampling import sampled
 CASES = Path(__file__).parent.parent.parent / "golden" / "cases"
 OWN = """
 import random, time
+from dataclasses import dataclass
 from terrella.rl.environment import Environment
 
 class Good(Environment):
@@ -50,6 +51,17 @@ class NoTest(Good):
 class Leak(Good):
     def tasks(self, split):
         return super().tasks("train")
+
+@dataclass
+class Card:
+    n: int
+
+class LeakOfObjects(Good):
+    def tasks(self, split):
+        return [Card(n) for n in (range(9) if split == "train" else (7, 8, 100))]
+    def play(self, task):
+        answer = yield f"Say {task.n}."
+        return 1.0
 
 class Drawn(Good):
     def tasks(self, split):
@@ -144,6 +156,7 @@ def test_a_broken_promise_is_named_with_its_remedy(own: Path, name: str, message
         ("Good", ""),
         ("NoTest", "tasks: 'test' is empty; what is evaluated on is never trained on, so give some"),
         ("Leak", "tasks: 9 of 'test' are in 'train' too, such as {'n': 0}; leave them out of one"),
+        ("LeakOfObjects", "tasks: 2 of 'test' are in 'train' too, such as Sealed(Card(n=7))"),
         ("Drawn", "in another process; a resumed run must see the same ones, so draw from random.Random(seed)"),
         ("Clock", "prompts must depend on task and answers alone"),
         ("Chance", ""),  # RL does not ask for a score that is the same again, nor for demonstrations
