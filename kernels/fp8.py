@@ -46,7 +46,8 @@ def reference_cast_rows(x_NK: torch.Tensor) -> Scaled:
     """Plain torch."""
     wide_NK = x_NK.float()
     largest_N = wide_NK.abs().amax(-1).clamp_min(SMALLEST)
-    return Scaled((wide_NK * (LARGEST / largest_N)[:, None]).to(FP8), largest_N / LARGEST)
+    most_N = torch.full_like(largest_N, LARGEST)  # torch divides by a number, and a number, through a reciprocal
+    return Scaled((wide_NK * (most_N / largest_N)[:, None]).to(FP8), largest_N / most_N)
 
 
 def _into(made: Scaled, out: Scaled | None) -> Scaled:
