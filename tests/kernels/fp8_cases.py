@@ -84,7 +84,8 @@ def test_norm(rows, columns, residual):
     other = draw(rows, columns) if residual else None
     want = rmsnorm_forward(x, weight, other, 1e-6)
     *got, scaled = rmsnorm_scaled(x, weight, other, 1e-6)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    for a, b in zip(got, want, strict=True):  # a kernel of its own: the row's sum may be in another order
+        torch.testing.assert_close(a, b, rtol=2.0**-7 if a.dtype == torch.bfloat16 else 1e-6, atol=0.0)
     check(scaled, got[0])
 
 
