@@ -17,6 +17,11 @@ from terrella.rl.text_games.world import true_predictor
 from terrella.tests.rl.exchange.scripted_model import served
 
 
+@pytest.fixture(autouse=True)
+def few_games_to_judge_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("terrella.launch.score.JUDGED", 8)
+
+
 def test_an_address_that_copies(tmp_path) -> None:
     def lazy(messages: list[dict[str, str]]) -> str:
         return NOTHING if "CURRENT OBSERVATION" in messages[-1]["content"] else f"The final answer is: {EMPTY}"
@@ -68,7 +73,7 @@ def test_one_that_knows_the_games() -> None:
     assert table["ranking"]["knows"]["planning"] == table["ranking"]["true world"]["planning"]
     agents = {name: found["training"] for name, found in table["ranking"].items()}
     assert agents["knows"] == agents["true world"] and agents["copy"]["gain"]["value"] == 0.0
-    assert agents["copy"]["before"] == agents["knows"]["before"] and agents["knows"]["gain"]["n"] == 128
+    assert agents["copy"]["before"] == agents["knows"]["before"] and agents["knows"]["gain"]["n"] == 8
 
 
 def test_the_gain_of_a_plan_is_its_true_score_above_the_mean() -> None:

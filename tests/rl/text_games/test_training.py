@@ -16,7 +16,7 @@ GAME = ["weigh-stones"]
 
 
 def test_the_true_game_is_worth_training_in_and_a_copy_is_not() -> None:
-    true = training_gain(GAME, 12, 96, 8, true_predictor)
+    true = training_gain(GAME, 6, 48, 8, true_predictor)
     assert mean(true.gains).low > 0.0, mean(true.gains)
     copy = training_gain(GAME, 1, 16, 8, copy_answers)
     assert copy.gains == [0.0] * 16  # every episode scores alike, so nothing is learnt
@@ -33,7 +33,7 @@ def test_a_model_that_praises_the_wrong_thing_costs() -> None:
             score["score"] += look
         return [repr({"modified": [], "removed": [], "score": score}) for score in scores]
 
-    praised = training_gain(GAME, 6, 48, 8, praising)
+    praised = training_gain(GAME, 3, 32, 8, praising)
     assert mean(praised.gains).high < 0.0, mean(praised.gains)
 
 
