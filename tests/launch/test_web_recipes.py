@@ -68,7 +68,7 @@ def test_arms_that_need_an_oracle_or_a_second_world_are_refused_on_tasks_of_a_fi
     task = {"task_id": 1, "sites": ["map"], "intent": "i", "start_url": "http://h/", "eval": judged}
     (tmp_path / "tasks.json").write_text(json.dumps([task]))
     there = {"source": "file", "backend": "chromium", "tasks_file": str(tmp_path / "tasks.json")}
-    there["addresses"] = {"__MAP__": "http://h"}
+    there = {**there, "addresses": {"__MAP__": "http://h"}}
     (tmp_path / "tags.yaml").write_text(json.dumps({"Elsewhere": {"world": "web", "config": there}}))
     sites = (f"env.tag_files=['{tmp_path / 'tags.yaml'}']", "env.test_tag=Elsewhere")
     config = recipe.load("mpc-sites", sites)
