@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ..core.errors import ConfigError, missing_extra
 from ..rl.rollout.config import Vllm
+from ..rl.video.config import VideoEnvironment
 from ..rl.webrl.config import WebSiteEnvironment
 from .recipe import Recipe
-from .settings.video import VideoData
 
 
 def require_packages(recipe: Recipe) -> None:
@@ -23,13 +23,13 @@ def needed(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(where it is asked for, package) for what is not in the base install."""
     if isinstance(recipe.env, WebSiteEnvironment):
         yield from (("env", package) for package in _browser(recipe.env))
+    if isinstance(recipe.env, VideoEnvironment) and recipe.env.shards is None:
+        yield "env.recording", "mujoco"
     for stage in recipe.stages:
         where = f"stages.{stage.name}"
         sampler = getattr(getattr(stage, "rollouts", None), "sampler", None)
         if isinstance(sampler, Vllm) and not sampler.urls:
             yield where, "vllm"
-        if isinstance(stage, VideoData) and stage.shards is None:
-            yield where, "mujoco"
 
 
 def _browser(settings: WebSiteEnvironment) -> Iterator[str]:

@@ -14,9 +14,9 @@ from ..models.config import ModelConfig, NamedModel
 from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
 from .recipe_files import find, tree_of
-from .settings.base import Export, positive, references
+from .settings.base import Export, positive, references, sources
 from .settings.verbs import Collect, Reinforce, Score, Start, Tune, VerbStage
-from .settings.video import VideoStage
+from .settings.video import VideoStage, VideoTokenizerTraining
 from .settings.web import WebStage, expand
 
 RENAMED = {
@@ -46,13 +46,17 @@ RENAMED = {
     "web-page-data": "collect",
     "web-site-pages": "collect",
     "language-data": "collect",
+    "video-data": "collect",
+    "video-tokens": "collect",
 }  # kinds of stages that earlier releases had, and what they are now
 MOVED = {
-    "text-game-data": "text-game",
-    "web-page-data": "web-page",
-    "web-site-pages": "web-page",
-    "language-data": "text-game or web-page",
-}  # of these, the kinds of environments that have their settings now
+    "text-game-data": "text-game whose data",
+    "web-page-data": "web-page whose data",
+    "web-site-pages": "web-page whose data",
+    "language-data": "text-game or web-page whose data",
+    "video-data": "video whose episodes",
+    "video-tokens": "video whose data",
+}  # of these, the kinds of environments that have their settings now, and the setting that names the stage
 Stage = VerbStage | WebStage | VideoStage | Export
 
 
@@ -89,6 +93,10 @@ class Recipe:
             _require_file_name("stages", stage.name)
             if stage.name in names:
                 raise ValueError(f"stages: the name '{stage.name}' stands twice")
+            if isinstance(stage, VideoTokenizerTraining) and stage.name != getattr(
+                self.env, "tokenizer_stage", stage.name
+            ):
+                raise ValueError(f"stages: '{stage.name}' makes a tokenizer that env.tokenizer_stage does not name")
             for used in references(stage, self.env):
                 if used not in names:
                     raise ValueError(
@@ -97,13 +105,13 @@ class Recipe:
                     )
             names.append(stage.name)
             env = getattr(stage, "env", None) or self.env
-            if isinstance(stage, Collect) and getattr(env, "data", None) == stage.name:
+            if isinstance(stage, Collect | VideoTokenizerTraining) and stage.name in sources(env).values():
                 makers[stage.name] = env
             elif isinstance(stage, Collect) and stage.prompts is None:
                 raise ValueError(f"stages: '{stage.name}' needs prompts, the number of training tasks")
             if isinstance(stage, Collect | Tune | Reinforce | Score):
                 for read in (env, *(arm.env for arm in getattr(stage, "arms", ()) if arm.env)):
-                    _require_maker(stage, read, makers)
+                    _require_makers(stage, read, makers)
             if isinstance(stage, Tune) and stage.init is None and _has_start(self, stage):
                 raise ValueError(
                     f"stages: '{stage.name}' needs init, the stage whose weights it starts from, such as the recipe's "
@@ -116,6 +124,9 @@ class Recipe:
                     raise ValueError(f"stages: '{stage.name}' needs max_new_tokens, the most tokens of one answer")
         if not names:
             raise ValueError("stages: a recipe needs at least one stage")
+        for key, name in sources(self.env).items():
+            if name not in names:
+                raise ValueError(f"env.{key}: '{name}' is no stage ({', '.join(names)})")
 
 
 def _has_start(recipe: Recipe, stage: Tune) -> bool:
@@ -124,20 +135,24 @@ def _has_start(recipe: Recipe, stage: Tune) -> bool:
     return not own and any(isinstance(other, Start) for other in recipe.stages)
 
 
-def _require_maker(stage: Any, env: Any, makers: dict[str, Any]) -> None:
-    """Refuse an environment of data that no collect stage makes, or makes by other settings."""
-    maker = makers.get(getattr(env, "data", None) or "")
-    for key in getattr(env, "making", ()):
-        if maker is None:
-            raise ValueError(
-                f"stages: '{stage.name}': env.data: '{env.data}' makes nothing that an env of kind {env.kind} reads; "
-                "name a collect stage with that env"
-            )
-        if getattr(maker, key, None) != getattr(env, key):
-            raise ValueError(
-                f"stages: '{stage.name}': env.{key}: differs from that of '{env.data}', which makes what is read; "
-                "leave it out"
-            )
+def _require_makers(stage: Any, env: Any, makers: dict[str, Any]) -> None:
+    """Refuse an environment of data that no stage makes, or makes by other settings."""
+    for source, name in sources(env).items():
+        maker = makers.get(name)
+        for key in getattr(env, "making", ()):
+            if maker is None:
+                wanted = "video-tokenizer stage" if source == "tokenizer_stage" else "collect stage with that env"
+                raise ValueError(
+                    f"stages: '{stage.name}': env.{source}: '{name}' makes nothing that an env of kind {env.kind} "
+                    f"reads; name a {wanted}"
+                )
+            if getattr(maker, key, None) != getattr(env, key):
+                raise ValueError(
+                    f"stages: '{stage.name}': env.{key}: differs from that of '{name}', which makes what is read; "
+                    "leave it out"
+                )
+        if name == stage.name:
+            return
 
 
 def _require_file_name(key: str, name: str) -> None:
@@ -203,7 +218,7 @@ def refuse_old_kinds(tree: schema.Located) -> None:
         kind = stage.value.get("kind")
         if kind is not None and isinstance(kind.value, str) and kind.value in RENAMED:
             moved = MOVED.get(kind.value)
-            settings = f", and its settings in an env of kind {moved} whose data is this stage" if moved else ""
+            settings = f", and its settings in an env of kind {moved} is this stage" if moved else ""
             new = RENAMED[kind.value]
             raise ConfigError(
                 f"{kind.where}: the kind of stage '{kind.value}' is called '{new}' now; write that{settings}"

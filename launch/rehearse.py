@@ -74,7 +74,7 @@ SITES = {
     "test_tag": "WebSitesTest",
     "tag_files": [],
 }  # local sites, in place of those that somebody runs
-SCENE = {"shards": None, "episodes": 6, "heldout_episodes": 2, "frames": 16}
+SCENE = {"episodes": 6, "heldout_episodes": 2, "frames": 16}
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,6 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
     if stage.get("url"):
         yield f"instances of failed tasks in place of what {stage['url']} would write"
         stage |= {"url": "", "model": ""}
-    if stage["kind"] == "video-data" and stage["shards"] and not Path(stage["shards"]).exists():
-        yield f"{stage['shards']} is not there; the table-top scene is recorded"
-        stage |= SCENE
-    if stage["kind"] == "video-data" and stage["shards"] is None:
-        stage |= SCENE
     if stage.get("released"):
         yield f"trained here in place of the weights of {stage['released']}"
         stage["released"] = None
@@ -309,8 +304,11 @@ def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]
         "levels": [8, 6, 5],
         "patch": 2,
     }
-    recorded = any(stage["kind"] == "video-data" and stage["shards"] is None for stage in stages)
+    notes: list[str] = []
     for env in environments:
+        if env["shards"] and not Path(env["shards"]).exists():
+            notes = [f"env.shards: {env['shards']} is not there; the table-top scene is recorded"]
+            env["shards"] = None
         _lower(env, 1)
         tokenizer = env["tokenizer"]
         tokenizer |= {
@@ -318,11 +316,12 @@ def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]
             "decoder_resnets": 2 if tokenizer["kind"] == "compressive" and not tokenizer["still"] else 1,
         }
         env |= {"horizon": min(env["horizon"], 2), "context_reach": min(env["context_reach"], 4)}
-        env |= {"actions": "tabletop", "action_dims": 3} if recorded else {}
+        if env["shards"] is None:
+            env |= {"recording": {**(env["recording"] or {}), **SCENE}, "actions": "tabletop", "action_dims": 3}
     for stage in stages:
         if "frames_per_clip" in stage:
             stage |= {"frames_per_clip": 2, "window": 6 if stage["window"] else 0}
-    return _without_learnt_metrics([*environments, *stages])
+    return notes + _without_learnt_metrics([*environments, *stages])
 
 
 def _without_learnt_metrics(sections: list[dict[str, Any]]) -> list[str]:

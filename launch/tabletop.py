@@ -45,9 +45,7 @@ def main(
     if truth_episodes:
         from .stages.video_real2sim import make_truth
 
-        stage = VideoReal2Sim(
-            kind="video-real2sim", name="truth", models=[], data="", episodes=truth_episodes, frames=frames
-        )
+        stage = VideoReal2Sim(kind="video-real2sim", name="truth", models=[], episodes=truth_episodes, frames=frames)
         make_truth(stage, out / "truth", *size)
 
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from ..core.batch import PackedBatch
 from ..core.errors import ConfigError
+from ..core.mesh import Mesh
 from ..core.rng import permutation, shuffled
 from ..data.schema import TEXT
 from ..data.tokenizers import Tokenizer
@@ -251,6 +252,10 @@ class Tasks(ABC):
         """Make what this environment reads in the folder of the collect stage that its setting `data` names, and count
         it. On the main rank alone; `guard` is called before writing."""
         raise ConfigError("env.data: names the collect stage itself, but this environment makes no data of its own")
+
+    def make_part(self, guard: Callable[[], None], mesh: Mesh) -> dict[str, int]:
+        """A data rank's part of what many can make at once, after `make`; what they count is added up."""
+        return {}
 
     def require_source(self) -> None:
         """Refuse, before the run starts, what `make` would miss."""

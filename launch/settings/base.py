@@ -19,15 +19,22 @@ def positive(settings: Any, *names: str) -> None:
 
 
 def references(stage: Any, env: Any = None) -> list[str]:
-    """The earlier stages that a stage names, in the fields that its class lists in `uses`; and the one that made what
+    """The earlier stages that a stage names, in the fields that its class lists in `uses`; and those that made what
     its environment reads, be that its own or the recipe's `env`."""
-    found: list[str] = []
-    if hasattr(stage, "env") and (made := getattr(stage.env or env, "data", None)) not in (None, stage.name):
-        found.append(made)
+    made = [*sources(stage.env or env).values()] if hasattr(stage, "env") else []
+    found = made[: made.index(stage.name)] if stage.name in made else made
     for name in getattr(stage, "uses", ()):
         value = attrgetter(name)(stage)
         found += value if isinstance(value, list) else [value] if value else []
     return found
+
+
+def sources(env: Any) -> dict[str, str]:
+    """The stages that make what an environment reads, by the settings that name them: each makes its part from what
+    those before it made.
+    """
+    keys = getattr(env, "sources", ("data",))
+    return {key: name for key in keys if (name := getattr(env, key, None)) is not None}
 
 
 def dealt_evenly(stage: Any) -> tuple[str, ...]:

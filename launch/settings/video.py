@@ -1,6 +1,4 @@
-"""Settings of the stages that only video has: episodes, tokenizer, tokens, Real2Sim; they read the recipe's env.
-Without torch.
-"""
+"""Settings of the stages that only video has: tokenizer and Real2Sim; they read the recipe's env. Without torch."""
 
 from __future__ import annotations
 
@@ -14,37 +12,11 @@ from .base import positive
 
 
 @dataclass(frozen=True)
-class VideoData:
-    """Video episodes: recorded in the table-top scene, or shards that exist already."""
-
-    kind: Literal["video-data"]
-    name: str
-    shards: str | None = None  # a folder of video_episode shards; then nothing is recorded
-    heldout_every: int = 100  # of existing shards, every so many-th episode is held out
-    episodes: int = 0  # to record for training
-    heldout_episodes: int = 0  # to record for evaluation
-    frames: int = 24  # of an episode
-    # what the recorded policies are asked to do
-    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
-    # who acts, dealt evenly to the episodes
-    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
-    first_seed: int = 100_000
-    workers: int = 0  # processes that record; 0 means the stage itself
-
-    def __post_init__(self) -> None:
-        if self.shards is None:
-            positive(self, "episodes", "heldout_episodes", "frames")
-        if self.heldout_every < 2:
-            raise ValueError("heldout_every: at least 2, or nothing is left to train on")
-
-
-@dataclass(frozen=True)
 class VideoTokenizerTraining:
-    """Trains the tokenizer of the recipe's `env` on the frames of a data stage."""
+    """Trains the tokenizer of the recipe's `env` on the frames of its episodes."""
 
     kind: Literal["video-tokenizer"]
     name: str
-    data: str  # the video-data stage
     steps: int
     clips_per_step: int  # clips of a batch
     optimizer: OptimizerConfig
@@ -58,32 +30,12 @@ class VideoTokenizerTraining:
     heldout_clips: int = 64  # clips that reconstruction is measured on
     checkpoint_every: int = 500
     log_every: int = 10
-    uses: ClassVar[tuple[str, ...]] = ("data",)
+    env: ClassVar[None] = None  # the recipe's
 
     def __post_init__(self) -> None:
         positive(self, "steps", "clips_per_step", "frames_per_clip", "heldout_clips", "checkpoint_every", "log_every")
         if self.window and self.window <= self.frames_per_clip:
             raise ValueError(f"window: {self.window} must exceed frames_per_clip ({self.frames_per_clip})")
-
-
-@dataclass(frozen=True)
-class VideoTokens:
-    """Clips of a data stage as shards of token sequences, by a frozen tokenizer."""
-
-    kind: Literal["video-tokens"]
-    name: str
-    data: str  # the video-data stage
-    tokenizer: str  # the video-tokenizer stage
-    clips_per_episode: int = 4  # 0 where nothing is trained
-    heldout_clips_per_episode: int = 1  # likewise, of held-out episodes
-    batch: int = 16  # clips encoded together
-    bf16: bool = False
-    uses: ClassVar[tuple[str, ...]] = ("data", "tokenizer")
-
-    def __post_init__(self) -> None:
-        positive(self, "heldout_clips_per_episode", "batch")
-        if self.clips_per_episode < 0:
-            raise ValueError(f"clips_per_episode: {self.clips_per_episode} must not be negative")
 
 
 @dataclass(frozen=True)
@@ -95,7 +47,6 @@ class VideoReal2Sim:
     kind: Literal["video-real2sim"]
     name: str
     models: list[str]  # the stages whose world models are tried
-    data: str  # the video-tokens stage
     tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])  # of the table-top scene
     # whose success rates are compared
     policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
@@ -107,11 +58,12 @@ class VideoReal2Sim:
     truth: str | None = None  # JSON of true success rates, for machines without the simulator
     bf16: bool = False
     sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
-    uses: ClassVar[tuple[str, ...]] = ("models", "data")
+    env: ClassVar[None] = None  # the recipe's
+    uses: ClassVar[tuple[str, ...]] = ("models",)
     even: ClassVar[tuple[str, ...]] = ("episodes",)
 
     def __post_init__(self) -> None:
         positive(self, "episodes", "frames")
 
 
-VideoStage = VideoData | VideoTokenizerTraining | VideoTokens | VideoReal2Sim
+VideoStage = VideoTokenizerTraining | VideoReal2Sim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from ...rl.journal import ReplaySampler
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Lesson, Tasks
 from ..job import Job
+from ..settings.base import sources
 from ..settings.verbs import Collect
 from .common import build_engine
 from .session import open_session
@@ -30,7 +31,7 @@ TRAIN, HELD_OUT, OTHERS = "train", "held_out", "others"  # folders of shards; ot
 
 def _makes_data(stage: Collect, job: Job) -> bool:
     """Whether the environment makes here what it reads later."""
-    return getattr(stage.env or job.recipe.env, "data", None) == stage.name
+    return stage.name in sources(stage.env or job.recipe.env).values()
 
 
 def check(stage: Collect, job: Job) -> None:
@@ -57,7 +58,8 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
     """
     with environment(stage, job) as tasks:
         if _makes_data(stage, job):
-            return job.mesh.from_main(lambda: tasks.make(job.run.guard))
+            made = job.mesh.from_main(lambda: tasks.make(job.run.guard))
+            return made | _added(job, lambda: tasks.make_part(job.run.guard, job.mesh))
         assert stage.prompts is not None, "a recipe without them is refused"
         chosen = tasks.chosen(stage.prompts)
         asked = job.mesh.share(list(enumerate(chosen)))
@@ -67,11 +69,16 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
         if stage.model is not None:
             job.mesh.from_main(lambda: tasks.reset("train"))
         with _sampler(stage, job, tasks, episodes) as sampler:
-            counts = job.mesh.from_leader(lambda: _learn(stage, job, tasks, sampler, episodes))
-        parts = job.mesh.gather(counts)
-        job.mesh.barrier()  # all shards are written
-        total = {key: sum(part[key] for part in parts) for key in counts}
+            total = _added(job, lambda: _learn(stage, job, tasks, sampler, episodes))
         return {**total, **tasks.shares(total)}
+
+
+def _added(job: Job, write: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """Every data rank writes its shards; what they count, added up once all are written."""
+    counts = job.mesh.from_leader(write)
+    parts = job.mesh.gather(counts)
+    job.mesh.barrier()
+    return {key: sum(part[key] for part in parts) for key in counts}
 
 
 @contextmanager

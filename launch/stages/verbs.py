@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,9 +21,11 @@ from ...rl.language_config import QuestionSettings
 from ...rl.language_tasks import Made
 from ...rl.own.config import DataEnvironment, EnvironmentSettings
 from ...rl.own.tasks import fresh_tokenizer, given_tokenizer, open_tasks
+from ...rl.rewards.answers import REWARDS
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..recipe import Recipe
+from ..settings.base import sources
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..settings.web import WebJudge
 
@@ -121,19 +123,21 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
 
 
 def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:
-    """The stage that makes what an environment reads, None where it makes or reads its tasks itself."""
-    name = getattr(settings, "data", None)
-    return None if name is None else made_by(name, job)
+    """What the last of the stages that make what an environment reads made, with what those before it made; None
+    where it makes or reads its tasks itself.
+    """
+    names = sources(settings)
+    uses = {key: made_by(name, job) for key, name in names.items() if key != "data"}
+    return replace(made_by(names["data"], job), uses=uses) if "data" in names else None
 
 
 def made_by(name: str, job: Job) -> Made:
-    """What a stage makes, with what the stages that it names made before it."""
+    """What a stage makes."""
     stage = next(stage for stage in job.recipe.stages if stage.name == name)
     own = {f.name: getattr(stage, f.name) for f in fields(stage)}
-    uses = {key: made_by(own[key], job) for key in getattr(stage, "uses", ()) if isinstance(own.get(key), str)}
     vocab = job.model.vocab if learns_tokenizer(job.recipe, name) else None
     finished, recipe = job.run.outcome(name) is not None, job.recipe
-    return Made(name, job.stage_folder(name), own, finished, uses, recipe.seed, vocab, recipe.env)
+    return Made(name, job.stage_folder(name), own, finished, seed=recipe.seed, vocab=vocab, env=recipe.env)
 
 
 def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
@@ -167,9 +171,7 @@ def text_tokenizer(job: Job) -> Tokenizer:
 def require_judged(tasks: Tasks, split: Split, samples: int = 1) -> None:
     """Refuse an environment whose episodes nothing judges, or whose judge misses something."""
     if not tasks.judged():
-        raise ConfigError(
-            "env.reward: nothing judges the answers; name one: file.py:function, exact, contains or number"
-        )
+        raise ConfigError(f"env.reward: nothing judges the answers; name one: file.py:function, {', '.join(REWARDS)}")
     tasks.require_judge(split, samples)
 
 

@@ -25,8 +25,8 @@ from ...rl.worlds.tabletop import TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
 from .common import sampling
-from .verbs import made_by
-from .video_data import video_settings
+from .verbs import made_for
+from .video_tokenizer import video_settings
 
 TRUTH = "truth.json"
 FIRST = "first.npz"
@@ -49,8 +49,10 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     """Rank 0 asks the simulator; every rank imagines its share of the episodes."""
     job.mesh.require_even(stage.episodes, f"stages: {stage.name}.episodes")
     truth = in_simulator(stage, job)
-    made, chosen = made_by(stage.data, job), video_settings(job)
-    decoder = ClipDecoder(frozen_tokenizer(chosen, made.uses["tokenizer"]), chosen.layout, stage.bf16)
+    chosen = video_settings(job)
+    made = made_for(chosen, job)
+    assert made is not None
+    decoder = ClipDecoder(frozen_tokenizer(chosen, made), chosen.layout, stage.bf16)
     bins = action_bins(chosen, made)
     found: dict[str, dict[str, int]] = {}
     progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)

@@ -21,17 +21,31 @@ from ...models.video.lpips import find_weights
 from ...models.video.released import check_released, load_released
 from ...models.video.tokenizer import VideoTokenizer, utilisation
 from ...models.video.training import TokenizerTrainer, save_tokenizer
+from ...rl.environment import Split
 from ...rl.rewards.video import frame_metrics
 from ...rl.video.clips import Episodes, training_clip
+from ...rl.video.config import VideoEnvironment
 from ...rl.video.imagine import to_pictures
 from ...rl.video.made import WEIGHTS, device, episodes_of
 from ..job import Job, StopRequested
 from ..settings.video import VideoTokenizerTraining
-from .verbs import made_by
-from .video_data import video_settings
+from .verbs import made_for
 
 # step, xxh3-128 of its bytes; states of earlier releases have none
 STATE = re.compile(r"state-(\d{7})(?:-([0-9a-f]{32}))?\.pt")
+
+
+def video_settings(job: Job) -> VideoEnvironment:
+    """The recipe's environment, which the stages of video agree on."""
+    assert isinstance(job.recipe.env, VideoEnvironment), "a recipe of video stages has an env of kind video"
+    return job.recipe.env
+
+
+def episodes(job: Job, split: Split) -> Episodes:
+    """The episodes of the recipe's environment."""
+    made = made_for(video_settings(job), job)
+    assert made is not None
+    return episodes_of(video_settings(job), made, split)
 
 
 def check(stage: VideoTokenizerTraining, job: Job) -> None:
@@ -62,7 +76,7 @@ def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
 
 def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokenizer:
     """The tokenizer after its last step; a killed stage goes on from its last state."""
-    source = episodes_of(made_by(stage.data, job), "train")
+    source = episodes(job, "train")
     config = video_settings(job).tokenizer
     still = usual_picture(source).to(device()) if config.still else None
     trainer = TokenizerTrainer(
@@ -201,7 +215,7 @@ def heldout(stage: VideoTokenizerTraining, job: Job, model: VideoTokenizer) -> d
     """Reconstruction of frames that were not trained on, beside the copy of the context or of the mean picture, and
     code use.
     """
-    source = episodes_of(made_by(stage.data, job), "test")
+    source = episodes(job, "test")
     names: tuple[Any, ...] = ("mae", "psnr", "ssim")
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in (*names, "baseline_psnr")}
     codes = []

@@ -39,6 +39,25 @@ class VideoReward:
         return {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class VideoRecording:
+    """Episodes to record in the table-top scene."""
+
+    episodes: int  # for training
+    heldout_episodes: int  # for evaluation
+    frames: int = 24  # of an episode
+    # what the recorded policies are asked to do
+    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
+    # who acts, dealt evenly to the episodes
+    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
+    first_seed: int = 100_000
+    workers: int = 0  # processes that record; 0 means the stage itself
+
+    def __post_init__(self) -> None:
+        if min(self.episodes, self.heldout_episodes, self.frames) <= 0:
+            raise ValueError("episodes: must be above 0, as must heldout_episodes and frames")
+
+
 @dataclass(frozen=True, kw_only=True)
 class VideoEnvironment:
     """A world model of video: given frames and actions in, the codes of the next frames out, decoded and compared
@@ -46,7 +65,15 @@ class VideoEnvironment:
     """
 
     kind: Literal["video"]
-    data: str  # the video-tokens stage whose clips are trained and evaluated on
+    episodes: str  # the collect stage that records the episodes, or counts those of `shards`
+    tokenizer_stage: str  # the video-tokenizer stage, which trains on their frames
+    data: str  # the collect stage that makes their clips into tokens, which are trained and evaluated on
+    shards: str | None = None  # a folder of video_episode shards; then nothing is recorded
+    heldout_every: int = 100  # of existing shards, every so many-th episode is held out
+    recording: VideoRecording | None = None  # the episodes, where there are no shards of them
+    clips_per_episode: int = 4  # 0 where nothing is trained
+    heldout_clips_per_episode: int = 1  # likewise, of held-out episodes
+    clips_at_once: int = 16  # encoded together
     tokenizer: TokenizerConfig  # how frames become tokens
     history: int = 1  # frames that are given
     horizon: int = 7  # frames to predict
@@ -56,7 +83,7 @@ class VideoEnvironment:
     action_bins: int = 256  # bins that each number is cut into
     context_reach: int = 15  # compressive: the context frame lies at most so many frames before the clip
     reward: VideoReward = field(default_factory=VideoReward)  # what predicted frames are paid for
-    bf16: bool = False  # of the decoder
+    bf16: bool = False  # of the tokenizer, where clips are encoded and decoded
     visual_ids_only: bool = False  # sample frame codes alone; the publication does not
     top_k: int = 0  # tokens to sample from; 0 means all of them, as RL needs
     metrics: list[Metric] = field(  # that evaluations measure between predicted and true frames
@@ -69,11 +96,23 @@ class VideoEnvironment:
     reject_repeats: int = 0
     shown: int = 4  # clips of an evaluation in the report
     fixed_length: ClassVar[bool] = True  # an answer is as long as its frames have codes
+    sources: ClassVar[tuple[str, ...]] = ("episodes", "tokenizer_stage", "data")
+    making: ClassVar[tuple[str, ...]] = (
+        *("episodes", "tokenizer_stage", "shards", "heldout_every", "recording", "tokenizer", "history", "horizon"),
+        *("actions", "action_dims", "action_bins", "context_reach", "clips_per_episode", "heldout_clips_per_episode"),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("history", "horizon", "action_dims", "action_bins"):
+        counts = ("history", "horizon", "action_dims", "action_bins", "heldout_clips_per_episode", "clips_at_once")
+        for name in counts:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} must be above 0")
+        if self.clips_per_episode < 0:
+            raise ValueError(f"clips_per_episode: {self.clips_per_episode} must not be negative")
+        if self.shards is None and self.recording is None:
+            raise ValueError("recording: name the episodes to record, or shards for a folder of them")
+        if self.heldout_every < 2:
+            raise ValueError("heldout_every: at least 2, or nothing is left to train on")
         wanted = {"rt1": 13, "tabletop": 3}.get(self.actions, self.action_dims)
         if self.action_dims != wanted:
             raise ValueError(f"action_dims: actions of {self.actions} have {wanted} numbers")

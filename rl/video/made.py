@@ -36,30 +36,24 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def _require_kind(made: Made, kind: str) -> None:
-    if made.settings["kind"] != kind:
-        raise ConfigError(f"stages: '{made.name}' is no {kind} stage")
-
-
-def episodes_of(made: Made, split: Split) -> Episodes:
-    """The episodes of a video-data stage."""
-    _require_kind(made, "video-data")
-    if made.settings["shards"] is not None:
-        return Episodes(made.settings["shards"], every=made.settings["heldout_every"], heldout=split == "test")
-    return Episodes(made.folder / FOLDERS[split])
+def episodes_of(settings: VideoEnvironment, made: Made, split: Split) -> Episodes:
+    """The episodes of a split, recorded or in shards."""
+    if settings.shards is not None:
+        return Episodes(settings.shards, every=settings.heldout_every, heldout=split == "test")
+    return Episodes(made.uses["episodes"].folder / FOLDERS[split])
 
 
 def frozen_tokenizer(settings: VideoEnvironment, made: Made) -> VideoTokenizer:
-    """The result of a video-tokenizer stage."""
-    return load_tokenizer(settings.tokenizer, made.folder / WEIGHTS, device())
+    """The result of the video-tokenizer stage."""
+    return load_tokenizer(settings.tokenizer, made.uses["tokenizer_stage"].folder / WEIGHTS, device())
 
 
-def action_bins(settings: VideoEnvironment, tokens: Made) -> ActionBins:
+def action_bins(settings: VideoEnvironment, made: Made) -> ActionBins:
     """The bins of the recipe; measured ones are kept by the stage that makes the tokens."""
     if settings.actions == "quantiles":
-        ranges = read_json(tokens.folder / ACTIONS)
+        ranges = read_json(made.folder / ACTIONS)
         if ranges is None:
-            train = episodes_of(tokens.uses["data"], "train")
+            train = episodes_of(settings, made, "train")
             some = [train.actions(i, range(train.length(i))) for i in range(min(len(train), QUANTILE_EPISODES))]
             ranges = quantile_ranges(np.concatenate(some))
         return ActionBins(tuple((float(a), float(b)) for a, b in ranges), settings.action_bins)
@@ -69,13 +63,10 @@ def action_bins(settings: VideoEnvironment, tokens: Made) -> ActionBins:
 
 
 class Clips(Sequence["Clip"]):
-    """The clips that a video-tokens stage made of a split, read when they are asked for; before it has run, one of
-    zeros.
-    """
+    """The clips that a collect stage made of a split, read when they are asked for; before it has run, one of zeros."""
 
     def __init__(self, settings: VideoEnvironment, made: Made, split: Split) -> None:
-        _require_kind(made, "video-tokens")
-        self.layout, self.made = settings.layout, made
+        self.settings, self.layout, self.made = settings, settings.layout, made
         self.split: Split = split
 
     @cached_property
@@ -85,7 +76,7 @@ class Clips(Sequence["Clip"]):
     @cached_property
     def episodes(self) -> Episodes:
         """The true frames."""
-        return episodes_of(self.made.uses["data"], self.split)
+        return episodes_of(self.settings, self.made, self.split)
 
     def __len__(self) -> int:
         return len(self.shards) if self.made.finished else 1

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ConfigError
+from ...core.files import make_folder, write_json
+from ...core.mesh import Mesh
 from ...core.rng import permutation
 from ...data.shards import ShuffledOrder
 from ...data.tokenizers import ByteTokenizer
@@ -26,7 +28,8 @@ from ..tasks import Gather, Lesson, Tasks
 from .config import VideoEnvironment
 from .evaluate import ClipScores, copy_baseline, imagine, score_rows, without_repeats
 from .imagine import ClipDecoder, ClipTask, ImaginedClip, Judge
-from .made import Clip, Clips, frozen_tokenizer
+from .made import ACTIONS, Clip, Clips, action_bins, frozen_tokenizer
+from .make import count_episodes, record_episodes, write_clips
 from .measures import room, time_table
 from .results import ClipJudgement, VideoResults
 
@@ -47,7 +50,7 @@ class HeldOutClip:
 
 
 class VideoTasks(Tasks):
-    """The clips of a tokens stage."""
+    """The clips of the stage that env.data names."""
 
     free_text = shows_turns = False
 
@@ -65,9 +68,7 @@ class VideoTasks(Tasks):
     @cached_property
     def decoder(self) -> ClipDecoder:
         """The frozen tokenizer's."""
-        return ClipDecoder(
-            frozen_tokenizer(self.settings, self.made.uses["tokenizer"]), self.layout, self.settings.bf16
-        )
+        return ClipDecoder(frozen_tokenizer(self.settings, self.made), self.layout, self.settings.bf16)
 
     @cached_property
     def judge(self) -> Judge:
@@ -82,6 +83,24 @@ class VideoTasks(Tasks):
 
     def of(self, split: Split) -> Clips:
         return self._clips[split]
+
+    def require_source(self) -> None:
+        for made in (self.made, self.made.uses["episodes"]):
+            if made.settings.get("prompts") is not None:
+                raise ConfigError(f"stages: {made.name}.prompts: env says what is made of videos; leave it out")
+        if self.stage == self.settings.episodes and self.settings.shards is not None:
+            count_episodes(self.settings, self.made)
+
+    def make(self, guard: Callable[[], None]) -> dict[str, int]:
+        """The episodes, or before their clips the bins of actions."""
+        guard()
+        if self.stage == self.settings.data:
+            write_json(make_folder(self.made.folder) / ACTIONS, action_bins(self.settings, self.made).ranges)
+            return {}
+        return (record_episodes if self.settings.shards is None else count_episodes)(self.settings, self.made)
+
+    def make_part(self, guard: Callable[[], None], mesh: Mesh) -> dict[str, int]:
+        return write_clips(self.settings, self.made, mesh) if self.stage == self.settings.data else {}
 
     def require_judge(self, split: Split, samples: int) -> None:
         asked = max([self.settings.runs, *self.settings.best_of])

@@ -114,10 +114,10 @@ def unsteady_keys(config: Any) -> tuple[str, ...]:
     """The keys of stages behind a video tokenizer: a code that rounds the other way on another platform changes
     every later number.
     """
-    kinds = [stage.kind for stage in config.stages]
-    if "video-tokens" not in kinds:
+    if getattr(config.env, "layout", None) is None:
         return ()
-    later = [stage.name for stage in config.stages[kinds.index("video-tokens") + 1 :]]
+    names = [stage.name for stage in config.stages]
+    later = names[names.index(config.env.data) + 1 :]
     return ("export/", *(f"{part}/{name}" for part in ("metrics", "stages", "results") for name in later))
 
 

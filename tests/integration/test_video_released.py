@@ -24,12 +24,11 @@ from terrella.launch import released
 from terrella.models.hf import read_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
-SMALL = ["ranks=1", "precision.params=fp32", "stages.data.heldout_every=3"]
+SMALL = ["ranks=1", "precision.params=fp32", "env.heldout_every=3", "stages.tokenizer.bf16=false"]
 SMALL += [
     f"env.{setting}"
     for setting in ("context_reach=3", "bf16=false", "metrics=[mae, psnr]", "headline=mae", "runs=1", "best_of=[]")
 ]
-SMALL += [f"stages.{name}.bf16=false" for name in ("tokenizer", "tokens")]
 SMALL += [
     "stages.tokenizer.frames_per_clip=2",
     "stages.tokenizer.heldout_clips=2",
@@ -52,7 +51,7 @@ def prepare(name: str, folder: Path) -> list[str]:
             writer.write(episode_sample({"image": frames}, rng.uniform(low, high, (6, 13)).astype(np.float32), None))
     kept = released.RECIPES[name][0]
     narrow = released.stand_ins(name, folder, 16, 1, tuple(size))
-    sources = [f"stages.data.shards={folder / 'shards'}", f"stages.tokenizer.released={folder / kept}"]
+    sources = [f"env.shards={folder / 'shards'}", f"stages.tokenizer.released={folder / kept}"]
     return [*size, *narrow, *SMALL, *sources, start("pretrain", world(name, folder, "base"))]
 
 
@@ -82,7 +81,7 @@ def test_rlvr_from_released_folders(tmp_path: Path) -> None:
     first stage.
     """
     settings = prepare("video-rt1", tmp_path)
-    settings += ["stages.tokens.clips_per_episode=1", "stages.rlvr.steps=1", "stages.rlvr.prompts_per_step=4"]
+    settings += ["env.clips_per_episode=1", "stages.rlvr.steps=1", "stages.rlvr.prompts_per_step=4"]
     settings += ["stages.rlvr.samples_per_prompt=2", "stages.control.sequences_per_step=2"]
     done = train("video-rt1", tmp_path / "refused", settings)
     assert done.returncode == 2 and "LPIPS needs" in done.stderr, done.stderr[-2000:] + done.stdout[-2000:]

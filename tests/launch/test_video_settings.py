@@ -41,6 +41,13 @@ def test_shipped_recipes_have_the_published_layouts() -> None:
         ("env.data=nowhere", "nowhere"),
         ("video={horizon: 2}", "the section 'video' is part of env now"),
         ("stages.1.window=1", "window"),
+        ("env.recording=null", "recording: name the episodes to record, or shards"),
+        ("env.heldout_every=1", "heldout_every"),
+        ("env.episodes=nowhere", "'data' refers to 'nowhere', which is no earlier stage"),
+        ("env.tokenizer_stage=data", "'tokenizer' makes a tokenizer that env.tokenizer_stage does not name"),
+        ("stages.pretrain.env={history: 2}", "'pretrain': env.history: differs from that of 'data'"),
+        ("stages.data.kind=video-data", "settings in an env of kind video whose episodes is this stage"),
+        ("stages.tokens.kind=video-tokens", "'collect' now; write that, and its settings in an env of kind video"),
     ],
 )
 def test_mistakes_are_named(override: str, message: str) -> None:
@@ -50,8 +57,8 @@ def test_mistakes_are_named(override: str, message: str) -> None:
 
 def test_stages_of_video_need_its_environment(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text("name: r\nmodel: {vocab: 300}\nstages:\n- {kind: video-data, name: data, shards: nowhere}\n")
-    with pytest.raises(ConfigError, match="'data' of kind video-data needs an env of kind video"):
+    path.write_text("name: r\nmodel: {vocab: 300}\nstages:\n- {kind: video-real2sim, name: sim, models: []}\n")
+    with pytest.raises(ConfigError, match="'sim' of kind video-real2sim needs an env of kind video"):
         recipe.load(str(path))
 
 
@@ -103,7 +110,7 @@ def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pyte
         (replace(stages["evaluate"], env=alexnet), r"LPIPS needs .*alex\.safetensors"),
         (Start("start", "pretrain", str(tmp_path / "nowhere")), "nowhere: neither a folder nor a pinned hub id"),
         (replace(stages["tokenizer"], released=world), r"block_out_channels|channels is|config\.json"),
-        (VideoReal2Sim("video-real2sim", "sim", ["pretrain"], "tokens"), "RT-1's policies are TensorFlow files"),
+        (VideoReal2Sim("video-real2sim", "sim", ["pretrain"]), "RT-1's policies are TensorFlow files"),
     ):
         assert stage.kind in STAGES
         with pytest.raises(ConfigError, match=told):

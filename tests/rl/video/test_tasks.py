@@ -19,6 +19,9 @@ from terrella.tests.rl.video.helpers import FRAME, Oracle, decoder_of, tasks_of
 
 SETTINGS: dict[str, Any] = {
     "kind": "video",
+    "episodes": "data",
+    "shards": "nowhere",
+    "tokenizer_stage": "tokenizer",
     "data": "tokens",
     "tokenizer": FRAME,
     "horizon": 3,
@@ -31,8 +34,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def opened(folder: Path, kind: str = "video-tokens", **changes: Any) -> VideoTasks:
-    return VideoTasks(VideoEnvironment(**(SETTINGS | changes)), Made("tokens", folder, {"kind": kind}, finished=False))
+def opened(folder: Path, **changes: Any) -> VideoTasks:
+    return VideoTasks(VideoEnvironment(**(SETTINGS | changes)), Made("tokens", folder, {}, finished=False))
 
 
 def test_before_its_clips_are_made_there_is_one_to_check_with(tmp_path: Path) -> None:
@@ -48,8 +51,18 @@ def test_what_would_only_be_missed_at_the_end_is_refused_before(tmp_path: Path) 
         ConfigError, match=r"env\.best_of, env\.runs: 4 samples of a clip are asked for, the eval stage has samples = 2"
     ):
         opened(tmp_path, best_of=[1, 4]).require_judge("test", 2)
-    with pytest.raises(ConfigError, match="'tokens' is no video-tokens stage"):
-        opened(tmp_path, kind="video-data")
+
+
+def test_a_collect_stage_of_videos_says_which_episodes_it_misses(tmp_path: Path) -> None:
+    tasks = opened(tmp_path, shards=str(tmp_path / "none"))
+    tasks.made.uses["episodes"] = Made("data", tmp_path, {"prompts": 3})
+    with pytest.raises(ConfigError, match=r"stages: data\.prompts: env says what is made of videos"):
+        tasks.require_source()
+    tasks.made.uses["episodes"] = Made("data", tmp_path, {})
+    tasks.require_source()  # clips are asked for when the episodes are there
+    tasks.stage = "data"
+    with pytest.raises(ConfigError, match="none"):
+        tasks.require_source()
 
 
 def test_an_evaluation_averages_its_runs_and_rejects_repeats_where_it_is_asked_to(tmp_path: Path) -> None:
