@@ -11,25 +11,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from .config import MODULES
+
 if TYPE_CHECKING:
     from ...data.packing import TrainSequence
     from ...data.trajectory import Trajectory
     from ...kernels.policy import PolicySettings
     from .common import Gather, Scores
-
-# kind of the settings -> module of this folder
-MODULES = {
-    "grpo": "grpo",
-    "dr-grpo": "dr_grpo",
-    "dapo": "dapo",
-    "gspo": "gspo",
-    "rloo": "rloo",
-    "reinforce++": "reinforce_pp",
-    "ppo": "ppo",
-    "starpo-s": "starpo_s",
-    "sft": "sft",
-    "path": "own",
-}
 
 
 def module_of(config: Any) -> ModuleType:

@@ -188,3 +188,16 @@ class OwnAlgorithm(Policy, KindByPath):
 
 
 Algorithm = GRPO | DrGRPO | DAPO | GSPO | RLOO | ReinforcePP | PPO | StarPOS | SFT | OwnAlgorithm
+# kind of the settings -> module of this folder
+MODULES = {
+    "grpo": "grpo",
+    "dr-grpo": "dr_grpo",
+    "dapo": "dapo",
+    "gspo": "gspo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce_pp",
+    "ppo": "ppo",
+    "starpo-s": "starpo_s",
+    "sft": "sft",
+    "path": "own",
+}

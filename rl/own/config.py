@@ -8,12 +8,11 @@ from typing import Any, Literal
 from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
 from ..agents.config import WorldsEnvironment
 from ..grid.config import GridEnvironment
+from ..rewards.answers import Rule
 from ..text_games.config import TextGameEnvironment
 from ..video.config import VideoEnvironment
 from ..web_pages.config import WebPageEnvironment
 from ..webrl.config import WebSiteEnvironment
-
-Rule = Literal["exact", "contains", "number"]  # of rl/rewards/answers.py
 
 
 @dataclass(frozen=True)

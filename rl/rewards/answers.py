@@ -5,10 +5,10 @@ without torch.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal, get_args
 
-# by their names in a recipe
-REWARDS = {name: f"terrella.rl.rewards.answers:{name}" for name in ("exact", "contains", "number")}
+Rule = Literal["exact", "contains", "number"]  # functions below, by their names in a recipe
+REWARDS = {name: f"terrella.rl.rewards.answers:{name}" for name in get_args(Rule)}
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 

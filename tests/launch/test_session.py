@@ -7,7 +7,7 @@ from terrella.core.schema import build, parse_yaml
 from terrella.data.trajectory import Invalid, Trajectory
 from terrella.launch.settings.verbs import Reinforce
 from terrella.launch.stages.on_policy import picture
-from terrella.rl.algorithms import MODULES
+from terrella.rl.algorithms.config import MODULES
 from terrella.rl.rollout.config import Rollouts
 
 STAGE = """
