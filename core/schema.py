@@ -181,7 +181,7 @@ def _merge_named(base: Located, over: Located) -> Located:
     for name, change in over.value.items():
         if name == "*":
             if not isinstance(change.value, dict):
-                raise ConfigError(f"{change.where}: '*' must be a section with keys, not {_plain(change)!r}")
+                raise ConfigError(f"{change.where}: '*' must be a section with keys, not {plain(change)!r}")
             for key, item in change.value.items():
                 named = {n: merge(c, Located({key: item}, c.where)) if key in c.value else c for n, c in named.items()}
         elif name not in named:
@@ -269,24 +269,24 @@ def _build(kind: Any, item: Located, key: str) -> Any:
                 return _build(option, item, key)
             except ConfigError:
                 continue
-        raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {' or '.join(map(_type_name, options))}")
+        raise ConfigError(f"{item.where}: {key} = {plain(item)!r} must be {' or '.join(map(_type_name, options))}")
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(kind, item, key)
     if origin is Literal:
         if item.value in typing.get_args(kind):
             return item.value
-        near = difflib.get_close_matches(str(_plain(item)), [str(a) for a in typing.get_args(kind)], 1)
+        near = difflib.get_close_matches(str(plain(item)), [str(a) for a in typing.get_args(kind)], 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {_type_name(kind)}{hint}")
+        raise ConfigError(f"{item.where}: {key} = {plain(item)!r} must be {_type_name(kind)}{hint}")
     if origin in (list, tuple):
         if not isinstance(item.value, list):
-            raise ConfigError(f"{item.where}: {key} must be a list, not {_plain(item)!r}")
+            raise ConfigError(f"{item.where}: {key} must be a list, not {plain(item)!r}")
         inner = typing.get_args(kind)[0]
         values = [_build(inner, child, f"{key}[{i}]") for i, child in enumerate(item.value)]
         return values if origin is list else tuple(values)
     if origin is dict:
         if not isinstance(item.value, dict):
-            raise ConfigError(f"{item.where}: {key} must be a section with keys, not {_plain(item)!r}")
+            raise ConfigError(f"{item.where}: {key} must be a section with keys, not {plain(item)!r}")
         return {name: _build(typing.get_args(kind)[1], child, f"{key}.{name}") for name, child in item.value.items()}
     if kind is Any:
         return _writable(item, key)
@@ -303,7 +303,7 @@ def _build(kind: Any, item: Located, key: str) -> Any:
     if kind is float and isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{item.where}: {key} = {value} must be a finite number")
     if type(value) is not kind:
-        raise ConfigError(f"{item.where}: {key} = {_plain(item)!r} must be {_type_name(kind)}")
+        raise ConfigError(f"{item.where}: {key} = {plain(item)!r} must be {_type_name(kind)}")
     return value
 
 
@@ -316,11 +316,11 @@ def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
     if isinstance(kind.value, str) and ":" in kind.value and _is_own(kinds.get("path")):
         return kinds["path"]
     if not isinstance(kind.value, str) or kind.value not in kinds:
-        near = difflib.get_close_matches(str(_plain(kind)), kinds, 1)
+        near = difflib.get_close_matches(str(plain(kind)), kinds, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"valid kinds: {', '.join(kinds)}"
         if str(kind.value).endswith(".py") and "path" in kinds:
             hint = f"write it as {kind.value}:Name"
-        raise ConfigError(f"{kind.where}: {key}.kind = {_plain(kind)!r} is unknown; {hint}")
+        raise ConfigError(f"{kind.where}: {key}.kind = {plain(kind)!r} is unknown; {hint}")
     return kinds[kind.value]
 
 
@@ -379,14 +379,14 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
             else Located({"path": item}, item.where)
         )
     if not isinstance(item.value, dict):
-        raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {_plain(item)!r}")
+        raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {plain(item)!r}")
     hints = typing.get_type_hints(kind)
     names = {f.name: f for f in dataclasses.fields(kind) if f.init}
     gone: dict[str, Any] = getattr(kind, "gone", {})
     values: dict[str, Any] = {}
     for name, child in item.value.items():
         dotted = f"{key}.{name}" if key else name
-        if name in gone and _plain(child) == gone[name]:
+        if name in gone and plain(child) == gone[name]:
             continue
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
@@ -394,7 +394,7 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
             raise ConfigError(f"{child.where}: unknown key '{dotted}'; {hint}")
         values[name] = _build(hints[name], child, dotted)
         if name not in getattr(kind, "signed", ()) and any(v < 0 for v in _numbers(values[name])):
-            raise ConfigError(f"{child.where}: {dotted} = {_plain(child)!r} must not be negative")
+            raise ConfigError(f"{child.where}: {dotted} = {plain(child)!r} must not be negative")
     for name, f in names.items():
         if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{item.where}: key '{f'{key}.{name}' if key else name}' is missing")
@@ -418,12 +418,6 @@ def _numbers(value: Any) -> list[int | float]:
     if isinstance(value, list | tuple):
         return [number for item in value for number in _numbers(item)]
     return [value] if isinstance(value, int | float) else []
-
-
-def _plain(item: Located) -> Any:
-    if isinstance(item.value, dict):
-        return {name: _plain(child) for name, child in item.value.items()}
-    return [_plain(child) for child in item.value] if isinstance(item.value, list) else item.value
 
 
 def _writable(item: Located, key: str) -> Any:

@@ -181,6 +181,7 @@ def percent(estimate: Estimate) -> str:
     return f"{100 * estimate.value:.1f} % (±{50 * (estimate.high - estimate.low):.1f})"
 
 
-def points(estimate: Estimate) -> str:
+def points(estimate: Estimate, unit: str = "points") -> str:
     """A difference of shares with its interval."""
-    return f"{100 * estimate.value:+.1f} points (95 % interval {100 * estimate.low:+.1f} to {100 * estimate.high:+.1f})"
+    low, high = 100 * estimate.low, 100 * estimate.high
+    return f"{100 * estimate.value:+.1f} {unit} (95 % interval {low:+.1f} to {high:+.1f})"

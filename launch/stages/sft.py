@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.batch import PackedBatch
 from ...core.config import OptimizerConfig
-from ...core.engine import Engine
 from ...core.errors import ConfigError
-from ...core.progress import Progress
 from ...core.rng import fold, shuffled
 from ...data.balance import spread
 from ...data.packing import TrainSequence, pack, role_weight
@@ -24,11 +20,11 @@ from ...data.trajectory import Role, TokenSequence
 from ...kernels.policy import PolicySettings
 from ...rl.objective import logprob_score, make_loss
 from ...rl.tasks import Tasks
-from ...rl.values import require_finite
 from ..job import Job
 from ..settings.verbs import Tune
 from .collect import HELD_OUT, TRAIN
-from .common import Checkpoints, build_engine
+from .common import build_engine
+from .fit import Portion, fit
 from .verbs import environment, require_tasks, tokenizer_of
 
 KEPT = 1 << 24  # tokens of lessons kept in memory for the epochs to come
@@ -91,7 +87,6 @@ class Collected:
 
 
 Lessons = Demonstrations | Collected
-Portion = tuple[list[PackedBatch], int]  # what one step learns from
 
 
 def _sequence(sample: dict[str, Any]) -> TokenSequence:
@@ -175,7 +170,7 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
                     sum(job.mesh.gather(int(sum(prompt_tokens(lesson, lessons.pad_id).sum() for lesson in chosen)))), 1
                 )
             rows = [weighted(lesson, max(total, 1), stage.prompt_weight, lessons.pad_id, read) for lesson in chosen]
-            return spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, total
+            return spread(rows, stage.microbatch_tokens, job.mesh, job.model.hidden).batches, {"tokens": total}
 
         steps = stage.steps or 0
         if stage.epochs is not None:
@@ -185,42 +180,14 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
             steps = job.mesh.from_leader(lambda: matched_steps(lessons, places_of, wanted))
         if stage.stretch_schedule:
             engine.optimizer_config = stretched(stage.optimizer, steps)
-        outcome = fit(stage, job, engine, steps, portion)
+        outcome = fit(job, stage.name, engine, stage, steps, portion, make_loss(PolicySettings()), _described)
         if stage.data is None:
             return outcome
         return {**outcome, "turns": len(lessons), "held_out_loss": held_out_loss(stage, job, engine)}
 
 
-def fit(stage: Tune, job: Job, engine: Engine, steps: int, portion_of: Callable[[int], Portion]) -> dict[str, Any]:
-    """Train to the last step, going on from the stage's newest checkpoint: take a step's portion, learn, watch, log,
-    save.
-    """
-    checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, steps)
-    start, kept = checkpoints.resume(engine)
-    tokens = kept.get("tokens", 0)
-    loss = make_loss(PolicySettings())
-    progress = Progress(stage.name, steps, start=start, speak=job.mesh.is_main)
-    for step in range(start, steps):
-        begun = time.monotonic()
-        batches, learnt = portion_of(step)
-        result = engine.step(batches, loss)
-        tokens += learnt
-        values = {
-            "loss": result.metrics["loss"],
-            "entropy": result.metrics["entropy"] / max(1.0, result.metrics["tokens"]),
-            "grad_norm": result.grad_norm,
-            "lr": result.lr,
-            "tokens": tokens,
-        }
-        require_finite(values, step)
-        took = time.monotonic() - begun
-        if job.mesh.is_main and ((step + 1) % stage.log_every == 0 or step + 1 == steps):
-            job.run.metrics.append(
-                stage.name, step + 1, {**values, "time/step_s": took, "time/tokens_per_s": learnt / took}
-            )
-        progress.update(step + 1, f"loss {values['loss']:.4f}")
-        checkpoints.save(engine, step + 1, {"tokens": tokens})
-    return {"steps": steps, "tokens": tokens, "checkpoint": checkpoints.final()}
+def _described(sums: dict[str, float]) -> dict[str, float]:
+    return {"loss": sums["loss"], "entropy": sums["entropy"] / max(1.0, sums["tokens"])}
 
 
 def stretched(optimizer: OptimizerConfig, steps: int) -> OptimizerConfig:

@@ -5,7 +5,6 @@ training loop.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,18 +15,16 @@ import numpy as np
 from ...core.engine import Engine, LossFn, ScoreFn
 from ...core.errors import ConfigError
 from ...core.files import read_json
-from ...core.progress import Progress
 from ...core.rng import fold, permutation
 from ...data.balance import spread
 from ...data.packing import TrainSequence
-from ...rl.values import require_finite
 from ...rl.webrl.config import WebSiteEnvironment
 from ...rl.webrl.prompts import Prompter
 from ...rl.webrl.steps import WebTrajectory, read_trajectories
 from ..job import Job
 from ..settings.web import Training, WebJudge
 from .collect import HELD_OUT, OTHERS, TRAIN
-from .common import Checkpoints
+from .fit import Portion, fit
 from .verbs import tokenizer_of
 
 VERDICTS = "verdicts.json"  # of the outcome reward model, by the key of an episode
@@ -84,7 +81,7 @@ def score_all(
     return {name: dict(enumerate(v for part in parts for v in part[name])) for name in mine}
 
 
-def fit(
+def fit_items(
     job: Job,
     stage: str,
     engine: Engine,
@@ -95,28 +92,17 @@ def fit(
     describe: Callable[[dict[str, float]], dict[str, float]],
 ) -> dict[str, Any]:
     """Train on `count` items in a fresh order every epoch. `rows(mine, whole)` makes this rank's sequences of a step,
-    `whole` being all of the step's items. Resumes from the stage's newest checkpoint."""
-    steps = max(1, round(training.epochs * count / training.sequences_per_step))
-    checkpoints = Checkpoints(job, stage, training.checkpoint_every, steps)
-    begin, _ = checkpoints.resume(engine)
-    progress = Progress(stage, steps, start=begin, speak=job.mesh.is_main)
+    `whole` being all of the step's items."""
+    each = training.sequences_per_step
     order = lru_cache(maxsize=2)(lambda epoch: permutation(count, fold(job.recipe.seed, 21), epoch))
-    values: dict[str, float] = {}
-    for step in range(begin, steps):
-        started = time.monotonic()
-        places = range(step * training.sequences_per_step, (step + 1) * training.sequences_per_step)
-        whole = [order(place // count)[place % count] for place in places]
-        mine = list(job.mesh.share(whole))
-        result = engine.step(
-            spread(rows(mine, whole), training.microbatch_tokens, job.mesh, job.model.hidden).batches, loss
-        )
-        values = {**describe(result.metrics), "grad_norm": result.grad_norm, "lr": result.lr}
-        require_finite(values, step)
-        if job.mesh.is_main and ((step + 1) % training.log_every == 0 or step + 1 == steps):
-            job.run.metrics.append(stage, step + 1, {**values, "time/step_s": time.monotonic() - started})
-        progress.update(step + 1, f"loss {values['loss']:.4f}")
-        checkpoints.save(engine, step + 1, {})
-    return {"steps": steps, "items": count, "checkpoint": checkpoints.final()}
+
+    def portion(step: int) -> Portion:
+        whole = [order(place // count)[place % count] for place in range(step * each, (step + 1) * each)]
+        made = rows(list(job.mesh.share(whole)), whole)
+        return spread(made, training.microbatch_tokens, job.mesh, job.model.hidden).batches, {}
+
+    steps = max(1, round(training.epochs * count / each))
+    return {"items": count, **fit(job, stage, engine, training, steps, portion, loss, describe)}
 
 
 def seeded(job: Job, stage: str) -> random.Random:

@@ -14,7 +14,7 @@ from ...rl.webrl.critic import state_row, twin_score
 from ..job import Job, log
 from ..settings.web import WebActor
 from .common import build_engine, step_folder
-from .web import fit, prompter_of, score_all
+from .web import fit_items, prompter_of, score_all
 from .web_critic import build_twin
 from .web_replay import Experience, experience_of
 
@@ -74,4 +74,4 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
         return found
 
     loss = make_loss(settings(stage.method, stage.beta, stage.length_normalize))
-    return {**fit(job, stage.name, engine, training, len(weighed), rows, loss, describe), **told}
+    return {**fit_items(job, stage.name, engine, training, len(weighed), rows, loss, describe), **told}

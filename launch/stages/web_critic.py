@@ -12,7 +12,7 @@ from ...rl.webrl.critic import state_row, twin_loss
 from ..job import Job
 from ..settings.web import WebCritic
 from .common import load_final, open_final
-from .web import fit, prompter_of
+from .web import fit_items, prompter_of
 from .web_replay import experience_of
 
 
@@ -49,4 +49,4 @@ def run(stage: WebCritic, job: Job) -> dict[str, Any]:
             "positive": sums["positive"] / sums["states"],
         }
 
-    return fit(job, stage.name, engine, stage.training, len(experience.steps), rows, twin_loss, describe)
+    return fit_items(job, stage.name, engine, stage.training, len(experience.steps), rows, twin_loss, describe)

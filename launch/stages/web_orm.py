@@ -20,7 +20,7 @@ from ...rl.webrl.steps import WebTrajectory
 from ..job import Job
 from ..settings.web import WebOrm
 from .common import build_engine
-from .web import fit, prompter_of, read_steps, score_all, sites_of
+from .web import fit_items, prompter_of, read_steps, score_all, sites_of
 
 BUDGET = 16384
 SHARES = ("accuracy", "balanced", "successes", "failures", "majority")
@@ -67,7 +67,9 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
         return [weighed(built[i], weights[i] / len(whole), stage.prompts / seen) for i in mine]
 
     loss = make_loss(PolicySettings())
-    outcome = fit(job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]})
+    outcome = fit_items(
+        job, stage.name, engine, stage.training, len(built), rows, loss, lambda sums: {"loss": sums["loss"]}
+    )
     said = probabilities(job, engine, [t for _, t in kept_back])
     judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
     told = _measured(stage, job, judged, learnt)

@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..evaluation import Evaluation, Results, percent
-from ..statistics import Estimate
+from ..evaluation import Evaluation, Results, percent, points
 from .evaluate import AgentScores, baseline_rows, difference, summarise
 from .rollout import Instance
 
@@ -116,7 +115,8 @@ class AgentResults:
         gains = {name: difference(self.sampled(best, tag), self.sampled(name, tag)) for name in others}
         ahead = ", ".join(name for name, gain in gains.items() if gain.low > 0) or "none"
         solved = percent(self.sampled(best, tag).passes(1))
-        paragraphs = [f"{best} minus {name}: {points(gain)}, {gain.n} seeds." for name, gain in gains.items()]
+        told = {name: points(gain, "points of Pass@1") for name, gain in gains.items()}
+        paragraphs = [f"{best} minus {name}: {told[name]}, {gain.n} seeds." for name, gain in gains.items()]
         if self.greedy:
             behind = [name for name in others if difference(self.certain(best, tag), self.certain(name, tag)).low <= 0]
             shares = ", ".join(f"{name} {percent(self.certain(name, tag).passes(1))}" for name in (best, *others))
@@ -132,10 +132,3 @@ class AgentResults:
             "paragraphs": [*paragraphs, f"Budgets (actions, gradient tokens): {budgets}."],
             "compare": [{"name": name, "rollouts": evaluation.shown[name, tag]} for name in pair],
         }
-
-
-def points(estimate: Estimate) -> str:
-    return (
-        f"{100 * estimate.value:+.1f} points of Pass@1 (95 % interval {100 * estimate.low:+.1f} to "
-        f"{100 * estimate.high:+.1f})"
-    )
