@@ -102,7 +102,7 @@ def fit_items(
         return spread(made, training.microbatch_tokens, job.mesh, job.model.hidden).batches, {}
 
     steps = max(1, round(training.epochs * count / each))
-    return {"items": count, **fit(job, stage, engine, training, steps, portion, loss, describe)}
+    return {"steps": steps, "items": count, **fit(job, stage, engine, training, steps, portion, loss, describe)}
 
 
 def seeded(job: Job, stage: str) -> random.Random:
