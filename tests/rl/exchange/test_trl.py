@@ -31,6 +31,7 @@ def test_grpo_with_an_environment_factory(servers: dict[str, str], tmp_path: Pat
     )
     assert made.returncode == 0, made.stderr[-3000:].decode()
     said = json.loads(made.stdout.splitlines()[-1])
+    print(said)
     assert len(said["steps"]) == 2 and said["weights_moved"] > 0
     assert all(step["tools/call_frequency"] > 0 and step["tools/failure_frequency"] == 0 for step in said["steps"])
     # at most three actions of -0.1
