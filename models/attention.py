@@ -45,12 +45,19 @@ def packed_attention(
     layout: DocumentLayout,
     scale: float | None = None,
     context_group: dist.ProcessGroup | None = None,
+    window: int = 0,
 ) -> torch.Tensor:
-    """Attention output (T, H, D). Keys and values of other context ranks are gathered first."""
+    """Attention output (T, H, D). Keys and values of other context ranks are gathered first. With a `window` a token
+    sees itself and those right before it, so many in all.
+    """
     k_SGD, v_SGD = k_TGD, v_TGD
     if layout.k_order_S is not None:
         k_SGD = _GatherKeys.apply(k_TGD, context_group)[layout.k_order_S]
         v_SGD = _GatherKeys.apply(v_TGD, context_group)[layout.k_order_S]
+    if window and layout.max_k > window:
+        if is_batch_invariant():
+            raise ConfigError("batch_invariant: cannot be combined with sliding windows (model.sliding_window)")
+        return _by_length(q_THD, k_SGD, v_SGD, layout, scale, window)
     if is_batch_invariant():
         return _row_by_row(q_THD, k_SGD, v_SGD, layout, scale)
     if q_THD.is_cuda and q_THD.dtype != torch.float32 and layout.restore_T is not None:
@@ -59,7 +66,12 @@ def packed_attention(
 
 
 def _by_length(
-    q_THD: torch.Tensor, k_SGD: torch.Tensor, v_SGD: torch.Tensor, layout: DocumentLayout, scale: float | None
+    q_THD: torch.Tensor,
+    k_SGD: torch.Tensor,
+    v_SGD: torch.Tensor,
+    layout: DocumentLayout,
+    scale: float | None,
+    window: int = 0,
 ) -> torch.Tensor:
     """One call for all segments of equal lengths."""
     outputs = []
@@ -68,12 +80,13 @@ def _by_length(
         k, v = (_batched(x, group.k_rows, group.count, group.k_len) for x in (k_SGD, v_SGD))
         if not q.is_cuda and k.shape[1] != q.shape[1]:  # the CPU's fused kernel wants equal head counts
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        square = group.q_len == group.k_len
-        mask = (
-            None
-            if square
-            else torch.ones(group.q_len, group.k_len, dtype=torch.bool, device=q.device).tril(group.k_len - group.q_len)
-        )
+        cut = 0 < window < group.k_len
+        square = group.q_len == group.k_len and not cut
+        mask = None
+        if not square:
+            last = group.k_len - group.q_len  # queries are the last positions of their keys
+            mask = torch.ones(group.q_len, group.k_len, dtype=torch.bool, device=q.device).tril(last)
+            mask = mask.triu(last - window + 1) if cut else mask
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=square, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
         )

@@ -26,7 +26,7 @@ class ModelConfig:
     """Sizes of a decoder. `family` chooses the Hugging Face names and nothing else."""
 
     # whose names and defaults of Hugging Face apply
-    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm"] = "llama"
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm", "gemma3_text"] = "llama"
     layers: int = 2  # transformer blocks
     hidden: int = 64  # width of the residual stream
     heads: int = 4  # attention heads
@@ -43,6 +43,12 @@ class ModelConfig:
     tied: bool = False  # input and output embeddings are one matrix
     qkv_bias: bool = False  # biases on queries, keys and values
     qk_norm: bool = False  # RMSNorm on queries and keys
+    # gemma: norms around both halves of a layer, their weights around 0, a GELU gate, embeddings times sqrt(hidden)
+    block: Literal["llama", "gemma"] = "llama"
+    sliding_window: int = 0  # positions that a sliding layer sees, 0: no layer slides
+    global_every: int = 6  # with a sliding window: every so many-th layer sees all of its document
+    local_rope_theta: float = 10000.0  # base of the rotary frequencies of sliding layers
+    query_scale: float | None = None  # of the attention scores; default: 1 / sqrt(head_dim)
     init_std: float = 0.02  # standard deviation of fresh weights
     experts: int = 0  # experts of a layer; 0 makes a dense model
     experts_per_token: int = 0  # experts that each token is sent to
@@ -70,8 +76,19 @@ class ModelConfig:
             raise ValueError(f"head_dim: {self.head_dim} and its rotary part must be even")
         if self.experts and not 0 < self.experts_per_token <= self.experts:
             raise ValueError(f"experts_per_token: must be between 1 and experts ({self.experts})")
+        if self.sliding_window < 0 or self.global_every < 1:
+            raise ValueError("sliding_window: must not be negative, and global_every must be at least 1")
+        if self.block == "gemma" and (self.experts or self.rotary_interleaved):
+            raise ValueError("block: gemma has neither experts nor interleaved rotary dimensions")
+        if self.block != "gemma" and (self.sliding_window or self.query_scale is not None):
+            raise ValueError(f"{'sliding_window' if self.sliding_window else 'query_scale'}: goes with block: gemma")
         if bool(self.experts) != bool(self.expert_ffn):
             raise ValueError("expert_ffn: goes with experts")
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by on their way into the first layer."""
+        return self.hidden**0.5 if self.block == "gemma" else 1.0
 
     @property
     def padded_vocab(self) -> int:

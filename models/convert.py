@@ -225,7 +225,9 @@ def own_logits(source: Source, dtype: torch.dtype) -> torch.Tensor:
         layout = document_layout(batch.cu_seqlens_D1.tolist()).to(engine.device)
         packed = chunk.packed_input(batch.positions_T.to(engine.device), layout)
         hidden = weight(source, EMBEDDING)[batch.tokens_T].to(dtype).float()[:, None].to(engine.device)
+        hidden = hidden * config.embedding_scale
         for index in range(config.layers):
+            chunk.decoder.layers[0].self_attention.layer_number = index + 1  # says whether it slides
             engine.load_weights(lambda name, i=index: _rounded(source, name, i, dtype))
             hidden, _ = chunk.decoder.layers[0](hidden_states=hidden, packed_seq_params=packed)
         return hf.head_logits(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ..core.errors import ConfigError
 from .config import ModelConfig
 from .rope import inverse_frequencies, rotate, rotation_table
 
@@ -41,6 +42,10 @@ class DecodeWeights:
 
 def decode_weights(named: Mapping[str, torch.Tensor], config: ModelConfig) -> DecodeWeights:
     """Gather references to a whole (unsharded) model's parameters by name."""
+    if config.block != "llama":
+        raise ConfigError(
+            f"model.block: the embedded sampler has no layers of {config.block}; use sampler: {{kind: vllm}}"
+        )
     layers = []
     for index in range(config.layers):
         p = f"decoder.layers.{index}."

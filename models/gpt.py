@@ -7,7 +7,7 @@ Shape suffixes: T local tokens, H hidden, V rows of this rank's head.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class GPT(GPTModel):
     """One pipeline chunk of a decoder."""
 
     inverse_R: torch.Tensor
+    local_inverse_R: torch.Tensor | None
 
     def __init__(self, model: ModelConfig, config: Any, layer: Any, chunk: int | None, value_head: ValueHead) -> None:
         super().__init__(
@@ -54,6 +55,8 @@ class GPT(GPTModel):
         self.layer_offset = get_transformer_layer_offset(config, chunk)
         inverse_R, self.rotary_factor = inverse_frequencies(model)
         self.register_buffer("inverse_R", inverse_R, persistent=False)
+        local = replace(model, rope_theta=model.local_rope_theta, rope_scaling=None) if model.sliding_window else None
+        self.register_buffer("local_inverse_R", inverse_frequencies(local)[0] if local else None, persistent=False)
         self.graphs: GraphedBlock | None = None
         self.value_head = make_head(value_head, model.hidden, config.params_dtype) if self.post_process else None
         for name, param in self.named_parameters():
@@ -63,6 +66,8 @@ class GPT(GPTModel):
     def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:  # type: ignore[override]
         """Hidden states (T, 1, H); T is further divided by the tensor ranks under sequence parallelism."""
         hidden = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
+        if hidden is not None and self.model.embedding_scale != 1.0:
+            hidden = hidden * torch.tensor(self.model.embedding_scale, dtype=hidden.dtype, device=hidden.device)
         packed = self.packed_input(positions_T, layout)
         if self.graphs is not None and hidden is not None and self.training and torch.is_grad_enabled():
             return self.graphs(hidden, packed)
@@ -101,8 +106,13 @@ class GPT(GPTModel):
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
         """What every layer is told of the batch."""
         table_T2R = rotation_table(positions_T, self.inverse_R, self.rotary_factor)
+        local = self.local_inverse_R
         return PackedInput(
-            layout, table_T2R, torch.arange(len(positions_T), device=positions_T.device), self.model.rotary_interleaved
+            layout,
+            table_T2R,
+            torch.arange(len(positions_T), device=positions_T.device),
+            self.model.rotary_interleaved,
+            None if local is None else rotation_table(positions_T, local, 1.0),
         )
 
     def readout(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -135,6 +145,8 @@ class GPTBuilder:
             return False
         if not te.available():
             raise ConfigError("precision.layers: 'te' needs TransformerEngine and a GPU")
+        if self.model.block != "llama":
+            raise ConfigError(f"precision.layers: 'te' has no layers of model.block: {self.model.block}; use ours")
         if self.lora is not None:
             raise ConfigError("precision.layers: 'te' cannot be combined with adapters (lora); use ours")
         return True
@@ -174,12 +186,16 @@ class GPTBuilder:
             experts_per_token=m.experts_per_token,
             expert_ffn=m.expert_ffn,
             expert_weights_sum_to_one=m.expert_weights_sum_to_one,
+            around_zero=m.block == "gemma",
+            window=m.sliding_window,
+            global_every=m.global_every,
+            softmax_scale=m.query_scale,
         )
         use_te = self._use_te(precision)
-        if parallel.cuda_graphs and (use_te or m.experts or precision.params != "bf16"):
+        if parallel.cuda_graphs and (use_te or m.experts or m.block != "llama" or precision.params != "bf16"):
             raise ConfigError(
-                "parallel.cuda_graphs: needs our layers (precision.layers: ours) without experts and "
-                "precision.params: bf16"
+                "parallel.cuda_graphs: needs our layers (precision.layers: ours) without experts, model.block: llama "
+                "and precision.params: bf16"
             )
         if precision.own_fp8:
             check_fp8(m, parallel.tensor, self.lora is not None, precision.fp8_skip)
@@ -198,6 +214,8 @@ class GPTBuilder:
         for p in named_parameters(built):
             with torch.no_grad():
                 p.param.copy_(p.shard.cut(initial_weight(p.name, p.shard.full_shape(p.param.shape), seed, m.init_std)))
+                if m.block == "gemma" and "norm" in p.name.split(".")[-2]:
+                    p.param.zero_()  # around zero
         return built
 
 

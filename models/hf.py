@@ -205,7 +205,8 @@ def transformers_logits(
     files, settings = HFFolder(folder), read_json(folder / "config.json")
     embedding_VH = files.get("model.embed_tokens.weight")
     cuts = list(pairwise(batch.cu_seqlens_D1.tolist()))
-    rounded = [embedding_VH[batch.tokens_T[a:b]].float()[None] for a, b in cuts]
+    scale = read_config(folder).embedding_scale
+    rounded = [embedding_VH[batch.tokens_T[a:b]].float()[None] * scale for a, b in cuts]
     exact = [x.double() for x in rounded]
     for index in range(settings["num_hidden_layers"]):
         with tempfile.TemporaryDirectory(dir=place or folder, prefix=".layer-") as scratch, torch.no_grad():

@@ -25,6 +25,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.utils import is_layer_window_attention
 
 from .. import kernels
 from ..core.errors import ConfigError
@@ -46,22 +47,26 @@ class PackedInput:
     table_T2R: torch.Tensor  # fp32: cosines, then sines of every token
     rows_T: torch.Tensor  # 0 .. T-1
     interleaved: bool
+    local_T2R: torch.Tensor | None = None  # the table of sliding layers, where there are some
     qkv_format: str = "sbhd"
 
-    def rotate(self, x_THD: torch.Tensor) -> torch.Tensor:
+    def rotate(self, x_THD: torch.Tensor, sliding: bool = False) -> torch.Tensor:
         """Queries or keys turned by their tokens' positions."""
+        table_T2R = self.local_T2R if sliding and self.local_T2R is not None else self.table_T2R
         if x_THD.is_cuda and not self.interleaved:
-            return kernels.rope(x_THD, self.table_T2R, self.rows_T)
-        cos_T1R, sin_T1R = self.table_T2R.to(x_THD.dtype)[:, None, :].chunk(2, -1)
+            return kernels.rope(x_THD, table_T2R, self.rows_T)
+        cos_T1R, sin_T1R = table_T2R.to(x_THD.dtype)[:, None, :].chunk(2, -1)
         return rotate(x_THD, cos_T1R, sin_T1R, self.interleaved)
 
 
 class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm whose gradient is summed over tensor ranks when the sequence is spread over them."""
+    """Root-mean-square norm whose gradient is summed over tensor ranks when the sequence is spread over them. Weights
+    around zero (Gemma) are taken plus one, in fp32.
+    """
 
     def __init__(self, config, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.around_zero = eps, config.layernorm_zero_centered_gamma
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
@@ -72,6 +77,10 @@ class RMSNorm(torch.nn.Module):
         """(norm of the sum, the sum). Going on from the returned sum lets one kernel join the two gradients on the
         way back.
         """
+        if self.around_zero:
+            total = x if residual is None else x + residual
+            weight = 1.0 + self.weight.float()
+            return F.rms_norm(total.float(), weight.shape, weight, self.eps).to(total.dtype), total
         if x.is_cuda:
             return kernels.rmsnorm(x, self.weight, residual, eps=self.eps)
         total = x if residual is None else x + residual
@@ -112,6 +121,15 @@ class GatedMLP(MLP):
         return gather(out, group=fc2.tp_group), None
 
 
+class GeluMLP(MLP):
+    """The same with Gemma's gate."""
+
+    def forward(self, hidden_states, per_token_scale=None, **_: object):
+        x, _ = self.linear_fc1(hidden_states)
+        gate, up = x.chunk(2, -1)
+        return self.linear_fc2(F.gelu(gate, approximate="tanh") * up)
+
+
 class PackedAttention(MegatronModule):
     """Megatron's core attention slot: rotary embedding, then attention within documents."""
 
@@ -147,17 +165,22 @@ class PackedSelfAttention(SelfAttention):
     def attend(self, x_TC: torch.Tensor, bias: torch.Tensor | None, packed: PackedInput) -> torch.Tensor:
         """What lies between the projections: (T, A)."""
         heads, groups = self.num_attention_heads_per_partition, self.num_query_groups_per_partition
+        window: Any = self.config.window_size
+        sliding = is_layer_window_attention(window, self.config.window_attn_skip_freq, self.layer_number)  # type: ignore[arg-type]
         if self.q_layernorm is None and not packed.interleaved:
             query, key, value = kernels.qkv_rope(x_TC, bias, packed.table_T2R, heads, groups)
         else:
             query, key, value = kernels.cut_heads(x_TC, bias, heads, groups)
             if self.q_layernorm is not None and self.k_layernorm is not None:
                 query, key = self.q_layernorm(query), self.k_layernorm(key)
-            query, key = packed.rotate(query), packed.rotate(key)
+            query, key = packed.rotate(query, sliding), packed.rotate(key, sliding)
         context_group: Any = (
             parallel_state.get_context_parallel_group() if self.config.context_parallel_size > 1 else None
         )
-        return packed_attention(query, key, value, packed.layout, None, context_group).flatten(1)
+        seen = window[0] + 1 if sliding else 0
+        return packed_attention(
+            query, key, value, packed.layout, self.config.softmax_scale, context_group, seen
+        ).flatten(1)
 
 
 class Layer(TransformerLayer):
@@ -169,6 +192,11 @@ class Layer(TransformerLayer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         keep_local(self.mlp)
+        self.sandwiched = self.config.layernorm_zero_centered_gamma
+        if self.sandwiched:
+            size, eps = self.config.hidden_size, self.config.layernorm_epsilon
+            self.post_attention_norm = RMSNorm(self.config, size, eps)
+            self.post_mlp_norm = RMSNorm(self.config, size, eps)
 
     def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
         if self.low is not None:
@@ -179,6 +207,9 @@ class Layer(TransformerLayer):
             return self._by_halves(hidden_states, packed_seq_params), None
         normed, residual = self.input_layernorm.with_residual(hidden_states)
         attended, _ = self.self_attention(normed, attention_mask=None, packed_seq_params=packed_seq_params)
+        if self.sandwiched:
+            normed, residual = self.pre_mlp_layernorm.with_residual(self.post_attention_norm(attended), residual)
+            return residual + self.post_mlp_norm(self.mlp(normed)[0]), None
         normed, residual = self.pre_mlp_layernorm.with_residual(attended, residual)
         out, _ = self.mlp(normed)
         return residual + out, None
@@ -236,7 +267,7 @@ def layer_spec(config) -> ModuleSpec:
     if config.num_moe_experts:
         spec.submodules.mlp.submodules.experts.module = GroupedExperts
     else:
-        spec.submodules.mlp.module = GatedMLP
+        spec.submodules.mlp.module = GeluMLP if config.layernorm_zero_centered_gamma else GatedMLP
     # none rather than Megatron's identity, so that the kernel for heads without norms is taken
     attention.q_layernorm = attention.k_layernorm = RMSNorm if config.qk_layernorm else None
     return spec

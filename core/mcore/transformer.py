@@ -31,6 +31,10 @@ def transformer_config(
     experts_per_token: int = 0,
     expert_ffn: int = 0,
     expert_weights_sum_to_one: bool = True,
+    around_zero: bool = False,
+    window: int = 0,
+    global_every: int = 1,
+    softmax_scale: float | None = None,
 ):
     """Translate and check: what Megatron would get silently wrong is set right here or refused."""
     with warnings.catch_warnings():
@@ -64,6 +68,8 @@ def transformer_config(
             moe_grouped_gemm=False,
             add_bias_linear=False,
         )
+    if window:
+        options.update(window_size=(window - 1, 0), window_attn_skip_freq=global_every)
     if parallel.virtual_pipeline > 1:
         # With two pipeline ranks both neighbours are one peer and batched sends pair wrongly: wrong gradients, no
         # error.
@@ -81,6 +87,8 @@ def transformer_config(
         ffn_hidden_size=ffn,
         normalization="RMSNorm",
         layernorm_epsilon=norm_eps,
+        layernorm_zero_centered_gamma=around_zero,
+        softmax_scale=softmax_scale,
         qk_layernorm=qk_norm,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,

@@ -24,7 +24,7 @@ from ..settings.base import sources
 from ..settings.verbs import Collect
 from .common import build_engine
 from .session import open_session
-from .verbs import environment, require_judged, require_tasks
+from .verbs import environment, require_judged, require_sampler, require_tasks
 
 TRAIN, HELD_OUT, OTHERS = "train", "held_out", "others"  # folders of shards; others are not imitated
 
@@ -40,6 +40,8 @@ def check(stage: Collect, job: Job) -> None:
         raise ConfigError(
             f"stages: {stage.name}: the environment makes its own data here; leave model, again and least_reward out"
         )
+    if stage.model is not None:
+        require_sampler(stage, job)
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             if _makes_data(stage, job):

@@ -20,11 +20,12 @@ from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Arm, Score, Tune
 from .common import sampling
-from .verbs import environment, require_judged, require_tasks
+from .verbs import environment, require_judged, require_sampler, require_tasks
 
 
 def check(stage: Score, job: Job) -> None:
     """Before the run starts: the environment opens and has tasks to evaluate on."""
+    require_sampler(stage, job)
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_judged(tasks, TEST, stage.samples if stage.temperatures[-1] else 1)

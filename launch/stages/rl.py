@@ -14,12 +14,13 @@ from ..job import Job
 from ..settings.verbs import Reinforce
 from .common import split_cut
 from .on_policy import StageTrainer
-from .verbs import environment, require_judged, require_tasks
+from .verbs import environment, require_judged, require_sampler, require_tasks
 
 
 def check(stage: Reinforce, job: Job) -> None:
     """Before the run starts: the batch divides, the environment opens, has training tasks, and can judge them."""
     job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
+    require_sampler(stage, job)
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_judged(tasks, "train")

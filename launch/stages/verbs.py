@@ -25,7 +25,7 @@ from ...rl.rewards.answers import REWARDS
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..recipe import Recipe
-from ..settings.base import sources
+from ..settings.base import sampler_of, sources
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..settings.web import WebJudge
 
@@ -120,6 +120,17 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
     with open_tasks(settings, tokenizer or ByteTokenizer(), most, made, loading_s) as tasks:
         tasks.stage, tasks.seed, tasks.ranks = stage.name, job.recipe.seed, job.mesh.data_size
         yield tasks
+
+
+def require_sampler(stage: Collect | Reinforce | Score, job: Job) -> None:
+    """Refuse, before the run starts, a sampler that has no layers of the model."""
+    sampler = sampler_of(stage, job.recipe.stages) if isinstance(stage, Score) else stage.rollouts.sampler
+    if job.model.block != "llama" and (sampler is None or sampler.kind == "embedded"):
+        setting = "sampler" if isinstance(stage, Score) else "rollouts.sampler"
+        raise ConfigError(
+            f"stages: {stage.name}.{setting}: the embedded sampler has no layers of model.block: {job.model.block}; "
+            "use {kind: vllm}"
+        )
 
 
 def made_for(settings: EnvironmentSettings, job: Job) -> Made | None:

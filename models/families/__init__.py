@@ -9,12 +9,15 @@ from ...core.errors import ConfigError
 from ...core.files import read_json
 from ..config import ModelConfig
 from .base import Family, from_hf, hf_names, parameter_names, read_rope, to_hf, write_rope
+from .gemma import GEMMA3
 from .glm import GLM, read_chatglm_config
 from .llama import LLAMA
 from .mistral import MISTRAL
 from .qwen import QWEN2, QWEN3, QWEN3_MOE
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, GLM)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, GLM, GEMMA3)
+}
 
 __all__ = [
     "FAMILIES",
@@ -56,27 +59,27 @@ def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConf
             )
         if kind == "chatglm":
             return read_chatglm_config(hf)
+        if kind == "gemma3":
+            raise ValueError("model_type: 'gemma3' reads pictures too; only its text model, gemma3_text, is supported")
         if kind not in FAMILIES:
             raise ValueError(f"model_type: '{kind}' is not supported ({', '.join(FAMILIES)} and chatglm are)")
         if hf.get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act: '{hf['hidden_act']}' is not supported (silu is)")
         heads = int(hf["num_attention_heads"])
-        return ModelConfig(
-            family=kind,
-            layers=int(hf["num_hidden_layers"]),
-            hidden=int(hf["hidden_size"]),
-            heads=heads,
-            kv_heads=int(hf.get("num_key_value_heads") or heads),
-            head_dim=int(hf.get("head_dim") or hf["hidden_size"] // heads),
-            ffn=int(hf["intermediate_size"]),
-            vocab=int(hf["vocab_size"]),
-            max_positions=int(hf["max_position_embeddings"]),
-            norm_eps=float(hf["rms_norm_eps"]),
-            tied=bool(hf.get("tie_word_embeddings", False)),
-            init_std=float(hf.get("initializer_range", 0.02)),
-            **read_rope(hf),
-            **FAMILIES[kind].read(hf),
-        )
+        common: dict[str, Any] = {
+            "layers": int(hf["num_hidden_layers"]),
+            "hidden": int(hf["hidden_size"]),
+            "heads": heads,
+            "kv_heads": int(hf.get("num_key_value_heads") or heads),
+            "head_dim": int(hf.get("head_dim") or hf["hidden_size"] // heads),
+            "ffn": int(hf["intermediate_size"]),
+            "vocab": int(hf["vocab_size"]),
+            "max_positions": int(hf["max_position_embeddings"]),
+            "norm_eps": float(hf["rms_norm_eps"]),
+            "tied": bool(hf.get("tie_word_embeddings", False)),
+            "init_std": float(hf.get("initializer_range", 0.02)),
+        }
+        return ModelConfig(**{"family": kind, **common, **read_rope(hf), **FAMILIES[kind].read(hf)})
     except KeyError as error:
         raise ConfigError(f"{source}: the key {error} is missing") from error
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
@@ -86,10 +89,11 @@ def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConf
 def write_hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """The contents of config.json."""
     family = FAMILIES[config.family]
+    act = {} if config.block == "gemma" else {"hidden_act": "silu"}
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,
-        "hidden_act": "silu",
+        **act,
         "num_hidden_layers": config.layers,
         "hidden_size": config.hidden,
         "num_attention_heads": config.heads,

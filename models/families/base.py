@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
@@ -30,6 +30,7 @@ class Family:
     read: Callable[[dict[str, Any]], dict[str, Any]]  # ModelConfig fields beyond the common ones
     write: Callable[[ModelConfig], dict[str, Any]]  # config.json fields beyond the common ones
     fused_mlp: bool = False  # gate and up are one tensor
+    renamed: dict[str, str] = field(default_factory=dict)  # tensors of a layer with names of its own
 
 
 _PLAIN = {
@@ -56,8 +57,8 @@ def hf_names(family: Family, name: str) -> list[str]:
     if match is None:
         raise KeyError(f"{name}: no Hugging Face tensor corresponds to it")
     prefix, inner = f"model.layers.{match[1]}.", match[2]
-    if inner in _PLAIN:
-        return [prefix + _PLAIN[inner]]
+    if inner in family.renamed or inner in _PLAIN:
+        return [prefix + (family.renamed.get(inner) or _PLAIN[inner])]
     kind = inner.rsplit(".", 1)[1]
     if inner.startswith("self_attention.linear_qkv."):
         return [f"{prefix}self_attn.{part}_proj.{kind}" for part in "qkv"]
@@ -149,6 +150,7 @@ def parameter_names(config: ModelConfig) -> list[str]:
         inner += ["self_attention.linear_qkv.bias"] if config.qkv_bias else []
         inner += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"] if config.qk_norm else []
         inner += ["self_attention.linear_proj.weight", "pre_mlp_layernorm.weight"]
+        inner += ["post_attention_norm.weight", "post_mlp_norm.weight"] if config.block == "gemma" else []
         if config.experts:
             inner.append("mlp.router.weight")
             for e in range(config.experts):
@@ -162,9 +164,12 @@ def parameter_names(config: ModelConfig) -> list[str]:
 
 def read_rope(hf: dict[str, Any]) -> dict[str, Any]:
     """Rotary settings of either generation of config.json."""
-    rope = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
+    parameters = dict(hf.get("rope_parameters") or {})
+    # Gemma 3 has one set for each kind of layer
+    rope = dict(hf.get("rope_scaling") or {}) | dict(parameters.get("full_attention") or parameters)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    theta = float(rope.get("rope_theta", hf.get("rope_theta", 10000.0)))
+    usual = 1e6 if hf.get("model_type") == "gemma3_text" else 10000.0
+    theta = float(rope.get("rope_theta", hf.get("rope_theta", usual)))
     scaling = None
     if kind in ("linear", "llama3", "yarn"):
         scaling = RopeScaling(
@@ -194,6 +199,12 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
     if config.rotary_fraction != 1.0:
         out["partial_rotary_factor"] = config.rotary_fraction
     s = config.rope_scaling
+    if config.block == "gemma":
+        if s is not None:
+            out |= {"rope_type": s.kind, "factor": s.factor}
+        local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+        both = {"full_attention": out, "sliding_attention": local}
+        return {"rope_parameters": both, "rope_scaling": {"rope_type": s.kind, "factor": s.factor} if s else None}
     if s is None:
         return {"rope_parameters": out}
     out |= {"rope_type": s.kind, "factor": s.factor}

@@ -24,6 +24,28 @@ def round_trip(
     return {"logits": logits, "proof": proof}
 
 
+def gradients(folder: str, tokens: list[int], lengths: list[int]) -> dict[str, Any]:
+    """The gradient of the mean log-prob of each document's next tokens, under Hugging Face names."""
+    import torch
+
+    from terrella.core.batch import PackedBatch
+    from terrella.models import hf
+    from terrella.models.gpt import build_gpt
+    from terrella.tests.parallel.jobs import cross_entropy
+
+    config = hf.read_config(folder)
+    engine = Engine(build_gpt(config), ParallelConfig(), OptimizerConfig(), PrecisionConfig(), seed=1)
+    hf.import_hf(engine, folder)
+    ids, cuts = torch.tensor(tokens), torch.tensor([0, *lengths]).cumsum(0)
+    last = torch.zeros(len(tokens)).index_fill_(0, cuts[1:] - 1, 1.0)
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    weight = (1.0 - last) / float((1.0 - last).sum())
+    batch = PackedBatch(ids, ids.roll(-1), positions, cuts.int(), max(lengths), ce_weight_T=weight)
+    loss = engine.accumulate([batch], cross_entropy)["loss"]
+    named = ((name, gradient.clone()) for name, gradient in engine.gradients())  # their buffers are used again
+    return {"loss": loss, "gradients": dict(hf.hf_tensors(config, named, "fp32"))}
+
+
 def import_error(folder: str, changes: dict[str, Any]) -> str:
     """The message when a folder does not fit the engine's model."""
     from dataclasses import replace

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from terrella.core.errors import ConfigError
 from terrella.models import hf
 from terrella.models.convert import open_source
+from terrella.models.decode import decode_weights
 from terrella.models.families import read_hf_config, write_hf_config
 from terrella.tests.parallel.pool import run_ranks
 
@@ -77,6 +78,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm": ("glm", {"head_dim": 16, "attention_bias": True}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "video-gpt": (
         "llama",
         {"num_key_value_heads": 4, "vocab_size": 1100, "intermediate_size": 128, "initializer_range": 0.02},
@@ -122,6 +137,51 @@ def test_round_trip(case: str, layout: str, tmp_path: Path) -> None:
     assert (tmp_path / "tokenizer.json").exists()
     assert result["proof"]["max_logit_difference"] <= 1e-5
     assert read_hf_config(hf.read_json(tmp_path / "config.json")) == hf.read_config(folder)
+
+
+def test_gradients_of_gemma_are_those_of_transformers() -> None:
+    """On documents longer and shorter than the window, packed."""
+    from transformers import AutoModelForCausalLM
+
+    folder, _ = tiny("gemma3")
+    lengths, draw = [31, 5], torch.Generator().manual_seed(3)
+    # transformers gives the padding token, 0, no gradient as an input
+    tokens = torch.randint(1, SMALL["vocab_size"], (sum(lengths),), generator=draw).tolist()
+    ours = run_ranks("terrella.tests.models.hf_jobs:gradients", 1, folder=str(folder), tokens=tokens, lengths=lengths)[
+        0
+    ]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    loss = torch.zeros((), dtype=torch.float64)
+    for part in torch.tensor(tokens).split(lengths):
+        logits = model(input_ids=part[None], use_cache=False).logits[0, :-1]
+        loss = loss + torch.nn.functional.cross_entropy(logits, part[1:], reduction="sum") / (sum(lengths) - 2)
+    loss.backward()
+    assert ours["loss"] == pytest.approx(float(loss), rel=1e-6)
+    theirs = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    assert ours["gradients"].keys() == theirs.keys()
+    norm = sum(float(gradient.square().sum()) for gradient in theirs.values()) ** 0.5
+    for name, gradient in theirs.items():
+        error = float((ours["gradients"][name] - gradient).norm() / max(gradient.norm(), 1e-3 * norm))
+        assert error <= 2e-6, f"{name}: gradient off by {error:.2e}"
+
+
+def test_what_gemma_cannot_do_here_is_named() -> None:
+    folder, _ = tiny("gemma3")
+    told = json.loads((folder / "config.json").read_text())
+    for change, words in (
+        ({"model_type": "gemma3"}, "only its text model, gemma3_text, is supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported"),
+        ({"hidden_activation": "silu"}, "hidden_activation: 'silu' is not supported"),
+        ({"layer_types": ["full_attention", *["sliding_attention"] * 3]}, "layer_types: only patterns"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_hf_config({**told, **change})
+    with pytest.raises(ConfigError, match="the embedded sampler has no layers of gemma; use sampler"):
+        decode_weights({}, read_hf_config(told))
+    older = {key: value for key, value in told.items() if key not in ("rope_parameters", "layer_types")}
+    older |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    older |= {"sliding_window_pattern": 2}  # as transformers 4 wrote it
+    assert read_hf_config(older) == read_hf_config(told)
 
 
 def test_shards_and_bf16(tmp_path: Path) -> None:

@@ -110,6 +110,9 @@ MOE = ModelConfig(
 )
 TIED = replace(DENSE, tied=True, qk_norm=True, qkv_bias=False)
 INTERLEAVED = replace(DENSE, rotary_interleaved=True, rotary_fraction=0.5)
+GEMMA = replace(
+    DENSE, tied=True, qk_norm=True, qkv_bias=False, block="gemma", sliding_window=4, global_every=2, query_scale=0.3
+)
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 
@@ -159,6 +162,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "kernel": {},
     "tied": {"model": TIED},
     "interleaved": {"model": INTERLEAVED},
+    "gemma": {"model": GEMMA},
     "moe": {"model": MOE},
     "lora": {"lora": LORA},
     "value": {"value_head": "scalar"},

@@ -29,6 +29,9 @@ TOLERANCE = 2e-6
 KIND_ROWS = {
     "tied-pp2": ("tied", 2, {"pipeline": 2}),
     "tied-sp": ("tied", 2, {"tensor": 2, "sequence_parallel": True}),
+    "gemma-sp": ("gemma", 2, {"tensor": 2, "sequence_parallel": True}),
+    "gemma-cp2": ("gemma", 2, {"context": 2}),
+    "gemma-pp2": ("gemma", 2, {"pipeline": 2}),
     "lora-tp2": ("lora", 2, {"tensor": 2}),
     "lora-sp_dp2": ("lora", 4, {"tensor": 2, "sequence_parallel": True}),
     "lora-pp2": ("lora", 2, {"pipeline": 2}),

@@ -21,6 +21,7 @@ from terrella.launch.commands.check_env import check_environment, settings_of
 from terrella.launch.commands.check_preview import Shown, preview
 from terrella.launch.commands.check_recipe import alone, disk_foreseen, look, own_environments
 from terrella.launch.recipe_files import shipped
+from terrella.launch.stages import eval as evaluation
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
 from terrella.models.geometry import count
@@ -231,6 +232,15 @@ def test_what_a_dry_run_does_not_see_is_found(overrides: list[str], message: str
     lines = failures(config, tmp_path)
     assert any(message in line for line in lines), lines
     assert failures(recipe.load(str(CASES / "own-data.yaml")), tmp_path) == []
+
+
+def test_a_sampler_without_the_models_layers_is_refused_before_the_start(tmp_path: Path) -> None:
+    config = recipe.load(str(CASES / "own-data.yaml"), ("model.block=gemma",))
+    words = "sampler: the embedded sampler has no layers of model.block: gemma; use {kind: vllm}"
+    assert any(f"stages: rl.rollouts.{words}" in line for line in failures(config, tmp_path))
+    scored = next(stage for stage in config.stages if stage.kind == "eval")
+    with pytest.raises(ConfigError, match=re.escape(f"stages: eval.{words}")):
+        evaluation.check(scored, alone(config, tmp_path))
 
 
 def test_the_first_episode_is_shown_as_the_model_reads_it(tmp_path: Path) -> None:
