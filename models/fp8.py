@@ -40,6 +40,7 @@ def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool, skip: int) 
     """Refuse what our fp8 layers cannot compute, naming the setting to change."""
     reasons = {
         "a model with experts (model.experts)": model.experts > 0,
+        "the layers of model.block: gemma": model.block == "gemma",
         "tensor parallelism (parallel.tensor > 1)": tensor_ranks > 1,
         "adapters (lora)": adapters,
     }

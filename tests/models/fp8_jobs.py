@@ -100,6 +100,7 @@ def refusals() -> dict[str, str]:
     message("experts", lambda: jobs.make_engine({}, model=jobs.MOE, precision="fp8"))
     message("lora", lambda: jobs.make_engine({}, lora=jobs.LORA, precision="fp8"))
     message("width", lambda: jobs.make_engine({}, model=jobs.replace(jobs.DENSE, ffn=40), precision="fp8"))
+    message("gemma", lambda: jobs.make_engine({}, model=jobs.GEMMA, precision="fp8"))
     message("skip", lambda: fp8.check_fp8(jobs.DENSE, 1, False, 2))
     engine = jobs.make_engine({}, precision="fp8")
 

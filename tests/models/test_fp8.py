@@ -77,7 +77,7 @@ def test_what_is_refused_names_the_setting() -> None:
     messages = run_ranks(f"{JOBS}:refusals", 1)[0]
     assert "model.experts" in messages["experts"] and "(lora)" in messages["lora"]
     assert messages["width"].startswith("model.ffn: 40") and messages["batch_invariant"].startswith("batch_invariant:")
-    assert "none of the model's 4 layers" in messages["skip"]
+    assert "model.block: gemma" in messages["gemma"] and "none of the model's 4 layers" in messages["skip"]
     assert all("precision.fp8" in message for message in messages.values())
     for message in run_ranks(f"{JOBS}:refuse_tensor", 2):
         assert "parallel.tensor > 1" in message and "precision.fp8: false" in message

@@ -7,6 +7,7 @@ world it needs. Threads may ask for worlds of one rank at the same time: each ge
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import multiprocessing as mp
 import os
@@ -138,6 +139,7 @@ def _serve(pipe: Any) -> None:
             dist.barrier()
             dist.destroy_process_group()
             pipe.send((True, result))
+            gc.collect()  # groups that cycles of objects keep have threads, which wake up a hundred times a second
         except BaseException:
             pipe.send((False, traceback.format_exc()))
             return
