@@ -151,7 +151,10 @@ def value_score(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> dict
 
 
 def explained_variance(sums: dict[str, float]) -> float:
-    """1 - squared error / variance of the returns; 0 for a critic that knows nothing, NaN where returns do not vary."""
+    """1 - squared error / variance of the returns; 0 for a critic that knows nothing, NaN where returns vary by no more
+    than their rounding does.
+    """
     count = max(sums["value_tokens"], 1.0)
-    variance = sums["return_sq"] / count - (sums["return"] / count) ** 2
-    return 1.0 - sums["value_error_sq"] / count / variance if variance > 1e-12 else float("nan")
+    square = sums["return_sq"] / count
+    variance = square - (sums["return"] / count) ** 2
+    return 1.0 - sums["value_error_sq"] / count / variance if variance > max(1e-12, 1e-6 * square) else float("nan")

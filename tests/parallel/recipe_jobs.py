@@ -25,10 +25,11 @@ def run_case(
     source: Path | None = None,
     stage: str | None = None,
     samples: Path | None = None,
+    last_bits: bool = False,
 ) -> list[dict[str, Any]]:
     """Run a recipe in a folder of the tests', or one `stage` of it on what the run `source` left before it, with the
     samples that the run `samples` kept. Returns every optimizer step of every engine, in order: metrics, norm,
-    gradients and the weights after it."""
+    gradients and the weights after it. With `last_bits` the weights' last bits are changed before every step."""
     recipe = replace(
         recipe,
         ranks=world,
@@ -39,6 +40,7 @@ def run_case(
     if source is not None:
         _begin(folder, source, recipe, str(stage))
     job = {"path": str(folder), "token": run.token, "until": stage, "inside": str(folder.parent.parent)}
+    job["last_bits"] = last_bits
     try:
         return run_ranks("terrella.tests.parallel.recipe_jobs:work", world, share_gpu=True, **job)[0]
     finally:
@@ -68,8 +70,9 @@ def _begin(folder: Path, source: Path, recipe: Recipe, stage: str) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def work(path: str, token: str, until: str | None, inside: str) -> list[dict[str, Any]]:
+def work(path: str, token: str, until: str | None, inside: str, last_bits: bool = False) -> list[dict[str, Any]]:
     """One rank's part of `terrella train`, with the engine's steps watched."""
+    import torch
     import torch.distributed as dist
 
     from terrella.core.engine import Engine
@@ -86,7 +89,15 @@ def work(path: str, token: str, until: str | None, inside: str) -> list[dict[str
     seen: list[dict[str, Any]] = []
     accumulate, step = Engine._accumulate, Engine._step
 
+    def change_last_bits(engine: Engine) -> None:
+        numbers = torch.Generator().manual_seed(len(seen))
+        for chunk in engine.chunks:
+            for parameter in chunk.parameters():
+                parameter.data *= 1 + 2.0**-23 * (2 * torch.rand(parameter.shape, generator=numbers) - 1)
+
     def watched_accumulate(engine: Engine, *args: Any) -> Any:
+        if last_bits:
+            change_last_bits(engine)
         result = accumulate(engine, *args)
         gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
         seen.append({"gradients": gradients if rank == 0 else {}})

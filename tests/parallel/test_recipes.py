@@ -169,41 +169,74 @@ def experts(case: str) -> Path:
 
 
 @cache
-def measure_experts(case: str, stage: str, layout: str | None = None) -> tuple[Path, list[dict[str, Any]]]:
+def measure_experts(
+    case: str, stage: str, layout: str | None = None, last_bits: bool = False
+) -> tuple[Path, list[dict[str, Any]]]:
     """A stage with a model of experts; RL trains on what the dense model sampled, as the embedded sampler decodes no
     experts.
     """
     world, parallel = EXPERT_LAYOUTS[layout] if layout else (1, {})
-    folder = place() / "runs" / f"{case}-{stage}-experts-{layout or 'one'}"
+    folder = place() / "runs" / f"{case}-{stage}-experts-{layout or 'one'}{'-bits' if last_bits else ''}"
     recipe = load(case, **EXPERTS)
     recipe = replace(
         recipe, stages=[replace(s, drift_gate=1e9) if hasattr(s, "drift_gate") else s for s in recipe.stages]
     )
-    return folder, run_case(recipe, folder, world, parallel, experts(case), stage, whole(case))
+    return folder, run_case(recipe, folder, world, parallel, experts(case), stage, whole(case), last_bits)
 
 
 @cache
-def measure(case: str, stage: str, layout: str | None = None) -> tuple[Path, list[dict[str, Any]]]:
+def measure(
+    case: str, stage: str, layout: str | None = None, last_bits: bool = False
+) -> tuple[Path, list[dict[str, Any]]]:
     """One stage of the case, after what `whole` left, at a layout."""
     world, parallel = LAYOUTS[layout] if layout else (1, {})
-    folder = place() / "runs" / f"{case}-{stage}-{layout or 'one'}"
-    return folder, run_case(load(case), folder, world, parallel, whole(case), stage, whole(case))
+    folder = place() / "runs" / f"{case}-{stage}-{layout or 'one'}{'-bits' if last_bits else ''}"
+    return folder, run_case(load(case), folder, world, parallel, whole(case), stage, whole(case), last_bits)
 
 
-def close(one: float, other: float, name: str, size: float = 0.0) -> None:
+def close(one: float, other: float, name: str, size: float = 0.0, within: float = TOLERANCE) -> None:
     """Equal to rounding; `size` is that of the terms of a sum in which they cancel, as advantages of a group do."""
-    assert abs(one - other) <= TOLERANCE * max(abs(one), abs(other), size), (
+    assert abs(one - other) <= within * max(abs(one), abs(other), size), (
         f"{name}: {other} at the layout, {one} on one rank"
     )
 
 
-def compare_steps(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+def gradient_errors(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:
+    """How far the gradients of a step are apart, each beside its own size, and the norm's distance."""
+    scale = max(a["norm"], 1e-6)
+    errors = {
+        name: float((b["gradients"][name] - gradient).norm() / max(gradient.norm(), 1e-3 * scale))
+        for name, gradient in a["gradients"].items()
+    }
+    return errors | {"norm": abs(a["norm"] - b["norm"]) / max(a["norm"], b["norm"])}
+
+
+def of_rewards(folder: Path, stage: str) -> float:
+    """What rounding of rewards may change in advantages: pictures are judged in batches, and a group's rewards that are
+    all but equal are divided by how little they differ.
+    """
+    rows = [r for r in MetricsFile(folder / "metrics.jsonl").rows() if r["stage"] == stage]
+    return max(
+        (2.0**-22 * abs(r["reward/mean"]) / r["reward/group_std"] for r in rows if r.get("reward/group_std")),
+        default=0.0,
+    )
+
+
+def compare_steps(
+    one: list[dict[str, Any]],
+    other: list[dict[str, Any]],
+    rewards: float,
+    last_bits: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """Where gradients are further apart than the tolerance, one rank with changed `last_bits` of its weights says how
+    far rounding alone takes them: those of a token that is all but certain are what is left of larger terms. `rewards`
+    is what rounding does to advantages.
+    """
     assert len(one) == len(other)
     # a critic's steps stand between the policy's
     for number, (a, b) in enumerate(list(zip(one, other, strict=True))[: 2 * STEPS]):
         assert a["gradients"].keys() == b["gradients"].keys()
         assert a["metrics"].keys() == b["metrics"].keys()
-        scale = max(a["norm"], 1e-6)
         for name in ("tokens", "pg_tokens", "value_tokens", "clipped_low", "clipped_high"):
             assert a["metrics"].get(name) == b["metrics"].get(name), f"step {number}: {name}"
         for name in ("loss", "value_loss", "ce_loss", "pg_loss", "entropy"):
@@ -214,10 +247,13 @@ def compare_steps(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Non
                     f"step {number}: {name}",
                     1.0 if a["metrics"].get("pg_tokens") else 0.0,
                 )
-        close(a["norm"], b["norm"], f"step {number}: gradient norm")
-        for name, gradient in a["gradients"].items():
-            error = (b["gradients"][name] - gradient).norm() / max(gradient.norm(), 1e-3 * scale)
-            assert error <= TOLERANCE, f"step {number}: gradient of {name} off by {error:.2e}"
+        errors, within = gradient_errors(a, b), TOLERANCE
+        if max(errors.values()) > TOLERANCE:
+            within = (
+                max(TOLERANCE, min(4 * max(gradient_errors(a, last_bits()[number]).values()), 10 * TOLERANCE)) + rewards
+            )
+        for name, error in errors.items():
+            assert error <= within, f"step {number}: gradient ({name}) off by {error:.2e}, {within:.1e} is rounding"
         for name, weight in a["weights"].items():
             error = (b["weights"][name] - weight).norm() / max(weight.norm(), 1e-3)
             assert error <= TOLERANCE, f"step {number}: weight {name} off by {error:.2e}"
@@ -231,7 +267,8 @@ def compare_records(one: Path, other: Path, stage: str) -> None:
     assert a.keys() == b.keys()
     for key, value in a.items():
         if isinstance(value, float) and not key.endswith("drift/mean"):
-            assert math.isclose(value, b[key], rel_tol=1e-5, abs_tol=1e-6), (
+            size = 20.0 if "psnr" in key else 1.0  # decibels, and what is left when they are taken from one another
+            assert math.isclose(value, b[key], rel_tol=1e-5, abs_tol=1e-6 * size), (
                 f"{key}: {b[key]} at the layout, {value} on one rank"
             )
         elif not isinstance(value, float):
@@ -268,7 +305,7 @@ def rows() -> list[Any]:
 def test_a_stage_agrees_with_one_rank(case: str, stage: str, layout: str) -> None:
     one, steps = measure(case, stage)
     other, at_layout = measure(case, stage, layout)
-    compare_steps(steps, at_layout)
+    compare_steps(steps, at_layout, of_rewards(one, stage), lambda: measure(case, stage, last_bits=True)[1])
     compare_records(one, other, stage)
 
 
@@ -298,5 +335,7 @@ def test_adamw_at_a_layout_stays_near_one_rank() -> None:
 def test_a_stage_with_experts_agrees_with_one_rank(stage: str, layout: str) -> None:
     one, steps = measure_experts("sokoban", stage)
     other, at_layout = measure_experts("sokoban", stage, layout)
-    compare_steps(steps, at_layout)
+    compare_steps(
+        steps, at_layout, of_rewards(one, stage), lambda: measure_experts("sokoban", stage, last_bits=True)[1]
+    )
     compare_records(one, other, stage)
