@@ -335,6 +335,39 @@ def test_pages_elsewhere_load_from_further_hosts_and_sites_are_reset_after_use(p
     assert (tmp_path / "resets").read_text() == "map 4\n" * 2
 
 
+@pytest.fixture(scope="module")
+def miniwob():
+    if importlib.util.find_spec("miniwob") is None:
+        missing("the Python package miniwob is not installed")
+    from terrella.rl.worlds.web.miniwob import MiniWob
+
+    pages = MiniWob(deadline_s=PATIENCE_S)
+    yield pages
+    pages.close()
+
+
+@pytest.mark.parametrize("pages", [30, pytest.param(130, marks=pytest.mark.full)])
+def test_miniwob_pages_load_and_reset_by_seed(miniwob, pages: int) -> None:
+    from terrella.rl.worlds.web.miniwob import page_names
+
+    assert len(page_names()) == 130
+    faults = []
+    for name in few(page_names(), pages):
+        first = miniwob.start(name, 7)
+        seen = simplified_html(miniwob.backend.look())
+        other = miniwob.start(name, 8)
+        again = miniwob.start(name, 7)
+        text = simplified_html(miniwob.backend.look())
+        if (
+            not first
+            or first != again
+            or write_markup(parse_markup(seen)) != seen
+            or (first == other and seen == text and not seen)
+        ):
+            faults.append(name)
+    assert faults == []
+
+
 def test_scripted_oracles_solve_miniwob_pages(open_world) -> None:
     from terrella.rl.worlds.web.miniwob_oracles import ORACLES
 
