@@ -208,7 +208,7 @@ def gradient_errors(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:
         name: float((b["gradients"][name] - gradient).norm() / max(gradient.norm(), 1e-3 * scale))
         for name, gradient in a["gradients"].items()
     }
-    return errors | {"norm": abs(a["norm"] - b["norm"]) / max(a["norm"], b["norm"])}
+    return errors | {"norm": abs(a["norm"] - b["norm"]) / max(a["norm"], b["norm"], 1e-30)}
 
 
 def of_rewards(folder: Path, stage: str) -> float:
