@@ -63,9 +63,9 @@ def train(case: Case, form: str, seed: int, steps: int, every: int) -> dict[str,
     from ..core.batch import PackedBatch
     from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
     from ..core.engine import Engine
-    from ..kernels import PolicySettings, PolicyTerms, linear_logprob, linear_policy_loss
+    from ..kernels import linear_logprob
     from ..models import gpt
-    from .trainers import _draw
+    from .trainers import cross_entropy, draw
 
     pieces = read_pieces(Path(__file__).resolve().parents[1], case.length)
     torch.manual_seed(0)
@@ -87,19 +87,6 @@ def train(case: Case, form: str, seed: int, steps: int, every: int) -> dict[str,
             ce_weight_T=torch.full((total,), 1.0 / total),
         )
 
-    def loss(hidden_TH, head, local):
-        out = linear_policy_loss(
-            hidden_TH,
-            head.weight_VH,
-            local.targets_T,
-            PolicyTerms(ce_weight=local.ce_weight_T),
-            PolicySettings(entropy=False),
-            group=head.group,
-            vocab_size=head.vocab_size,
-            weight_grad_VH=head.weight_grad_VH,
-        )
-        return out.loss, {"loss": out.loss.detach()}
-
     def score(hidden_TH, head, local):
         return {"logprob": linear_logprob(hidden_TH, head.weight_VH, local.targets_T, vocab_size=head.vocab_size)[0]}
 
@@ -108,7 +95,7 @@ def train(case: Case, form: str, seed: int, steps: int, every: int) -> dict[str,
     engine = Engine(gpt.build_gpt(case.model), ParallelConfig(), schedule, PrecisionConfig("bf16", **FORMATS[form]))
     shapes = {p.name: p.param.shape for p in engine.local_parameters()}
     torch.manual_seed(0)
-    engine.load_weights(lambda name: _draw(name, shapes[name], case.model.init_std, engine.device))
+    engine.load_weights(lambda name: draw(name, shapes[name], case.model.init_std, engine.device))
     tests = [batch(held_out[i : i + case.rows]) for i in range(0, len(held_out), case.rows)]
     left: list[int] = []
     curve, norms, taken = [], [], 0.0
@@ -117,7 +104,7 @@ def train(case: Case, form: str, seed: int, steps: int, every: int) -> dict[str,
             left += [rest[i] for i in torch.randperm(len(rest), generator=shuffle).tolist()]
         now, left = left[: case.rows], left[case.rows :]
         begun = time.perf_counter()
-        result = engine.step([batch(now)], loss)
+        result = engine.step([batch(now)], cross_entropy)
         taken += time.perf_counter() - begun
         if result.skipped:
             raise RuntimeError(f"{form}, seed {seed}: the gradient of step {step} is not finite")

@@ -31,7 +31,6 @@ def ours(
     from ..core.engine import Engine, _Item
     from ..core.layout import document_layout
     from ..core.mcore import setup, shim
-    from ..kernels import PolicySettings, PolicyTerms, linear_policy_loss
     from ..models import gpt
 
     if not torch.cuda.is_available():
@@ -44,7 +43,7 @@ def ours(
     parallel = ParallelConfig(cuda_graphs=graphs)
     engine = Engine(build, parallel, OptimizerConfig(lr=1e-5, clip_grad=1.0) if regime == "master" else None, precision)
     shapes = {p.name: p.param.shape for p in engine.local_parameters()}
-    engine.load_weights(lambda name: _draw(name, shapes[name], model.init_std, engine.device))
+    engine.load_weights(lambda name: draw(name, shapes[name], model.init_std, engine.device))
     tokens, targets = make_tokens(model, lengths)
     total = len(tokens)
     batch = PackedBatch(
@@ -56,21 +55,8 @@ def ours(
         ce_weight_T=torch.full((total,), 1.0 / total),
     ).to(engine.device)
 
-    def loss(hidden_TH, head, local):
-        out = linear_policy_loss(
-            hidden_TH,
-            head.weight_VH,
-            local.targets_T,
-            PolicyTerms(ce_weight=local.ce_weight_T),
-            PolicySettings(entropy=False),
-            group=head.group,
-            vocab_size=head.vocab_size,
-            weight_grad_VH=head.weight_grad_VH,
-        )
-        return out.loss, {"loss": out.loss.detach()}
-
     def step() -> float:
-        return engine.step([batch], loss).metrics["loss"]
+        return engine.step([batch], cross_entropy).metrics["loss"]
 
     if regime == "master":
         return step
@@ -85,7 +71,7 @@ def ours(
     def pure_step() -> float:
         if precision.own_fp8:
             chunk.cast_weights()
-        value, _ = loss(
+        value, _ = cross_entropy(
             *engine._read(chunk, chunk(batch.tokens_T, batch.positions_T, layout), _Item(batch, layout, total)), batch
         )
         value.backward()
@@ -95,7 +81,25 @@ def ours(
     return pure_step
 
 
-def _draw(name: str, shape: Any, std: float, device: Any) -> Any:
+def cross_entropy(hidden_TH: Any, head: Any, local: Any) -> tuple[Any, dict[str, Any]]:
+    """The loss of a batch, as the engine asks for it."""
+    from ..kernels import PolicySettings, PolicyTerms, linear_policy_loss
+
+    out = linear_policy_loss(
+        hidden_TH,
+        head.weight_VH,
+        local.targets_T,
+        PolicyTerms(ce_weight=local.ce_weight_T),
+        PolicySettings(entropy=False),
+        group=head.group,
+        vocab_size=head.vocab_size,
+        weight_grad_VH=head.weight_grad_VH,
+    )
+    return out.loss, {"loss": out.loss.detach()}
+
+
+def draw(name: str, shape: Any, std: float, device: Any) -> Any:
+    """A parameter's first values, on the device."""
     import torch
 
     if name.endswith("bias"):

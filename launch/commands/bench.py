@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BENCHES = {
     "kernels": "every kernel beside its rivals and the machine's ceilings",
     "train": "training tokens/s, MFU and memory by model size",
+    "parity": "whether training in fp8 learns as training in bf16 does",
     "rollout": "sampled tokens/s",
     "ragged": "sampled tokens/s of answers with long tails and of episodes with many turns",
     "copying": "sampled tokens/s of trained world models, plain and with copied proposals",

@@ -17,9 +17,9 @@ class Embedded:
     # keys and values on a GPU; default: most of the memory that is free when sampling begins
     cache_gib: float | None = None
     batch_invariant: bool = False  # log-probs equal, bit for bit, to those the trainer scores; slower
-    # tokens that a pass proposes by copying from a row's own context; they change no sample. 0: none; default: on a GPU
-    # as many as pay, on a CPU none
-    copy: int | None = None
+    # tokens that a pass proposes by copying from a row's own context; they change no sample. 0: none; null: on a GPU as
+    # many as pay, on a CPU none
+    copy: int | None = 0
 
     def __post_init__(self) -> None:
         if self.max_batch is not None and self.max_batch < 1:

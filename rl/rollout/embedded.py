@@ -55,7 +55,7 @@ class EmbeddedSampler:
         continuous: bool | None = None,
         batch_invariant: bool = False,
         keep: bool = False,
-        copy: int | None = None,
+        copy: int | None = 0,
     ) -> None:
         self.weights, self.config, self.version = weights, config, version
         self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous

@@ -206,6 +206,8 @@ def test_value_loss_clips_around_the_old_value() -> None:
     assert ppo.explained_variance(
         {"value_tokens": 2, "return": 2, "return_sq": 4, "value_error_sq": 0.5}
     ) == pytest.approx(0.75)
+    alike = {"value_tokens": 2, "return": 2, "return_sq": 2.0000001, "value_error_sq": 0.5}  # returns but for rounding
+    assert math.isnan(ppo.explained_variance(alike))
 
 
 def test_starpo_s_keeps_the_most_uncertain_groups_of_all_ranks() -> None:

@@ -156,7 +156,7 @@ def test_when_it_is_tried() -> None:
 
 
 def test_the_setting_is_checked() -> None:
-    assert Embedded(copy=0).copy == 0 and Embedded().copy is None
+    assert Embedded(copy=None).copy is None and Embedded().copy == 0
     for wrong in (-1, 16):
         with pytest.raises(ValueError, match="copy"):
             Embedded(copy=wrong)
