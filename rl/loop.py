@@ -17,8 +17,6 @@ from ..core.batch import PackedBatch
 from ..core.engine import Engine, StepResult
 from ..core.errors import ConfigError
 from ..core.mesh import Mesh
-from ..data.balance import spread
-from ..data.packing import TrainSequence
 from ..data.trajectory import Trajectory
 from ..kernels.batch_invariant import batch_invariant
 from . import algorithms
@@ -31,11 +29,11 @@ from .preparation import (
     check_staleness,
     critic_values,
     keep_enough,
+    microbatches,
     minibatches,
     require_valid,
     sampler_drift,
     score_rows,
-    silent_row,
     with_reference,
 )
 from .rollout.ahead import Ahead
@@ -189,7 +187,9 @@ class Trainer:
         criticised: list[StepResult] = []
         for _ in range(self.settings.epochs):
             for part in minibatches(self.algorithm, rows, kept, self.settings.minibatches, self.mesh.gather):
-                batches = self._batches(part)
+                batches = microbatches(
+                    self.algorithm, part, self.settings.microbatch_tokens, self.mesh, self.engine.build.width
+                )
                 results.append(
                     self.engine.step(
                         with_reference(batches, self.reference(batches)) if compare else batches, self.loss
@@ -198,11 +198,3 @@ class Trainer:
                 if self.critic is not None and isinstance(self.algorithm, PPO):
                     criticised.append(self.critic.step(batches, ppo.value_loss(self.algorithm)))
         return results, criticised
-
-    def _batches(self, rows: list[TrainSequence]) -> list[PackedBatch]:
-        """This data rank's microbatches of an update. Where no rank has anything to learn from, a row without
-        weights keeps step.
-        """
-        if not any(self.mesh.gather(bool(rows))):
-            rows = [silent_row(self.algorithm)]
-        return spread(rows, self.settings.microbatch_tokens, self.mesh, self.engine.build.width).batches

@@ -81,8 +81,8 @@ def minibatches(
     for number in range(count):
         sizes = _sizes([t for t in trajectories if part_of[t.prompt_id] == number], gather)
         scale = {name: np.float32(whole[name] / max(size, 1)) for name, size in sizes.items()}
-        mine = [row for row in rows if part_of[trajectories[row.source].prompt_id] == number]
-        made.append([_scaled(row, algorithm, scale) for row in mine])
+        chosen = [row for row in rows if part_of[trajectories[row.source].prompt_id] == number]
+        made.append([_scaled(row, algorithm, scale) for row in chosen])
     return made
 
 
@@ -141,8 +141,17 @@ def require_valid(trajectories: Sequence[Trajectory], most: float, gather: Gathe
         )
 
 
-def silent_row(algorithm: Algorithm) -> TrainSequence:
-    """A sequence without weights: where there is nothing to learn from, it keeps the ranks in step."""
+def microbatches(
+    algorithm: Algorithm, rows: list[TrainSequence], budget: int, mesh: Mesh, width: int
+) -> list[PackedBatch]:
+    """This data rank's microbatches of an update. Where no rank has anything to learn from, a row without weights
+    keeps the ranks in step.
+    """
+    return spread(rows if any(mesh.gather(bool(rows))) else [_silent_row(algorithm)], budget, mesh, width).batches
+
+
+def _silent_row(algorithm: Algorithm) -> TrainSequence:
+    """A sequence without weights."""
     names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage", "old_logprob"]
     names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
     return replace(TrainSequence(np.zeros(2, np.int64)), **{name: np.zeros(2, np.float32) for name in names})
