@@ -69,9 +69,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=record.RESULTS, help="CSV file to append to")
     given = parser.parse_args(words)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    told = sys.argv[1:] if words is None else words
+    arguments = sys.argv[1:] if words is None else words
     name = torch.cuda.get_device_name() if device.type == "cuda" else ""
-    command = record.command_line("python -m terrella.benchmarks.video", told)
+    command = record.command_line("python -m terrella.benchmarks.video", arguments)
     recorder = record.Recorder("video", command, name, f"torch {torch.__version__}")
     case = f"{given.size} px, {given.frames} frames at once"
 

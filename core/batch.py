@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Documents laid end to end. Every per-token field is aligned with `targets_T`: entry t speaks of the token
+    """Documents laid end to end. Every per-token field is aligned with `targets_T`: entry t belongs to the token
     predicted at t.
 
     A weight is the factor of that token's term in the summed loss, normalisation included, so that a sum over

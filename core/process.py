@@ -17,7 +17,7 @@ PARENT_VARIABLE = "TERRELLA_PARENT"  # process id of the supervisor, for its wor
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to end this process when `parent`, which started it, is killed, so that no orphan goes on.
 
-    The starter passes its own id: in a container it may be 1, so an orphan cannot be told by that number.
+    The starter passes its own id: in a container it may be 1, so that number does not show who is an orphan.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)

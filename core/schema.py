@@ -78,7 +78,7 @@ class _Reader:
                 if not isinstance(key, str):
                     raise ConfigError(f"{at}: key {key!r} must be text")
                 if key in out:
-                    raise ConfigError(f"{at}: key '{key}' stands twice")
+                    raise ConfigError(f"{at}: key '{key}' is given twice")
                 item = self.read(value_node, depth + 1)
                 item.where = at
                 out[key] = item

@@ -36,8 +36,8 @@ class Spread:
             return list(found.values())
         edges = np.cumsum([0, *self.counts])
         parts = [{i: v for i, v in found.items() if a <= i < b} for a, b in pairwise(edges)]
-        mine = {i: v for part in self.mesh.exchange(parts) for i, v in part.items()}
-        return [mine[i] for i in sorted(mine)]
+        own = {i: v for part in self.mesh.exchange(parts) for i, v in part.items()}
+        return [own[i] for i in sorted(own)]
 
 
 def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int = 2048) -> Spread:

@@ -1,7 +1,7 @@
 """Packing: sequences of any length into flat batches. Targets are shifted here, once.
 
 A sequence of L ids becomes a document of L - 1 positions: position t holds id t and predicts id t + 1. Every per-token
-array of a sequence is aligned with its ids (entry i speaks of id i being predicted), so entry 0 is never used and its
+array of a sequence is aligned with its ids (entry i belongs to predicting id i), so entry 0 is never used and its
 weight must be 0. Shape suffixes: S sequences, N ids of all sequences end to end, B rows, L columns, T positions of one
 batch.
 """

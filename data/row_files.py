@@ -141,12 +141,12 @@ class ShardRows:
     def row(self, i: int) -> dict[str, Any]:
         sample = self._set[i]
         if "messages.json" in sample:
-            told, own = sample["meta.json"], {"messages": sample["messages.json"]}
+            columns, own = sample["meta.json"], {"messages": sample["messages.json"]}
         else:
             target = sample["target.json"]
             answer = target if isinstance(target, str) else json.dumps(target, ensure_ascii=False)
-            told, own = sample["extra.json"], {"prompt": sample["prompt.json"], "answer": answer}
-        return {**{name: value for name, value in told.items() if name != "schema"}, **own}
+            columns, own = sample["extra.json"], {"prompt": sample["prompt.json"], "answer": answer}
+        return {**{name: value for name, value in columns.items() if name != "schema"}, **own}
 
     def place(self, i: int) -> str:
         return f"{self.folder}: sample {i + 1}"

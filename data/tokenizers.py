@@ -309,17 +309,17 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     mark = Path(folder) / MARK
     if not mark.exists():
         return HFTokenizer(folder)
-    told = read_json(mark)
+    described = read_json(mark)
     try:
-        if told["kind"] == "byte":
+        if described["kind"] == "byte":
             return ByteTokenizer()
-        if told["kind"] == "char":
-            return CharTokenizer(told["alphabet"])
-        if told["kind"] == "pieces":
-            return PieceTokenizer(told["pieces"])
+        if described["kind"] == "char":
+            return CharTokenizer(described["alphabet"])
+        if described["kind"] == "pieces":
+            return PieceTokenizer(described["pieces"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{mark}: damaged ({describe_error(error)}); copy the folder again") from error
-    if told["kind"] == "bpe":
+    if described["kind"] == "bpe":
         from tokenizers import Tokenizer as Fast
 
         file = Path(folder) / "tokenizer.json"
@@ -327,7 +327,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             return BPETokenizer(Fast.from_file(str(file)))
         except Exception as error:  # tokenizers raises bare ones
             raise ConfigError(f"{file}: cannot be read ({error}); copy the folder again") from error
-    raise ConfigError(f"{mark}: unknown kind {told['kind']!r}, expected 'char', 'pieces', 'byte' or 'bpe'")
+    raise ConfigError(f"{mark}: unknown kind {described['kind']!r}, expected 'char', 'pieces', 'byte' or 'bpe'")
 
 
 def _in_vocabulary(ids: list[int] | tuple[int, ...] | np.ndarray, size: int) -> list[int]:

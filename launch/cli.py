@@ -134,6 +134,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.exit(missing.exit_code)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        told = f"an error of the program: {describe_error(error)}; {TRACEBACK_VARIABLE}=1 shows all of it"
-        click.echo(f"terrella: error: {told}", err=True)
+        message = f"an error of the program: {describe_error(error)}; {TRACEBACK_VARIABLE}=1 shows all of it"
+        click.echo(f"terrella: error: {message}", err=True)
         sys.exit(ProgramError.exit_code)

@@ -110,5 +110,5 @@ def explain(folder: Path, names: list[str]) -> str:
         s["name"]: s.get("steps")
         for s in yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["stages"]
     }
-    told = ", ".join(f"{name} to step {steps[name]}" for name in names)
-    return f"{folder}: going on with {told}; what rests on it runs again, its old results are in {folder / ASIDE}"
+    targets = ", ".join(f"{name} to step {steps[name]}" for name in names)
+    return f"{folder}: going on with {targets}; what rests on it runs again, its old results are in {folder / ASIDE}"

@@ -136,10 +136,10 @@ def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Call
 
 def _follow(job: RayJob, machines: Actors, asked: list[int]) -> int:
     """Until all trainer processes have ended. A lost machine, an ended sampler host and a crash are WorkerErrors."""
-    told, every = 0, [()] * len(machines.actors)
+    forwarded, every = 0, [()] * len(machines.actors)
     while True:
-        if len(asked) > told:
-            told = len(asked)
+        if len(asked) > forwarded:
+            forwarded = len(asked)
             machines.each("signal", [(signal.SIGUSR1,)] * len(every), deadline_s=ANSWER_S)
         codes = machines.each("poll", every, deadline_s=ANSWER_S)
         trainers = codes[: job.nodes]

@@ -24,7 +24,11 @@ WIDTH = 80
 def stage_line(recipe: recipes.Recipe, stage: str, outcomes: Mapping[str, dict[str, Any] | None]) -> str:
     """ "stage 3 of 6: rl, about 4 minutes left"; the time only where the recipe's stages were once measured."""
     names = [s.name for s in recipe.stages]
-    took = {name: float(told["time/stage_s"]) for name, told in outcomes.items() if told and "time/stage_s" in told}
+    took = {
+        name: float(outcome["time/stage_s"])
+        for name, outcome in outcomes.items()
+        if outcome and "time/stage_s" in outcome
+    }
     left = seconds_left(expected_seconds(recipe), took, [name for name in names if outcomes[name] is None])
     return f"stage {names.index(stage) + 1} of {len(names)}: {stage}" + (
         "" if left is None else f", {in_words(left)} left"
@@ -90,13 +94,13 @@ def next_commands(folder: Path, config: dict[str, Any], model: bool) -> list[str
     program = "terrella" if shutil.which("terrella") else program_name(sys.argv[0])
     name = str(config.get("name", ""))
     steps = max((int(s.get("steps") or 0) for s in config.get("stages", []) if s.get("algorithm")), default=0)
-    told = [f"{opener()} {folder / 'report.html'}"]
+    commands = [f"{opener()} {folder / 'report.html'}"]
     if model and any((folder / "export").glob("tokenizer*")):
-        told.append(f"{program} generate {folder}")
+        commands.append(f"{program} generate {folder}")
     if steps and name in shipped():
         same = folder / "config.yaml" if name in GENERIC else name  # which holds the user's own model, data and reward
-        told.append(f"{program} train {same} --run {folder} --steps {2 * steps}")
-    return [*told, f"{program} recipes"][:3]
+        commands.append(f"{program} train {same} --run {folder} --steps {2 * steps}")
+    return [*commands, f"{program} recipes"][:3]
 
 
 def opener() -> str:

@@ -92,7 +92,7 @@ class Recipe:
         for stage in self.stages:
             _require_file_name("stages", stage.name)
             if stage.name in names:
-                raise ValueError(f"stages: the name '{stage.name}' stands twice")
+                raise ValueError(f"stages: the name '{stage.name}' is used twice")
             if isinstance(stage, VideoTokenizerTraining) and stage.name != getattr(
                 self.env, "tokenizer_stage", stage.name
             ):

@@ -364,7 +364,7 @@ def describe_changes(recipe: Recipe, rehearsal: Rehearsal) -> list[str]:
             if not isinstance(before, str) or not isinstance(after, str) or place:
                 changes.setdefault(place, []).append(f"{name} {before} -> {after}")
     gone = [name for name in stages if name not in {stage["name"] for stage in now["stages"]}]
-    lines = [f"{place}: {', '.join(told)}" for place, told in changes.items()]
+    lines = [f"{place}: {', '.join(parts)}" for place, parts in changes.items()]
     return [*lines, *rehearsal.stand_ins, *([f"left out: {', '.join(gone)}"] if gone else [])]
 
 

@@ -111,10 +111,10 @@ def standing(run: Path, ranks: range, now: float) -> str | None:
         if not beat or now - beat["since"] < STALL_S:
             return None
         places.setdefault(beat["at"], []).append(rank)
-    told = "; ".join(
+    states = "; ".join(
         f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))} at {place}" for place, who in places.items()
     )
-    return f"no rank here has moved for {STALL_S / 60:.0f} minutes: {told}"
+    return f"no rank here has moved for {STALL_S / 60:.0f} minutes: {states}"
 
 
 def _watch(run: Path, workers: list[subprocess.Popen], first: int, mask: set[int]) -> int:
@@ -167,9 +167,9 @@ def _verdict(run: Path, codes: dict[int, int]) -> int:
     """The first real cause among the workers' ends; a rank that fell because a peer vanished is not it."""
     if all(code in (FINISHED, STOPPED) for code in codes.values()):
         return STOPPED if STOPPED in codes.values() else 0
-    told = [(rank, read_json(error_file(run, rank))) for rank in codes]
+    errors = [(rank, read_json(error_file(run, rank))) for rank in codes]
     ends = sorted(
-        ((rank, e) for rank, e in told if e), key=lambda end: (bool(end[1].get("passing")), end[1].get("order", 0))
+        ((rank, e) for rank, e in errors if e), key=lambda end: (bool(end[1].get("passing")), end[1].get("order", 0))
     )
     cause = ""
     for rank, error in ends[:1]:

@@ -65,9 +65,9 @@ def start_logging(folder: Path, rank: int) -> None:
 
 def examine_nodes(rank: int) -> None:
     """Before work is given to several machines: every rank computes right, none is slow, the links carry."""
-    mine = health.matmul()
-    if mine.level == "fail":
-        raise WorkerError(f"{socket.gethostname()}: {mine.line()}")
+    own = health.matmul()
+    if own.level == "fail":
+        raise WorkerError(f"{socket.gethostname()}: {own.line()}")
     for check in (health.pace(), health.links()):
         logging.getLogger("terrella").info(check.line())
         if rank == 0 and check.level != "ok":

@@ -171,7 +171,7 @@ def check_left(names: set[str], config: ModelConfig, get: Callable[[str], torch.
 
 
 def verify_export(folder: Path) -> dict[str, Any]:
-    """The proof of an export, after every byte that it speaks of was read and found as stated; a StorageError
+    """The proof of an export, after every byte that it names was read and found as stated; a StorageError
     otherwise.
     """
     if not (folder / PROOF).exists():

@@ -104,7 +104,7 @@ class GPT(GPTModel):
                 layer.low.drop()
 
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
-        """What every layer is told of the batch."""
+        """What every layer gets to know of the batch."""
         table_T2R = rotation_table(positions_T, self.inverse_R, self.rotary_factor)
         local = self.local_inverse_R
         return PackedInput(

@@ -186,7 +186,7 @@ class PackedSelfAttention(SelfAttention):
 class Layer(TransformerLayer):
     """Megatron's layer with each residual addition inside the norm that follows it."""
 
-    in_halves: bool | None = None  # None: on a GPU, where nothing speaks against it
+    in_halves: bool | None = None  # None: on a GPU, where nothing forbids it
     low: fp8.LayerWeights | None = None  # where its products are in fp8, copies of its weights
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -79,9 +79,9 @@ def write_weights(config: ModelConfig, folder: Path, seed: int = 0) -> None:
     said = folder / GENERATION
     kept = said.read_bytes() if said.is_file() else None
     stops = json.loads(kept).get("eos_token_id") if kept else None
-    told = write_hf_config(config, "float32") | {"pad_token_id": None, "bos_token_id": None, "eos_token_id": stops}
+    hf_config = write_hf_config(config, "float32") | {"pad_token_id": None, "bos_token_id": None, "eos_token_id": stops}
     theirs = AutoConfig.for_model(
-        told.pop("model_type"), **{k: v for k, v in told.items() if k not in ("torch_dtype", "dtype")}
+        hf_config.pop("model_type"), **{k: v for k, v in hf_config.items() if k not in ("torch_dtype", "dtype")}
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -64,7 +64,7 @@ def start_process_group(
 
 @dataclass(frozen=True)
 class Groups:
-    """This rank's place in the layout. A group of one rank is None where a loss or a kernel is told of it."""
+    """This rank's place in the layout. A group of one rank is passed to losses and kernels as None."""
 
     data_rank: int
     replica_rank: int  # among the ranks that hold the same dense parameters

@@ -133,7 +133,7 @@ class Prompts:
 
 
 def find_material(source: Path, rules: str | Path | None, examples: str | Path | None) -> Prompts:
-    """The rules and examples, as told or where a checkout keeps them."""
+    """The rules and examples, as given or where a checkout keeps them."""
     roots = [p for p in (source, *source.parents[:3]) if p.is_dir()]
     rule_names = ("rules_human_written", "rules/human_written_rules")
     folder = Path(rules) if rules else next((r / n for r in roots for n in rule_names if (r / n).is_dir()), None)

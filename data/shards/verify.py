@@ -162,7 +162,7 @@ def statistics(where: str | Path) -> dict[str, Any]:
         samples += len(index)
         total += index.tar_bytes
         aside += len(quarantined_keys(path))
-        kinds[index.kind or "not told"] = kinds.get(index.kind or "not told", 0) + len(index)
+        kinds[index.kind or "not stated"] = kinds.get(index.kind or "not stated", 0) + len(index)
         for number, name in enumerate(index.fields):
             members.setdefault(name, []).append(index.size_M[index.field_M == number])
     fields = {}

@@ -1,6 +1,6 @@
 """`terrella check env X`: does an environment keep its promises? All are tried, and the first broken one is named.
 
-A broken promise is told with its remedy, as gymnasium's checker does.
+A broken promise is reported with its remedy, as gymnasium's checker does.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def check_tasks(tasks: Tasks, again: Tasks, splits: Collection[Split] = SPLITS) 
                     "a resumed run must see the same ones, so draw from random.Random(seed) and sort what comes out "
                     "of sets"
                 )
-    told = {"train": "train on", "test": "test on"}
-    counts = ", ".join(f"{len(tasks.of(split))} to {told[split]}" for split in splits)
+    purpose = {"train": "train on", "test": "test on"}
+    counts = ", ".join(f"{len(tasks.of(split))} to {purpose[split]}" for split in splits)
     if len(splits) > 1 and (shared := shared_tasks(tasks)):
         raise ConfigError(
             f"tasks: {len(shared)} of 'test' are in 'train' too, such as {short(shared[0])}; leave them out of one, "

@@ -141,9 +141,12 @@ def _memory(recipe: Recipe) -> Iterator[Check]:
         parts["reference"] = parts["weights"]
     if any(stage.critic is not None for stage in rl):
         parts["critic"] = parts["weights"] + parts["gradients"] + parts["optimizer"]
-    told = ", ".join(f"{name} {_size(amount)}" for name, amount in parts.items())
+    breakdown = ", ".join(f"{name} {_size(amount)}" for name, amount in parts.items())
     total = sum(parts.values())
-    text = f"about {_size(total)} on the fullest rank, beside what a sampler caches ({told}; {tokens} tokens at a time)"
+    text = (
+        f"about {_size(total)} on the fullest rank, beside what a sampler caches ({breakdown}; {tokens} tokens at a "
+        "time)"
+    )
     device = _device_memory()
     if device is not None and total > 0.95 * device:
         fix = "more tensor or pipeline ranks, recompute: full, or a smaller microbatch"

@@ -41,7 +41,7 @@ def generate(
     """
     from ..text_model import TextModel, model_folder
 
-    model_folder(model)  # a wrong path is told before torch is loaded
+    model_folder(model)  # a wrong path is refused before torch is loaded
     loaded = TextModel(model)
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     if chat or (not prompts and loaded.chats):

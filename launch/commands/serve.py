@@ -44,7 +44,7 @@ def serve(model: Path, host: str, port: int, name: str | None) -> None:
 
         lend(model, name)
         return
-    model_folder(model)  # a wrong path is told before torch is loaded
+    model_folder(model)  # a wrong path is refused before torch is loaded
     service = open_service(TextModel(model), host, port, name or model.resolve().name)
     try:
         click.echo(

@@ -25,7 +25,7 @@ shards.add_command(web)
 
 
 def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign:
@@ -34,8 +34,8 @@ def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> 
             raise ConfigError(
                 f"-o {pair}: converter {converter} has no option {name!r}; it has {', '.join(known) or 'none'}"
             )
-        told[name] = value
-    return told
+        options[name] = value
+    return options
 
 
 @shards.command()
@@ -82,8 +82,8 @@ def make(
 
     target = None if dry_run else out
     known = CONVERTERS[converter].options if converter in CONVERTERS else ()
-    told = _options(option, converter, known) | {"max_bytes": max_mb << 20, "limit": limit, "workers": workers}
-    report = convert(converter, source, target, resume=resume, tell=tell, **told)
+    settings = _options(option, converter, known) | {"max_bytes": max_mb << 20, "limit": limit, "workers": workers}
+    report = convert(converter, source, target, resume=resume, tell=tell, **settings)
     if as_json:
         click.echo(json.dumps(report.__dict__, ensure_ascii=False))
         return
@@ -161,8 +161,8 @@ def teacher(
                 progress.update(done, f"{harvest.kept} kept")
                 yield answer
 
-        told = {"max_tokens": max_tokens, "keep_unchanged": keep_unchanged, "seed": seed}
-        for sample in reasoned_samples(pairs, counted(), lambda text: len(words.encode(text)), harvest, **told):
+        settings = {"max_tokens": max_tokens, "keep_unchanged": keep_unchanged, "seed": seed}
+        for sample in reasoned_samples(pairs, counted(), lambda text: len(words.encode(text)), harvest, **settings):
             writer.write(
                 {name: value for name, value in sample.items() if not name.startswith("__")}, key=sample["__key__"]
             )
@@ -243,18 +243,18 @@ def stats(where: str, as_json: bool) -> None:
     """Counts and sizes at WHERE, from the indexes alone."""
     from ...data.shards.verify import statistics
 
-    told = statistics(where)
+    counts = statistics(where)
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(counts))
         return
     click.echo(
-        f"{told['samples']} samples in {told['shards']} shards, {told['bytes'] / 1e6:.1f} MB, {told['quarantined']} "
-        "in quarantine"
+        f"{counts['samples']} samples in {counts['shards']} shards, {counts['bytes'] / 1e6:.1f} MB, "
+        f"{counts['quarantined']} in quarantine"
     )
-    for kind, count in told["kinds"].items():
+    for kind, count in counts["kinds"].items():
         click.echo(f"  {kind}: {count}")
     click.echo(f"  {'field':24} {'count':>9} {'MB':>9} {'p05 B':>9} {'median B':>9} {'p95 B':>9}")
-    for name, f in told["fields"].items():
+    for name, f in counts["fields"].items():
         click.echo(f"  {name:24} {f['count']:9} {f['bytes'] / 1e6:9.2f} {f['p05']:9} {f['median']:9} {f['p95']:9}")
 
 

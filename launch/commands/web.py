@@ -191,7 +191,7 @@ def score(result: Path, tasks: Path, as_json: bool) -> None:
         return
     click.echo(f"{'sites':28} {'of those that ended':>28} {'of all':>28}")
     for row in table:
-        told = [(100 * e.value, 100 * e.low, 100 * e.high, e.n) for e in (row.finished, row.overall)]
-        cells = [f"{v:.1f} % ({low:.1f} to {high:.1f}), n {n}" if n else "none" for v, low, high, n in told]
+        percentages = [(100 * e.value, 100 * e.low, 100 * e.high, e.n) for e in (row.finished, row.overall)]
+        cells = [f"{v:.1f} % ({low:.1f} to {high:.1f}), n {n}" if n else "none" for v, low, high, n in percentages]
         click.echo(f"{row.sites:28} {cells[0]:>28} {cells[1]:>28}")
     click.echo(f"solved: {', '.join(map(str, solved)) or 'none'}")

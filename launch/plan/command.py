@@ -179,13 +179,13 @@ def published_table() -> list[str]:
         lines.append(f"mean absolute error, {group}: {100 * mean_error(group):.1f} % of {n}")
     lines.append(f"mean absolute error, all: {100 * mean_error():.1f} % of {len(HELD_OUT)}")
     steps = [f"{s.case} with {s.impl}: x{getattr(c, s.constant):.2f}" for s in expert_steps()]
-    told = (
+    with_experts = (
         f"measured by us: {'; '.join(steps)}"
         if steps
         else "none was measured by us; take ours for the most that the hardware gives"
     )
     lines.append(
-        f"models with experts: {told}. The makers' own figures for one model, layout and GPU differ by 2 "
+        f"models with experts: {with_experts}. The makers' own figures for one model, layout and GPU differ by 2 "
         "(qwen3-30b-a3b, 25.09 and 25.11) with the way tokens are routed"
     )
     return lines

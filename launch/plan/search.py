@@ -80,14 +80,16 @@ def explain(best: Candidate, found: Found) -> list[str]:
     shares = ", ".join(f"{k} {100 * v / t.total:.0f} %" for k, v in parts.items() if v > 0.005 * t.total)
     lines = [f"time goes to: {shares}"]
     for name in ("tensor", "pipeline", "context", "expert", "recompute"):
-        mine = getattr(best.layout, name)
-        others = [c for c in found.fitting if getattr(c.layout, name) != mine]
+        chosen = getattr(best.layout, name)
+        others = [c for c in found.fitting if getattr(c.layout, name) != chosen]
         if others:
             other = others[0]
             lines.append(
                 f"best with another {name}: {other.layout.text()}, {100 * (other.time.total / t.total - 1):+.0f} % time"
             )
-        elif any(getattr(layout, name) != mine for layout, _ in found.refused):
-            layout, reason = next((layout, reason) for layout, reason in found.refused if getattr(layout, name) != mine)
+        elif any(getattr(layout, name) != chosen for layout, _ in found.refused):
+            layout, reason = next(
+                (layout, reason) for layout, reason in found.refused if getattr(layout, name) != chosen
+            )
             lines.append(f"no other {name} works; e.g. {layout.text()}: {reason}")
     return lines

@@ -49,8 +49,8 @@ def shape_clip(raw: Any) -> Clip | None:
     rows = []
     for model, by_metric in metrics.items():
         for metric, values in by_metric.items() if isinstance(by_metric, dict) else ():
-            told = [number(v) for v in values] if isinstance(values, list) else []
-            rows.append((str(model), str(metric), ["–" if v is None else short(v) for v in told][:frames]))
+            numbers = [number(v) for v in values] if isinstance(values, list) else []
+            rows.append((str(model), str(metric), ["–" if v is None else short(v) for v in numbers][:frames]))
     names = [[str(name)[:60] for name in raw.get(key) or []][:12] for key in ("panels", "rows")]
     return Clip(str(raw.get("title", ""))[:120], names[0], moving, sheet, names[1], frames, rows)
 
@@ -61,8 +61,8 @@ def build_clips(runs: list[RunData]) -> list[tuple[str, list[Clip]]]:
     left = BYTES_IN_ALL
     for run in runs:
         for path in sorted((run.path / "videos").glob("*.json")):
-            told = read_json(path, run.problems) or {}
-            raw = told.get("clips")
+            content = read_json(path, run.problems) or {}
+            raw = content.get("clips")
             shaped = [shape_clip(clip) for clip in raw] if isinstance(raw, list) else []
             if None in shaped:
                 run.problems.append(f"videos/{path.name}: {shaped.count(None)} clips could not be read, left out")
@@ -72,6 +72,6 @@ def build_clips(runs: list[RunData]) -> list[tuple[str, list[Clip]]]:
                     left -= size
                     kept.append(clip)
             if kept:
-                title = str(told.get("title", path.stem))[:120]
+                title = str(content.get("title", path.stem))[:120]
                 built.append((f"{run.name} · {title}" if len(runs) > 1 else title, kept))
     return built

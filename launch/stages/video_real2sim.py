@@ -57,23 +57,23 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     found: dict[str, dict[str, int]] = {}
     progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)
     done = 0
-    mine = job.mesh.share(range(stage.episodes))
+    share = job.mesh.share(range(stage.episodes))
     with sampling(job, stage) as of:
         for name in stage.models:
             found[name] = {}
             with of(name) as (sampler, _):
                 for task, policy in product(stage.tasks, stage.policies):
-                    given = (stage, job, sampler, decoder, bins, task, policy, mine, np.asarray(truth["first"][task]))
+                    given = (stage, job, sampler, decoder, bins, task, policy, share, np.asarray(truth["first"][task]))
                     found[name][f"{task}/{policy}"] = sum(
                         job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g)))
                     )
                     progress.update(done := done + 1)
-    told = describe(stage, truth, found)
+    results = describe(stage, truth, found)
     if job.mesh.is_main:
-        job.run.write_result(stage.name, told["table"])
-        job.run.write_result(f"{stage.name}-agreement", told["agreement"])
+        job.run.write_result(stage.name, results["table"])
+        job.run.write_result(f"{stage.name}-agreement", results["agreement"])
     job.mesh.barrier()
-    return told["outcome"]
+    return results["outcome"]
 
 
 def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
@@ -118,27 +118,27 @@ def keep_truth(folder: Path, episodes: int, rates: dict[str, Any]) -> None:
     """Write down what happened, with digests of it and of the frames beside it: a later start, or another run,
     trusts it.
     """
-    told = {"episodes": episodes, "rates": rates, "frames": file_digest(folder / FIRST)}
-    write_json(folder / TRUTH, {**told, "digest": json_digest(told)})
+    truth = {"episodes": episodes, "rates": rates, "frames": file_digest(folder / FIRST)}
+    write_json(folder / TRUTH, {**truth, "digest": json_digest(truth)})
 
 
 def load_truth(path: str) -> dict[str, Any]:
     """What make_truth kept: the JSON file, and the first frames beside it."""
-    told = read_json(Path(path))
-    if told is None:
+    truth = read_json(Path(path))
+    if truth is None:
         raise ConfigError(
             f"truth: {path} is not there; run the stage once where MuJoCo is installed and copy its {TRUTH} and {FIRST}"
         )
     beside = Path(path).with_name(FIRST)
-    if "digest" in told:  # those of earlier releases have none
-        if told.pop("digest") != json_digest(told):
+    if "digest" in truth:  # those of earlier releases have none
+        if truth.pop("digest") != json_digest(truth):
             raise StorageError(
                 f"{path}: damaged, it does not match its own digest; restore it, or delete it and it is made again"
             )
-        if not beside.is_file() or told.pop("frames") != file_digest(beside):
+        if not beside.is_file() or truth.pop("frames") != file_digest(beside):
             raise StorageError(f"{beside}: is not the one that {path} was written with; restore both, or delete both")
     with np.load(beside, allow_pickle=False) as held:
-        return told | {"first": {name: held[name] for name in held.files}}
+        return truth | {"first": {name: held[name] for name in held.files}}
 
 
 def imagined(

@@ -65,13 +65,13 @@ def run(stage: VideoTokenizerTraining, job: Job) -> dict[str, Any]:
     else:
         model = train(stage, job, folder)
     model.eval()
-    told = heldout(stage, job, model)
+    scores = heldout(stage, job, model)
     if job.mesh.is_main:
         job.run.guard()
         save_tokenizer(model, folder / WEIGHTS)
-        job.run.write_result(stage.name, table(stage, job, told))
+        job.run.write_result(stage.name, table(stage, job, scores))
     job.mesh.barrier()
-    return {"steps": 0 if stage.released else stage.steps, **told}
+    return {"steps": 0 if stage.released else stage.steps, **scores}
 
 
 def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokenizer:
@@ -89,10 +89,10 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
         raise ConfigError(
             f"stages: {stage.name}.clips_per_step = {stage.clips_per_step} must be a multiple of the {ranks} ranks"
         )
-    mine = stage.clips_per_step // ranks
+    share = stage.clips_per_step // ranks
     for step in range(start, stage.steps):
         begun = time.monotonic()
-        frames, context = batch(stage, job, source, step * stage.clips_per_step + job.mesh.rank * mine, mine)
+        frames, context = batch(stage, job, source, step * stage.clips_per_step + job.mesh.rank * share, share)
         values = trainer.step(frames, context)
         done = step + 1
         if job.mesh.is_main and (done % stage.log_every == 0 or done == stage.steps):
@@ -135,13 +135,13 @@ def batch(
     return (clips[:, 1:], clips[:, 0]) if compressive else (clips, None)
 
 
-def table(stage: VideoTokenizerTraining, job: Job, told: dict[str, float]) -> dict[str, Any]:
+def table(stage: VideoTokenizerTraining, job: Job, scores: dict[str, float]) -> dict[str, Any]:
     """Held-out reconstruction as a table of the report."""
     config, columns = video_settings(job).tokenizer, ["mae", "psnr", "ssim", "codes used", "perplexity"]
     trivial = "the context frame for ever" if config.kind == "compressive" else "the mean colour"
-    found = [told[f"heldout/{name}"] for name in ("mae", "psnr", "ssim", "codes_used", "perplexity")]
+    found = [scores[f"heldout/{name}"] for name in ("mae", "psnr", "ssim", "codes_used", "perplexity")]
     rows = [
-        {"name": trivial, "kind": "baseline", "cells": [None, told["heldout/baseline_psnr"], None, None, None]},
+        {"name": trivial, "kind": "baseline", "cells": [None, scores["heldout/baseline_psnr"], None, None, None]},
         {"name": stage.name, "kind": "model", "cells": found},
     ]
     note = (
@@ -236,5 +236,5 @@ def heldout(stage: VideoTokenizerTraining, job: Job, model: VideoTokenizer) -> d
         )
         scores["baseline_psnr"].append(frame_metrics(trivial, frames, ("psnr",))["psnr"].flatten().cpu())
     used, perplexity = utilisation(torch.cat([c.flatten() for c in codes]), model.config.codebook)
-    told = {f"heldout/{name}": float(torch.cat(parts).mean()) for name, parts in scores.items()}
-    return told | {"heldout/codes_used": used, "heldout/perplexity": perplexity}
+    means = {f"heldout/{name}": float(torch.cat(parts).mean()) for name, parts in scores.items()}
+    return means | {"heldout/codes_used": used, "heldout/perplexity": perplexity}

@@ -76,9 +76,9 @@ def score_all(
     longest = max(len(row.ids) for row in rows)
     shared = spread(job.mesh.share(rows), max(budget, longest), job.mesh, job.model.hidden)
     scored = engine.score(shared.batches, score)
-    mine = {name: shared.bring_home([s[name] for s in scored]) for name in scored[0]}
-    parts = job.mesh.gather(mine)
-    return {name: dict(enumerate(v for part in parts for v in part[name])) for name in mine}
+    own = {name: shared.bring_home([s[name] for s in scored]) for name in scored[0]}
+    parts = job.mesh.gather(own)
+    return {name: dict(enumerate(v for part in parts for v in part[name])) for name in own}
 
 
 def fit_items(
@@ -91,7 +91,7 @@ def fit_items(
     loss: LossFn,
     describe: Callable[[dict[str, float]], dict[str, float]],
 ) -> dict[str, Any]:
-    """Train on `count` items in a fresh order every epoch. `rows(mine, whole)` makes this rank's sequences of a step,
+    """Train on `count` items in a fresh order every epoch. `rows(share, whole)` makes this rank's sequences of a step,
     `whole` being all of the step's items."""
     each = training.sequences_per_step
     order = lru_cache(maxsize=2)(lambda epoch: permutation(count, fold(job.recipe.seed, 21), epoch))

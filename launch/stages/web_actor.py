@@ -48,14 +48,14 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
         for w in weigh(stage.method, experience.trajectories, values, lam=stage.lam)
         if (w.trajectory, w.index) in chosen
     ]
-    told = {"learnt": len(weighed), "positive": sum(w.value > 0 for w in weighed)}
+    counts = {"learnt": len(weighed), "positive": sum(w.value > 0 for w in weighed)}
     if not weighed:  # filtered imitation of a phase without success, for one: the actor stays as it is
         log.warning(
             "stage %s: method %s keeps no step of this phase; the actor stays as it is", stage.name, stage.method
         )
         where = step_folder(job.checkpoints(stage.name), 0)
         build_engine(job, None, stage.init).save(where, {})
-        return {"steps": 0, "items": 0, "checkpoint": str(where.relative_to(job.run.path)), **told}
+        return {"steps": 0, "items": 0, "checkpoint": str(where.relative_to(job.run.path)), **counts}
     reference = {}
     if stage.method in WITH_REFERENCE:
         rows_ = [TrainSequence(w.step.ids) for w in weighed]
@@ -63,8 +63,8 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
         reference = score_all(job, frozen, rows_, logprob_score(1.0), training.microbatch_tokens)["logprob"]
     engine = build_engine(job, training.optimizer, stage.init)
 
-    def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
-        return [row(stage.method, weighed[i], len(whole), reference.get(i)) for i in mine]
+    def rows(share: list[int], whole: list[int]) -> list[TrainSequence]:
+        return [row(stage.method, weighed[i], len(whole), reference.get(i)) for i in share]
 
     def describe(sums: dict[str, float]) -> dict[str, float]:
         found = {"loss": sums["loss"]}
@@ -74,4 +74,4 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
         return found
 
     loss = make_loss(settings(stage.method, stage.beta, stage.length_normalize))
-    return {**fit_items(job, stage.name, engine, training, len(weighed), rows, loss, describe), **told}
+    return {**fit_items(job, stage.name, engine, training, len(weighed), rows, loss, describe), **counts}

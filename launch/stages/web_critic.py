@@ -34,9 +34,9 @@ def run(stage: WebCritic, job: Job) -> dict[str, Any]:
     end = prompter_of(job).stop_id
     engine = build_twin(job, stage.training.optimizer, stage.init, stage.resume)
 
-    def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
+    def rows(share: list[int], whole: list[int]) -> list[TrainSequence]:
         found = []
-        for place in (experience.steps[i] for i in mine):
+        for place in (experience.steps[i] for i in share):
             label = experience.trajectories[place[0]].reward
             step = experience.step(place)
             found += [state_row(prompt, end, label, 1.0 / len(whole)) for prompt in (step.prompt, step.following)]

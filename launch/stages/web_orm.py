@@ -62,9 +62,9 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     weights = [len(learnt) / (2 * wins) if t.success else len(learnt) / (2 * (len(learnt) - wins)) for t in learnt]
     engine = build_engine(job, stage.training.optimizer, stage.init)
 
-    def rows(mine: list[int], whole: list[int]) -> list[TrainSequence]:
+    def rows(share: list[int], whole: list[int]) -> list[TrainSequence]:
         seen = sum(len(built[i].ids) - 2 for i in whole)
-        return [weighed(built[i], weights[i] / len(whole), stage.prompts / seen) for i in mine]
+        return [weighed(built[i], weights[i] / len(whole), stage.prompts / seen) for i in share]
 
     loss = make_loss(PolicySettings())
     outcome = fit_items(
@@ -72,11 +72,11 @@ def run(stage: WebOrm, job: Job) -> dict[str, Any]:
     )
     said = probabilities(job, engine, [t for _, t in kept_back])
     judged = [(name, t, p) for (name, t), p in zip(kept_back, said, strict=True)]
-    told = _measured(stage, job, judged, learnt)
+    measured = _measured(stage, job, judged, learnt)
     return {
         **outcome,
         "learnt": {"trajectories": len(learnt), "tasks": len({t.intent for t in learnt}), "successes": wins},
-        **told,
+        **measured,
     }
 
 
@@ -90,11 +90,11 @@ def _measured(
     kinds = {t.task.task_id: (t.task.template_id, t.task.template) for t in pool_of(sites_of(job))}
     known = [(kinds.get(t.task_id, t.site), t.success) for t in lessons]
     guesses = by_kind(known, [kinds.get(t.task_id, t.site) for t, _ in chosen])
-    told, guessed = _accuracy(chosen), _accuracy([(t, p) for (t, _), p in zip(chosen, guesses, strict=True)])
+    accuracy, guessed = _accuracy(chosen), _accuracy([(t, p) for (t, _), p in zip(chosen, guesses, strict=True)])
     if job.mesh.is_main:
         parts = {site: [(t, p) for t, p in chosen if t.site == site] for site in sorted({t.site for t, _ in chosen})}
         parts |= {f"all of {name}": [(t, p) for source, t, p in judged if source == name] for name in stage.data}
-        rows = [(stage.name, "model", told), ("the commoner answer of each kind of task", "baseline", guessed)]
+        rows = [(stage.name, "model", accuracy), ("the commoner answer of each kind of task", "baseline", guessed)]
         rows += [(name, "model", _accuracy(part)) for name, part in parts.items() if part]
         table = {
             "title": f"Outcome reward model on held-out tasks: {stage.name}",
@@ -114,7 +114,7 @@ def _measured(
             " world's score; always the commoner answer has 50 % as the mean of both classes. Wilson's 95 % intervals.",
         }
         job.run.write_result(stage.name, table)
-    cells = {name: value.to_cell() for name, value in told.items() if value is not None}
+    cells = {name: value.to_cell() for name, value in accuracy.items() if value is not None}
     return {"held_out": len(chosen), "balanced": None, **cells, "balanced_by_kind_of_task": _cell(guessed["balanced"])}
 
 

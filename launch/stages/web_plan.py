@@ -72,7 +72,7 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     known = make_world(settings, "test") if scripted else None
     ways = {t.task.task_id: oracle_pages(known, t) for t in tasks} if known is not None else {}
     found: dict[str, Results] = {}
-    told: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     invalid = 0
     bar = Bar(stage.name, len(stage.arms), speak=job.mesh.is_main)
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
         for arm in stage.arms:
             found[arm.name], tally, more, lost = _play(stage, job, arm, actor, tasks, ways)
             invalid += lost
-            told[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
+            outcomes[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
             bar.update(len(found), f"{arm.name}: {percent(_rate(found[arm.name]))}")
     baseline = not elsewhere or settings.random_elsewhere
     ends = {
@@ -89,10 +89,10 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     }
     if job.mesh.is_main:
         job.run.guard()
-        job.run.write_result(stage.name, _table(stage, found, ends, tasks, invalid, told))
+        job.run.write_result(stage.name, _table(stage, found, ends, tasks, invalid, outcomes))
         if stage.headline:
             write_json(job.run.path / "summary.json", _summary(stage, found))
-    return {"tasks": len(tasks), "invalid": invalid, **told}
+    return {"tasks": len(tasks), "invalid": invalid, **outcomes}
 
 
 def _play(
@@ -111,19 +111,19 @@ def _play(
         world = _world(stage, job, arm, tasks, ways, stack)
         value = _value(job, arm, ways, actor)
         planner = Planner(arm, actor.sampler, params, seed, world, value)
-        mine = [Seat(task, number, 0) for number, task in job.mesh.share(list(enumerate(tasks)))]
+        seats = [Seat(task, number, 0) for number, task in job.mesh.share(list(enumerate(tasks)))]
         job.mesh.from_main(lambda: reset_sites(sites_of(job), "test"))
 
         def play() -> tuple[Results, Tally, int, int]:
             results: Results = {}
-            for part in players.parts(mine, job.mesh.data_size):
+            for part in players.parts(seats, job.mesh.data_size):
                 episodes = [players.episode(place, s.task, s.prompt_id, 0) for place, (_, s) in enumerate(part)]
                 planner.play(episodes)
                 for episode in episodes:
                     if episode.fault is None:
                         results[episode.prompt_id] = (episode.task.task.sites[0], episode.world.score >= 1.0)
             unreadable = getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
-            return results, planner.tally, unreadable, len(mine) - len(results)
+            return results, planner.tally, unreadable, len(seats) - len(results)
 
         parts = job.mesh.gather(job.mesh.from_leader(play))
     tally, whole = Tally(), Results()
@@ -213,8 +213,8 @@ def _random(job: Job, stage: WebPlan, tasks: list[SiteTask]) -> Results:
 
 
 def _rate(results: Results, site: str = ALL) -> Any:
-    mine = [solved for where, solved in results.values() if site in (ALL, where)]
-    return proportion(sum(mine), len(mine))
+    outcomes = [solved for where, solved in results.values() if site in (ALL, where)]
+    return proportion(sum(outcomes), len(outcomes))
 
 
 def _table(
@@ -223,7 +223,7 @@ def _table(
     ends: dict[str, Results | None],
     tasks: list[SiteTask],
     invalid: int,
-    told: dict[str, Any],
+    outcomes: dict[str, Any],
 ) -> dict[str, Any]:
     sites = sorted({t.task.sites[0] for t in tasks})
     kinds = {arm.name: "control" if arm.control else "model" for arm in stage.arms}
@@ -235,7 +235,9 @@ def _table(
         for name, kind, results in lines
         if results is not None
     ]
-    pages = [f"{n}: {t['exact']} of {t['checked']} expected pages came true" for n, t in told.items() if t["checked"]]
+    pages = [
+        f"{n}: {t['exact']} of {t['checked']} expected pages came true" for n, t in outcomes.items() if t["checked"]
+    ]
     note = (
         f"{len(tasks)} test tasks, one episode each, temperature {stage.temperature:g}; Wilson's 95 % intervals; "
         f"{invalid} invalid episodes"

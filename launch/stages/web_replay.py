@@ -36,12 +36,12 @@ class Experience:
 
 def experience_of(job: Job, stage: str) -> Experience:
     """What a finished web-replay stage chose."""
-    told: WebReplay = next(s for s in job.recipe.stages if s.name == stage)  # type: ignore[assignment]
-    new = read_steps(job, told.new)
+    replay: WebReplay = next(s for s in job.recipe.stages if s.name == stage)  # type: ignore[assignment]
+    new = read_steps(job, replay.new)
     chosen: dict[str, list[int]] = {}
     for key, step in read_json(job.stage_folder(stage) / CHOSEN)["chosen"]:
         chosen.setdefault(key, []).append(step)
-    earlier = [t for name in told.earlier for t in read_steps(job, name) if t.key in chosen]
+    earlier = [t for name in replay.earlier for t in read_steps(job, name) if t.key in chosen]
     places = [(n, i) for n, t in enumerate(new) for i, s in enumerate(t.steps) if s.learn]
     places += [(len(new) + n, i) for n, t in enumerate(earlier) for i in sorted(chosen[t.key])]
     return Experience([*new, *earlier], places)

@@ -59,7 +59,7 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
             break
     if not kept.tasks and tried and api is not None:
         kept = filtered(tried, values, stage.count, nearest=True)
-    told: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     if job.mesh.is_main:
         if not kept.tasks:
             raise ConfigError(
@@ -85,8 +85,8 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
         job.run.guard()
         write_tasks(folder / TASKS, kept.tasks)
         fresh = sum(t.task.intent not in {x.intent for x in seen} for t in kept.tasks)
-        told = {"failed": len(failed), "fresh": fresh, **kept.counts}
-    return job.mesh.from_main(lambda: told)
+        counts = {"failed": len(failed), "fresh": fresh, **kept.counts}
+    return job.mesh.from_main(lambda: counts)
 
 
 def _make(

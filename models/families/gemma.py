@@ -37,13 +37,13 @@ def _read(hf: dict[str, Any]) -> dict[str, Any]:
 
 def _global_every(hf: dict[str, Any]) -> tuple[int, list[str]]:
     """Every how many-th layer attends to all of its document, and the kinds of all layers."""
-    layers, told = int(hf["num_hidden_layers"]), hf.get("layer_types")
-    if told is None:
+    layers, stated = int(hf["num_hidden_layers"]), hf.get("layer_types")
+    if stated is None:
         every = int(hf.get("sliding_window_pattern", 6))
     else:
-        every = told.index(GLOBAL) + 1 if GLOBAL in told else layers + 1
+        every = stated.index(GLOBAL) + 1 if GLOBAL in stated else layers + 1
     types = [SLIDING if (i + 1) % every else GLOBAL for i in range(layers)]
-    if told is not None and told != types:
+    if stated is not None and stated != types:
         raise ValueError(f"layer_types: only patterns with every so many-th layer {GLOBAL} are supported")
     return every, types
 

@@ -31,11 +31,11 @@ OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj
 COMPRESSIVE_KEYS = ("vq_fsq_levels", "dyn_fsq_levels", "patch_size", "max_att_resolution")
 
 
-def tokenizer_config(told: dict[str, Any], height: int = 256, width: int = 320) -> TokenizerConfig:
+def tokenizer_config(stated: dict[str, Any], height: int = 256, width: int = 320) -> TokenizerConfig:
     """Our settings from a release's config.json; a setting that we would compute differently is refused by name."""
-    compressive = any(key in told for key in COMPRESSIVE_KEYS)
+    compressive = any(key in stated for key in COMPRESSIVE_KEYS)
     base = RT1_COMPRESSIVE if compressive else RT1_FRAME
-    channels = list(told.get("block_out_channels", base.channels))
+    channels = list(stated.get("block_out_channels", base.channels))
     wanted: dict[str, Any] = {
         "act_fn": "silu",
         "norm_type": "group",
@@ -50,50 +50,50 @@ def tokenizer_config(told: dict[str, Any], height: int = 256, width: int = 320) 
     if compressive:
         wanted["mid_block_add_attention"] = False
     for key in ("num_vq_embeddings", "num_dyn_embeddings"):
-        if key in told:
+        if key in stated:
             raise ConfigError(
                 f"config.json: {key} belongs to a tokenizer with a learnt codebook; only finite scalar quantisation "
                 "is built here"
             )
     for key, value in wanted.items():
-        if told.get(key, value) != value:
-            raise ConfigError(f"config.json: {key} = {told[key]!r} is not built here, only {value!r}")
-    resnets = int(told.get("layers_per_block", base.encoder_resnets))
-    levels = [_levels(told[key], key) for key in ("fsq_levels", "vq_fsq_levels", "dyn_fsq_levels") if key in told] or [
-        base.levels
-    ]
+        if stated.get(key, value) != value:
+            raise ConfigError(f"config.json: {key} = {stated[key]!r} is not built here, only {value!r}")
+    resnets = int(stated.get("layers_per_block", base.encoder_resnets))
+    levels = [
+        _levels(stated[key], key) for key in ("fsq_levels", "vq_fsq_levels", "dyn_fsq_levels") if key in stated
+    ] or [base.levels]
     if any(other != levels[0] for other in levels):
         raise ConfigError(
             "config.json: vq_fsq_levels and dyn_fsq_levels differ; both quantisers have the same levels here"
         )
     if compressive:
-        _check_attention(told, len(channels))
+        _check_attention(stated, len(channels))
     return replace(
         base,
         height=height,
         width=width,
         channels=channels,
-        latent=int(told.get("latent_channels", base.latent)),
-        groups=int(told.get("norm_num_groups", base.groups)),
+        latent=int(stated.get("latent_channels", base.latent)),
+        groups=int(stated.get("norm_num_groups", base.groups)),
         levels=levels[0],
         encoder_resnets=resnets,
         decoder_resnets=resnets + 1 if compressive else resnets,
-        patch=int(told.get("patch_size", base.patch)),
+        patch=int(stated.get("patch_size", base.patch)),
     )
 
 
-def _levels(told: int | list[int], key: str) -> list[int]:
+def _levels(stated: int | list[int], key: str) -> list[int]:
     """The levels of a quantiser: given, or named by the bits of its codebook."""
-    if isinstance(told, int) and told not in LEVELS:
-        raise ConfigError(f"config.json: {key} = {told} is none of {', '.join(map(str, LEVELS))}")
-    return list(LEVELS[told] if isinstance(told, int) else told)
+    if isinstance(stated, int) and stated not in LEVELS:
+        raise ConfigError(f"config.json: {key} = {stated} is none of {', '.join(map(str, LEVELS))}")
+    return list(LEVELS[stated] if isinstance(stated, int) else stated)
 
 
-def _check_attention(told: dict[str, Any], blocks: int) -> None:
+def _check_attention(stated: dict[str, Any], blocks: int) -> None:
     """The frames' encoder attends to the context wherever the picture is small enough; here that is after its last
     two blocks.
     """
-    side, most = int(told.get("resolution", 256)), int(told.get("max_att_resolution", 32))
+    side, most = int(stated.get("resolution", 256)), int(stated.get("max_att_resolution", 32))
     sides = [side // 2 ** min(i + 1, blocks - 1) for i in range(blocks)]
     if [s <= most for s in sides] != [i >= blocks - 2 for i in range(blocks)]:
         raise ConfigError(
@@ -113,7 +113,7 @@ def released_config(config: TokenizerConfig) -> dict[str, Any]:
             "in a decoder's block as in an encoder's"
         )
     blocks = len(config.channels)
-    told: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "_class_name": "CompressiveVQModelFSQ" if compressive else "CNNFSQModel256",
         "act_fn": "silu",
         "block_out_channels": config.channels,
@@ -128,14 +128,14 @@ def released_config(config: TokenizerConfig) -> dict[str, Any]:
         "resolution": config.height,
     }
     if not compressive:
-        return told | {"fsq_levels": config.levels}
+        return shared | {"fsq_levels": config.levels}
     side = {
         "max_att_resolution": config.grid[0],
         "patch_size": config.patch,
         "context_length": 1,
         "mid_block_add_attention": False,
     }
-    return told | side | {"vq_fsq_levels": config.levels, "dyn_fsq_levels": config.levels}
+    return shared | side | {"vq_fsq_levels": config.levels, "dyn_fsq_levels": config.levels}
 
 
 def rename(name: str) -> str | None:
@@ -207,12 +207,12 @@ def _files(folder: Path) -> list[Path]:
 
 def write_tokenizer(model: VideoTokenizer, folder: Path) -> None:
     """A tokenizer as a folder of the release's layout."""
-    told = released_config(model.config)
+    hf_config = released_config(model.config)
     make_folder(folder)
     save_tensors(
         folder / WEIGHTS, {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     )
-    write_json(folder / "config.json", told)
+    write_json(folder / "config.json", hf_config)
 
 
 def write_transformer(config: ModelConfig, bos: int, eos: int, folder: Path, seed: int = 0) -> None:
@@ -224,7 +224,7 @@ def write_transformer(config: ModelConfig, bos: int, eos: int, folder: Path, see
         name: torch.randn(shape, generator=generator) * config.init_std for name, shape in _transformer_shapes(config)
     }
     tensors = {name: torch.ones_like(tensor) if "norm" in name else tensor for name, tensor in drawn.items()}
-    told = {
+    hf_config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": config.vocab,
@@ -246,7 +246,7 @@ def write_transformer(config: ModelConfig, bos: int, eos: int, folder: Path, see
     }
     make_folder(folder)
     save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
-    write_json(folder / "config.json", told)
+    write_json(folder / "config.json", hf_config)
 
 
 def _transformer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

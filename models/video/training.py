@@ -89,12 +89,12 @@ class TokenizerTrainer:
             values["discriminator"] = self._train_adversary(real, fake.detach())
         used, perplexity = utilisation(made.codes.frames_BTN, self.model.config.codebook)
         self.step_number += 1
-        told = {name: float(value.detach()) for name, value in values.items()}
-        for name, value in told.items():
+        numbers = {name: float(value.detach()) for name, value in values.items()}
+        for name, value in numbers.items():
             if value != value or abs(value) == float("inf"):
                 raise NumericsError(f"tokenizer step {self.step_number}: {name} is {value}; lower the learning rate")
         error = (fake.detach().clamp(0, 1) - real).square().mean()
-        return told | {
+        return numbers | {
             "psnr": float(-10 * torch.log10(error + 1e-8)),
             "codes_used": used,
             "perplexity": perplexity,

@@ -115,8 +115,8 @@ class AgentResults:
         gains = {name: difference(self.sampled(best, tag), self.sampled(name, tag)) for name in others}
         ahead = ", ".join(name for name, gain in gains.items() if gain.low > 0) or "none"
         solved = percent(self.sampled(best, tag).passes(1))
-        told = {name: points(gain, "points of Pass@1") for name, gain in gains.items()}
-        paragraphs = [f"{best} minus {name}: {told[name]}, {gain.n} seeds." for name, gain in gains.items()]
+        gained = {name: points(gain, "points of Pass@1") for name, gain in gains.items()}
+        paragraphs = [f"{best} minus {name}: {gained[name]}, {gain.n} seeds." for name, gain in gains.items()]
         if self.greedy:
             behind = [name for name in others if difference(self.certain(best, tag), self.certain(name, tag)).low <= 0]
             shares = ", ".join(f"{name} {percent(self.certain(name, tag).passes(1))}" for name in (best, *others))

@@ -99,8 +99,8 @@ def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], 
     values = {f"agent/{name}": sum(row[i] for row in everywhere) / len(everywhere) for i, name in enumerate(names)}
     tags = sorted({row[-1] for row in everywhere})
     for tag in tags if len(tags) > 1 else ():
-        mine = [row[0] for row in everywhere if row[-1] == tag]
-        values[f"agent/success/{tag}"] = sum(mine) / len(mine)
+        successes = [row[0] for row in everywhere if row[-1] == tag]
+        values[f"agent/success/{tag}"] = sum(successes) / len(successes)
     return values
 
 

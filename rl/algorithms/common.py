@@ -130,8 +130,8 @@ def kl_penalties(config: Policy, trajectories: Sequence[Trajectory], scores: Sco
 
 def denominator(config: Policy, trajectories: Sequence[Trajectory], gather: Gather) -> float:
     """What the summed loss is divided by, over all ranks: sampled tokens, or sequences."""
-    mine = action_tokens(trajectories) if config.aggregate == "token" else len(rows(trajectories))
-    return float(max(sum(gather(mine)), 1))
+    count = action_tokens(trajectories) if config.aggregate == "token" else len(rows(trajectories))
+    return float(max(sum(gather(count)), 1))
 
 
 def weigh(

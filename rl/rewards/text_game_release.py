@@ -109,8 +109,8 @@ def tally(found: Any, step: Transition) -> Tally:
 def _merged(difference: dict[str, Any], step: Transition) -> list[Any]:
     """Current objects, without the removed and with the modified ones; then the score, if the answer has one."""
     modified: dict[Any, Any] = {}
-    told = difference.get("modified")
-    for thing in told if isinstance(told, Iterable) else ():
+    changed = difference.get("modified")
+    for thing in changed if isinstance(changed, Iterable) else ():
         try:
             modified[thing["uuid"]] = thing
         except (TypeError, KeyError):

@@ -72,13 +72,13 @@ def lora_of(engine: Engine) -> LoraConfig:
     return lora
 
 
-def write_base(engine: Engine, model: ModelConfig, folder: Path, speaks: bool) -> None:
+def write_base(engine: Engine, model: ModelConfig, folder: Path, writes: bool) -> None:
     """The frozen weights as a Hugging Face folder. Collective; one rank writes."""
     from ...models.hf import hf_tensors, write_folder
 
     precision = "bf16" if engine.precision.params == "bf16" else "fp32"
     tensors = hf_tensors(model, base_weights(engine), precision)
-    if speaks:
+    if writes:
         write_folder(folder, model, tensors, precision, None, 1 << 30)
     else:
         for _ in tensors:

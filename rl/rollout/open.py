@@ -103,7 +103,7 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
     dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"
     home = make_folder(folder / "model")
     if config.adapters_only:
-        write_base(engine, model, home, speaks=mesh.is_main)
+        write_base(engine, model, home, writes=mesh.is_main)
     elif mesh.is_main:
         (home / "config.json").write_text(json.dumps(write_hf_config(model, dtype)), encoding="utf-8")
     settings = VllmSettings(
@@ -193,7 +193,7 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
             lambda: weights(engine),
             version,
             timeout_s=config.sync_s,
-            speaks=mesh.is_main,
+            sends=mesh.is_main,
             gather=mesh.everyone,
         )
         for target in sampler.targets:

@@ -65,7 +65,7 @@ class LocalVllm:
         self.llm: Any = LLM(**self.settings.engine_arguments())
         self.children = [p for p in multiprocessing.active_children() if p not in before]
         self.version: int | None = 0 if self.settings.load == "auto" else None
-        self.lying: list[str] = []  # what has no memory: to wake a part twice is an error of the driver
+        self.asleep: list[str] = []  # what has no memory: to wake a part twice is an error of the driver
         self.adapter: tuple[str, int] | None = None  # its folder and version, where only adapters change
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
@@ -201,10 +201,10 @@ class LocalVllm:
     def sleep(self, level: int) -> None:
         """Give the GPU memory of weights and cache back. Level 1 keeps a copy of the weights in host memory; level 2
         keeps none, so that a version must be published before the next rollout."""
-        if self.lying:
+        if self.asleep:
             return
         self.llm.sleep(level=level)
-        self.lying = ["weights", "kv_cache"]
+        self.asleep = ["weights", "kv_cache"]
         if level == 2:
             self.version = None
 
@@ -213,10 +213,10 @@ class LocalVllm:
         self._wake("weights", "kv_cache")
 
     def _wake(self, *parts: str) -> None:
-        tags = [part for part in self.lying if part in parts]
+        tags = [part for part in self.asleep if part in parts]
         if tags:
             self.llm.wake_up(tags=tags)
-            self.lying = [part for part in self.lying if part not in tags]
+            self.asleep = [part for part in self.asleep if part not in tags]
 
     def close(self) -> None:
         """End the engine and its processes."""

@@ -101,7 +101,7 @@ class VllmServer:
                 break
             except subprocess.TimeoutExpired:
                 continue
-        with_children_gone(self.process.pid)
+        kill_group(self.process.pid)
         self.process = None
 
     def tail(self, lines: int = 15) -> str:
@@ -112,7 +112,7 @@ class VllmServer:
             return f"({error})"
 
 
-def with_children_gone(group: int, patience_s: float = 10.0) -> None:
+def kill_group(group: int, patience_s: float = 10.0) -> None:
     """Wait until no process of a group is left; what still is gets killed."""
     end = time.monotonic() + patience_s
     while time.monotonic() < end:

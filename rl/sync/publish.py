@@ -34,20 +34,20 @@ def publish(
     *,
     attempts: int = 3,
     timeout_s: float = 300.0,
-    speaks: bool = True,
+    sends: bool = True,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> SyncReport:
     """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective;
-    those that `speaks` send, each to its own targets."""
+    the ranks with `sends` send, each to its own targets."""
     begun = time.monotonic()
     found: list[str] = []
     for attempt in range(1, attempts + 1):
         answers: dict[str, list[dict[str, Any]]] = {}
-        if speaks:
+        if sends:
             for target in targets:
                 target.accept(None, timeout_s)
         stream = iter(weights())
-        if speaks:
+        if sends:
             try:
                 answers = transport.send(stream, version, targets, timeout_s)
                 found = faults(answers, version)
@@ -56,9 +56,9 @@ def publish(
         for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
             pass
         # all ranks try again, or none
-        found = [fault for faults in gather(found if speaks else []) for fault in faults]
+        found = [fault for faults in gather(found if sends else []) for fault in faults]
         if not found:
-            if speaks:
+            if sends:
                 for target in targets:
                     target.accept(version, timeout_s)
             tensors = max((a.get("tensors", 0) for found in answers.values() for a in found), default=0)

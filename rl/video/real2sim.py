@@ -27,7 +27,7 @@ REPLIES = 3  # attempts to get an answer from the sampler
 
 @dataclass(frozen=True)
 class Ending:
-    """How a robot's action says that the episode is over: these numbers of it, from `at` on, are 1 or 0 as told."""
+    """How a robot's action says that the episode is over: these numbers of it, from `at` on, equal `done`."""
 
     at: int
     done: tuple[int, ...]

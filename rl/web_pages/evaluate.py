@@ -33,17 +33,17 @@ def gains(
     truths: Sequence[str], after: Sequence[Verdict | Invalid], before: Sequence[Verdict | Invalid]
 ) -> list[Estimate]:
     """How much more one model scores than another on the pages both could be judged on, by the columns of the table."""
-    told = [
+    pairs = [
         (t, a, b)
         for t, a, b in zip(truths, after, before, strict=True)
         if isinstance(a, Verdict) and isinstance(b, Verdict)
     ]
     return [
-        mean([a.precision - b.precision for _, a, b in told]),
-        mean([a.recall - b.recall for _, a, b in told]),
-        mean([a.reward - b.reward for _, a, b in told]),
-        mean([a.reward - b.reward for t, a, b in told if t != NOTHING]),
-        paired_difference([a.reward == 1.0 for _, a, _ in told], [b.reward == 1.0 for _, _, b in told]),
+        mean([a.precision - b.precision for _, a, b in pairs]),
+        mean([a.recall - b.recall for _, a, b in pairs]),
+        mean([a.reward - b.reward for _, a, b in pairs]),
+        mean([a.reward - b.reward for t, a, b in pairs if t != NOTHING]),
+        paired_difference([a.reward == 1.0 for _, a, _ in pairs], [b.reward == 1.0 for _, _, b in pairs]),
     ]
 
 

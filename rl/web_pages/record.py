@@ -43,8 +43,12 @@ def tree_of(raw: list[dict[str, Any]]) -> tuple[list[Node], dict[int, int]]:
         kept = not (item.get("ignored") or role in _SKIPPED or silent or echo)
         value = str(item.get("value", {}).get("value", "")).strip()
         if kept:
-            told = {p["name"]: p["value"].get("value") for p in item.get("properties", [])}
-            shown = [(key, str(told[key])) for key in _PROPERTIES if told.get(key) not in (None, False, "false", "")]
+            properties = {p["name"]: p["value"].get("value") for p in item.get("properties", [])}
+            shown = [
+                (key, str(properties[key]))
+                for key in _PROPERTIES
+                if properties.get(key) not in (None, False, "false", "")
+            ]
             inner[int(item["nodeId"])] = item.get("backendDOMNodeId", 0)
             nodes.append(
                 Node(

@@ -92,7 +92,7 @@ def test_an_override_finds_a_list_item_by_number_or_name() -> None:
             "f.yaml:2: inner.mode = 'fsat' must be one of 'fast', 'slow'; did you mean 'fast'?",
         ),
         ("count: 1\n", "f.yaml:1: key 'name' is missing"),
-        ("name: x\nname: y\n", "f.yaml:2: key 'name' stands twice"),
+        ("name: x\nname: y\n", "f.yaml:2: key 'name' is given twice"),
         ("name: [x\n", "f.yaml:2: not valid YAML"),
         ("name: x\npets:\n- {kind: doog}\n", "f.yaml:3: pets[0].kind = 'doog' is unknown; did you mean 'dog'?"),
         ("name: x\npets:\n- {lives: 3}\n", "f.yaml:3: pets[0] needs a key 'kind': one of cat, dog"),

@@ -139,7 +139,7 @@ def test_a_target_that_fails_is_named_and_other_ranks_stay_in_step(tmp_path) -> 
             return values
 
         try:
-            publish(BroadcastTransport(), [engine], weights, 1, timeout_s=5, speaks=number == 0, gather=gather)
+            publish(BroadcastTransport(), [engine], weights, 1, timeout_s=5, sends=number == 0, gather=gather)
         except SyncError as error:
             errors[number] = str(error)
 

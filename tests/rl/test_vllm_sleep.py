@@ -31,7 +31,7 @@ class Driver:
 @pytest.fixture
 def sampler() -> LocalVllm:
     made = LocalVllm.__new__(LocalVllm)
-    made.llm, made.lying, made.version = Driver(), [], 0
+    made.llm, made.asleep, made.version = Driver(), [], 0
     return made
 
 

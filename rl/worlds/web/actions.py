@@ -66,8 +66,10 @@ class WebAction:
 
 
 def _quoted(text: str) -> str:
-    told = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0")
-    return f'"{told}"'
+    escaped = (
+        text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0")
+    )
+    return f'"{escaped}"'
 
 
 def parse_call(text: str) -> WebAction:
@@ -140,10 +142,10 @@ def checked(kind: Kind, element: str | None, text: str) -> WebAction:
     """An action whose parts fit its kind, or NotAnAction."""
     number = None
     if kind in NEEDS_ELEMENT:
-        told = (element or "").strip()
-        if not (told.isascii() and told.isdigit() and len(told) < 8):
-            raise NotAnAction(f"{kind} needs the id of an element, not {told[:20]!r}")
-        number = int(told)
+        digits = (element or "").strip()
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 8):
+            raise NotAnAction(f"{kind} needs the id of an element, not {digits[:20]!r}")
+        number = int(digits)
     if kind == "switch_tab" and not (text.strip().isascii() and text.strip().isdigit() and len(text) < 5):
         raise NotAnAction(f"switch_tab needs the number of a tab, not {text[:20]!r}")
     if kind == "goto" and not text.strip():
@@ -177,9 +179,9 @@ def parse_brackets(text: str) -> WebAction:
     `type` presses Enter unless its last bracket is 0, so it becomes the kind `search` then.
     """
     fenced = _FENCE.findall(text[-4 * LONGEST :])
-    told = (fenced[-1] if fenced else text[:LONGEST]).strip()
+    command = (fenced[-1] if fenced else text[:LONGEST]).strip()
     for pattern, kind in _BRACKETS:
-        found = pattern.fullmatch(told)
+        found = pattern.fullmatch(command)
         if found is None:
             continue
         parts = found.groupdict()
@@ -189,4 +191,4 @@ def parse_brackets(text: str) -> WebAction:
             kind = "search"
         element = parts.get("id")
         return WebAction(kind, int(element) if element else None, parts.get("text") or "")
-    return WebAction("none", error=f"no action in {told[:60]!r}")
+    return WebAction("none", error=f"no action in {command[:60]!r}")

@@ -409,11 +409,11 @@ class ChromiumBackend:
         changes processes.
         """
         wire = self.context.new_cdp_session(self.page)
-        told = wire.send("Page.getNavigationHistory")
+        history = wire.send("Page.getNavigationHistory")
         wire.detach()
-        place = told["currentIndex"] + (1 if kind == "forward" else -1)
-        unseen = self.page in self.begun and place == 0 and told["entries"][0]["url"] == "about:blank"
-        if unseen or not 0 <= place < len(told["entries"]):
+        place = history["currentIndex"] + (1 if kind == "forward" else -1)
+        unseen = self.page in self.begun and place == 0 and history["entries"][0]["url"] == "about:blank"
+        if unseen or not 0 <= place < len(history["entries"]):
             raise ActionFailed(f"there is no page to go {kind} to")
         end = time.monotonic() + self.limits.deadline_s / 2
         go = self.page.go_back if kind == "back" else self.page.go_forward
@@ -444,10 +444,10 @@ class ChromiumBackend:
         """
         try:
             with self._within("a script"):
-                told = self.page.wait_for_function(
+                handle = self.page.wait_for_function(
                     f"async a => JSON.stringify([await ({script})(a)])", arg=argument, timeout=self._ms
                 )
-            return json.loads(str(told))[0]  # the handle of a text is the text itself
+            return json.loads(str(handle))[0]  # the handle of a text is the text itself
         except WorldFault:
             raise
         except Exception as error:

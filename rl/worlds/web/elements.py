@@ -57,7 +57,7 @@ class Element:
     @property
     def own_text(self) -> list[str]:
         """The element's own text nodes that are not blank."""
-        return [told for child in self.children if isinstance(child, str) and (told := collapse(child))]
+        return [text for child in self.children if isinstance(child, str) and (text := collapse(child))]
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ def url_match(evaluation: Evaluation, url: str, dialect: Dialect) -> float:
     here, query = _parts(url)
     parts = [_parts(r) for r in references]
     wanted: dict[str, set[str]] = {}
-    for _, told in parts:
-        for key, values in told.items():
+    for _, required in parts:
+        for key, values in required.items():
             wanted.setdefault(key, set()).update(values)
     return float(
         any(base in here for base, _ in parts)

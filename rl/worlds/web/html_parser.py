@@ -196,19 +196,19 @@ def _annotate(root: Element) -> dict[int, FieldState]:
     start: dict[int, FieldState] = {}
     ids: dict[str, Element] = {}
     for element in root.walk():
-        told = element.attributes
-        if "id" in told:
-            ids.setdefault(told["id"], element)
+        attributes = element.attributes
+        if "id" in attributes:
+            ids.setdefault(attributes["id"], element)
         above = element.parent
         hidden = (
-            "hidden" in told
-            or bool(told.get("style") and _HIDING.search(told["style"]))
-            or told.get("type") == "hidden"
+            "hidden" in attributes
+            or bool(attributes.get("style") and _HIDING.search(attributes["style"]))
+            or attributes.get("type") == "hidden"
         )
-        hidden = hidden or told.get("aria-hidden") == "true" or (above is not None and above.tag == "select")
+        hidden = hidden or attributes.get("aria-hidden") == "true" or (above is not None and above.tag == "select")
         element.visible = not hidden and (above is None or above.visible)
         if element.tag == "input":
-            start[element.index] = FieldState(told.get("value", ""), "checked" in told)
+            start[element.index] = FieldState(attributes.get("value", ""), "checked" in attributes)
         elif element.tag == "textarea":
             start[element.index] = FieldState("".join(c for c in element.children if isinstance(c, str)))
         elif element.tag == "select":
@@ -257,24 +257,26 @@ def control_of(label: Element, ids: dict[str, Element]) -> Element | None:
 
 
 def _clickable(element: Element, ids: dict[str, Element], worded: bool, pictured: bool) -> bool:
-    told, tag = element.attributes, element.tag
+    attributes, tag = element.attributes, element.tag
     if tag == "label":
         control = control_of(element, ids)
         return control is not None and "disabled" not in control.attributes and worded
     if tag in CLICK_TAGS:
         return tag != "a" or worded or pictured
     if (
-        "onclick" in told
-        or ("jsaction" in told and "click" in told["jsaction"])
-        or told.get("role", "").lower() in CLICK_ROLES
+        "onclick" in attributes
+        or ("jsaction" in attributes and "click" in attributes["jsaction"])
+        or attributes.get("role", "").lower() in CLICK_ROLES
     ):
         return True
-    if told.get("contenteditable", "false").lower() not in ("false", "inherit") or (tag == "img" and "usemap" in told):
+    if attributes.get("contenteditable", "false").lower() not in ("false", "inherit") or (
+        tag == "img" and "usemap" in attributes
+    ):
         return True
     if (
-        "button" in told.get("class", "").lower()
-        or told.get("tabindex", "-").isdigit()
-        or "cursor:pointer" in told.get("style", "")
+        "button" in attributes.get("class", "").lower()
+        or attributes.get("tabindex", "-").isdigit()
+        or "cursor:pointer" in attributes.get("style", "")
     ):
         return worded
     # the pointer cursor of a link is inherited by what stands in it

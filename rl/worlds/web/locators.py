@@ -63,14 +63,14 @@ def _written(found: Element | list[Element] | str | int | bool | None) -> str | 
     return None if found is None else str(found)
 
 
-def _call(found: object, name: str, told: str, position: str | None) -> Element | list[Element] | str | None:
+def _call(found: object, name: str, argument: str, position: str | None) -> Element | list[Element] | str | None:
     if not isinstance(found, Element):
         return None
     if name == "getAttribute":
-        return found.attributes.get(told)
+        return found.attributes.get(argument)
     if name == "getElementById":
-        return next((e for e in found.walk() if e.attributes.get("id") == told), None)
-    hits = select(found, told)
+        return next((e for e in found.walk() if e.attributes.get("id") == argument), None)
+    hits = select(found, argument)
     if name == "querySelectorAll":
         if position is None:
             return hits
@@ -129,7 +129,7 @@ def visible_text(element: Element) -> str:
             elif item.tag in ("td", "th"):
                 waiting.append("\t")
             waiting.extend(reversed(item.children))
-    return "\n".join(line for told in "".join(parts).split("\n") if (line := collapse(told)))
+    return "\n".join(line for raw in "".join(parts).split("\n") if (line := collapse(raw)))
 
 
 def outer_html(element: Element) -> str:
@@ -143,8 +143,8 @@ def outer_html(element: Element) -> str:
         elif isinstance(item, str):
             parts.append(html.escape(item, quote=False))
         else:
-            told = "".join(f' {n}="{html.escape(v, quote=True)}"' for n, v in item.attributes.items())
-            parts.append(f"<{item.tag}{told}>")
+            attributes = "".join(f' {n}="{html.escape(v, quote=True)}"' for n, v in item.attributes.items())
+            parts.append(f"<{item.tag}{attributes}>")
             if item.tag not in ("br", "hr", "img", "input"):
                 waiting.append((f"</{item.tag}>",))
             waiting.extend(reversed(item.children))
@@ -187,18 +187,18 @@ def _matches(element: Element, chain: list[tuple[str, str, str]]) -> bool:
 def _fits(element: Element, tag: str, rest: str) -> bool:
     if tag not in ("*", element.tag):
         return False
-    told = element.attributes
+    attributes = element.attributes
     for part in _PART.finditer(rest):
-        if part["id"] and told.get("id") != part["id"]:
+        if part["id"] and attributes.get("id") != part["id"]:
             return False
-        if part["cls"] and part["cls"] not in told.get("class", "").split():
+        if part["cls"] and part["cls"] not in attributes.get("class", "").split():
             return False
         if part["nth"]:
             row = [c for c in element.parent.children if isinstance(c, Element)] if element.parent else []
             if element not in row or row.index(element) + 1 != int(part["nth"]):
                 return False
         if part["name"]:
-            value, wanted = told.get(part["name"]), part["d"] or part["s"] or part["b"] or ""
+            value, wanted = attributes.get(part["name"]), part["d"] or part["s"] or part["b"] or ""
             if value is None or not _compare(value, part["op"], wanted):
                 return False
     return True

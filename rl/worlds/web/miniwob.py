@@ -18,8 +18,8 @@ _START = """async seed => {
   if (!await until(() => typeof core !== 'undefined' && typeof genProblem !== 'undefined' && core.cover_div)) return null;
   Math.seedrandom(seed); core.EPISODE_MAX_TIME = 1e7; core.startEpisodeReal();
   if (!await until(() => WOB_TASK_READY !== false)) return null;
-  const told = core.getUtterance();
-  return typeof told === 'string' ? told : told.utterance;
+  const goal = core.getUtterance();
+  return typeof goal === 'string' ? goal : goal.utterance;
 }"""  # noqa: E501
 _STATUS = "typeof WOB_DONE_GLOBAL === 'undefined' ? null : [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
 

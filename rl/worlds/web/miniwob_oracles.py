@@ -215,16 +215,16 @@ def widget(intent: str, page: Page, step: int) -> WebAction:
 
 @oracle("simple-arithmetic")
 def arithmetic(intent: str, page: Page, step: int) -> WebAction:
-    told = next(m for e in _body(page) if (m := re.fullmatch(r"(-?\d+) ([x*/+-]) (-?\d+) =", e.text)))
-    a, b = int(told[1]), int(told[3])
-    result = {"x": a * b, "*": a * b, "+": a + b, "-": a - b, "/": a // b if b else 0}[told[2]]
+    match = next(m for e in _body(page) if (m := re.fullmatch(r"(-?\d+) ([x*/+-]) (-?\d+) =", e.text)))
+    a, b = int(match[1]), int(match[3])
+    result = {"x": a * b, "*": a * b, "+": a + b, "-": a - b, "/": a // b if b else 0}[match[2]]
     return _fill(page, {_fields(page)[0]: str(result)})
 
 
 @oracle("simple-algebra")
 def algebra(intent: str, page: Page, step: int) -> WebAction:
-    told = next(e.text for e in _body(page) if re.fullmatch(r"\S+ [+-] \S+ = -?\d+", e.text))
-    a, sign, b, _, c = told.split()
+    equation = next(e.text for e in _body(page) if re.fullmatch(r"\S+ [+-] \S+ = -?\d+", e.text))
+    a, sign, b, _, c = equation.split()
     if re.fullmatch(r"-?\d+", a):  # number, sign, unknown
         result = int(c) - int(a) if sign == "+" else int(a) - int(c)
     else:

@@ -36,19 +36,19 @@ def _record(name: str, seed: int, template: int) -> dict[str, Any]:
         "reference_url": "",
         "program_html": [],
     }
-    told = {
+    common = {
         "task_id": f"{name}.{seed}",
         "sites": [SITE],
         "intent": f"{name} {seed}",
         "start_url": "about:blank",
         "eval": judged,
     }
-    return {**told, "intent_template": name, "intent_template_id": template, KEY: {"page": name, "seed": seed}}
+    return {**common, "intent_template": name, "intent_template_id": template, KEY: {"page": name, "seed": seed}}
 
 
 def place_of(task: WebTask) -> tuple[str, int]:
     """The page and the seed of a task."""
-    told = task.raw.get(KEY)
-    if not isinstance(told, dict):
+    place = task.raw.get(KEY)
+    if not isinstance(place, dict):
         raise ValueError(f"task {task.task_id} is none of MiniWoB++: it has no key {KEY}")
-    return str(told["page"]), int(told["seed"])
+    return str(place["page"]), int(place["seed"])

@@ -19,19 +19,21 @@ _SPECIAL = re.compile(r'[<>"]')
 
 def safe(text: str) -> str:
     """A text that cannot be taken for markup. The ampersand stays, as in WebRL's pages."""
-    told = collapse(text)
-    if len(told) > LONGEST:
-        told = told[:LONGEST].rstrip()
-    if _SPECIAL.search(told):
-        told = told.replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
-    return told
+    shown = collapse(text)
+    if len(shown) > LONGEST:
+        shown = shown[:LONGEST].rstrip()
+    if _SPECIAL.search(shown):
+        shown = shown.replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    return shown
 
 
 def _attributes(element: Element, held: FieldState | None, boxes: bool) -> list[tuple[str, str]]:
-    told, tag = element.attributes, element.tag
+    given, tag = element.attributes, element.tag
     secret = tag == "input" and input_type(element) == "password"
     found = (
-        [(name, told[name]) for name in _PLAIN if told.get(name) and not (secret and name == "value")] if told else []
+        [(name, given[name]) for name in _PLAIN if given.get(name) and not (secret and name == "value")]
+        if given
+        else []
     )
     status = ""
     if tag == "select":
@@ -47,8 +49,8 @@ def _attributes(element: Element, held: FieldState | None, boxes: bool) -> list[
         found.append(("data-text", ",".join(element.own_text)))
         if tag == "option" and held and held.checked:
             status = "selected"
-    if told:
-        found += [(name, told[name]) for name in _AFTER if told.get(name)]
+    if given:
+        found += [(name, given[name]) for name in _AFTER if given.get(name)]
     printed: list[tuple[str, str]] = []
     for name, value in found:
         if value and (value := safe(value)) and all(value != other for _, other in printed):
@@ -86,8 +88,8 @@ def _parts(page: Page, element: Element, done: dict[int, list[str]], boxes: bool
     attributes = _attributes(element, page.fields.get(element.index), boxes)
     first = element.children[0] if element.children else ""
     text = safe(first) if isinstance(first, str) and tag != "textarea" else ""
-    told = any(name != "data-bbox" for name, _ in attributes)
-    if not (label is not None or text or told or len(below) > 1 or tag in ("html", "body")):
+    has_attributes = any(name != "data-bbox" for name, _ in attributes)
+    if not (label is not None or text or has_attributes or len(below) > 1 or tag in ("html", "body")):
         return inner
     if label is not None:
         attributes.insert(0, ("id", str(label)))
@@ -134,9 +136,9 @@ _SILENT = {
 
 def role_of(element: Element) -> str:
     """The accessibility role of an element, `generic` where it has none."""
-    told = element.attributes.get("role", "")
-    if told:
-        return told
+    stated = element.attributes.get("role", "")
+    if stated:
+        return stated
     if element.tag == "input":
         return _INPUTS.get(input_type(element), "textbox")
     if len(element.tag) == 2 and element.tag[0] == "h" and element.tag[1] in "123456":
@@ -148,8 +150,8 @@ def name_of(element: Element, labels: dict[str, str]) -> str:
     """The accessible name: aria-label, the label element, the content where the role says so, value, placeholder,
     title.
     """
-    told = element.attributes
-    for name in (told.get("aria-label", ""), labels.get(told.get("id", ""), "")):
+    attributes = element.attributes
+    for name in (attributes.get("aria-label", ""), labels.get(attributes.get("id", ""), "")):
         if name.strip():
             return collapse(name)
     above = next((e for e in element.ancestors() if e.tag == "label"), None)
@@ -158,8 +160,10 @@ def name_of(element: Element, labels: dict[str, str]) -> str:
     if role_of(element) in _NAMED_BY_CONTENT and element.tag != "input" and element.text:
         return element.text
     if input_type(element) in ("submit", "reset", "button"):
-        return collapse(told.get("value", "") or {"submit": "Submit", "reset": "Reset"}.get(input_type(element), ""))
-    return collapse(told.get("alt", "") or told.get("title", "") or told.get("placeholder", ""))
+        return collapse(
+            attributes.get("value", "") or {"submit": "Submit", "reset": "Reset"}.get(input_type(element), "")
+        )
+    return collapse(attributes.get("alt", "") or attributes.get("title", "") or attributes.get("placeholder", ""))
 
 
 def accessibility_nodes(page: Page) -> tuple[list[Node], dict[int, Element]]:
@@ -174,9 +178,9 @@ def accessibility_nodes(page: Page) -> tuple[list[Node], dict[int, Element]]:
     while waiting:
         item, depth, above, parent = waiting.pop()
         if isinstance(item, str):
-            told = collapse(item)
-            if told and told not in above and parent.visible and parent.tag not in ("option", "textarea", "select"):
-                nodes.append(Node(len(nodes) + 1, "StaticText", told[:LONGEST], (), depth))
+            text = collapse(item)
+            if text and text not in above and parent.visible and parent.tag not in ("option", "textarea", "select"):
+                nodes.append(Node(len(nodes) + 1, "StaticText", text[:LONGEST], (), depth))
                 elements[nodes[-1].id] = parent
             continue
         option = item.tag in ("option", "optgroup") and any(e.tag == "select" and e.visible for e in item.ancestors())
@@ -203,18 +207,18 @@ def _name(item: Element, name: str, page: Page) -> str:
 
 def _properties(item: Element, role: str, page: Page) -> tuple[tuple[str, str], ...]:
     held = page.fields.get(item.index)
-    told: list[tuple[str, str]] = []
+    properties: list[tuple[str, str]] = []
     if "disabled" in item.attributes:
-        told.append(("disabled", "True"))
+        properties.append(("disabled", "True"))
     if "required" in item.attributes:
-        told.append(("required", "True"))
+        properties.append(("required", "True"))
     if role in ("checkbox", "radio"):
-        told.append(("checked", "true" if held and held.checked else "false"))
+        properties.append(("checked", "true" if held and held.checked else "false"))
     if item.tag == "option" and held and held.checked:
-        told.append(("selected", "True"))
+        properties.append(("selected", "True"))
     if role == "heading" and item.tag[0] == "h":
-        told.append(("level", item.tag[1]))
-    return tuple(told)
+        properties.append(("level", item.tag[1]))
+    return tuple(properties)
 
 
 def accessibility_tree(page: Page) -> str:

@@ -96,26 +96,26 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
             )
         return held[key]
 
-    told = need("eval", dict)
-    types = tuple(need("eval_types", list, told, "eval."))
+    evaluation = need("eval", dict)
+    types = tuple(need("eval_types", list, evaluation, "eval."))
     unknown = [t for t in types if t not in EVAL_TYPES]
     if unknown or not types:
         raise ConfigError(f"{where}: eval.eval_types = {list(types)} must be some of {', '.join(EVAL_TYPES)}")
-    answers = told.get("reference_answers") or {}
+    answers = evaluation.get("reference_answers") or {}
     if not isinstance(answers, dict) or set(answers) - MATCHES:
         raise ConfigError(
             f"{where}: eval.reference_answers has the keys {sorted(answers)}; known are {', '.join(sorted(MATCHES))}"
         )
     if "string_match" in types and not answers:
         raise ConfigError(f"{where}: eval.reference_answers is empty, but string_match is asked for")
-    if "url_match" in types and not told.get("reference_url"):
+    if "url_match" in types and not evaluation.get("reference_url"):
         raise ConfigError(f"{where}: eval.reference_url is empty, but url_match is asked for")
-    note = told.get("url_note") or ""
+    note = evaluation.get("url_note") or ""
     if note and note not in URL_NOTES:
         raise ConfigError(f"{where}: eval.url_note = {note!r} must be one of {', '.join(URL_NOTES)}")
     targets = tuple(
         _target(t, f"{where}: eval.program_html[{i}]")
-        for i, t in enumerate(told.get("program_html") or [])
+        for i, t in enumerate(evaluation.get("program_html") or [])
         if "locator" in t
     )
     if "program_html" in types and not targets:
@@ -128,7 +128,7 @@ def parse_task(record: Mapping[str, Any], where: str = "task") -> WebTask:
         intent=need("intent", str),
         start_urls=tuple(need("start_url", str).split(SEVERAL)),
         evaluation=Evaluation(
-            types, answers, told.get("reference_url") or "", note, targets, told.get("string_note") or ""
+            types, answers, evaluation.get("reference_url") or "", note, targets, evaluation.get("string_note") or ""
         ),
         require_login=bool(record.get("require_login")),
         storage_state=record.get("storage_state") or "",

@@ -88,12 +88,12 @@ def stock(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(108, "shopping", "Change the street of my address to {{street}}.")
 def street(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for name in STREETS:
-        told = f"{coin.randint(1, 99)} {name}"
-        check = Check().page("__SHOPPING__/account", value_at('[name="street"]'), exact_match=told)
+        address = f"{coin.randint(1, 99)} {name}"
+        check = Check().page("__SHOPPING__/account", value_at('[name="street"]'), exact_match=address)
         yield Instance(
-            {"street": told},
+            {"street": address},
             check.done,
-            [("click", "Account"), ("type", "Street", told), ("click", "Save address"), ("exit", "")],
+            [("click", "Account"), ("type", "Street", address), ("click", "Save address"), ("exit", "")],
         )
 
 
@@ -227,9 +227,9 @@ def route(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(505, "map", "How many minutes does it take from {{from}} to {{to}} by {{by}}? Answer with the number.")
 def travel(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for a, b, by, tenths in _pairs(sites, coin):
-        told = str(minutes(tenths, by))
+        answer = str(minutes(tenths, by))
         yield Instance(
-            {"from": a, "to": b, "by": by}, Check().says(exact_match=told).done, [*_route(a, b, by), ("exit", told)]
+            {"from": a, "to": b, "by": by}, Check().says(exact_match=answer).done, [*_route(a, b, by), ("exit", answer)]
         )
 
 
@@ -251,10 +251,10 @@ def visit(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(508, "map", "Show the route from {{from}} to {{to}} by car and tell me the distance.")
 def far(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for a, b, _, tenths in _pairs(sites, coin):
-        told = f"{tenths // 10}.{tenths % 10}"
+        answer = f"{tenths // 10}.{tenths % 10}"
         query = f"__MAP__/directions?route_from={a.replace(' ', '+')}&route_to={b.replace(' ', '+')}&by=car"
-        check = Check().says(must_include=[told]).at(query)
-        yield Instance({"from": a, "to": b}, check.done, [*_route(a, b, "car"), ("exit", f"{told} km")])
+        check = Check().says(must_include=[answer]).at(query)
+        yield Instance({"from": a, "to": b}, check.done, [*_route(a, b, "car"), ("exit", f"{answer} km")])
 
 
 @template(

@@ -171,10 +171,10 @@ def email(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 
 def _saving(sites: Sites, coin: random.Random, field: str, hint: str, low: int, high: int) -> Iterator[Instance]:
     for number, sku, name in _goods(sites):
-        told = str(coin.randint(low, high)) + (".25" if field == "price" else "")  # no product has it already
-        check = Check().page(f"__SHOPPING_ADMIN__/products/{number}", value_at(f'[name="{field}"]'), exact_match=told)
-        steps: list[Step] = [*_edit(sku, name), ("type", hint, told), ("click", "Save product"), ("exit", "")]
-        yield Instance({"sku": sku, field: told}, check.done, steps)
+        value = str(coin.randint(low, high)) + (".25" if field == "price" else "")  # no product has it already
+        check = Check().page(f"__SHOPPING_ADMIN__/products/{number}", value_at(f'[name="{field}"]'), exact_match=value)
+        steps: list[Step] = [*_edit(sku, name), ("type", hint, value), ("click", "Save product"), ("exit", "")]
+        yield Instance({"sku": sku, field: value}, check.done, steps)
 
 
 @template(302, "shopping_admin", "Set the price of the product {{sku}} to {{price}}.")
@@ -235,17 +235,17 @@ def _months(sites: Sites) -> Iterator[tuple[int, int, list[Step]]]:
 def sales(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for first, last, steps in _months(sites):
         query = "SELECT COALESCE(SUM(total), 0) FROM orders WHERE month BETWEEN ? AND ? AND status != 'cancelled'"
-        told = money(sites["shopping_admin"].one(query, first, last)[0])
-        check = Check().says(must_include=[told.lstrip("$")])
-        yield Instance({"from": f"{first:02d}", "to": f"{last:02d}"}, check.done, [*steps, ("exit", told)])
+        answer = money(sites["shopping_admin"].one(query, first, last)[0])
+        check = Check().says(must_include=[answer.lstrip("$")])
+        yield Instance({"from": f"{first:02d}", "to": f"{last:02d}"}, check.done, [*steps, ("exit", answer)])
 
 
 @template(308, "shopping_admin", "How many orders are {{status}}? Answer with the number.")
 def count_orders(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for status in STATES:
-        told = str(sites["shopping_admin"].one("SELECT COUNT(*) FROM orders WHERE status=?", status)[0])
+        answer = str(sites["shopping_admin"].one("SELECT COUNT(*) FROM orders WHERE status=?", status)[0])
         yield Instance(
-            {"status": status}, Check().says(exact_match=told).done, [("click", "Dashboard"), ("exit", told)]
+            {"status": status}, Check().says(exact_match=answer).done, [("click", "Dashboard"), ("exit", answer)]
         )
 
 
@@ -296,11 +296,11 @@ def assignee(sites: Sites, coin: random.Random) -> Iterator[Instance]:
 @template(402, "gitlab", "How many open issues has {{project}}? Answer with the number.")
 def open_issues(sites: Sites, coin: random.Random) -> Iterator[Instance]:
     for number, owner, name in _projects(sites):
-        told = str(sites["gitlab"].one("SELECT COUNT(*) FROM issues WHERE project=? AND state='open'", number)[0])
+        answer = str(sites["gitlab"].one("SELECT COUNT(*) FROM issues WHERE project=? AND state='open'", number)[0])
         yield Instance(
             {"project": f"{owner}/{name}"},
-            Check().says(exact_match=told).done,
-            [("click", f"{owner}/{name}"), ("exit", told)],
+            Check().says(exact_match=answer).done,
+            [("click", f"{owner}/{name}"), ("exit", answer)],
         )
 
 

@@ -119,14 +119,14 @@ class Admin(Site):
         return self.page(name, form(f"/products/{number}", fields, "Save product"))
 
     def save_product(self, request: Request, number: str) -> Response:
-        told = request.form
+        form = request.form
         try:
-            price, stock = round(float(told["price"]) * 100), int(told["stock"])
+            price, stock = round(float(form["price"]) * 100), int(form["stock"])
         except (KeyError, ValueError):
             return self.page(
                 "Not saved", f"<p>Price and stock must be numbers.</p>{link(f'/products/{number}', 'Back')}", 400
             )
-        if not told.get("name", "").strip() or not 0 <= price < 10**9 or not 0 <= stock < 10**9:
+        if not form.get("name", "").strip() or not 0 <= price < 10**9 or not 0 <= stock < 10**9:
             return self.page(
                 "Not saved",
                 f"<p>A product has a name, and no negative numbers.</p>{link(f'/products/{number}', 'Back')}",
@@ -134,10 +134,10 @@ class Admin(Site):
             )
         self.run(
             "UPDATE products SET name=?, price=?, stock=?, enabled=? WHERE id=?",
-            told["name"].strip()[:100],
+            form["name"].strip()[:100],
             price,
             stock,
-            int("enabled" in told),
+            int("enabled" in form),
             number,
         )
         return self.redirect(f"/products/{number}")

@@ -46,9 +46,9 @@ def choice(name: str, options: list[tuple[str, str]], chosen: str = "", hint: st
 
 def form(action: str, inner: str, button: str, method: str = "post", css: str = "") -> str:
     """A form with one button."""
-    told = f' class="{css}"' if css else ""
+    class_ = f' class="{css}"' if css else ""
     # autocomplete off: a browser that goes back shows the form as the site wrote it
-    top = f'<form action="{escape(action)}" method="{method}" autocomplete="off"{told}>'
+    top = f'<form action="{escape(action)}" method="{method}" autocomplete="off"{class_}>'
     return f'{top}{inner}<button type="submit">{escape(button)}</button></form>'
 
 
@@ -56,8 +56,8 @@ def table(rows: list[list[str]], head: list[str] | None = None, name: str = "") 
     """A table of cells that are HTML already."""
     top = f"<thead><tr>{''.join(f'<th>{h}</th>' for h in head)}</tr></thead>" if head else ""
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    told = f' id="{name}"' if name else ""
-    return f"<table{told}>{top}<tbody>{body}</tbody></table>"
+    id_ = f' id="{name}"' if name else ""
+    return f"<table{id_}>{top}<tbody>{body}</tbody></table>"
 
 
 def money(cents: int) -> str:

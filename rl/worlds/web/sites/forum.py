@@ -125,8 +125,10 @@ class Forum(Site):
         author, title, body, votes, mine = row
         state = {1: "vote-up", -1: "vote-down"}.get(mine, "vote-none")
         buttons = '<button name="way" value="1">Upvote</button><button name="way" value="-1">Downvote</button>'
-        told = self.rows("SELECT author, text FROM comments WHERE post=? ORDER BY id", number)
-        lines = "".join(f'<li class="comment">{link(f"/user/{a}", a)} <span>{escape(t)}</span></li>' for a, t in told)
+        comments = self.rows("SELECT author, text FROM comments WHERE post=? ORDER BY id", number)
+        lines = "".join(
+            f'<li class="comment">{link(f"/user/{a}", a)} <span>{escape(t)}</span></li>' for a, t in comments
+        )
         parts = [
             (
                 '<div class="submission__inner"><p>Posted by '
@@ -135,7 +137,7 @@ class Forum(Site):
             f'<div class="submission__vote"><p>{votes + mine} votes</p>'
             f'<form class="{state}" action="/f/{name}/{number}/vote" method="post" '
             f'autocomplete="off">{buttons}</form></div>',
-            f'<h2>{len(told)} comments</h2><ul id="comments">{lines}</ul>',
+            f'<h2>{len(comments)} comments</h2><ul id="comments">{lines}</ul>',
             form(f"/f/{name}/{number}/comment", area("text", "Your comment"), "Send comment"),
         ]
         return self.page(title, "".join(parts))
@@ -163,17 +165,17 @@ class Forum(Site):
         return self.page("New post", form("/submit", fields, "Create post"))
 
     def save_post(self, request: Request) -> Response:
-        told = {k: request.form.get(k, "").strip()[:1000] for k in ("forum", "title", "body")}
-        if told["forum"] not in TOPICS or not told["title"]:
+        form = {k: request.form.get(k, "").strip()[:1000] for k in ("forum", "title", "body")}
+        if form["forum"] not in TOPICS or not form["title"]:
             return self.missing("A post needs a forum and a title.")
         new = self.run(
             "INSERT INTO posts(forum, author, title, body, votes) VALUES(?,?,?,?,0)",
-            told["forum"],
+            form["forum"],
             USER,
-            told["title"],
-            told["body"],
+            form["title"],
+            form["body"],
         )
-        return self.redirect(f"/f/{told['forum']}/{new}")
+        return self.redirect(f"/f/{form['forum']}/{new}")
 
     def user(self, request: Request, name: str) -> Response:
         row = self.one("SELECT bio FROM people WHERE name=?", name)

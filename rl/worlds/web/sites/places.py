@@ -99,10 +99,10 @@ class Places(Site):
         facts = table(
             [["Kind", kind], ["Address", f"{address}, {city}"], ["Phone", phone], ["Open", hours]], name="facts"
         )
-        told = quote_plus(name)
+        quoted = quote_plus(name)
         links = (
-            f"<p>{link(f'/nearby?place={told}', 'What is near')} "
-            f"{link(f'/directions?route_from={told}', 'Directions from here')}</p>"
+            f"<p>{link(f'/nearby?place={quoted}', 'What is near')} "
+            f"{link(f'/directions?route_from={quoted}', 'Directions from here')}</p>"
         )
         return self.page(name, facts + links + form(f"/place/{number}/save", "", "Save place"))
 

@@ -126,8 +126,8 @@ class Shop(Site):
             ],
             name="facts",
         )
-        told = self.rows("SELECT author, stars, text FROM reviews WHERE product=? ORDER BY id", number)
-        reviews = "".join(f"<li>{escape(a)}: {s} stars. {escape(t)}</li>" for a, s, t in told)
+        rows = self.rows("SELECT author, stars, text FROM reviews WHERE product=? ORDER BY id", number)
+        reviews = "".join(f"<li>{escape(a)}: {s} stars. {escape(t)}</li>" for a, s, t in rows)
         parts = [
             facts,
             form(
@@ -136,7 +136,7 @@ class Shop(Site):
                 "Add to cart",
             ),
             form(f"/product/{number}/wish", "", "Add to wish list"),
-            f'<h2>Reviews</h2><ul id="reviews">{reviews}</ul>' if told else "<p>No reviews yet.</p>",
+            f'<h2>Reviews</h2><ul id="reviews">{reviews}</ul>' if rows else "<p>No reviews yet.</p>",
             form(
                 f"/product/{number}/review",
                 choice("stars", [(str(n), f"{n} stars") for n in range(5, 0, -1)], hint="Stars")
