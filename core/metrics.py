@@ -89,8 +89,3 @@ class MetricsFile:
                     f"{self.path}:{number}: names no stage and step; restore the file or delete that line"
                 )
             yield row
-
-
-def comparable(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without their `time/` keys: what must be equal between equal runs."""
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from ..core.by_path import ByPath
+from ..core.by_path import describe_error as by_path_error
 from ..core.errors import ConfigError, describe_error
 from ..core.files import read_json, write_json
 
@@ -328,6 +331,22 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         except Exception as error:  # tokenizers raises bare ones
             raise ConfigError(f"{file}: cannot be read ({error}); copy the folder again") from error
     raise ConfigError(f"{mark}: unknown kind {described['kind']!r}, expected 'char', 'pieces', 'byte' or 'bpe'")
+
+
+def own_tokenizer(named: ByPath) -> Tokenizer:
+    """The tokenizer that a function of the user's gives, read back from its own files: what a run keeps is what it
+    uses.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            made = named.load()()
+            save = getattr(made, "save_pretrained", None) or made.save  # one of transformers, or one of ours
+            save(folder)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"tokenizer: {named.path} gave none: {by_path_error(error, named.path)}") from error
+        return load_tokenizer(folder)
 
 
 def _in_vocabulary(ids: list[int] | tuple[int, ...] | np.ndarray, size: int) -> list[int]:

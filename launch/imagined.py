@@ -63,17 +63,10 @@ class _Shared:
 
 def _sampler(folder: Path) -> tuple[Any, Any]:
     """A sampler on a folder's weights, and its sizes."""
-    import torch
+    from ..rl.rollout.folder import folder_sampler
 
-    from ..models.families import parameter_names
-    from ..models.hf import read_config, weight_source
-    from ..rl.rollout.embedded import EmbeddedSampler
-
-    config = read_config(folder)
-    source, _ = weight_source(folder, config)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    weights = {name: source(name).to(device) for name in parameter_names(config)}
-    return _Shared(EmbeddedSampler(lambda: weights, config)), config
+    sampler, config = folder_sampler(folder)
+    return _Shared(sampler), config
 
 
 def _language(folder: Path, how: Imagining) -> Callable[[list[Any]], list[Any]]:

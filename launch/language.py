@@ -52,23 +52,15 @@ def folder_answerer(
     model: Path, temperature: float, max_new_tokens: int, multiple: int, seed: int
 ) -> Callable[[list[Any]], list[Any]]:
     """Questions to answers by a Hugging Face folder; a chat template is used where the tokenizer has one."""
-    import torch
-
     from ..data.tokenizers import load_tokenizer
-    from ..models.families import parameter_names
-    from ..models.hf import read_config, weight_source
     from ..rl.language import answers
-    from ..rl.rollout.embedded import EmbeddedSampler
+    from ..rl.rollout.folder import folder_sampler
     from ..rl.rollout.sampler import SamplingParams
 
     if not (model / "config.json").is_file():
         raise ConfigError(f"--model {model}: no config.json; name a Hugging Face folder, or give --url")
-    tokenizer, config = load_tokenizer(model), read_config(model)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    source, _ = weight_source(model, config)
-    weights = {name: source(name).to(device) for name in parameter_names(config)}
+    tokenizer, (sampler, _) = load_tokenizer(model), folder_sampler(model)
     params = SamplingParams(max_new_tokens, temperature, stop_ids=tokenizer.stop_ids)
-    sampler = EmbeddedSampler(lambda: weights, config)
 
     def answer(questions: list[Any]) -> list[Any]:
         progress = Progress("answers", len(questions))

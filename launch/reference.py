@@ -100,12 +100,6 @@ def _comments(kind: type, shared: dict[str, str] = SHARED) -> dict[str, str]:
     return shared | {name: " ".join(lines.replace("#", "").split()) for lines, name in above} | dict(beside)
 
 
-def without_meaning() -> list[str]:
-    """`Section.key` of every key that neither a comment nor SHARED explains."""
-    keys = ((kind, field.name) for kind in sections(Recipe) for field in ordered_fields(kind))
-    return [f"{kind.__name__}.{name}" for kind, name in keys if not _comments(kind).get(name)]
-
-
 def sections(root: type) -> list[type]:
     """The dataclass and all it reaches, each once, in reading order."""
     order = [root]

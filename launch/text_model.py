@@ -44,23 +44,16 @@ class TextModel:
     """Weights, tokenizer and sampler of one folder."""
 
     def __init__(self, path: Path) -> None:
-        import torch
-
         from ..data.tokenizers import load_tokenizer
-        from ..models.families import parameter_names
-        from ..models.hf import read_config, weight_source
-        from ..rl.rollout.embedded import EmbeddedSampler
+        from ..rl.rollout.folder import folder_sampler
 
         self.folder = model_folder(path)
         if not any(
             (self.folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
         ):
             raise ConfigError(f"{self.folder}: has no tokenizer, so it neither reads nor writes text")
-        self.config, self.tokenizer = read_config(self.folder), load_tokenizer(self.folder)
-        source, _ = weight_source(self.folder, self.config)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        weights = {name: source(name).to(device) for name in parameter_names(self.config)}
-        self.sampler = EmbeddedSampler(lambda: weights, self.config)
+        self.tokenizer = load_tokenizer(self.folder)
+        self.sampler, self.config = folder_sampler(self.folder)
         self.stop_ids = self.tokenizer.stop_ids
 
     @property

@@ -102,16 +102,10 @@ def _sampler(recipe: Recipe, tokenizer: Any) -> tuple[Any, str]:
     size, device = count(recipe.model).total, "cuda" if torch.cuda.is_available() else "cpu"
     if size > LARGEST[device]:
         return _Random(tokenizer.vocab_size), f"at random: {size / 1e9:.1f} B parameters take too long to load here"
-    from ...models.families import parameter_names
-    from ...models.hf import read_config, weight_source
     from ...models.hub import resolve
-    from ...rl.rollout.embedded import EmbeddedSampler
+    from ...rl.rollout.folder import folder_sampler
 
-    folder = resolve(named)
-    config = read_config(folder)
-    source, _ = weight_source(folder, config)
-    weights = {name: source(name).to(device) for name in parameter_names(config)}
-    return EmbeddedSampler(lambda: weights, config), f"by {named}"
+    return folder_sampler(resolve(named))[0], f"by {named}"
 
 
 # the tokenizer; the most new tokens, None where the tokenizer only shows the text; play(sampler, new tokens)

@@ -55,22 +55,18 @@ def _asked(kind: Any, options: dict[str, Any]) -> Any:
 
 def _prepare(world: str, model: Path, asked: Rooms) -> tuple[Any, Any, list]:
     """Dynamics, a sampler on the folder's weights, and the tasks."""
-    from ...models.families import parameter_names
-    from ...models.hf import read_config, weight_source
     from ...rl.grid.imagination import GridDynamics, make_task
-    from ...rl.rollout.embedded import EmbeddedSampler
+    from ...rl.rollout.folder import folder_sampler
 
     if not model.is_dir():
         raise ConfigError(f"--model {model}: no such folder")
-    dynamics, config = GridDynamics.of(world), read_config(model)
+    dynamics, (sampler, config) = GridDynamics.of(world), folder_sampler(model)
     if config.vocab != dynamics.tokenizer().vocab_size:
         wanted = dynamics.tokenizer().vocab_size
         raise ConfigError(f"{model}: its vocabulary has {config.vocab} tokens, a world model of {world} has {wanted}")
-    source, _ = weight_source(model, config)
-    weights = {name: source(name) for name in parameter_names(config)}
     pool = [dynamics.start(FRESH_SEED + i) for i in range(asked.rooms)]
     tasks = [make_task(dynamics, pool, i, asked.steps, asked.walk, asked.seed) for i in range(asked.n)]
-    return dynamics, EmbeddedSampler(lambda: weights, config), tasks
+    return dynamics, sampler, tasks
 
 
 def _evaluate_grid(

@@ -33,11 +33,6 @@ class Memory:
     def total(self) -> float:
         return sum(getattr(self, f.name) for f in fields(self))
 
-    @property
-    def allocated(self) -> float:
-        """What a framework reports as its peak."""
-        return self.total - self.runtime
-
     def table(self) -> list[tuple[str, float]]:
         """Names and bytes, for printing."""
         return [(f.name, getattr(self, f.name)) for f in fields(self)] + [("total", self.total)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from ...core.by_path import KindByPath
+from ...core.by_path import ByPath, KindByPath
 from ...core.config import OptimizerConfig
 from ...rl.own.config import EnvironmentSettings
 from ...rl.rollout.config import Rollouts
@@ -16,13 +16,20 @@ from .base import Comparison, Lora, OnPolicy, positive
 class Start:
     """Where the models of a recipe begin: a Hugging Face model with its tokenizer, or fresh weights.
 
-    Fresh ones read bytes, or what the recipe's environments make for them: worlds have a tokenizer of their own pieces.
+    Fresh ones read bytes, what the recipe's environments make for them (worlds have a tokenizer of their own pieces),
+    or your own tokenizer.
     """
 
     kind: Literal["start"]
     name: str
     # its folder, or a model of the hub pinned to a commit; its sizes must be those of `model`
     folder: str | None = None
+    # of fresh weights: `file.py:function` that gives one of transformers or of terrella.data.tokenizers
+    tokenizer: ByPath | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and self.tokenizer is not None:
+            raise ValueError("tokenizer: the model in `folder` brings its own; leave one of both out")
 
 
 @dataclass(frozen=True, kw_only=True)

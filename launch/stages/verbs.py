@@ -13,7 +13,7 @@ from pathlib import Path
 from ...core.errors import ConfigError, StorageError
 from ...core.files import json_digest, read_json, write_json
 from ...data.rows import rows_digest
-from ...data.tokenizers import TOKENIZER, ByteTokenizer, Tokenizer, load_tokenizer
+from ...data.tokenizers import TOKENIZER, ByteTokenizer, Tokenizer, load_tokenizer, own_tokenizer
 from ...models.hub import resolve
 from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S, LOADING_S
@@ -68,7 +68,9 @@ def tokenizer_of(job: Job) -> Tokenizer:
     kept = job.stage_folder(start.name) / TOKENIZER
     if job.run.outcome(start.name) is not None:
         return _load(kept)
-    return load_tokenizer(resolve(start.folder)) if start.folder else fresh_tokenizer(environments_of(job.recipe))
+    if start.folder:
+        return load_tokenizer(resolve(start.folder))
+    return own_tokenizer(start.tokenizer) if start.tokenizer else fresh_tokenizer(environments_of(job.recipe))
 
 
 def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:

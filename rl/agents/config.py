@@ -51,6 +51,7 @@ class WorldsEnvironment(AgentSettings):
     states: Variant = "truth"
     learn_blanks: bool = False  # blanked states carry a loss, so that the shape of an answer is learnt and nothing else
     only_tagged: bool = True  # turns whose tags are not all there are no lessons
+    tasks: ClassVar[str] = "agents.tasks:WorldTasks"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Role, Trajectory
 from ..environment import Split
 from ..evaluation import Evaluation, Results
+from ..language_tasks import Made
 from ..rollout.sampler import Sampler, SamplingParams
 from ..tasks import Gather, Lesson, Scorer, Tasks
 from ..worlds.tasks import Task, named_tasks, rotation
@@ -45,7 +46,9 @@ class WorldTasks(Tasks):
 
     evaluation_key, counted = 6, ("actions",)
 
-    def __init__(self, settings: WorldsEnvironment, tokenizer: Tokenizer, max_length: int | None) -> None:
+    def __init__(
+        self, settings: WorldsEnvironment, made: Made | None, tokenizer: Tokenizer, max_length: int | None
+    ) -> None:
         super().__init__(tokenizer, max_length, settings.max_turns)
         self.settings = settings
         self.worlds = worlds = named_tasks([*settings.tags, *settings.test_tags], settings.tag_files)

@@ -21,6 +21,7 @@ class GridEnvironment:
     steps: int = 4  # states to imagine
     walk: int = 8  # random actions before the start state, at most
     fixed_length: ClassVar[bool] = True  # a state has one token a cell
+    tasks: ClassVar[str] = "grid.tasks:GridTasks"
     making: ClassVar[tuple[str, ...]] = ("tag", "heldout_rooms", "actions_per_room", "first_seed")
 
     def __post_init__(self) -> None:

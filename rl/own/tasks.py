@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,9 @@ from ..conversation import Conversation, Table, text_of
 from ..environment import End, Prompt, Split
 from ..grid.config import GridEnvironment
 from ..hosted import LOADING_S, Host
-from ..language_config import QuestionSettings
 from ..language_tasks import Made
 from ..rewards.answers import REWARDS
 from ..tasks import Tasks
-from ..text_games.config import TextGameEnvironment
-from ..text_games.tasks import TextGameTasks
-from ..video.config import VideoEnvironment
-from ..web_pages.tasks import WebPageTasks
 from ..webrl.config import WebSiteEnvironment
 from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 
@@ -45,38 +41,13 @@ def open_tasks(
     """The tasks that settings name; user code runs in a process that ends with the block. `made` is what an earlier
     stage made for them.
     """
-    if isinstance(settings, QuestionSettings | GridEnvironment):
-        if made is None:
+    if not isinstance(settings, DataEnvironment | OwnEnvironment):
+        if made is None and getattr(settings, "data", None) is not None:
             raise ConfigError(
                 "env.data: these tasks are made by a stage of a recipe, so they cannot be opened without its run"
             )
-        if isinstance(settings, GridEnvironment):
-            from ..grid.tasks import GridTasks
-
-            yield GridTasks(settings, made, tokenizer, max_length)
-        elif isinstance(settings, TextGameEnvironment):
-            yield TextGameTasks(settings, made, tokenizer, max_length)
-        else:
-            yield WebPageTasks(settings, made, tokenizer, max_length)
-        return
-    if isinstance(settings, VideoEnvironment):
-        from ..video.tasks import VideoTasks
-
-        if made is None:
-            raise ConfigError(
-                "env.data: clips are made by a stage of a recipe, so they cannot be opened without its run"
-            )
-        yield VideoTasks(settings, made)
-        return
-    if isinstance(settings, WebSiteEnvironment):
-        from ..webrl.tasks import SiteTasks
-
-        yield SiteTasks(settings, tokenizer, max_length, made)
-        return
-    if isinstance(settings, WorldsEnvironment):
-        from ..agents.tasks import WorldTasks
-
-        yield WorldTasks(settings, tokenizer, max_length)
+        module, _, name = settings.tasks.partition(":")  # imported now: some need packages that others do not
+        yield getattr(import_module(f"..{module}", __package__), name)(settings, made, tokenizer, max_length)
         return
     if isinstance(settings, DataEnvironment):
         reward = settings.reward

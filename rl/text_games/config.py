@@ -20,6 +20,7 @@ class TextGameEnvironment(QuestionSettings):
     reward: Literal["binary", "task_specific"] = "binary"
     drift_steps: int = 0  # evaluations: so many steps are imagined one after the other, beside the true game
     drift_episodes: int = 64
+    tasks: ClassVar[str] = "text_games.tasks:TextGameTasks"
     making: ClassVar[tuple[str, ...]] = (
         *QuestionSettings.making,
         *("games", "unseen_games", "seeds", "heldout_per_verb"),

@@ -96,6 +96,7 @@ class VideoEnvironment:
     reject_repeats: int = 0
     shown: int = 4  # clips of an evaluation in the report
     fixed_length: ClassVar[bool] = True  # an answer is as long as its frames have codes
+    tasks: ClassVar[str] = "video.tasks:VideoTasks"
     sources: ClassVar[tuple[str, ...]] = ("episodes", "tokenizer_stage", "data")
     making: ClassVar[tuple[str, ...]] = (
         *("episodes", "tokenizer_stage", "shards", "heldout_every", "recording", "tokenizer", "history", "horizon"),

@@ -16,7 +16,7 @@ from ...core.files import make_folder, write_json
 from ...core.mesh import Mesh
 from ...core.rng import permutation
 from ...data.shards import ShuffledOrder
-from ...data.tokenizers import ByteTokenizer
+from ...data.tokenizers import ByteTokenizer, Tokenizer
 from ...data.trajectory import Invalid, TokenSequence, Trajectory
 from ..environment import Split
 from ..evaluation import TEST, Evaluation, Results
@@ -54,7 +54,9 @@ class VideoTasks(Tasks):
 
     free_text = shows_turns = False
 
-    def __init__(self, settings: VideoEnvironment, made: Made) -> None:
+    def __init__(
+        self, settings: VideoEnvironment, made: Made, tokenizer: Tokenizer | None = None, max_length: int | None = None
+    ) -> None:
         self.settings, self.made, self.layout = settings, made, settings.layout
         self._clips: dict[Split, Clips] = {
             "train": Clips(settings, made, "train"),

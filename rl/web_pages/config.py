@@ -19,6 +19,7 @@ class WebPageEnvironment(QuestionSettings):
     sites: bool = False
     others: int = 3  # on sites: random actions tried in every state, beside the oracle's
     heldout_every: int = 5  # every so many-th episode is held out
+    tasks: ClassVar[str] = "web_pages.tasks:WebPageTasks"
     making: ClassVar[tuple[str, ...]] = (
         *QuestionSettings.making,
         *("transitions", "unseen_pages", "sites", "others", "heldout_every"),

@@ -29,6 +29,7 @@ class WebSiteEnvironment:
     # play the random policy on the sites of a task file too: it clicks anywhere, and they keep it
     random_elsewhere: bool = False
 
+    tasks: ClassVar[str] = "webrl.tasks:SiteTasks"
     lesson_key: ClassVar[int] = 21  # of the order in which collected steps are imitated
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ class SiteTasks(Tasks):
     evaluation_key, collection_key, counted = 41, 31, ("episodes", "successes", "actions")
 
     def __init__(
-        self, settings: WebSiteEnvironment, tokenizer: Tokenizer, max_length: int | None, made: Made | None = None
+        self, settings: WebSiteEnvironment, made: Made | None, tokenizer: Tokenizer, max_length: int | None
     ) -> None:
         super().__init__(tokenizer, max_length)
         self.settings, self.made = settings, made

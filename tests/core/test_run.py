@@ -15,7 +15,8 @@ from terrella.core import lease as leases
 from terrella.core import run as runs
 from terrella.core.errors import ConfigError, LeaseError, StorageError
 from terrella.core.files import read_json, write_atomic
-from terrella.core.metrics import MetricsFile, comparable
+from terrella.core.metrics import MetricsFile
+from terrella.tests.golden.observe import comparable
 
 
 @dataclass(frozen=True)

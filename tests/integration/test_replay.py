@@ -4,7 +4,8 @@ sampling.
 
 import pytest
 
-from terrella.core.metrics import MetricsFile, comparable
+from terrella.core.metrics import MetricsFile
+from terrella.tests.golden.observe import comparable
 from terrella.tests.launch import tiny_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]

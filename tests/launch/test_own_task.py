@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from terrella.core import run as runs
 from terrella.core.errors import ConfigError
 from terrella.core.ports import free_port
+from terrella.launch import recipe
 from terrella.tests.golden.play import ALONE
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs half a minute
@@ -58,6 +60,25 @@ def sometimes(prompt, answer, info):
         raise OSError("the judge's server is away")
     return len(answer) / 10
 """
+FRESH = """name: fresh
+model: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 48, vocab: 40, max_positions: 64}
+env: {kind: "my.py:Echo"}
+stages:
+  - {kind: start, name: start, tokenizer: "letters.py:letters"}
+  - {kind: sft, name: sft, init: start, sequences_per_step: 6, steps: 1, optimizer: {lr: 0.01}}
+  - {kind: export, name: export, model: sft}
+"""
+LETTERS = """from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+def letters():
+    fast = Tokenizer(models.WordLevel({c: i for i, c in enumerate(["<eos>", *"S abcdefghijklmnopqrstuvwxyz"])}, "<eos>"))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>")
+
+def raises():
+    return 1 / 0
+"""  # noqa: E501
 TINY = [
     "stages.rl.max_new_tokens=4",
     "stages.rl.prompts_per_step=4",
@@ -199,6 +220,40 @@ if __name__ == "__main__":
     assert sorted(place.iterdir()) == before
 
 
+def play_lane(place: Path, cases: list[tuple[str, Any]]) -> dict[str, str]:
+    """Play recipes, or write files, one after the other in one process; the errors that they end with."""
+    (place / "cases.json").write_text(json.dumps(cases))
+    whole = os.environ | ALONE | {"MASTER_PORT": str(free_port())}
+    words = [sys.executable, "-m", "terrella.tests.launch.own_lane", "cases.json"]
+    done = subprocess.run(words, cwd=place, env=whole, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((place / "cases.errors.json").read_text())
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_a_tokenizer_by_path(place: Path) -> None:
+    from transformers import AutoTokenizer
+
+    (place / "fresh.yaml").write_text(FRESH)
+    (place / "letters.py").write_text(LETTERS)
+    cases: list[tuple[str, Any]] = [
+        ("fresh", ["fresh.yaml"]),
+        ("raises", ["fresh.yaml", "stages.start.tokenizer=letters.py:raises"]),
+        ("small", ["fresh.yaml", "model.vocab=20"]),
+    ]
+    with pytest.raises(ConfigError, match="tokenizer: the model in `folder` brings its own"):
+        recipe.load(str(place / "fresh.yaml"), (f"stages.start.folder={place / 'tiny'}",))
+    errors = play_lane(place, cases)
+    assert errors.keys() == {"raises", "small"}
+    assert "letters.py:raises gave none:" in errors["raises"] and "ZeroDivisionError" in errors["raises"]
+    assert "model.vocab = 20 is below the 29 tokens of" in errors["small"]
+    kept = AutoTokenizer.from_pretrained(place / "runs" / "fresh" / "export")
+    assert kept.encode("Say b") == [1, 3, 27, 2, 4] and kept.decode([1, 3, 27, 2, 4]) == "Say b"
+    (place / "letters.py").write_text(LETTERS + "\n")
+    with pytest.raises(ConfigError, match=r"started with other settings .*tokenizer"):
+        runs.create(place / "runs" / "fresh", recipe.load(str(place / "fresh.yaml")))
+
+
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
     """One process plays them all. A fault is never a zero: it is counted, and above a share it stops the run, which
@@ -222,12 +277,7 @@ def test_what_goes_wrong_in_a_users_files_is_named(place: Path) -> None:
         cases[name] = ["grpo", f"env.train={name}.jsonl", "env.reward=my.py:score", *common]
     # gone on with on other rows
     played = [*cases.items(), ("other.jsonl", ROWS.replace("+", "-")), ("other", cases["other"])]
-    (place / "cases.json").write_text(json.dumps(played))
-    whole = os.environ | ALONE | {"MASTER_PORT": str(free_port())}
-    words = [sys.executable, "-m", "terrella.tests.launch.own_lane", "cases.json"]
-    done = subprocess.run(words, cwd=place, env=whole, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    errors = json.loads((place / "cases.errors.json").read_text())
+    errors = play_lane(place, played)
     for name, said in {
         "raises": ("RolloutError", "32 of 32 samples are Invalid", "worse.py", "ZeroDivisionError"),
         "nan": ("RolloutError", "32 of 32 samples are Invalid", "worse.py:nan", "nan"),

@@ -18,6 +18,5 @@ def test_the_page_of_the_python_interface_is_up_to_date() -> None:
 
 
 def test_every_key_has_a_meaning() -> None:
-    assert reference.without_meaning() == [], (
-        "write a comment beside the field, or an entry in SHARED of launch/reference.py"
-    )
+    unexplained = [line for line in reference.render().splitlines() if line.startswith("| `") and line.endswith("|  |")]
+    assert unexplained == [], "write a comment beside the field, or an entry in SHARED of launch/reference.py"

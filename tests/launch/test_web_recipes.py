@@ -82,19 +82,19 @@ def test_arms_that_need_an_oracle_or_a_second_world_are_refused_on_tasks_of_a_fi
 
 
 def scripts(settings: WebSiteEnvironment, n: int) -> list[str]:
-    tasks = SiteTasks(settings, ByteTokenizer(), None)
+    tasks = SiteTasks(settings, None, ByteTokenizer(), None)
     return tasks.scripts(tasks.some(n))
 
 
 def test_prompts_and_answers_that_the_model_has_no_room_for_are_refused() -> None:
     sites = WebSiteEnvironment(kind="web-site", max_prompt_tokens=100, max_verdict_tokens=119)
-    SiteTasks(sites, ByteTokenizer(), 120).require_room(20)
+    SiteTasks(sites, None, ByteTokenizer(), 120).require_room(20)
     with pytest.raises(ConfigError, match="max_prompt_tokens: prompts and answers take 121 positions"):
-        SiteTasks(sites, ByteTokenizer(), 120).require_room(21)
+        SiteTasks(sites, None, ByteTokenizer(), 120).require_room(21)
     with pytest.raises(ConfigError, match="max_verdict_tokens: prompts and answers take 120 positions"):
-        SiteTasks(sites, ByteTokenizer(), 119)
+        SiteTasks(sites, None, ByteTokenizer(), 119)
     with pytest.raises(ConfigError, match="'WebNowhere' is no tag of a web world"):
-        SiteTasks(replace(sites, tag="WebNowhere"), ByteTokenizer(), None).of("train")
+        SiteTasks(replace(sites, tag="WebNowhere"), None, ByteTokenizer(), None).of("train")
 
 
 def test_phases_need_web_sites() -> None:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from terrella.core.metrics import MetricsFile, comparable
+from terrella.core.metrics import MetricsFile
+from terrella.tests.golden.observe import comparable
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs a minute
 OVERRIDES = [

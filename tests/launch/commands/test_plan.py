@@ -52,7 +52,9 @@ def test_measured_steps_and_their_memory_are_met() -> None:
         assert step_time(work, layout, GPUS["h200"]).tokens_per_s == pytest.approx(
             rows[case, impl, "tokens_per_s"], rel=0.02
         ), (case, impl)
-        assert memory(work, layout).allocated / 2**30 == pytest.approx(rows[case, impl, "peak"], rel=0.02), (case, impl)
+        needed = memory(work, layout)
+        allocated = needed.total - needed.runtime  # what a framework reports as its peak
+        assert allocated / 2**30 == pytest.approx(rows[case, impl, "peak"], rel=0.02), (case, impl)
     anchors = [16384 / rows["qwen2.5-1.5b 4x4096", impl, "tokens_per_s"] for impl in ("megatron-core TE", "terrella")]
     assert anchors == pytest.approx([machine.ANCHOR_S, machine.OWN_ANCHOR_S])
     c = fitted()

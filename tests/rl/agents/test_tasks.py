@@ -13,7 +13,7 @@ from terrella.rl.own.tasks import fresh_tokenizer, open_tasks
 
 
 def opened(**settings) -> WorldTasks:
-    return WorldTasks(WorldsEnvironment(kind="worlds", **settings), ByteTokenizer(), None)
+    return WorldTasks(WorldsEnvironment(kind="worlds", **settings), None, ByteTokenizer(), None)
 
 
 def test_seeds_never_end_and_tags_take_turns() -> None:

@@ -8,7 +8,7 @@ from terrella.tests.parallel.pool import run_ranks
 
 def test_every_task_comes_once_before_any_comes_again() -> None:
     sites = WebSiteEnvironment(kind="web-site", max_prompt_tokens=100, tag="WebClicks", templates=[407])
-    tasks = SiteTasks(sites, ByteTokenizer(), None)
+    tasks = SiteTasks(sites, None, ByteTokenizer(), None)
     count, order = len(tasks.of("train")), tasks.order(7)
     passes = [[order(place) for place in range(number * count, (number + 1) * count)] for number in (0, 1)]
     assert [sorted(one) for one in passes] == [list(range(count))] * 2 and passes[0] != passes[1]

@@ -36,7 +36,7 @@ def test_several_processes_play_what_one_plays(sites) -> None:
 
 
 def test_only_right_steps_of_successes_are_imitated_and_all_are_kept(sites) -> None:
-    tasks = SiteTasks(replace(sites, astray=0.7, noise=0.2, max_prompt_tokens=600), ByteTokenizer(), None)
+    tasks = SiteTasks(replace(sites, astray=0.7, noise=0.2, max_prompt_tokens=600), None, ByteTokenizer(), None)
     tasks.stage, tasks.seed = "strayed", 3
     seats = [tasks.episode(task, number, 0) for number, task in enumerate(tasks.chosen(8))]
     played = tasks.play(tasks.player(seats), seats, tasks.params(1, 1.0), 0)
@@ -50,7 +50,7 @@ def test_only_right_steps_of_successes_are_imitated_and_all_are_kept(sites) -> N
 
 def test_demonstrations_that_are_not_there_are_named(sites) -> None:
     with pytest.raises(ConfigError, match=r"env.demonstrations = nowhere: no such folder"):
-        SiteTasks(replace(sites, demonstrations="nowhere"), ByteTokenizer(), None)
+        SiteTasks(replace(sites, demonstrations="nowhere"), None, ByteTokenizer(), None)
 
 
 @pytest.mark.parametrize(
