@@ -122,9 +122,11 @@ def train(
     if ray and back_to is not None:
         raise ConfigError("--back-to: go back without --ray first, with --until the stage before")
     if ray:
-        _raise_if_stopped(
-            folder, _on_ray(recipe, folder, overrides, until, nodes, sampler_hosts, replay, profile, steps)
-        )
+        options = [*(("--set", text) for text in overrides), *(("--steps", text) for text in steps)]
+        options += [("--until", until)] if until else []
+        options += [("--replay", str(replay.absolute()))] if replay else []
+        words = [word for option in options for word in option] + (["--profile"] if profile else [])
+        _raise_if_stopped(folder, _on_ray(recipe, folder, nodes, sampler_hosts, words))
         return
     me = introduce(place, schema.digest(config)) if nodes > 1 else {}
     if not place.leads:
@@ -186,26 +188,12 @@ def replaying(config: recipes.Recipe, run: Path) -> recipes.Recipe:
     return replace(config, stages=stages)
 
 
-def _on_ray(
-    recipe: str,
-    folder: Path,
-    overrides: tuple[str, ...],
-    until: str | None,
-    nodes: int,
-    sampler_hosts: int,
-    replay: Path | None,
-    profile: bool,
-    steps: tuple[str, ...],
-) -> int:
+def _on_ray(recipe: str, folder: Path, nodes: int, sampler_hosts: int, options: list[str]) -> int:
     from ..on_ray import RayJob, run_on_ray
 
     recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
-    words = ["train", recipe, "--run", str(folder.absolute()), "--wait", "120", *(["--until", until] if until else [])]
-    words += [word for override in overrides for word in ("--set", override)]
-    words += ["--replay", str(replay.absolute())] if replay else []
-    words += ["--profile"] if profile else []
-    words += [word for text in steps for word in ("--steps", text)]
-    return run_on_ray(RayJob(tuple(words), folder, nodes, sampler_hosts), click.echo)
+    words = ("train", recipe, "--run", str(folder.absolute()), "--wait", "120", *options)
+    return run_on_ray(RayJob(words, folder, nodes, sampler_hosts), click.echo)
 
 
 @contextmanager

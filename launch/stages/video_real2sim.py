@@ -4,7 +4,8 @@ may stand in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,10 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
         for name in stage.models:
             found[name] = {}
             with of(name) as (sampler, _):
+                choice = {"top_k": stage.top_k, "repetition_penalty": stage.repetition_penalty}
+                simulator = partial(WorldModelSimulator, sampler, decoder, bins, **choice)
                 for task, policy in product(stage.tasks, stage.policies):
-                    given = (stage, job, sampler, decoder, bins, task, policy, share, np.asarray(truth["first"][task]))
+                    given = (stage, job, simulator, task, policy, share, np.asarray(truth["first"][task]))
                     found[name][f"{task}/{policy}"] = sum(
                         job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g)))
                     )
@@ -144,9 +147,7 @@ def load_truth(path: str) -> dict[str, Any]:
 def imagined(
     stage: VideoReal2Sim,
     job: Job,
-    sampler: Any,
-    decoder: ClipDecoder,
-    bins: Any,
+    simulator: Callable[..., WorldModelSimulator],
     task: str,
     policy: str,
     which: Sequence[int],
@@ -157,11 +158,9 @@ def imagined(
     for player, e in zip(players, which, strict=True):
         player.reset(policy_seed(stage.first_seed, e))
     seed = fold(job.recipe.seed, 51, stage.policies.index(policy), sorted(TASKS).index(task), which[0])
-    simulator = WorldModelSimulator(
-        sampler, decoder, bins, top_k=stage.top_k, repetition_penalty=stage.repetition_penalty, seed=seed
-    )
     ending = ENDINGS[video_settings(job).actions]
-    frames = run_policy(simulator, players, first[list(which)], [TASKS[task]] * len(which), stage.frames, ending)
+    starts, instructions = first[list(which)], [TASKS[task]] * len(which)
+    frames = run_policy(simulator(seed=seed), players, starts, instructions, stage.frames, ending)
     return sum(succeeded(task, clip[-1], first[e]) for clip, e in zip(frames, which, strict=True))
 
 

@@ -21,6 +21,7 @@ from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, base_weights, engine_weights
 from ..sync.publish import publish as send
 from ..sync.transports import IpcTransport
+from .config import Vllm
 from .sampler import Sample, SampleRequest
 from .vllm_config import VllmSettings
 from .vllm_local import LocalVllm
@@ -86,16 +87,7 @@ def write_base(engine: Engine, model: ModelConfig, folder: Path, writes: bool) -
 
 
 def open_colocated(
-    settings: VllmSettings,
-    engine: Engine,
-    model: ModelConfig,
-    folder: Path,
-    *,
-    sleep: int,
-    offload: bool,
-    request_s: float,
-    sync_s: float,
-    mesh: Mesh,
+    config: Vllm, settings: VllmSettings, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh
 ) -> tuple[TakesTurns, Callable[[int], Any]]:
     """The sampler and its `publish(version)`; every rank calls both."""
     weights = engine_weights
@@ -108,7 +100,7 @@ def open_colocated(
         )
 
     def publish(version: int) -> Any:
-        return send(transport, [local], lambda: weights(engine), version, timeout_s=sync_s, gather=mesh.everyone)
+        return send(transport, [local], lambda: weights(engine), version, timeout_s=config.sync_s, gather=mesh.everyone)
 
     def resync(target: LocalVllm) -> None:
         if engine.parallel.model_size > 1:
@@ -117,10 +109,10 @@ def open_colocated(
             )
         if sampler.parked:
             engine.reload()
-        send(transport, [target], lambda: weights(engine), engine.steps, timeout_s=sync_s)
+        send(transport, [target], lambda: weights(engine), engine.steps, timeout_s=config.sync_s)
         if sampler.parked:
             engine.offload()
 
-    local = LocalVllm(settings, process=True, request_s=request_s, resync=resync)
-    sampler = TakesTurns(engine, local, sleep, offload)
+    local = LocalVllm(settings, process=True, request_s=config.request_s, resync=resync)
+    sampler = TakesTurns(engine, local, config.sleep, config.offload)
     return sampler, publish

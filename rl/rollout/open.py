@@ -121,17 +121,7 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
     )
     if config.colocated:
         mesh.barrier()  # the folder is there
-        turns, bring = open_colocated(
-            settings,
-            engine,
-            model,
-            folder.absolute(),
-            sleep=config.sleep,
-            offload=config.offload,
-            request_s=config.request_s,
-            sync_s=config.sync_s,
-            mesh=mesh,
-        )
+        turns, bring = open_colocated(config, settings, engine, model, folder.absolute(), mesh)
         return OpenSampler(turns, bring, turns.local.close, rest=turns.rest)
     placed = os.environ.get(VARIABLE) if not config.urls else None
     here = socket.gethostname() if placed and config.host == Vllm.host else config.host
