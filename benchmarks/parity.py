@@ -26,6 +26,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp8 forward": {"fp8": True, "fp8_products": "forward"},
     "fp8": {"fp8": True},
     "fp8 all": {"fp8": True, "fp8_products": "all"},
+    "fp8 all + head": {"fp8": True, "fp8_products": "all", "fp8_head": "forward"},
+    "fp8 all + head dgrad": {"fp8": True, "fp8_products": "all", "fp8_head": "dgrad"},
     "fp8 all but the ends": {"fp8": True, "fp8_products": "all", "fp8_skip": 1},
 }
 
@@ -88,7 +90,8 @@ def train(case: Case, form: str, seed: int, steps: int, every: int) -> dict[str,
         )
 
     def score(hidden_TH, head, local):
-        return {"logprob": linear_logprob(hidden_TH, head.weight_VH, local.targets_T, vocab_size=head.vocab_size)[0]}
+        options = {"vocab_size": head.vocab_size, "fp8": head.fp8}
+        return {"logprob": linear_logprob(hidden_TH, head.weight_VH, local.targets_T, **options)[0]}
 
     gpt.initial_weight = lambda name, shape, seed, std: torch.zeros(()).expand(shape)  # drawn on the device below
     schedule = OptimizerConfig(case.lr, "cosine", min(50, steps // 4), steps, case.lr / 10, weight_decay=0.1)

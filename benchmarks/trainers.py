@@ -94,6 +94,7 @@ def cross_entropy(hidden_TH: Any, head: Any, local: Any) -> tuple[Any, dict[str,
         group=head.group,
         vocab_size=head.vocab_size,
         weight_grad_VH=head.weight_grad_VH,
+        fp8=head.fp8,
     )
     return out.loss, {"loss": out.loss.detach()}
 
@@ -259,8 +260,8 @@ class MasterAdam:
 
 
 def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime: str) -> Callable[[], float]:
-    """One step of transformers: eager, compiled, compiled with torchao's fp8 layers, or with Liger's kernels. Ragged
-    documents lie end to end, told apart by position.
+    """One step of transformers: eager, compiled, with torchao's fp8 layers, each compiled, or with Liger's kernels.
+    Ragged documents lie end to end, told apart by position.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -290,7 +291,11 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
 
         recipe = Float8LinearConfig.from_recipe_name("rowwise")
         convert_to_float8_training(net, config=recipe, module_filter_fn=lambda _, name: "lm_head" not in name)
-    run = torch.compile(net) if kind in ("compile", "torchao") else net
+        # one layer is compiled for all; the whole model at once takes minutes
+        for layer in net.model.layers:
+            layer.compile()
+        net.loss_function = torch.compile(net.loss_function)
+    run = torch.compile(net) if kind == "compile" else net
     parameters = list(net.parameters())
     rows = len(lengths) if len(set(lengths)) == 1 else 1
     tokens, targets = (x.view(rows, -1).to(device) for x in make_tokens(model, lengths))
@@ -314,8 +319,11 @@ def make_step(impl: str, regime: str, model: ModelConfig, lengths: list[int]) ->
     """The step function of an implementation."""
     if impl.startswith("terrella"):
         formats: dict[str, Any] = {"layers": "te" if " TE" in impl else "ours", "fp8": " fp8" in impl}
-        if impl.startswith("terrella fp8 "):
-            formats["fp8_products"] = impl.removeprefix("terrella fp8 ")
+        layers, _, head = impl.partition(" + head")
+        if layers.startswith("terrella fp8 "):
+            formats["fp8_products"] = layers.removeprefix("terrella fp8 ")
+        if " + head" in impl:
+            formats["fp8_head"] = head.strip() or "forward"
         return ours(model, lengths, formats, regime, impl.endswith("graphs"))
     if impl == "megatron-core TE":
         return stock_megatron(model, lengths, regime)

@@ -36,6 +36,7 @@ class Head:
     context_group: dist.ProcessGroup | None  # ranks that hold the other tokens of these documents
     # on CUDA: fp32 buffer a kernel may add the head's gradient to, instead of returning it
     weight_grad_VH: torch.Tensor | None = None
+    fp8: Any = None  # copies of the weight (`ScaledWeight`), where the logits are products in fp8
 
 
 LossFn = Callable[[torch.Tensor, Head, PackedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -114,7 +115,7 @@ class Engine:
             self._wrapped = adam.wrap_ddp(self.chunks, parallel)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
         self._gathering = False  # updated weights are still on their way
-        self._uncast = True  # weights have changed since the layers' fp8 copies of them were made
+        self._uncast = True  # weights have changed since the fp8 copies of them were made
         self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
 
     def _settle(self) -> None:
@@ -126,7 +127,7 @@ class Engine:
             self._gathering = False
 
     def _cast(self) -> None:
-        """Bring the layers' own copies of the weights up to date; what computes with the model begins with this."""
+        """Bring the model's fp8 copies of the weights up to date; what computes with the model begins with this."""
         self._settle()
         if self._uncast and self.precision.own_fp8:
             for chunk in self.chunks:
@@ -177,7 +178,14 @@ class Engine:
         )
         buffer = getattr(weight_VH, "main_grad", None) if direct else None
         head = Head(
-            weight_VH, self.groups.tensor, chunk.vocab, values_T, item.layout.document_T, self.groups.context, buffer
+            weight_VH,
+            self.groups.tensor,
+            chunk.vocab,
+            values_T,
+            item.layout.document_T,
+            self.groups.context,
+            buffer,
+            chunk.head_copies() if self.precision.own_fp8 else None,
         )
         return hidden_TH, head
 

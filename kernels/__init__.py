@@ -4,6 +4,8 @@ from .adam import adam_update
 from .advantage import bilevel_gae, gae, group_advantage, spread_rows, variance_filter
 from .fp8 import (
     Scaled,
+    ScaledWeight,
+    cast_both,
     cast_columns,
     cast_rows,
     rmsnorm_scaled,
@@ -28,8 +30,10 @@ __all__ = [
     "PolicySettings",
     "PolicyTerms",
     "Scaled",
+    "ScaledWeight",
     "adam_update",
     "bilevel_gae",
+    "cast_both",
     "cast_columns",
     "cast_rows",
     "cut_heads",

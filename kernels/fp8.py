@@ -34,6 +34,20 @@ class Scaled:
         """In fp32."""
         return self.data_NK.float() * self.scale_N[:, None]
 
+    def part(self, rows: slice) -> Scaled:
+        """Some of the rows, in the same memory."""
+        return Scaled(self.data_NK[rows], self.scale_N[rows])
+
+
+@dataclass(frozen=True)
+class ScaledWeight:
+    """A weight's copies: rows for the product with its inputs and, where the inputs' gradient is to be one in fp8 too,
+    columns.
+    """
+
+    rows_NK: Scaled
+    columns_KN: Scaled | None = None
+
 
 def empty_scaled(rows: int, columns: int, device: torch.device) -> Scaled:
     """Memory for a matrix."""
@@ -76,17 +90,34 @@ def cast_columns(x_NK: torch.Tensor, out: Scaled | None = None) -> Scaled:
     return _into(reference_cast_rows(x_NK.T), out)
 
 
+def cast_both(x_NK: torch.Tensor, rows: Scaled | None = None, columns: Scaled | None = None) -> tuple[Scaled, Scaled]:
+    """`cast_rows` and `cast_columns` at once, which reads the matrix twice rather than three times."""
+    if use_triton(x_NK):
+        from .triton.fp8 import triton_cast_both
+
+        return triton_cast_both(x_NK, rows, columns)
+    return _into(reference_cast_rows(x_NK), rows), _into(reference_cast_rows(x_NK.T), columns)
+
+
 def reference_scaled_product(a_MK: Scaled, b_NK: Scaled, dtype: torch.dtype) -> torch.Tensor:
     """Plain torch, in fp32."""
     return (a_MK.wide() @ b_NK.wide().T).to(dtype)
 
 
 def scaled_product(
-    a_MK: Scaled, b_NK: Scaled, dtype: torch.dtype = torch.bfloat16, *, fast: bool = False
+    a_MK: Scaled,
+    b_NK: Scaled,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    fast: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a @ b.T. `fast` lets tensor cores add up with fewer bits than fp32's; on CUDA K and N are multiples of 16."""
-    if not a_MK.data_NK.is_cuda:
-        return reference_scaled_product(a_MK, b_NK, dtype)
+    """a @ b.T, into `out` (of that `dtype`) where given. `fast` lets tensor cores add up with fewer bits than fp32's;
+    on CUDA K and N are multiples of 16.
+    """
+    if not a_MK.data_NK.is_cuda or not len(a_MK.data_NK):
+        product_MN = reference_scaled_product(a_MK, b_NK, dtype)
+        return product_MN if out is None else out.copy_(product_MN)
     return torch._scaled_mm(
         a_MK.data_NK,
         b_NK.data_NK.T,
@@ -94,6 +125,7 @@ def scaled_product(
         scale_b=b_NK.scale_N[None],
         out_dtype=dtype,
         use_fast_accum=fast,
+        **({} if out is None else {"out": out}),
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from .batch_invariant import is_batch_invariant
 from .dispatch import use_triton
+from .fp8 import ScaledWeight, reference_cast_rows, reference_scaled_product
 from .logprob import check_targets, check_temperature, reference_token_logprob
 
 
@@ -29,10 +31,44 @@ class SharedInput(torch.autograd.Function):
         return grad_NH, None
 
 
-def reference_logits(hidden_NH: torch.Tensor, weight_VH: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """Logits with at least fp32 products and sums."""
+class _ScaledLogits(torch.autograd.Function):
+    """The head's product in fp8. The gradients are those of the product without rounding: of the hidden states in fp8
+    where there are copies by columns, of the weight never.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden_NH, weight_VH, fp8: ScaledWeight):
+        ctx.save_for_backward(hidden_NH, weight_VH)
+        ctx.columns = fp8.columns_KN
+        return reference_scaled_product(reference_cast_rows(hidden_NH), fp8.rows_NK, torch.float32)
+
+    @staticmethod
+    def backward(ctx, grad_NV):
+        hidden_NH, weight_VH = ctx.saved_tensors
+        if ctx.columns is None:
+            dhidden_NH = grad_NV @ weight_VH.float()
+        else:
+            dhidden_NH = reference_scaled_product(reference_cast_rows(grad_NV), ctx.columns, torch.float32)
+        return dhidden_NH.to(hidden_NH.dtype), (grad_NV.T @ hidden_NH.float()).to(weight_VH.dtype), None
+
+
+def check_fp8_head(fp8: ScaledWeight | None) -> None:
+    """Refuse products in fp8 where a row's bits must not depend on its batch."""
+    if fp8 is not None and is_batch_invariant():
+        raise ValueError("batch_invariant: products in fp8 have no invariant form; set precision.fp8_head: none")
+
+
+def reference_logits(
+    hidden_NH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    fp8: ScaledWeight | None = None,
+) -> torch.Tensor:
+    """Logits with at least fp32 products and sums, of rounded factors where the head has copies in fp8."""
     if group is not None:
         hidden_NH = SharedInput.apply(hidden_NH, group)
+    if fp8 is not None:
+        return _ScaledLogits.apply(hidden_NH, weight_VH, fp8)  # type: ignore[return-value]
     if hidden_NH.dtype == torch.float64:
         return hidden_NH @ weight_VH.double().T
     return hidden_NH.float() @ weight_VH.float().T
@@ -47,9 +83,10 @@ def reference_linear_logprob(
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
+    fp8: ScaledWeight | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Plain torch, differentiable through autograd; keeps the logits."""
-    logits_NV = reference_logits(hidden_NH, weight_VH, group)
+    logits_NV = reference_logits(hidden_NH, weight_VH, group, fp8)
     return reference_token_logprob(
         logits_NV, targets_N, temperature=temperature, entropy=entropy, group=group, vocab_size=vocab_size
     )
@@ -64,15 +101,20 @@ def linear_logprob(
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
+    fp8: ScaledWeight | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability (and entropy) of each target in fp32, with gradients through both to `hidden_NH` and `weight_VH`.
 
     On CUDA the logits live in row chunks and the backward recomputes them; the weight gradient is summed in fp32.
     Without gradients (scoring the old or the reference policy) it costs one matmul. With `group`, `weight_VH` is this
     rank's shard of the vocabulary, in rank order, and `vocab_size` the real vocabulary when the last shard is padded.
-    Under `batch_invariant()` a row's bits do not depend on the rows beside it.
+    Under `batch_invariant()` a row's bits do not depend on the rows beside it. With `fp8`, copies of `weight_VH`, the
+    logits are products in fp8, for scores without gradients.
     """
     check_temperature(temperature)
+    check_fp8_head(fp8)
+    if fp8 is not None and torch.is_grad_enabled() and (hidden_NH.requires_grad or weight_VH.requires_grad):
+        raise ValueError("fp8: linear_logprob gives no gradients through products in fp8; use linear_policy_loss")
     world = 1 if group is None else dist.get_world_size(group)
     check_targets(targets_N, None, vocab_size or weight_VH.shape[0] * world)
     if use_triton(hidden_NH):
@@ -86,7 +128,15 @@ def linear_logprob(
             entropy=entropy,
             group=group,
             vocab_size=vocab_size,
+            fp8=fp8,
         )
     return reference_linear_logprob(
-        hidden_NH, weight_VH, targets_N, temperature=temperature, entropy=entropy, group=group, vocab_size=vocab_size
+        hidden_NH,
+        weight_VH,
+        targets_N,
+        temperature=temperature,
+        entropy=entropy,
+        group=group,
+        vocab_size=vocab_size,
+        fp8=fp8,
     )

@@ -1,5 +1,6 @@
 """The two halves of a dense layer (models/halves.py) with their matrix products in fp8: a scale for each token and for
-each row of a weight, made anew every time, so that nothing is remembered between steps.
+each row of a weight, made anew every time, so that nothing is remembered between steps. The head's copies are kept the
+same way; its products are in the loss kernel.
 
 Norms, attention, residual sums and what is kept for the backward pass stay in bf16, sums in fp32. The weights' fp8
 copies, one for each way a product reads them, are made once after every change of the weights and are never saved.
@@ -14,9 +15,13 @@ from typing import Any, Literal
 
 import torch
 
+from ..core.config import PrecisionConfig
 from ..core.errors import ConfigError
+from ..core.mcore.wgrad import is_zero
 from ..kernels import (
     Scaled,
+    ScaledWeight,
+    cast_both,
     cast_columns,
     cast_rows,
     rmsnorm_backward,
@@ -36,8 +41,9 @@ Products = Literal["forward", "dgrad", "all"]  # in fp8: forward, with the input
 FAST_FORWARD, FAST_GRADIENTS = True, False
 
 
-def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool, skip: int) -> None:
+def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool, precision: PrecisionConfig) -> None:
     """Refuse what our fp8 layers cannot compute, naming the setting to change."""
+    skip = precision.fp8_skip
     reasons = {
         "a model with experts (model.experts)": model.experts > 0,
         "the layers of model.block: gemma": model.block == "gemma",
@@ -56,6 +62,11 @@ def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool, skip: int) 
     for name, size in sizes.items():
         if size % 16:
             raise ConfigError(f"model.{name}: {size} is no multiple of 16, which fp8 products need (precision.fp8)")
+    if precision.fp8_head != "none" and model.padded_vocab % 16:
+        raise ConfigError(
+            f"model.vocab: {model.vocab} makes {model.padded_vocab} rows of the head, no multiple of 16, which fp8 "
+            "products need; set precision.fp8_head: none"
+        )
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         raise ConfigError("precision.fp8: needs a GPU of compute capability 8.9 or later; set precision.fp8: false")
 
@@ -71,15 +82,24 @@ class Weight:
     @torch.no_grad()
     def cast(self, weight_NK: torch.Tensor) -> None:
         """Into the same memory every time, which CUDA graphs rely on."""
-        self.rows = cast_rows(weight_NK.data, self.rows)
-        if self.products != "forward":
-            self.columns = cast_columns(weight_NK.data, self.columns)
+        if self.products == "forward":
+            self.rows = cast_rows(weight_NK.data, self.rows)
+        else:
+            self.rows, self.columns = cast_both(weight_NK.data, self.rows, self.columns)
+
+    def drop(self) -> None:
+        """Free the copies."""
+        self.rows = self.columns = None
+
+    def copies(self) -> ScaledWeight:
+        """Both, as they are now."""
+        if self.rows is None:
+            raise RuntimeError("fp8: the model's cast_weights() was not called after its weights were set")
+        return ScaledWeight(self.rows, self.columns)
 
     def project(self, x_TK: Scaled) -> torch.Tensor:
         """x @ weight.T"""
-        if self.rows is None:
-            raise RuntimeError("fp8: the model's cast_weights() was not called after its weights were set")
-        return scaled_product(x_TK, self.rows, fast=FAST_FORWARD)
+        return scaled_product(x_TK, self.copies().rows_NK, fast=FAST_FORWARD)
 
     def input_gradient(self, grads_TN: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
         """grads @ weight"""
@@ -90,22 +110,28 @@ class Weight:
         assert self.columns is not None
         return scaled_product(grads_TN, self.columns, fast=FAST_GRADIENTS)
 
-    def gradient(self, weight_NK: Any, inputs_TK: torch.Tensor, grads_TN: torch.Tensor) -> torch.Tensor:
-        """grads.T @ inputs, added to the weight's fp32 buffer where it has one."""
+    def gradients(
+        self, weight_NK: Any, inputs_TK: torch.Tensor, grads_TN: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(grads @ weight; grads.T @ inputs, added to the weight's fp32 buffer where it has one)"""
         if self.products != "all":
-            return weight_gradient(weight_NK, inputs_TK, grads_TN)
-        return self.from_columns(weight_NK, cast_columns(inputs_TK), cast_columns(grads_TN))
+            return self.input_gradient(grads_TN, weight_NK), weight_gradient(weight_NK, inputs_TK, grads_TN)
+        low_TN, low_NT = cast_both(grads_TN)
+        return self.from_rows(low_TN), self.from_columns(weight_NK, cast_columns(inputs_TK), low_NT)
 
     def from_columns(self, weight_NK: Any, inputs_KT: Scaled, grads_NT: Scaled) -> torch.Tensor:
-        """The same of factors that are in fp8 already."""
+        """The second of factors that are in fp8 already."""
         # only Hopper's products with such scales give fp32
         wide = not weight_NK.is_cuda or torch.cuda.get_device_capability() == (9, 0)
         kind = torch.float32 if wide else torch.bfloat16
-        product_NK = scaled_product(grads_NT, inputs_KT, kind, fast=FAST_GRADIENTS)
         total = getattr(weight_NK, "main_grad", None)
+        zero = total is not None and is_zero(weight_NK)
+        into = total if zero and wide else None
+        product_NK = scaled_product(grads_NT, inputs_KT, kind, fast=FAST_GRADIENTS, out=into)
         if total is None:
             return product_NK.to(weight_NK.dtype)
-        total.add_(product_NK)
+        if into is None:
+            total.add_(product_NK)
         weight_NK.grad_added_to_main_grad = True
         return torch.empty_like(weight_NK)
 
@@ -120,7 +146,7 @@ class LayerWeights:
     def drop(self) -> None:
         """Free the copies."""
         for weight in (self.qkv, self.out, self.up, self.down):
-            weight.rows = weight.columns = None
+            weight.drop()
 
 
 class _Before(torch.autograd.Function):
@@ -134,9 +160,9 @@ class _Before(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_TC, residual_TH):
         x_TH, normed_TH, rstd_T, norm_H, weight_CH = ctx.saved_tensors
-        qkv = ctx.low.qkv
-        dx_TH, dnorm_H = rmsnorm_backward(qkv.input_gradient(grad_TC, weight_CH), residual_TH, x_TH, norm_H, rstd_T)
-        return dx_TH, norm_gradient(norm_H, dnorm_H), qkv.gradient(weight_CH, normed_TH, grad_TC), None, None
+        dnormed_TH, dweight = ctx.low.qkv.gradients(weight_CH, normed_TH, grad_TC)
+        dx_TH, dnorm_H = rmsnorm_backward(dnormed_TH, residual_TH, x_TH, norm_H, rstd_T)
+        return dx_TH, norm_gradient(norm_H, dnorm_H), dweight, None, None
 
 
 class _After(torch.autograd.Function):
@@ -153,13 +179,14 @@ class _After(torch.autograd.Function):
     def backward(ctx, grad_TH):
         attended_TA, sum_TH, normed_TH, rstd_T, gates_T2F, out_HA, norm_H, up_2FH, down_HF = ctx.saved_tensors
         low: LayerWeights = ctx.low
-        dgated_TF = low.down.input_gradient(grad_TH, down_HF)
         if low.products == "all":
-            dgates_T2F, turned_2FT, gated_FT = swiglu_backward_columns(gates_T2F, dgated_TF)
+            low_TH, low_HT = cast_both(grad_TH)
+            dgates_T2F, turned_2FT, gated_FT = swiglu_backward_columns(gates_T2F, low.down.from_rows(low_TH))
             dnormed_TH = low.up.from_rows(dgates_T2F)
             dup = low.up.from_columns(up_2FH, cast_columns(normed_TH), turned_2FT)
-            ddown = low.down.from_columns(down_HF, gated_FT, cast_columns(grad_TH))
+            ddown = low.down.from_columns(down_HF, gated_FT, low_HT)
         else:
+            dgated_TF = low.down.input_gradient(grad_TH, down_HF)
             if low.products == "dgrad":
                 wide_T2F, gated_TF, dgates_T2F = swiglu_backward_rows(gates_T2F, dgated_TF)
                 dnormed_TH = low.up.from_rows(dgates_T2F)
@@ -169,8 +196,7 @@ class _After(torch.autograd.Function):
             dup = weight_gradient(up_2FH, normed_TH, wide_T2F)
             ddown = weight_gradient(down_HF, gated_TF, grad_TH)
         dsum_TH, dnorm_H = rmsnorm_backward(dnormed_TH, grad_TH, sum_TH, norm_H, rstd_T)
-        dout = low.out.gradient(out_HA, attended_TA, dsum_TH)
-        dattended_TA = low.out.input_gradient(dsum_TH, out_HA)
+        dattended_TA, dout = low.out.gradients(out_HA, attended_TA, dsum_TH)
         return dattended_TA, dsum_TH, dout, norm_gradient(norm_H, dnorm_H), dup, ddown, None, None
 
 

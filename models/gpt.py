@@ -21,10 +21,10 @@ from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..core.mcore.params import mark_halves, named_parameters
 from ..core.mcore.transformer import transformer_config
-from ..kernels import adam_update
+from ..kernels import ScaledWeight, adam_update
 from . import te
 from .config import ModelConfig
-from .fp8 import LayerWeights, check_fp8
+from .fp8 import LayerWeights, Weight, check_fp8
 from .graphed import GraphedBlock
 from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
@@ -58,6 +58,7 @@ class GPT(GPTModel):
         local = replace(model, rope_theta=model.local_rope_theta, rope_scaling=None) if model.sliding_window else None
         self.register_buffer("local_inverse_R", inverse_frequencies(local)[0] if local else None, persistent=False)
         self.graphs: GraphedBlock | None = None
+        self.low_head: Weight | None = None  # where its products are in fp8
         self.value_head = make_head(value_head, model.hidden, config.params_dtype) if self.post_process else None
         for name, param in self.named_parameters():
             if name.endswith("linear_fc1.weight"):
@@ -81,27 +82,49 @@ class GPT(GPTModel):
         first of them.
         """
         self.graphs = GraphedBlock(self._layers, self.decoder)
+        weights: list[Any] = list(self.decoder.parameters())
+        for weight in weights:
+            weight.graphed = True  # see `is_zero`
 
     def _own_layers(self) -> list[Any]:
         return list(self.decoder.layers)
 
     def use_fp8(self, precision: PrecisionConfig) -> None:
-        """Compute the matrix products of dense layers in fp8; `cast_weights` must follow every change of weights."""
+        """Compute the matrix products of dense layers, and of the head where asked for, in fp8; `cast_weights` must
+        follow every change of weights.
+        """
         for layer in self._own_layers():
             place = layer.layer_number - 1
             if precision.fp8_skip <= place < self.model.layers - precision.fp8_skip:
                 layer.low = LayerWeights(precision.fp8_products)
+        if precision.fp8_head != "none" and self.post_process:
+            self.low_head = Weight(precision.fp8_head)
 
     def cast_weights(self) -> None:
-        """Bring the layers' fp8 copies up to date."""
+        """Bring the fp8 copies up to date."""
         for layer in self._own_layers():
             layer.cast_weights()
+        if self.low_head is not None:
+            self.low_head.cast(self._head_weight())
 
     def drop_casts(self) -> None:
-        """Free the layers' fp8 copies."""
+        """Free the fp8 copies."""
         for layer in self._own_layers():
             if layer.low is not None:
                 layer.low.drop()
+        if self.low_head is not None:
+            self.low_head.drop()
+
+    def head_copies(self) -> ScaledWeight | None:
+        """What the loss multiplies by where the head's products are in fp8."""
+        return None if self.low_head is None else self.low_head.copies()
+
+    def _head_weight(self) -> Any:
+        return (
+            self.shared_embedding_or_output_weight()
+            if self.share_embeddings_and_output_weights
+            else self.output_layer.weight
+        )
 
     def packed_input(self, positions_T: torch.Tensor, layout: DocumentLayout) -> PackedInput:
         """What every layer gets to know of the batch."""
@@ -123,13 +146,8 @@ class GPT(GPTModel):
         """
         if self.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        weight_VH: Any = (
-            self.shared_embedding_or_output_weight()
-            if self.share_embeddings_and_output_weights
-            else self.output_layer.weight
-        )
         hidden_TH = hidden.squeeze(1)
-        return hidden_TH, weight_VH, self.value_head(hidden_TH) if self.value_head is not None else None
+        return hidden_TH, self._head_weight(), self.value_head(hidden_TH) if self.value_head is not None else None
 
 
 @dataclass(frozen=True)
@@ -198,7 +216,7 @@ class GPTBuilder:
                 "and precision.params: bf16"
             )
         if precision.own_fp8:
-            check_fp8(m, parallel.tensor, self.lora is not None, precision.fp8_skip)
+            check_fp8(m, parallel.tensor, self.lora is not None, precision)
         layer = te.te_layer_spec(config) if use_te else layer_spec(config)
         chunks = parallel.virtual_pipeline
         built: list[Any] = [GPT(m, config, layer, i if chunks > 1 else None, self.value_head) for i in range(chunks)]

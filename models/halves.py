@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..core.mcore.wgrad import add_weight_grad
+from ..core.mcore.wgrad import add_weight_grad, is_zero
 from ..kernels import rmsnorm_backward, rmsnorm_forward, swiglu, swiglu_backward
 
 
@@ -25,7 +25,7 @@ def weight_gradient(weight: Any, inputs: torch.Tensor, grads: torch.Tensor) -> t
     total = getattr(weight, "main_grad", None)
     if total is None:
         return grads.T @ inputs
-    add_weight_grad(inputs, grads, total)
+    add_weight_grad(inputs, grads, total, is_zero(weight))
     weight.grad_added_to_main_grad = True
     return torch.empty_like(weight)
 

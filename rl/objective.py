@@ -42,6 +42,7 @@ def make_loss(settings: PolicySettings):
             doc_N=head.document_T if settings.by_sequence else None,
             doc_group=head.context_group,
             weight_grad_VH=head.weight_grad_VH,
+            fp8=head.fp8,
         )
         sums = {**output.sums, "loss": output.loss.detach(), "impossible": (output.logprob_N > POSITIVE).sum()}
         if batch.pg_weight_T is not None:
@@ -66,6 +67,7 @@ def logprob_score(temperature: float):
             temperature=temperature,
             group=head.group,
             vocab_size=head.vocab_size,
+            fp8=head.fp8,
         )
         return {"logprob": logprob_T}
 

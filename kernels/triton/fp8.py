@@ -50,30 +50,42 @@ def _rows_kernel(x_ptr, q_ptr, scale_ptr, K, BLOCK: tl.constexpr, LARGEST: tl.co
 
 
 @triton.jit
-def _largest_kernel(x_ptr, most_ptr, N, K, ROWS: tl.constexpr, COLS: tl.constexpr, STRIPE: tl.constexpr):
+def _largest_kernel(
+    x_ptr, most_ptr, row_most_ptr, N, K,
+    BOTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STRIPE: tl.constexpr,
+):  # fmt: skip
     k = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
     first = tl.program_id(1).to(tl.int64) * STRIPE
     most = tl.zeros([ROWS, COLS], tl.int32)
     for start in range(0, tl.minimum(STRIPE, N - first), ROWS):
         n = first + start + tl.arange(0, ROWS)[:, None]
-        x = tl.load(x_ptr + n * K + k, mask=(n < N) & (k < K), other=0.0)
-        most = tl.maximum(most, magnitude(x))
+        x = magnitude(tl.load(x_ptr + n * K + k, mask=(n < N) & (k < K), other=0.0))
+        most = tl.maximum(most, x)
+        if BOTH:
+            row = first + start + tl.arange(0, ROWS)
+            tl.atomic_max(row_most_ptr + row, tl.max(x, 1), mask=row < N)
     o = tl.program_id(0) * COLS + tl.arange(0, COLS)
     tl.atomic_max(most_ptr + o, tl.max(most, 0), mask=o < K)
 
 
 @triton.jit
 def _columns_kernel(
-    x_ptr, q_ptr, scale_ptr, most_ptr, N, K,
-    ROWS: tl.constexpr, COLS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    x_ptr, q_ptr, scale_ptr, most_ptr, row_q_ptr, row_scale_ptr, row_most_ptr, N, K,
+    BOTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     k = tl.program_id(0) * COLS + tl.arange(0, COLS)
     n = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     scale, inverse = scales_of(tl.load(most_ptr + k, mask=k < K, other=0), LARGEST, SMALLEST)
     if tl.program_id(1) == 0:
         tl.store(scale_ptr + k, scale, mask=k < K)
-    x = tl.load(x_ptr + n[:, None] * K + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
-    q = (x.to(tl.float32) * inverse[None, :]).to(q_ptr.dtype.element_ty)
+    here, ok = n[:, None] * K + k[None, :], (n < N)[:, None] & (k < K)[None, :]
+    x = tl.load(x_ptr + here, mask=ok, other=0.0).to(tl.float32)
+    if BOTH:
+        row_scale, row_inverse = scales_of(tl.load(row_most_ptr + n, mask=n < N, other=0), LARGEST, SMALLEST)
+        if tl.program_id(0) == 0:
+            tl.store(row_scale_ptr + n, row_scale, mask=n < N)
+        tl.store(row_q_ptr + here, (x * row_inverse[:, None]).to(q_ptr.dtype.element_ty), mask=ok)
+    q = (x * inverse[None, :]).to(q_ptr.dtype.element_ty)
     place = q_ptr + k.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(place, tl.trans(q), mask=(k < K)[:, None] & (n < N)[None, :])
 
@@ -188,21 +200,34 @@ def triton_cast_rows(x_NK: torch.Tensor, out: Scaled | None = None) -> Scaled:
     return out
 
 
-def triton_cast_columns(x_NK: torch.Tensor, out: Scaled | None = None) -> Scaled:
-    """See `cast_columns`."""
+def _cast(x_NK: torch.Tensor, turned: Scaled | None, both: bool, by_row: Scaled | None) -> tuple[Scaled, Scaled]:
+    """(by columns; by rows where `both`, else the first again)"""
     x_NK = x_NK.contiguous()
     rows, columns = x_NK.shape
-    out = out or empty_scaled(columns, rows, x_NK.device)
+    turned = turned or empty_scaled(columns, rows, x_NK.device)
+    by_row = by_row or (empty_scaled(rows, columns, x_NK.device) if both else turned)
     if rows and columns:
-        most_K = torch.zeros(columns, dtype=torch.int32, device=x_NK.device)
+        most = torch.zeros(columns + rows * both, dtype=torch.int32, device=x_NK.device)
+        most_K, most_N = most[:columns], most[columns:]
         _largest_kernel[(cdiv(columns, 128), cdiv(rows, STRIPE))](
-            x_NK, most_K, rows, columns, ROWS=32, COLS=128, STRIPE=STRIPE, num_warps=4
+            x_NK, most_K, most_N, rows, columns, BOTH=both, ROWS=32, COLS=128, STRIPE=STRIPE, num_warps=4
         )
         _columns_kernel[(cdiv(columns, 64), cdiv(rows, 128))](
-            x_NK, out.data_NK, out.scale_N, most_K, rows, columns,
-            ROWS=128, COLS=64, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=8,
+            x_NK, turned.data_NK, turned.scale_N, most_K, by_row.data_NK, by_row.scale_N, most_N, rows, columns,
+            BOTH=both, ROWS=128, COLS=64, LARGEST=LARGEST, SMALLEST=SMALLEST, num_warps=8,
         )  # fmt: skip
-    return out
+    return turned, by_row
+
+
+def triton_cast_columns(x_NK: torch.Tensor, out: Scaled | None = None) -> Scaled:
+    """See `cast_columns`."""
+    return _cast(x_NK, out, False, None)[0]
+
+
+def triton_cast_both(x_NK: torch.Tensor, rows: Scaled | None, columns: Scaled | None) -> tuple[Scaled, Scaled]:
+    """See `cast_both`."""
+    turned, by_row = _cast(x_NK, columns, True, rows)
+    return by_row, turned
 
 
 def triton_swiglu_scaled(x_N2F: torch.Tensor) -> Scaled:

@@ -6,7 +6,8 @@ rank's shard).
 
 Scoring costs one matmul. `triton_policy_loss` makes the gradients in the forward: the chunk of logits becomes its own
 gradient in place, then two more matmuls use it, so nothing is recomputed. `triton_linear_logprob` recomputes logits in
-its backward.
+its backward. With the head's copies in fp8 the products of hidden states and head are cuBLAS's of rows cast to fp8; the
+weight gradient never is: its sums over chunks would cost what the faster product saves.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from ..batch_invariant import is_batch_invariant
 from ..dispatch import cdiv
+from ..fp8 import Scaled, ScaledWeight, cast_rows, scaled_product
 from ..policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
 from ..vocab import Shard, gather_stats, vocab_shard
 from .logprob import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
@@ -72,6 +74,15 @@ def check_dtypes(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> None:
         )
 
 
+def hidden_gradient(
+    grads_RV: torch.Tensor, weight_VH: torch.Tensor, fp8: ScaledWeight | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """grads @ weight"""
+    if fp8 is None or fp8.columns_KN is None:
+        return torch.mm(grads_RV, weight_VH, out=out)
+    return scaled_product(cast_rows(grads_RV), fp8.columns_KN, grads_RV.dtype, out=out)
+
+
 class _LinearLogprob(torch.autograd.Function):
     """Works in ranges of columns: each one's weight gradient is then a single product, and the small hidden gradient
     what is summed.
@@ -81,7 +92,7 @@ class _LinearLogprob(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, gradient):
+    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, gradient, fp8):
         score = (hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard)
         ctx.kept = None
         if is_batch_invariant():
@@ -89,7 +100,7 @@ class _LinearLogprob(torch.autograd.Function):
         elif gradient:
             saved_4N, ctx.kept = score_columns(*score, GRAD_BYTES, keep=True)
         else:
-            saved_4N, _ = score_columns(*score, SCORE_BYTES)
+            saved_4N, _ = score_columns(*score, SCORE_BYTES, fp8=fp8)
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, saved_4N)
         ctx.options = (temperature, group, shard)
         return saved_4N[0], saved_4N[1] if entropy else None
@@ -123,7 +134,7 @@ class _LinearLogprob(torch.autograd.Function):
             dhidden_NH = dhidden_NH.to(hidden_NH.dtype)
             if group is not None:
                 dist.all_reduce(dhidden_NH, group=group)
-        return dhidden_NH, dweight_VH, None, None, None, None, None, None
+        return dhidden_NH, dweight_VH, None, None, None, None, None, None, None
 
 
 @cache
@@ -137,16 +148,27 @@ def part_shard(shard: Shard, part: slice) -> Shard:
 
 
 def part_logits(
-    hidden_NH: torch.Tensor, weight_VH: torch.Tensor, part: slice, buffer: torch.Tensor, made: bool = False
+    hidden_NH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    part: slice,
+    buffer: torch.Tensor,
+    made: bool = False,
+    fp8: tuple[Scaled, Scaled] | None = None,
 ) -> torch.Tensor:
-    """The logits of a range of columns, packed in the flat `buffer` (where they are when `made`)."""
+    """The logits of a range of columns, packed in the flat `buffer` (where they are when `made`); `fp8` are both
+    factors in that form.
+    """
     rows, columns = len(hidden_NH), part.stop - part.start
     out_NC = buffer[: rows * columns].view(rows, columns)
-    return out_NC if made else torch.mm(hidden_NH, weight_VH[part].T, out=out_NC)
+    if made:
+        return out_NC
+    if fp8 is not None:
+        return scaled_product(fp8[0], fp8[1].part(part), out_NC.dtype, fast=True, out=out_NC)
+    return torch.mm(hidden_NH, weight_VH[part].T, out=out_NC)
 
 
 def score_columns(
-    hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, limit, keep=False
+    hidden_NH, weight_VH, targets_N, temperature, entropy, group, shard, limit, keep=False, fp8=None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[4, N]: log-prob, entropy, reference logit and log2 normaliser of every row; and, to `keep`, the last range's
     logits.
@@ -157,6 +179,7 @@ def score_columns(
     """
     N = len(targets_N)
     two = hidden_NH.is_cuda and not keep
+    factors = None if fp8 is None else (cast_rows(hidden_NH), fp8.rows_NK)
     parts = column_parts(N, len(weight_VH), hidden_NH.element_size(), limit // 2 if two else limit)
     buffers = [hidden_NH.new_empty(N * longest(parts)) for _ in range(2 if two and len(parts) > 1 else 1)]
     stats_PN4 = torch.empty((len(parts), N, 4), dtype=torch.float32, device=hidden_NH.device)
@@ -167,7 +190,7 @@ def score_columns(
     for i, (part, stats_N4) in enumerate(zip(parts, stats_PN4, strict=True)):
         if streams and i >= 2:
             streams[0].wait_event(read[i - 2])
-        logits_NC = part_logits(hidden_NH, weight_VH, part, buffers[i % len(buffers)])
+        logits_NC = part_logits(hidden_NH, weight_VH, part, buffers[i % len(buffers)], fp8=factors)
         if streams:
             streams[1].wait_stream(streams[0])
         with torch.cuda.stream(streams[1]) if streams else nullcontext():
@@ -198,14 +221,14 @@ def score_whole_rows(hidden_NH, weight_VH, targets_N, temperature, entropy, grou
 
 
 def triton_linear_logprob(
-    hidden_NH, weight_VH, targets_N, *, temperature=1.0, entropy=False, group=None, vocab_size=None
+    hidden_NH, weight_VH, targets_N, *, temperature=1.0, entropy=False, group=None, vocab_size=None, fp8=None
 ):
     """See `linear_logprob`."""
     check_dtypes(hidden_NH, weight_VH)
     shard = vocab_shard(len(weight_VH), group, vocab_size)
     gradient = torch.is_grad_enabled() and (hidden_NH.requires_grad or weight_VH.requires_grad)
     return _LinearLogprob.apply(
-        hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, entropy, group, shard, gradient
+        hidden_NH.contiguous(), weight_VH, targets_N.contiguous(), temperature, entropy, group, shard, gradient, fp8
     )
 
 
@@ -222,6 +245,7 @@ class _Job:
     weight_grad_VH: torch.Tensor | None
     backward_rows: int  # rows past this one can have no gradient: forward only
     gradient: bool  # under no_grad the inputs still say that they need one
+    fp8: ScaledWeight | None
     saved_4N: torch.Tensor | None = None
     values: torch.Tensor | None = None
     sums: dict[str, torch.Tensor] | None = None
@@ -305,7 +329,7 @@ class _PolicyLoss(torch.autograd.Function):
         if scored:
             # A document longer than a chunk: score everything first, at the price of a fourth matmul.
             score = (settings.temperature, True, job.group, job.shard, GRAD_BYTES)
-            job.saved_4N, _ = score_columns(hidden_NH, weight_VH, job.targets_N, *score)
+            job.saved_4N, _ = score_columns(hidden_NH, weight_VH, job.targets_N, *score, fp8=job.fp8)
             grad_N, job.values, job.sums = _coefficients(*job.saved_4N[:2], job.terms, settings, job.documents)
         else:
             parts = by_document
@@ -318,7 +342,12 @@ class _PolicyLoss(torch.autograd.Function):
             backward = (need_hidden or need_weight) and part.start < job.backward_rows
             if scored and not backward:
                 continue
-            logits_RV = torch.mm(hidden_NH[part], weight_VH.T, out=buffer_RV[: part.stop - part.start])
+            logits_RV = buffer_RV[: part.stop - part.start]
+            if job.fp8 is None:
+                torch.mm(hidden_NH[part], weight_VH.T, out=logits_RV)
+            else:
+                factors = (cast_rows(hidden_NH[part]), job.fp8.rows_NK)
+                scaled_product(*factors, logits_RV.dtype, fast=True, out=logits_RV)
             terms_R, targets_R, saved_4R = job.terms.select(part), job.targets_N[part], job.saved_4N[:, part]
             if not scored:
                 score_logits(logits_RV, targets_R, *options, None, True, job.group, saved_4R)
@@ -342,9 +371,9 @@ class _PolicyLoss(torch.autograd.Function):
                     launch_backward(logits_RV, logits_RV[: len(moved_C)], *few, *options, source_N=moved_C)
                     logits_RV, hidden_RH = logits_RV[: len(moved_C)], hidden_RH.index_select(0, moved_C)
                 if dhidden_NH is not None and moved_C is None:
-                    torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])
+                    hidden_gradient(logits_RV, weight_VH, job.fp8, out=dhidden_NH[part])
                 elif dhidden_NH is not None:
-                    dhidden_NH[part].index_copy_(0, moved_C, torch.mm(logits_RV, weight_VH))
+                    dhidden_NH[part].index_copy_(0, moved_C, hidden_gradient(logits_RV, weight_VH, job.fp8))
                 if need_weight:
                     add_matmul(dweight_VH, logits_RV.T, hidden_RH, fresh)
                     fresh = False
@@ -410,6 +439,7 @@ def triton_policy_loss(
     vocab_size=None,
     documents=None,
     weight_grad_VH=None,
+    fp8=None,
 ) -> PolicyOutput:
     """See `linear_policy_loss`."""
     if weight_grad_VH is not None and (
@@ -427,7 +457,7 @@ def triton_policy_loss(
         )
         documents = None if documents is None else documents.select(rows)
     shard, gradient = vocab_shard(len(weight_VH), group, vocab_size), torch.is_grad_enabled()
-    job = _Job(targets_N.contiguous(), terms, settings, group, shard, documents, weight_grad_VH, moving, gradient)
+    job = _Job(targets_N.contiguous(), terms, settings, group, shard, documents, weight_grad_VH, moving, gradient, fp8)
     loss = _PolicyLoss.apply(hidden_NH.contiguous(), weight_VH, job)
     logprob_N, entropy_N = job.saved_4N[:2].unbind()
     if rows is not None:

@@ -65,7 +65,12 @@ def yes_score(yes: int, no: int):
         hidden_RH = hidden_TH.index_select(0, rows)
         both = [
             linear_logprob(
-                hidden_RH, head.weight_VH, torch.full_like(rows, word), group=head.group, vocab_size=head.vocab_size
+                hidden_RH,
+                head.weight_VH,
+                torch.full_like(rows, word),
+                group=head.group,
+                vocab_size=head.vocab_size,
+                fp8=head.fp8,
             )[0]
             for word in (yes, no)
         ]

@@ -121,6 +121,7 @@ def call_everything() -> None:
         plain, gradient = bf16(rows, 2 * width).detach(), bf16(rows, width).detach()
         kernels.cast_rows(gradient)
         kernels.cast_columns(gradient)
+        kernels.cast_both(gradient)
         kernels.swiglu_scaled(plain)
         kernels.swiglu_backward_rows(plain, gradient)
         kernels.swiglu_backward_columns(plain, gradient)

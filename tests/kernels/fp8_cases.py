@@ -11,8 +11,14 @@ import pytest
 import torch
 
 from terrella.kernels import (
+    PolicySettings,
+    PolicyTerms,
+    ScaledWeight,
+    cast_both,
     cast_columns,
     cast_rows,
+    linear_logprob,
+    linear_policy_loss,
     rmsnorm_forward,
     rmsnorm_scaled,
     scaled_product,
@@ -22,8 +28,13 @@ from terrella.kernels import (
     swiglu_backward_rows,
     swiglu_scaled,
 )
+from terrella.kernels.batch_invariant import batch_invariant
 from terrella.kernels.dispatch import interpreting
 from terrella.kernels.fp8 import Scaled, reference_cast_rows, reference_scaled_product
+from terrella.kernels.linear_logprob import reference_linear_logprob
+from terrella.kernels.policy import Documents
+from terrella.kernels.policy_loss import reference_policy_loss
+from terrella.kernels.triton import linear
 
 CUDA = torch.cuda.is_available() and not interpreting()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -71,9 +82,16 @@ def test_casts(rows, columns):
     x = draw(rows, columns)
     check(cast_rows(x), x)
     check(cast_columns(x), x.T)
+    for got, want in zip(cast_both(x), (cast_rows(x), cast_columns(x)), strict=True):
+        assert torch.equal(got.data_NK.view(torch.uint8), want.data_NK.view(torch.uint8))
+        assert torch.equal(got.scale_N, want.scale_N)
     out = cast_columns(x)
     again = cast_columns(x + x, out)
     assert again is out
+    check(out, (x + x).T)
+    by_row = cast_rows(x)
+    assert [id(part) for part in cast_both(x + x, by_row, cast_columns(x, out))] == [id(by_row), id(out)]
+    check(by_row, x + x)
     check(out, (x + x).T)
 
 
@@ -145,3 +163,91 @@ def test_products(rows, inner, columns, fast):
         assert error <= (1e-2 if fast else 2e-3)
         if CUDA:  # the interpreter's halves are larger
             assert 1e-2 <= rounding <= 2**0.5 * 2.0**-4 / 3**0.5
+
+
+def head_case(monkeypatch, rows: int, hidden: int, vocab: int, by_columns: bool):
+    """Hidden states, a head, its copies and targets; chunks of eight rows and ranges of 256 columns where small."""
+    if not CUDA:  # the interpreter's halves are not what is tested here
+        monkeypatch.setattr(linear, "cast_rows", reference_cast_rows)
+    if rows < 1000:
+        for name, value in (("GRAD_BYTES", 1), ("SCORE_BYTES", 1), ("ROW_TILE", 8), ("COLUMN_TILE", 256)):
+            monkeypatch.setattr(linear, name, value)
+    h = (torch.randn(rows, hidden, device=DEVICE) / hidden**0.5 * 3).to(KIND).requires_grad_()
+    w = torch.randn(vocab, hidden, device=DEVICE).to(KIND).requires_grad_()
+    fp8 = ScaledWeight(reference_cast_rows(w.detach()), reference_cast_rows(w.detach().T) if by_columns else None)
+    return h, w, fp8, torch.randint(vocab - 7, (rows,), device=DEVICE)
+
+
+def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a.float() - b.float()).norm() / b.float().norm()).item()
+
+
+HEADS = [(24, 32, 528)] + ([(2048, 1536, 151936), (2048, 4096, 128256)] if LARGE else [])
+# bf16 rounds logits by 2^-9 of themselves, and tensor cores that add up fast by as much again
+NEAR = 4e-2 if CUDA else 5e-6
+
+
+@pytest.mark.parametrize("rows,hidden,vocab", HEADS)
+def test_scores_of_a_head(rows, hidden, vocab, monkeypatch):
+    """The logits are those of the copies, and so not the weight's."""
+    h, w, fp8, targets = head_case(monkeypatch, rows, hidden, vocab, False)
+    with torch.no_grad():
+        got = linear_logprob(h, w, targets, entropy=True, temperature=0.8, vocab_size=vocab - 7, fp8=fp8)
+        want = reference_linear_logprob(h, w, targets, entropy=True, temperature=0.8, vocab_size=vocab - 7, fp8=fp8)
+        plain = linear_logprob(h, w, targets, temperature=0.8, vocab_size=vocab - 7)[0]
+        none = linear_logprob(h[:0], w, targets[:0], fp8=fp8)[0]
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=NEAR, rtol=NEAR)
+    moved = (got[0] - plain).abs().mean()
+    print(f"{rows} x {hidden} x {vocab}: fp8 moves a log-prob by {moved:.3f} on the average")
+    assert 0.02 <= moved <= 0.5 and none.shape == (0,)
+
+
+@pytest.mark.parametrize("by_columns", [False, True], ids=["forward", "dgrad"])
+@pytest.mark.parametrize("objective", ["sft", "grpo", "gspo", "gspo, documents longer than a chunk"])
+@pytest.mark.parametrize("rows,hidden,vocab", HEADS)
+def test_loss_of_a_head(rows, hidden, vocab, objective, by_columns, monkeypatch):
+    """Loss, log-probs and gradients against the reference with the same copies; clipped rows are left out of the
+    backward pass.
+    """
+    h, w, fp8, targets = head_case(monkeypatch, rows, hidden, vocab, by_columns)
+    doc = torch.arange(rows, device=DEVICE) * (1 if "longer" in objective else 8) // rows
+    settings = PolicySettings(ratio="sequence" if objective.startswith("gspo") else "token", temperature=0.9)
+    with torch.no_grad():
+        old = reference_linear_logprob(h, w, targets, temperature=0.9, vocab_size=vocab - 7, fp8=fp8)[0]
+    weight = torch.rand(rows, device=DEVICE) / rows * (torch.arange(rows, device=DEVICE) % 5 != 0)
+    terms = (
+        PolicyTerms(ce_weight=weight)
+        if objective == "sft"
+        else PolicyTerms(pg_weight=weight, advantage=weight * rows + 0.1, old_logprob=old - (doc % 2) - 0.05)
+    )
+    documents = doc if settings.by_sequence else None
+    got = linear_policy_loss(h, w, targets, terms, settings, doc_N=documents, vocab_size=vocab - 7, fp8=fp8)
+    got.loss.backward()
+    made = (h.grad, w.grad)
+    h.grad = w.grad = None
+    kept = None if documents is None else Documents(documents)
+    want = reference_policy_loss(h, w, targets, terms, settings, documents=kept, vocab_size=vocab - 7, fp8=fp8)
+    want.loss.backward()
+    torch.testing.assert_close(got.logprob_N, want.logprob_N, atol=NEAR, rtol=NEAR)
+    torch.testing.assert_close(got.loss, want.loss, atol=NEAR, rtol=NEAR)
+    for a, b, name in zip(made, (h.grad, w.grad), ("hidden states", "weight"), strict=True):
+        print(f"{rows} x {hidden} x {vocab} {objective}: gradient of the {name} off by {gap(a, b):.1e}")
+        assert gap(a, b) <= NEAR, name
+    assert (made[1][vocab - 7 :] == 0).all()
+    exact = torch.autograd.grad(
+        linear_policy_loss(h, w, targets, terms, settings, doc_N=documents, vocab_size=vocab - 7).loss, (h, w)
+    )
+    assert gap(made[0], exact[0]) >= 1e-2  # fp8 indeed
+
+
+def test_a_head_in_fp8_refuses(monkeypatch):
+    h, w, fp8, targets = head_case(monkeypatch, 24, 32, 528, False)
+    with pytest.raises(ValueError, match="linear_logprob gives no gradients"):
+        linear_logprob(h, w, targets, fp8=fp8)
+    terms = PolicyTerms(ce_weight=torch.ones(24, device=DEVICE))
+    with batch_invariant(), torch.no_grad():
+        for call in (lambda: linear_logprob(h, w, targets, fp8=fp8),
+                     lambda: linear_policy_loss(h, w, targets, terms, PolicySettings(), fp8=fp8)):  # fmt: skip
+            with pytest.raises(ValueError, match="batch_invariant"):
+                call()

@@ -122,6 +122,8 @@ FORMATS = {
     "fp8 forward": PrecisionConfig("bf16", fp8=True, fp8_products="forward"),
     "fp8": PrecisionConfig("bf16", fp8=True),
     "fp8 all": PrecisionConfig("bf16", fp8=True, fp8_products="all"),
+    "fp8 head": PrecisionConfig("bf16", fp8=True, fp8_head="forward"),
+    "fp8 head dgrad": PrecisionConfig("bf16", fp8=True, fp8_head="dgrad"),
 }
 
 
@@ -230,6 +232,7 @@ def fused_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple
         group=head.group,
         vocab_size=head.vocab_size,
         weight_grad_VH=head.weight_grad_VH,
+        fp8=head.fp8,
     )
     return out.loss, {"loss": out.loss, "tokens": out.sums["tokens"]}
 
@@ -240,14 +243,16 @@ def measure_wide(
     fp8: bool = False,
     packed: bool = True,
     steps: int = 1,
+    vocab: int = WIDE.vocab,
     **formats: Any,
 ) -> dict[str, Any]:
     """Loss, gradients and the losses of a few steps of a model wide enough for every GPU kernel."""
     from terrella.models.gpt import build_gpt
 
     chosen = PrecisionConfig(precision, layers, fp8, **formats)  # type: ignore[arg-type]
-    engine = Engine(build_gpt(WIDE), ParallelConfig(), OptimizerConfig(lr=1e-3), chosen, seed=3)
-    items = batches(4, vocab=WIDE.vocab, packed=packed)
+    build = build_gpt(replace(WIDE, vocab=vocab))
+    engine = Engine(build, ParallelConfig(), OptimizerConfig(lr=1e-3), chosen, seed=3)
+    items = batches(4, vocab=vocab, packed=packed)
     metrics = engine.accumulate(items, fused_loss)
     gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
     results = [engine.step(items, fused_loss) for _ in range(steps)]
