@@ -149,6 +149,9 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
             notes.append(
                 f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other"
             )
+        if env and env["kind"] == "worlds" and not Path(env["config"].get("folder", ".")).exists():
+            notes.append(f"{place}: {env['config']['folder']} is not there; made products take the place of its files")
+            env["config"] = {}
         if env and "unseen_n" in env:
             _lower(env, copies)
             notes += [f"{place}: {note}" for note in _shards(env)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+Scalar = bool | int | str | float
 Format = Literal["answer", "think", "state"]
 Variant = Literal["truth", "belief", "masked", "blanked", "random_coordinates"]
 
@@ -44,6 +45,8 @@ class WorldsEnvironment(AgentSettings):
     weights: list[float] = field(default_factory=list)
     test_tags: list[str] = field(default_factory=list)  # of the held-out tasks; without any the same
     tag_files: list[str] = field(default_factory=list)  # YAML files with tags beside those that ship
+    # settings of the tags' worlds in place of their own, as folder of WebShop or file of MetamathQA
+    config: dict[str, Scalar] = field(default_factory=dict)
     first_seed: int = 10_000  # of the training tasks
     test_seed: int = 123  # the first of the held-out ones
     random_actions: int = 3  # a turn of the random policy

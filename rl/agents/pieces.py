@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ...data.tokenizers import PieceTokenizer
 from ..worlds.base import World
-from ..worlds.tasks import Task, named_tasks
+from ..worlds.tasks import Task
 from .format import FORMATS, SYSTEM, prefix, turn_text
 from .selfplay import HIDDEN, THOUGHT
 
@@ -53,14 +53,14 @@ def walk(task: Task, world: World, seed: int) -> Iterator[None]:
 
 
 @lru_cache(maxsize=2)  # every stage of a check asks for it
-def pieces_of(tags: tuple[str, ...], tag_files: tuple[str, ...] = ()) -> PieceTokenizer:
+def pieces_of(tasks: tuple[Task, ...]) -> PieceTokenizer:
     """Tags and words whole, everything else by character: all that prompts, states and random answers of these
     worlds hold.
     """
     words: set[str] = set()
     between: Counter[str] = Counter()
     characters: set[str] = set("0123456789.,;:()[]+-*/= \n")
-    for task in named_tasks(tags, tag_files).values():
+    for task in tasks:
         world = task.make()
         for seed in range(LOOKS):
             world.reset(seed)

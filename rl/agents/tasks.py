@@ -51,7 +51,8 @@ class WorldTasks(Tasks):
     ) -> None:
         super().__init__(tokenizer, max_length, settings.max_turns)
         self.settings = settings
-        self.worlds = worlds = named_tasks([*settings.tags, *settings.test_tags], settings.tag_files)
+        tags = [*settings.tags, *settings.test_tags]
+        self.worlds = worlds = named_tasks(tags, settings.tag_files, settings.config)
         train = dict(zip(settings.tags, settings.weights or [1.0] * len(settings.tags), strict=True))
         test = dict.fromkeys(settings.test_tags, 1.0) or dict.fromkeys(settings.tags, 1.0)
         self._instances: dict[Split, Instances] = {

@@ -96,9 +96,10 @@ def fresh_tokenizer(environments: Sequence[EnvironmentSettings], vocab: int | No
     if not worlds:
         return ByteTokenizer()
     from ..agents.pieces import pieces_of
+    from ..worlds.tasks import named_tasks
 
-    tags = dict.fromkeys(tag for settings in worlds for tag in (*settings.tags, *settings.test_tags))
-    return pieces_of(tuple(tags), tuple(dict.fromkeys(file for settings in worlds for file in settings.tag_files)))
+    tasks = [task for s in worlds for task in named_tasks([*s.tags, *s.test_tags], s.tag_files, s.config).values()]
+    return pieces_of(tuple(dict.fromkeys(tasks)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...core.schema import Located, build, parse_yaml
+from ...core.schema import Located, build, located, parse_yaml
 from .bandit import Bandit
 from .base import World
 from .countdown import Countdown
@@ -43,7 +43,7 @@ class Task(TagFile):
     """A tag ready for use, its settings already checked against the world's dataclass."""
 
     name: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def make(self) -> World:
         """A world of this task, not yet reset."""
@@ -82,13 +82,22 @@ def load_tasks(*files: str | Path) -> dict[str, Task]:
     return tasks
 
 
-def named_tasks(tags: Sequence[str], files: Sequence[str | Path] = ()) -> dict[str, Task]:
-    """The tags of these names, refused by name where there is none such."""
+def named_tasks(
+    tags: Sequence[str], files: Sequence[str | Path] = (), config: dict[str, Any] | None = None
+) -> dict[str, Task]:
+    """The tags of these names, refused by name where there is none such; `config` changes settings of their worlds."""
     known = load_tasks(*files)
     for tag in tags:
         if tag not in known:
             raise ConfigError(f"tags: '{tag}' is neither shipped nor in tag_files; there are {', '.join(known)}")
-    return {tag: known[tag] for tag in tags}
+    return {tag: _changed(known[tag], config or {}) for tag in tags}
+
+
+def _changed(task: Task, config: dict[str, Any]) -> Task:
+    if not config:
+        return task
+    checked = build(WORLDS[task.world].Config, located(task.config | config, "env.config"), task.name)
+    return dataclasses.replace(task, config=vars(checked))
 
 
 def rotation(weights: dict[str, float]) -> list[str]:

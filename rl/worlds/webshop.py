@@ -1,18 +1,21 @@
-"""WebShop: search a shop, read pages, choose options and buy. Pages are text; the search index is pure Python."""
+"""WebShop: search a shop, read pages, choose options and buy. Pages are text; there is no server and no Java."""
 
 from __future__ import annotations
 
 import functools
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
-from .webshop_catalog import Goal, Product, load_goals, load_products, make_catalog
-from .webshop_score import Bm25, purchase_reward
+from .webshop_catalog import Goal, Product, load_shop, make_catalog, needed_files
+from .webshop_score import purchase_reward
+from .webshop_search import Bm25
 
 PER_PAGE, HITS = 10, 50
+MADE = 200  # products of our own
 SEPARATOR = " [SEP] "
 BACK, NEXT, PREVIOUS, BUY = "back to search", "next >", "< prev", "buy now"
 DETAILS = ("description", "features", "reviews")
@@ -30,37 +33,34 @@ _ACTION = re.compile(r"(search|click)\[([^\[\]]{1,300})\]", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class WebShopConfig:
-    """Two files in the public formats, or products and goals of our own; `split` chooses whose goals the seeds walk
-    over.
+    """A folder of the public release's files, or products and goals of our own; `split` chooses whose goals the seeds
+    walk over.
     """
 
-    products_file: str | None = None
-    goals_file: str | None = None
-    products: int = 200  # how many are made when there is no file
+    folder: str | None = None  # with the public files: items_shuffle_1000.json, items_ins_v2_1000.json and so on
+    dataset: Literal["small", "full"] = "small"  # of the folder: the files of 1000 products, or those of all
+    goals: Literal["made", "human"] = "made"  # of the folder: instructions of items_ins_v2, or of items_human_ins.json
+    products: int | None = None  # how many of the file, or how many are made; without it all, or 200
     split: Literal["train", "val", "test"] = "train"
 
     def __post_init__(self) -> None:
-        if (self.products_file is None) != (self.goals_file is None):
-            raise ValueError("products_file: give both products_file and goals_file, or neither")
-        if self.products < 1:
+        if self.products is not None and self.products < 1:
             raise ValueError("products: at least 1")
+        if self.folder is None and (self.dataset, self.goals) != ("small", "made"):
+            raise ValueError("folder: dataset and goals choose among the public files of a folder")
+        if self.folder is not None:
+            needed_files(self.folder, self.dataset, self.goals == "human")
 
 
 @functools.lru_cache(maxsize=4)
-def _shop(products_file: str | None, goals_file: str | None, count: int) -> tuple[dict[str, Product], Bm25, list[Goal]]:
-    if products_file and goals_file:
-        products = load_products(products_file)
-        goals = load_goals(goals_file, products)
-    else:
-        products, goals = make_catalog(count)
-    documents = [
-        " ".join((p.title, p.description, *p.bullets, *(v for values in p.options.values() for v in values)))
-        for p in products
-    ]
+def _shop(
+    folder: str | None, dataset: str, human: bool, count: int | None
+) -> tuple[dict[str, Product], Bm25, list[Goal]]:
+    products, goals = load_shop(folder, dataset, human, count) if folder else make_catalog(count or MADE)
     # The public release deals goals out over one fixed permutation.
     order = list(goals)
     random.Random(42).shuffle(order)
-    return {p.asin.lower(): p for p in products}, Bm25(documents), order
+    return {p.asin.lower(): p for p in products}, Bm25({p.asin.lower(): p.document for p in products}), order
 
 
 def split_range(split: str, goals: int) -> range:
@@ -93,15 +93,11 @@ class WebShop(World):
 
     def __init__(self, **settings: Any) -> None:
         self.config = WebShopConfig(**settings)
+        c = self.config
         try:
-            self.products, self.index, self.goals = _shop(
-                self.config.products_file, self.config.goals_file, self.config.products
-            )
+            self.products, self.index, self.goals = _shop(c.folder, c.dataset, c.goals == "human", c.products)
         except OSError as error:
-            raise WorldFault(
-                f"webshop: cannot read {error.filename}: set products_file and goals_file ({error.strerror})"
-            ) from None
-        self.asins = list(self.products)
+            raise WorldFault(f"webshop: cannot read {error.filename} ({error.strerror})") from None
         self.goal: Goal | None = None
 
     def reset(self, seed: int, sample: int = 0) -> str:
@@ -113,8 +109,8 @@ class WebShop(World):
         self.position, self.goal = position, self.goals[position]
         self.page, self.done = Page(), False
 
-    def _hits(self) -> list[str]:
-        return [self.asins[n] for n in self.index.search(self.page.query or "", HITS)]
+    def _hits(self) -> Sequence[str]:
+        return self.index.search(self.page.query or "", HITS)
 
     def clickables(self) -> list[str]:
         """What may be clicked on the page at hand, in page order."""
@@ -198,9 +194,7 @@ class WebShop(World):
             hits = self._hits()
             shown = hits[(page.number - 1) * PER_PAGE : page.number * PER_PAGE]
             buttons = [b.capitalize() for b in self.clickables() if b in (NEXT, PREVIOUS)]
-            lines = [
-                text for a in shown for text in (a.upper(), self.products[a].title, f"${self.products[a].price:.2f}")
-            ]
+            lines = [text for a in shown for text in (a.upper(), self.products[a].title, self.products[a].price_text)]
             return [*head, f"Page {page.number} (Total results: {len(hits)})", *buttons, *lines]
         product = self.products[page.asin]
         head.append("< Prev")
@@ -214,7 +208,7 @@ class WebShop(World):
             *head,
             *options,
             product.title,
-            f"Price: ${product.price:.2f}",
+            f"Price: {product.price_text}",
             "Rating: N.A.",
             "Description",
             "Features",

@@ -1,15 +1,13 @@
-"""WebShop's two measures: BM25 search over products, and the reward of a purchase."""
+"""The reward of a purchase in WebShop."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 
 from .webshop_catalog import Goal, Product
 
-K1, B = 0.9, 0.4
 FUZZY_MATCH = 85
 _WORD = re.compile(r"[a-z0-9]+")
 STOP_WORDS = frozenset(
@@ -25,36 +23,19 @@ QUALITIES = frozenset(
     "pointed sexy elegant solid reclaimed sun".split()
 )
 
+COLOURS = sorted(
+    "amber apricot aqua ash beige black blue blush bronze brown burgundy camel camo caramel champagne charcoal "
+    "chestnut chocolate coffee copper coral cream crystal dark denim espresso fuchsia gold graphite gray green grey "
+    "heather indigo ivory khaki lavender lemon leopard light lilac lime magenta maroon mauve mint mocha mustard "
+    "natural navy nude olive orange peach pink plum purple rainbow red rose royal rust sand sapphire silver slate "
+    "steel stone tan taupe teal tiger turquoise violet walnut wheat white wine yellow".split()
+)
+
 
 def words(text: str) -> list[str]:
     """Lower-case words and numbers without stop words; a plural s is cut off."""
     found = (w for w in _WORD.findall(text.lower()) if w not in STOP_WORDS)
     return [w[:-1] if len(w) > 3 and w.endswith("s") and not w.endswith("ss") else w for w in found]
-
-
-class Bm25:
-    """An inverted index; scores as Okapi BM25 with k1 0.9 and b 0.4."""
-
-    def __init__(self, documents: list[str]) -> None:
-        self.postings: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        lengths = []
-        for number, text in enumerate(documents):
-            counts = Counter(words(text))
-            lengths.append(sum(counts.values()))
-            for word, count in counts.items():
-                self.postings[word].append((number, count))
-        mean = max(1.0, sum(lengths) / max(1, len(lengths)))
-        self.norms = [K1 * (1 - B + B * length / mean) for length in lengths]
-
-    def search(self, query: str, limit: int = 50) -> list[int]:
-        """Document numbers, best first; equal scores in document order."""
-        scores: dict[int, float] = defaultdict(float)
-        for word, repeat in Counter(words(query)).items():
-            postings = self.postings.get(word, ())
-            idf = math.log(1 + (len(self.norms) - len(postings) + 0.5) / (len(postings) + 0.5))
-            for number, count in postings:
-                scores[number] += repeat * idf * count / (count + self.norms[number])
-        return sorted(scores, key=lambda n: (-scores[n], n))[:limit]
 
 
 def _common(a: str, b: str) -> int:
@@ -113,10 +94,16 @@ def _any_match(wanted: str, offered: Iterable[str]) -> bool:
     return any(token_set_ratio(item, wanted) > FUZZY_MATCH for item in offered)
 
 
+def plain_colour(value: str) -> str:
+    """The first of the known colours, by alphabet, that an option's value holds; without any the value."""
+    return next((colour for colour in COLOURS if colour in value), value)
+
+
 def purchase_reward(bought: Product, goal: Goal, options: dict[str, str]) -> float:
     """Share of wanted attributes, options and price met, times the type score."""
-    described = " ".join((bought.title, *bought.bullets, bought.description)).lower()
-    attributes = sum(_any_match(a, bought.attributes) or a.lower() in described for a in goal.attributes)
-    chosen = sum(_any_match(value, options.values()) for value in goal.options.values())
+    described = [text.lower() for text in (bought.title, " ".join(bought.bullets), bought.description)]
+    attributes = sum(_any_match(a, bought.attributes) or any(a in text for text in described) for a in goal.attributes)
+    offered = [plain_colour(value) for value in options.values()]
+    chosen = sum(_any_match(plain_colour(value), offered) for value in goal.options)
     priced = bought.price <= goal.price_cap
     return type_score(bought, goal) * (attributes + chosen + priced) / (len(goal.attributes) + len(goal.options) + 1)

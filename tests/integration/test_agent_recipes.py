@@ -16,6 +16,7 @@ from terrella.data.shards import ShardSet
 from terrella.launch.report import tables
 from terrella.rl.agents.format import parse
 from terrella.tests.launch import tiny_agent, tiny_run
+from terrella.tests.rl.worlds import shop_files
 from terrella.tests.sampling import sampled
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
@@ -93,6 +94,19 @@ def test_other_worlds_run_through(recipe: str, tmp_path: Path) -> None:
     done = tiny_agent.train(tmp_path / "run", recipe, *sets)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     assert "random policy" in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_webshop_on_a_folder_of_the_public_files(tmp_path: Path) -> None:
+    """Training goals and held-out ones are those of the user's files, from the random policy to the export."""
+    products = {product.title for product in shop_files.write(tmp_path / "shop", 12)}
+    sets = [*SHORT, *(f"stages.{i}.max_new_tokens=24" for i in (3, 4, 8, 9, 10, 11))]
+    config = f"env.config={{folder: {tmp_path / 'shop'}}}"
+    done = tiny_agent.train(tmp_path / "run", "spa-webshop-tiny", *sets, config)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    assert "evaluate-WebShopTest" in {path.stem for path in (tmp_path / "run" / "results").iterdir()}
+    turns = ShardSet(tmp_path / "run" / "stages" / "format" / "train")
+    read = [state for turn in turns for state in turn["states.json"]]
+    assert any(title in state for state in read for title in products)
 
 
 def test_a_budget_of_actions_ends_the_stage(tmp_path: Path) -> None:

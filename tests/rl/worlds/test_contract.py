@@ -126,8 +126,8 @@ def test_files_that_are_missing_or_broken_are_faults_with_a_place(tmp_path) -> N
     broken.write_text('{"query": "1+1?", "response": "The answer is: 2"}\n{"query": "x"}\n')
     with pytest.raises(WorldFault, match=r"qa\.jsonl:2"):
         WORLDS["qa"](file=str(broken))
-    with pytest.raises(WorldFault, match="products_file"):
-        WebShop(products_file=str(tmp_path / "none"), goals_file=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"folder: .* has no items_shuffle_1000\.json"):
+        WebShop(folder=str(tmp_path / "none"))
 
 
 def test_next_seed_is_stable() -> None:
