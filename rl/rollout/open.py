@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,20 +147,21 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
         transport = BroadcastTransport(config.backend, here)
     servers: list[VllmServer] = []
     if mesh.is_main and placed:
-        servers = [*hosted_servers(find_hosts(placed, config.start_s), settings, folder, config.start_s)]
+        hosts = find_hosts(placed, config.start_s)
+        servers = [*hosted_servers(hosts, settings, config.shares(), folder, config.start_s)]
     elif mesh.is_main and not config.urls:
         # ranks of other machines sample from them too
         several = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.ranks)) < mesh.ranks
         address = socket.gethostname() if several else "127.0.0.1"
         servers = [
             VllmServer(
-                settings,
+                replace(settings, tensor=tensor),
                 folder / f"vllm-{i}.log",
                 host=address,
                 environment={"CUDA_VISIBLE_DEVICES": device} if device else {},
                 start_s=config.start_s,
             )
-            for i, device in enumerate(config.devices)
+            for i, (device, tensor) in enumerate(config.shares())
         ]
     started = mesh.from_main(lambda: [(server.url, server.key) for server in servers])
     known = [Remote(url) for url in config.urls] or [Remote(url, key=key) for url, key in started]
