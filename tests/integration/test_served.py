@@ -4,10 +4,12 @@ of their own: as a SLURM job over two trainer nodes, requeued by signal, and on 
 
 import importlib.util
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from terrella.core.checkpoint import CheckpointReader
@@ -103,9 +105,9 @@ def test_vllm_on_a_node_of_its_own_and_requeued_twice(slurm: Cluster, whole: dic
     compare_replay(run, tmp_path / "replay")
 
 
-def compare_replay(run: Path, folder: Path, stage: str = "rlvr") -> None:
+def compare_replay(run: Path, folder: Path, settings: list[str] = SETTINGS, stage: str = "rlvr") -> None:
     """The same samples on one rank of one machine: counts equal, the rest to rounding."""
-    recipe = recipes.load("sokoban-tiny", [*tiny_run.OVERRIDES, *SETTINGS])
+    recipe = recipes.load("sokoban-tiny", [*tiny_run.OVERRIDES, *settings])
     run_case(recipe, folder / "runs" / "one", source=run, stage=stage, samples=run)
     rows = [
         [row for row in MetricsFile(place / "metrics.jsonl").rows() if row["stage"] == stage]
@@ -123,6 +125,46 @@ def compare_replay(run: Path, folder: Path, stage: str = "rlvr") -> None:
     for name in readers[1].names():
         there, here = (reader.full(name) for reader in readers)
         assert (there - here).norm() <= TOLERANCE * here.norm(), name
+
+
+@pytest.mark.full
+def test_ppo_with_its_critic_on_slurm(slurm: Cluster, tmp_path: Path, monkeypatch) -> None:
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    critic = "{lr: 1e4, eps: 1e6, betas: [1e-9, 0.95], clip_grad: 0.0}"
+    settings = [*SETTINGS, "stages.2.algorithm={kind: ppo, entropy_coef: 0.01}", f"stages.2.critic={critic}"]
+    run, nodes = tmp_path / "run", ["--nodes", "2", "--ranks-per-node", "2", "--rollout-nodes", "1"]
+    (job,) = job_ids(launch(slurm, run, *nodes, sets=settings))
+    slurm.wait(job, deadline_s=PATIENCE_S)
+    trained = Journal(run / "stages" / "rlvr" / "journal").trained()
+    assert len(trained) == 4 * 2 and set(trained.values()) == {1}
+    compare_replay(run, tmp_path / "replay", settings)
+
+
+@pytest.mark.full
+def test_a_lost_sampler_node_costs_only_steps_since_the_checkpoint(
+    slurm: Cluster, whole: dict, tmp_path: Path, monkeypatch
+) -> None:
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    run, nodes = tmp_path / "run", ["--nodes", "2", "--ranks-per-node", "2", "--rollout-nodes", "1"]
+    (job,) = job_ids(launch(slurm, run, *nodes, sets=SETTINGS))
+    until("step 2 of rlvr", lambda: reached(run, "rlvr", 2), PATIENCE_S)
+    # the last of three nodes; what runs there goes with it
+    os.kill(slurm.pid("n3"), signal.SIGKILL)
+    (host,) = [p for p in psutil.process_iter(["cmdline"]) if is_sampler_host(p, run)]
+    host.kill()
+    try:
+        until("requeue", lambda: int(slurm.job(job)["Restarts"]) >= 1, PATIENCE_S)
+    finally:
+        slurm._run("/usr/sbin/slurmd", "-f", str(slurm.folder / "slurm.conf"), "-N", "n3")
+    slurm.wait(job, deadline_s=PATIENCE_S)
+    assert tiny_run.results(run) == whole
+
+
+def is_sampler_host(process: psutil.Process, run: Path) -> bool:
+    words = process.info["cmdline"] or []
+    return "sampler-host" in words and any(word.startswith(str(run)) for word in words) and "python" in words[0]
 
 
 @in_turn("ray", PLACES)
