@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import threading
@@ -77,7 +78,7 @@ class Checkpointed(Protocol):
 
     def local_parameters(self) -> list[Any]: ...
 
-    def load_weights(self, source: Callable[[str], torch.Tensor | None]) -> None: ...
+    def load_weights(self, source: Callable[[str], torch.Tensor | Stored | None]) -> None: ...
 
 
 def _collect(engine: Checkpointed) -> tuple[dict[str, torch.Tensor], list[Entry]]:
@@ -242,11 +243,28 @@ def finish(engine: Checkpointed) -> None:
         raise
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A whole tensor of a checkpoint of which a rank reads its part alone."""
+
+    reader: CheckpointReader
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.reader.shape(self.name)
+
+    def cut(self, shard: Shard) -> torch.Tensor:
+        """The part that `shard` names."""
+        return self.reader.cut(self.name, "param", shard)
+
+
 class CheckpointReader:
-    """A checkpoint's tensors, made whole one at a time; needs no process group."""
+    """A checkpoint's tensors, whole or in parts, one at a time; needs no process group."""
 
     def __init__(self, path: Path, verify: bool = True) -> None:
         self.path = path
+        self.bytes_read = 0  # of tensors
         if not (path / MANIFEST).exists():
             aside = path.with_name(f".replaced-{path.name}")
             if not (aside / MANIFEST).exists():
@@ -295,27 +313,68 @@ class CheckpointReader:
         """Global names of all parameters."""
         return sorted({name for name, _ in self.index})
 
-    def full(self, name: str, kind: str = "param") -> torch.Tensor:
-        """A whole tensor. The kind `param` is the master weight where there is one."""
+    def _runs(self, name: str, kind: str) -> list[tuple[Entry, str, str]]:
+        """Where a tensor lies. The kind `param` is the master weight where there is one."""
         runs = self.index.get((name, kind)) or (self.index.get((name, "master")) if kind == "param" else None)
         if not runs:
             raise ConfigError(f"{self.path}: has no tensor '{name}' ({kind})")
-        shard = runs[0][0].shard
-        return shard.join([self._part(runs, rank) for rank in range(shard.size)])
+        return runs
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a whole parameter; nothing is read for it."""
+        entry = self._runs(name, "param")[0][0]
+        return entry.shard.full_shape(entry.shape)
+
+    def full(self, name: str, kind: str = "param") -> torch.Tensor:
+        """A whole tensor."""
+        runs = self._runs(name, kind)
+        shard, shape = runs[0][0].shard, runs[0][0].shape
+        return shard.join([self._read(runs, rank, 0, math.prod(shape)).view(shape) for rank in range(shard.size)])
 
     def part(self, name: str, kind: str, shard: Shard, start: int, end: int) -> torch.Tensor:
         """The run [start, end) of the flattened part that `shard` names, of any layout."""
-        runs = self.index.get((name, kind))
-        if not runs:
-            raise ConfigError(f"{self.path}: has no tensor '{name}' ({kind})")
+        runs = self._runs(name, kind)
         if runs[0][0].shard.size == shard.size:
-            return self._part(runs, shard.rank).reshape(-1)[start:end]
-        return shard.cut(self.full(name, kind)).reshape(-1)[start:end]
+            return self._read(runs, shard.rank, start, end)
+        return self.cut(name, kind, shard).reshape(-1)[start:end]
 
-    def _part(self, runs: list[tuple[Entry, str, str]], rank: int) -> torch.Tensor:
-        own = sorted((r for r in runs if r[0].shard.rank == rank), key=lambda r: r[0].start)
-        flat = torch.cat([self._file(file).get_tensor(key) for _, file, key in own])
-        return flat.reshape(own[0][0].shape)
+    def cut(self, name: str, kind: str, shard: Shard) -> torch.Tensor:
+        """The part that `shard` names, of any layout. Of parts of another size those that overlap it are read: their
+        rows, or where they are cut along columns all of them.
+        """
+        runs = self._runs(name, kind)
+        shape, stored = runs[0][0].shape, runs[0][0].shard
+        if stored.size == shard.size:
+            return self._read(runs, shard.rank, 0, math.prod(shape)).view(shape)
+        dim = stored.dim if stored.dim is not None else shard.dim
+        assert dim is not None
+        each = shape[dim] // stored.halves  # of a half of a stored part
+        wanted = each * stored.size // shard.size
+        first, last = shard.rank * wanted, (shard.rank + 1) * wanted
+        pieces = []
+        for half in range(stored.halves):
+            for rank in range(first // each, -(-last // each)):
+                low, high = max(first - rank * each, 0), min(last - rank * each, each)
+                pieces.append(self._narrow(runs, rank, dim, half * each + low, half * each + high))
+        return torch.cat(pieces, dim)
+
+    def _narrow(self, runs: list[tuple[Entry, str, str]], rank: int, dim: int, low: int, high: int) -> torch.Tensor:
+        shape = runs[0][0].shape
+        if dim == 0:
+            inner = math.prod(shape[1:])
+            return self._read(runs, rank, low * inner, high * inner).view(-1, *shape[1:])
+        return self._read(runs, rank, 0, math.prod(shape)).view(shape).narrow(dim, low, high - low)
+
+    def _read(self, runs: list[tuple[Entry, str, str]], rank: int, start: int, end: int) -> torch.Tensor:
+        """Elements [start, end) of a stored part, from the runs that hold them."""
+        pieces = []
+        for entry, file, key in sorted((r for r in runs if r[0].shard.rank == rank), key=lambda r: r[0].start):
+            stored = self._file(file).get_slice(key)
+            low, high = max(start - entry.start, 0), min(end - entry.start, stored.get_shape()[0])
+            if low < high:
+                pieces.append(stored[low:high])
+                self.bytes_read += pieces[-1].numel() * pieces[-1].element_size()
+        return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
 
     def generators(self, rank: int) -> dict[str, torch.Tensor]:
         """Generator states that a rank saved."""
@@ -370,10 +429,15 @@ def load(engine: Checkpointed, path: Path, weights_only: bool) -> dict[str, Any]
     rank, world = dist.get_rank(), dist.get_world_size()
     reader = open_verified(path)
     manifest = reader.manifest
-    engine.load_weights(lambda name: reader.full(name))
-    if weights_only or engine.optimizer is None or not manifest["optimizer"]:
+    resumes = not weights_only and engine.optimizer is not None and manifest["optimizer"]
+    # of what the optimizer knows each data rank reads its own share below, and gets the rest from the others
+    shared = {p.name for p in engine.local_parameters() if resumes and p.param.requires_grad}
+    engine.load_weights(lambda name: None if name in shared else Stored(reader, name))
+    if not resumes:
         return reader.extra
     named = {id(p.param): p for p in engine.local_parameters()}
+    for p in named.values():
+        p.require_shape(reader.shape(p.name))
     for part in adam.state_parts(engine.optimizer):
         p = named[id(part.param)]
         kinds = ("master", *adam.MOMENTS) if manifest["updates"] else ("master",)

@@ -61,6 +61,15 @@ class Builder(Protocol):
         ...
 
 
+class Cuttable(Protocol):
+    """A whole tensor that is not in memory: a rank reads its own part of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def cut(self, shard: Any) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class StepResult:
     """One optimizer step. `metrics` are sums over all microbatches and ranks; a skipped step had a gradient norm
@@ -346,7 +355,7 @@ class Engine:
         own = [p for p in params.named_parameters(self.chunks) if p.param.requires_grad]
         yield from params.gather(own, adam.full_gradients(self.optimizer, [p.param for p in own]))
 
-    def load_weights(self, source: Callable[[str], torch.Tensor | None]) -> None:
+    def load_weights(self, source: Callable[[str], torch.Tensor | Cuttable | None]) -> None:
         """Overwrite parameters by their part of `source(global name)`, or keep those it gives None for. The
         optimizer starts anew.
         """
@@ -357,10 +366,8 @@ class Engine:
                 full = source(p.name)
                 if full is None:
                     continue
-                expected = p.shard.full_shape(p.param.shape)
-                if tuple(full.shape) != expected:
-                    raise ConfigError(f"{p.name}: has shape {tuple(full.shape)}, the model wants {expected}")
-                p.param.copy_(p.shard.cut(full))
+                p.require_shape(tuple(full.shape))
+                p.param.copy_(p.shard.cut(full) if isinstance(full, torch.Tensor) else full.cut(p.shard))
         self._uncast = True
         if self.optimizer is not None:
             adam.refresh_masters(self.optimizer)

@@ -1,6 +1,8 @@
-"""Sums of a few rows each: how the outputs of a token's experts come together again.
+"""Rows sorted by expert, and sums of a few rows each: how tokens go to their experts and the outputs come together
+again.
 
-Shape suffixes: N rows, H their width, T sums, K rows of one sum.
+Shape suffixes: N rows, H their width, T tokens or sums, E experts, K experts of one token, which are the rows of one
+sum.
 """
 
 from __future__ import annotations
@@ -22,3 +24,18 @@ def sum_rows(x_NH: torch.Tensor, row_TK: torch.Tensor) -> torch.Tensor:
 
         return triton_sum_rows(x_NH, row_TK)
     return reference_sum_rows(x_NH, row_TK)
+
+
+def row_order(map_TE: torch.Tensor, per_token: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token and expert of every row (N, N), rows sorted by expert and then by token, and the rows of every token (T,
+    K).
+
+    Every token has `per_token` experts, so that all sizes are known beforehand and the host does not ask the device for
+    them.
+    """
+    tokens, rows = len(map_TE), len(map_TE) * per_token
+    chosen = map_TE.T.reshape(-1)
+    row = (chosen.cumsum(0) - 1).masked_fill(~chosen, rows)  # what nobody chose goes to a place behind the end
+    place_N = row.new_empty(rows + 1).scatter_(0, row, torch.arange(len(row), device=row.device))[:rows]
+    token_N = place_N % tokens
+    return token_N, place_N // tokens, token_N.argsort(stable=True).view(tokens, per_token)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from ..core.errors import ConfigError
 from .config import ModelConfig
 from .rope import inverse_frequencies, rotate, rotation_table
+from .routed import ExpertWeights, expert_weights, routed
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class LayerWeights:
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
-    fc1: torch.Tensor
-    fc2: torch.Tensor
+    mlp: tuple[torch.Tensor, torch.Tensor] | ExpertWeights  # fc1 and fc2
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ def decode_weights(named: Mapping[str, torch.Tensor], config: ModelConfig) -> De
                 named.get(p + "self_attention.q_layernorm.weight"),
                 named.get(p + "self_attention.k_layernorm.weight"),
                 named[p + "pre_mlp_layernorm.weight"],
-                named[p + "mlp.linear_fc1.weight"],
-                named[p + "mlp.linear_fc2.weight"],
+                expert_weights(named, p, config)
+                if config.experts
+                else (named[p + "mlp.linear_fc1.weight"], named[p + "mlp.linear_fc2.weight"]),
             )
         )
     embedding = named["embedding.word_embeddings.weight"]
@@ -152,7 +153,11 @@ class Decoder:
             )
             o = o.reshape(rows, c.heads, new, c.head_dim)
             x = x + F.linear(o.transpose(1, 2).reshape(rows, new, c.heads * c.head_dim), layer.projection)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.fc1).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.fc2)
+            normed = self._norm(x, layer.mlp_norm)
+            if isinstance(layer.mlp, ExpertWeights):
+                x = x + routed(normed.flatten(0, 1), layer.mlp, c).view_as(x)
+                continue
+            gate, up = F.linear(normed, layer.mlp[0]).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.mlp[1])
         cache.lengths_B = start_B + new
         return self._norm(x, w.final_norm)

@@ -15,21 +15,7 @@ from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
 
 from .. import kernels
-
-
-def row_order(map_TE: torch.Tensor, per_token: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token and expert of every row (N, N), rows sorted by expert and then by token, and the rows of every token (T,
-    K).
-
-    Every token has `per_token` experts, so that all sizes are known beforehand and the host does not ask the device for
-    them.
-    """
-    tokens, rows = len(map_TE), len(map_TE) * per_token
-    chosen = map_TE.T.reshape(-1)
-    row = (chosen.cumsum(0) - 1).masked_fill(~chosen, rows)  # what nobody chose goes to a place behind the end
-    place_N = row.new_empty(rows + 1).scatter_(0, row, torch.arange(len(row), device=row.device))[:rows]
-    token_N = place_N % tokens
-    return token_N, place_N // tokens, token_N.argsort(stable=True).view(tokens, per_token)
+from ..kernels.rows import row_order
 
 
 class _ToRows(torch.autograd.Function):

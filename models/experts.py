@@ -15,22 +15,8 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 
 from .. import kernels
 from ..core.mcore.wgrad import add_weight_grad
-
-_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None) or getattr(
-    torch, "_grouped_mm", None
-)  # the older name
-
-
-def can_group(x_NH: torch.Tensor) -> bool:
-    """Whether these rows go through grouped products: they are made for bf16 on CUDA."""
-    return x_NH.is_cuda and x_NH.dtype == torch.bfloat16 and _grouped_mm is not None
-
-
-def _product(x_NK: torch.Tensor, weight_EKM: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """Each expert's rows times its matrix."""
-    if not len(x_NK):
-        return x_NK.new_empty((0, weight_EKM.shape[-1]))
-    return _grouped_mm(x_NK, weight_EKM, offs=ends_E)
+from ..kernels.batch_invariant import is_batch_invariant
+from .grouped import can_group, product
 
 
 def _weight_grads(
@@ -79,21 +65,21 @@ class _Experts(torch.autograd.Function):
     def forward(ctx, x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, *weights: torch.Tensor):
         fc1, fc2 = weights[: len(counts_E)], weights[len(counts_E) :]
         ends_E = counts_E.cumsum(0, dtype=torch.int32).to(x_NH.device, non_blocking=True)
-        gates_N2F = _product(x_NH, torch.stack(fc1).transpose(1, 2), ends_E)
+        gates_N2F = product(x_NH, torch.stack(fc1).transpose(1, 2), ends_E)
         ctx.save_for_backward(x_NH, probs_N, ends_E, gates_N2F, *weights)
         ctx.counts = HostCounts(counts_E)
-        return _product(kernels.weighted_swiglu(gates_N2F, probs_N), torch.stack(fc2).transpose(1, 2), ends_E)
+        return product(kernels.weighted_swiglu(gates_N2F, probs_N), torch.stack(fc2).transpose(1, 2), ends_E)
 
     @staticmethod
     def backward(ctx, grad_NH: torch.Tensor):  # type: ignore[override]
         x_NH, probs_N, ends_E, gates_N2F, *weights = ctx.saved_tensors
         counts, grad_NH = ctx.counts.read(), grad_NH.contiguous()
         fc1, fc2 = weights[: len(counts)], weights[len(counts) :]
-        dy_NF = _product(grad_NH, torch.stack(fc2), ends_E)
+        dy_NF = product(grad_NH, torch.stack(fc2), ends_E)
         dgates_N2F, dprobs_N, y_NF = kernels.weighted_swiglu_backward(gates_N2F, probs_N, dy_NF)
         dfc2 = _weight_grads(fc2, y_NF, grad_NH, counts)
         dfc1 = _weight_grads(fc1, x_NH, dgates_N2F, counts)
-        dx_NH = _product(dgates_N2F, torch.stack(fc1), ends_E) if ctx.needs_input_grad[0] else None
+        dx_NH = product(dgates_N2F, torch.stack(fc1), ends_E) if ctx.needs_input_grad[0] else None
         return dx_NH, dprobs_N, None, *dfc1, *dfc2
 
 
@@ -132,6 +118,6 @@ class GroupedExperts(SequentialMLP):
 
     def forward(self, permuted_local_hidden_states, tokens_per_expert, permuted_probs):
         fc1, fc2 = self._weights()
-        if not fc1 or not can_group(permuted_local_hidden_states):
+        if not fc1 or not can_group(permuted_local_hidden_states) or is_batch_invariant():
             return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
         return grouped_experts(permuted_local_hidden_states, permuted_probs, tokens_per_expert, fc1, fc2), None

@@ -46,6 +46,7 @@ class HFFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.bytes_read = 0  # of tensors
         self._where: dict[str, Any] = {}
         for name in weight_files(folder):
             handle = _Pickled(folder / name) if name.endswith(".bin") else open_safetensors(folder / name)
@@ -59,10 +60,28 @@ class HFFolder:
         """One tensor; one that is not as the proof states it is a StorageError."""
         if name not in self._where:
             raise ConfigError(f"{self.folder}: has no tensor '{name}'")
-        tensor = self._where[name].get_tensor(name)
+        tensor = self._counted(self._where[name].get_tensor(name))
         proven = self.proven.get(name)
         if proven is not None and not same_tensor(tensor, proven):
             raise StorageError(f"{self.folder}: tensor '{name}' is not the proven one; {_REMEDY}")
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, which is not read for it."""
+        if name not in self._where:
+            raise ConfigError(f"{self.folder}: has no tensor '{name}'")
+        return tuple(self._where[name].get_slice(name).get_shape())
+
+    def rows_of(self, name: str, low: int, high: int) -> torch.Tensor:
+        """Rows of a tensor; no proof speaks of them alone."""
+        return self._counted(self._where[name].get_slice(name)[low:high])
+
+    def columns_of(self, name: str, low: int, high: int) -> torch.Tensor:
+        """Columns of a matrix; likewise."""
+        return self._counted(self._where[name].get_slice(name)[:, low:high])
+
+    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.bytes_read += tensor.numel() * tensor.element_size()
         return tensor
 
     def rows(self, name: str) -> int | None:
@@ -91,13 +110,21 @@ class _Pickled:
     def get_tensor(self, name: str) -> torch.Tensor:
         return self.tensors[name].contiguous()
 
-    def get_slice(self, name: str) -> _Shape:
-        return _Shape(list(self.tensors[name].shape))
+    def get_slice(self, name: str) -> _InMemory:
+        return _InMemory(self.tensors[name])
 
 
-class _Shape(list[int]):
+class _InMemory:
+    """A tensor with the methods of a safetensors slice."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
     def get_shape(self) -> list[int]:
-        return self
+        return list(self.tensor.shape)
+
+    def __getitem__(self, place: Any) -> torch.Tensor:
+        return self.tensor[place].contiguous()
 
 
 def weight_files(folder: Path) -> list[str]:

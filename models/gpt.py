@@ -28,7 +28,7 @@ from .fp8 import LayerWeights, Weight, check_fp8
 from .graphed import GraphedBlock
 from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
-from .lora import LoraConfig, attach, initial_adapter
+from .lora import LoraConfig, attach, initial_adapter, is_added
 from .rope import inverse_frequencies, rotation_table
 
 
@@ -157,6 +157,7 @@ class GPTBuilder:
     model: ModelConfig
     value_head: ValueHead = "none"
     lora: LoraConfig | None = None
+    loaded: bool = False  # the public model's weights come from elsewhere: only what is ours beyond it is drawn
 
     def _use_te(self, precision: PrecisionConfig) -> bool:
         if precision.layers == "ours":
@@ -231,15 +232,22 @@ class GPTBuilder:
                 chunk.use_graphs()
         for p in named_parameters(built):
             with torch.no_grad():
+                if self.loaded and not is_added(p.name):
+                    p.param.fill_(torch.nan)  # what is not loaded must not pass for a weight
+                    continue
                 p.param.copy_(p.shard.cut(initial_weight(p.name, p.shard.full_shape(p.param.shape), seed, m.init_std)))
                 if m.block == "gemma" and "norm" in p.name.split(".")[-2]:
                     p.param.zero_()  # around zero
         return built
 
 
-def build_gpt(model: ModelConfig, *, value_head: ValueHead = "none", lora: LoraConfig | None = None) -> GPTBuilder:
-    """The builder of a decoder, with a value head or adapters where asked for."""
-    return GPTBuilder(model, value_head, lora)
+def build_gpt(
+    model: ModelConfig, *, value_head: ValueHead = "none", lora: LoraConfig | None = None, loaded: bool = False
+) -> GPTBuilder:
+    """The builder of a decoder, with a value head or adapters where asked for. With `loaded` weights are not drawn:
+    the caller overwrites all but those.
+    """
+    return GPTBuilder(model, value_head, lora, loaded)
 
 
 def initial_weight(name: str, shape: tuple[int, ...], seed: int, std: float) -> torch.Tensor:

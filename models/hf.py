@@ -10,6 +10,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,14 @@ from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, read_json, save_tensors, write_json
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, hf_names, read_config, to_hf, write_hf_config
-from .families.base import Tensors
+from .families.base import VOCABULARIES, Tensors, check_hf, join_qkv
 from .families.glm import chatglm_name, from_chatglm
 from .folder import CARRIED, PROOF, HFFolder, check_left, describe_tensor, same_tensor, write_proof
-from .lora import merged
+from .lora import is_added, merged
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
+    from ..core.mcore.params import Shard
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {"fp32": 1e-5, "bf16": 3e-2}  # of logits, relative to the largest (at least 1)
@@ -55,9 +57,60 @@ def import_hf(engine: Engine, folder: str | Path) -> None:
     """Load a Hugging Face folder's weights into an engine built for the same model."""
     theirs = require_same(folder, engine.build.model)  # type: ignore[attr-defined]
     source, files = weight_source(folder, theirs)
-    engine.load_weights(lambda name: None if is_added(name) else source(name))
     chatglm = read_json(Path(folder) / "config.json").get("model_type") == "chatglm"
+    # a tensor that a proof states is read whole, to be held against it
+    if chatglm or files.proven:
+        engine.load_weights(lambda name: None if is_added(name) else source(name))
+    else:
+        engine.load_weights(lambda name: None if is_added(name) else InFolder(files, theirs, name))
     check_all_used(files, theirs, chatglm)
+
+
+@dataclass(frozen=True)
+class InFolder:
+    """A global tensor of a Hugging Face folder of which a rank reads its part alone."""
+
+    files: HFFolder
+    config: ModelConfig
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        names = hf_names(FAMILIES[self.config.family], self.name)
+        shapes = [self.files.shape(name) for name in names]
+        rows = self.config.padded_vocab if self.name in VOCABULARIES else sum(shape[0] for shape in shapes)
+        return (rows, *shapes[0][1:])
+
+    def cut(self, shard: Shard) -> torch.Tensor:
+        """The part that `shard` names."""
+        c, family = self.config, FAMILIES[self.config.family]
+        if shard.dim is None or shard.size == 1:
+            return from_hf(family, c, self.name, self.files.get)
+        names = hf_names(family, self.name)
+        for name in names:
+            check_hf(c, name, self.files.shape(name), self.files.rows_of(name, 0, 0).dtype)
+        if self.name in VOCABULARIES:
+            each = c.padded_vocab // shard.size
+            low, high = (min(place, c.vocab) for place in (shard.rank * each, (shard.rank + 1) * each))
+            found = self.files.rows_of(names[0], low, high)
+            return torch.nn.functional.pad(found, (0, 0, 0, each - len(found)))
+        if shard.dim == 1:
+            return shard_columns(self.files, names[0], shard)
+        parts = []
+        for name in names:  # a fused gate and up is two halves in one tensor
+            halves = shard.halves // len(names) if shard.halves > 1 else 1
+            each = self.files.shape(name)[0] // halves // shard.size
+            starts = [(half * shard.size + shard.rank) * each for half in range(halves)]
+            parts += [self.files.rows_of(name, start, start + each) for start in starts]
+        if "linear_qkv" in self.name:
+            return join_qkv(replace(c, heads=c.heads // shard.size, kv_heads=c.kv_heads // shard.size), *parts)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def shard_columns(files: HFFolder, name: str, shard: Shard) -> torch.Tensor:
+    """A shard's columns of a matrix."""
+    each = files.shape(name)[1] // shard.size
+    return files.columns_of(name, shard.rank * each, (shard.rank + 1) * each)
 
 
 def require_same(folder: str | Path, ours: ModelConfig) -> ModelConfig:
@@ -78,11 +131,6 @@ def same_setting(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, float) and isinstance(theirs, float):
         return math.isclose(ours, theirs, rel_tol=1e-6)
     return ours == theirs
-
-
-def is_added(name: str) -> bool:
-    """Whether a parameter is ours beyond the public model: an adapter or a value head."""
-    return ".lora." in name or name.startswith("value_head.")
 
 
 def check_all_used(files: HFFolder, config: ModelConfig, chatglm: bool = False) -> None:

@@ -22,6 +22,11 @@ from .families import FAMILIES, hf_names
 from .families.base import Tensors, split_qkv
 
 
+def is_added(name: str) -> bool:
+    """Whether a parameter is ours beyond the public model: an adapter or a value head."""
+    return ".lora." in name or name.startswith("value_head.")
+
+
 @dataclass(frozen=True)
 class LoraConfig:
     """Rank and scale of the adapters; the update is alpha / rank times B A."""

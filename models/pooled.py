@@ -20,6 +20,7 @@ from ..kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from .config import ModelConfig
 from .decode import DecodeWeights
 from .rope import inverse_frequencies, rotate, rotation_table
+from .routed import ExpertWeights, routed
 
 Norms = tuple[torch.Tensor, torch.Tensor] | None
 
@@ -33,12 +34,9 @@ def same_tensors(one: DecodeWeights, other: DecodeWeights) -> bool:
     """Whether two sets of weights are the same memory."""
 
     def places(weights: DecodeWeights) -> list[Any]:
-        tensors = [
-            weights.embedding,
-            weights.final_norm,
-            weights.head,
-            *(x for layer in weights.layers for x in vars(layer).values()),
-        ]
+        tensors: list[Any] = [weights.embedding, weights.final_norm, weights.head]
+        for x in (x for layer in weights.layers for x in vars(layer).values()):
+            tensors += x.tensors() if isinstance(x, ExpertWeights) else x if isinstance(x, tuple) else (x,)
         return [None if x is None else (x.data_ptr(), x.shape, x.dtype, x.device) for x in tensors]
 
     return places(one) == places(other)
@@ -182,5 +180,8 @@ class PooledDecoder:
             )
             delta_TH = F.linear(o_THD.flatten(1), layer.projection)
             normed_TH, x_TH = self._add_norm(delta_TH, x_TH, layer.mlp_norm)
-            delta_TH = F.linear(swiglu(F.linear(normed_TH, layer.fc1)), layer.fc2)
+            if isinstance(layer.mlp, ExpertWeights):
+                delta_TH = routed(normed_TH, layer.mlp, c)
+            else:
+                delta_TH = F.linear(swiglu(F.linear(normed_TH, layer.mlp[0])), layer.mlp[1])
         return delta_TH, x_TH

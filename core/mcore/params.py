@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ..errors import ConfigError
+
 TIED_HEAD = "output_layer.weight"
 EMBEDDING = "embedding.word_embeddings.weight"
 
@@ -55,6 +57,12 @@ class NamedParameter:
     shard: Shard
     expert: bool  # spread over expert ranks instead of replicated
     tied_copy: bool  # the last stage's copy of a tied embedding
+
+    def require_shape(self, found: tuple[int, ...]) -> None:
+        """Refuse a whole tensor that is not of this parameter's size."""
+        expected = self.shard.full_shape(self.param.shape)
+        if tuple(found) != expected:
+            raise ConfigError(f"{self.name}: has shape {tuple(found)}, the model wants {expected}")
 
 
 def mark_halves(param: torch.nn.Parameter) -> None:

@@ -28,6 +28,7 @@ BENCHES = {
     "ragged": "sampled tokens/s of answers with long tails and of episodes with many turns",
     "copying": "sampled tokens/s of trained world models, plain and with copied proposals",
     "sync": "weights from the trainer to the samplers",
+    "moves": "bytes that ranks move, and seconds, at start, save, load and sync",
     "data": "shards read and packed",
     "worlds": "steps of the worlds",
     "e2e": "a whole RL recipe: tokens/s, and where the time goes",

@@ -4,6 +4,7 @@ follows.
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from .. import recipe as recipes
 from ..recipe_files import chosen
 from ..slurm import cluster
 from ..slurm import submit as jobs
-from ..slurm.render import JOB_SHELL, Plan, render
+from ..slurm.render import JOB_SHELL, Plan, load, render
 from ..slurm.settings import RESTARTS, JobSettings
 
 
@@ -44,6 +45,7 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
 @click.option("--runtime", type=click.Choice(["pyxis", "apptainer"]), default="pyxis", help="What runs the container.")
 @click.option("--mount", "mounts", multiple=True, metavar="FROM:TO", help="Folder to mount into the container.")
 @click.option("--setup", multiple=True, metavar="LINE", help="Shell line before the start, e.g. 'module load cuda'.")
+@click.option("--sbatch", multiple=True, metavar="OPTION", help="Further option of sbatch, e.g. --sbatch=--exclude=n7.")
 @click.option("--rollout-nodes", type=int, default=0, help="Nodes beside the trainer's for vLLM servers.")
 @click.option("--rollout-partition", help="Partition of those nodes; makes the job heterogeneous.")
 @click.option("--rollout-constraint", help="Node feature of those nodes; likewise.")
@@ -82,13 +84,17 @@ def launch(
     recipe = chosen(recipe, options.pop("size"), options.pop("env"))
     settings = JobSettings(**options)
     run = folder or f"runs/{recipes.load(recipe, overrides).name}"
-    plan = Plan(recipe, run, settings, overrides, split_after, sweeps, at_once, command_line())
+    # a printed script may run elsewhere; one that is submitted here has one place
+    place = run if dry_run else os.path.abspath(run)
+    plan = Plan(recipe, place, settings, overrides, split_after, sweeps, at_once, command_line())
     scripts = render(plan)
     if dry_run:
         click.echo("\n".join(script.text for script in scripts), nl=False)
         return
-    logs = Path(run) / "logs"
-    unchecked = cluster.check_all(settings, Path(run), logs, [script.text for script in scripts])
+    if unseen := check_inputs(plan):
+        click.echo(f"note: {unseen}")
+    logs = Path(place) / "logs"
+    unchecked = cluster.check_all(settings, Path(place), logs, [script.text for script in scripts])
     if unchecked:
         click.echo(f"note: {unchecked}")
     submitted = jobs.submit(scripts, jobs.write_scripts(scripts, logs), logs)
@@ -104,6 +110,23 @@ def launch(
             error = TerrellaError(f"job {job.job} ended with code {code}; its log is {job.log}")
             error.exit_code = code
             raise error
+
+
+def check_inputs(plan: Plan) -> str | None:
+    """Folders, files and tags that a stage would miss only after the queue are missed now. Returns what could not be
+    checked here.
+    """
+    if plan.settings.container:
+        return "folders and data are not checked: the container may have them elsewhere"
+    from ..worker import check_stages
+    from .check_recipe import alone
+
+    recipe = load(plan)
+    try:
+        check_stages(recipe.stages, alone(recipe, Path(plan.run)))
+    except ImportError as error:
+        return f"folders and data are not checked: {error.name} is not installed on this machine"
+    return None
 
 
 def command_line() -> str:

@@ -20,7 +20,7 @@ from ...rl.rollout.config import Vllm
 from .. import recipe as recipes
 from ..recipe import Recipe, Stage
 from ..settings.base import OnPolicy, dealt_evenly, sampler_of
-from .settings import SIGNAL_S, JobSettings
+from .settings import SIGNAL_S, JobSettings, require_one_line, require_path
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 JOB_SHELL = TEMPLATES / "job.sh"  # what every script does about signals, requeue and crashes
@@ -141,6 +141,10 @@ def load(plan: Plan, extra: Sequence[str] = ()) -> Recipe:
 
 def render(plan: Plan) -> list[Script]:
     """All scripts of a plan, checked against the recipe."""
+    require_path("--run", plan.run)
+    for option, texts in (("RECIPE", (plan.recipe,)), ("--set", plan.overrides), ("--sweep", plan.sweeps)):
+        for text in texts:
+            require_one_line(option, text)
     combinations = sweep_settings(plan.sweeps)
     if combinations and plan.settings.mixed:
         raise ConfigError(
@@ -173,6 +177,7 @@ def render(plan: Plan) -> list[Script]:
             array=[shlex.quote(" ".join(f"--set {override}" for override in c)) for c in combinations],
             parallel_tasks=plan.parallel_tasks,
             run=shlex.quote(plan.run),
+            venv=shlex.quote(settings.venv or ""),
             nodes=_trainer_nodes(settings),
             trainer_where=_trainer_where(settings),
             prefix=settings.command_prefix(),

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ...core.errors import ConfigError
 
+WORD = re.compile(r"[\w.,:@%+=&|*()\[\]/-]+")
 TIME = re.compile(r"(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+|\d+-\d{1,2}")
 SIGNAL_S = 120  # before the time limit; a checkpoint is written within 60 s
 RESTARTS = 3  # after a crash that is nobody's setting: a dead worker, a lost peer
@@ -33,6 +34,7 @@ class JobSettings:
     runtime: Literal["pyxis", "apptainer"] = "pyxis"
     mounts: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # shell lines before the start, e.g. `module load cuda`
+    sbatch: tuple[str, ...] = ()  # further options of sbatch, e.g. `--reservation=course`
     ray: bool = False
     rollout_nodes: int = 0  # nodes beside those of the trainer, for vLLM servers
     rollout_partition: str | None = None  # any of these three makes it a heterogeneous job
@@ -41,6 +43,26 @@ class JobSettings:
     restarts: int = RESTARTS
 
     def __post_init__(self) -> None:
+        for name in (
+            "partition",
+            "account",
+            "qos",
+            "constraint",
+            "interface",
+            "rollout_partition",
+            "rollout_constraint",
+        ):
+            value = getattr(self, name)
+            if value is not None and not WORD.fullmatch(value):
+                raise ConfigError(f"--{name.replace('_', '-')}: {value!r} is no word that SLURM takes")
+        for option, values in (("--venv", (self.venv,)), ("--container", (self.container,)), ("--mount", self.mounts)):
+            for value in values:
+                require_path(option, value or "")
+        for line in (*self.setup, *self.sbatch):
+            require_one_line("--setup" if line in self.setup else "--sbatch", line)
+        for line in self.sbatch:
+            if not line.startswith("-"):
+                raise ConfigError(f"--sbatch: '{line}' is no option of sbatch; write it as --sbatch=--mem=200G")
         if self.nodes < 1:
             raise ConfigError(f"--nodes: {self.nodes} must be at least 1")
         if self.gpus < 0:
@@ -77,6 +99,11 @@ class JobSettings:
         return replace(self, rollout_nodes=0, rollout_partition=None, rollout_constraint=None, rollout_gpus=None)
 
     @property
+    def whole_nodes(self) -> bool:
+        """Whether the nodes are for this job alone; one with a single GPU shares its node."""
+        return self.gpus > 1
+
+    @property
     def mixed(self) -> bool:
         """Whether the sampler nodes are asked for on their own terms: a heterogeneous job."""
         return (
@@ -96,7 +123,8 @@ class JobSettings:
     def command_prefix(self) -> str:
         """What stands before `terrella` on the line that srun starts."""
         if self.container and self.runtime == "apptainer":
-            binds = "".join(f"--bind {shlex.quote(m)} " for m in self.mounts)
+            # the working directory is mounted by default
+            binds = "".join(f"--bind {shlex.quote(m)} " for m in self.mounts) + '--bind "$run" '
             return f"apptainer exec {'--nv ' if self.gpus else ''}{binds}{shlex.quote(self.container)} "
         return ""
 
@@ -104,10 +132,23 @@ class JobSettings:
         """Options of srun that come from the container."""
         if not (self.container and self.runtime == "pyxis"):
             return []
-        options = [f"--container-image={shlex.quote(self.container)}"]
-        if self.mounts:
-            options.append(f"--container-mounts={shlex.quote(','.join(self.mounts))}")
-        return [*options, '--container-workdir="$PWD"']
+        given = "".join(f"{mount}," for mount in self.mounts)
+        inside = '"$PWD:$PWD,$(realpath "$run"):$(realpath "$run")"'
+        mounts = f"--container-mounts={shlex.quote(given) if given else ''}{inside}"
+        return [f"--container-image={shlex.quote(self.container)}", mounts, '--container-workdir="$PWD"']
+
+
+def require_one_line(option: str, text: str) -> None:
+    """What is written into a script must not become a further line of it."""
+    if any(ord(c) < 32 or ord(c) == 127 or c in "\x85\u2028\u2029" for c in text):
+        raise ConfigError(f"{option}: {text!r} holds a line break or another control character")
+
+
+def require_path(option: str, text: str) -> None:
+    """A path as SLURM's and the containers' options take it."""
+    require_one_line(option, text)
+    if any(c.isspace() for c in text):
+        raise ConfigError(f"{option}: {text!r} holds a blank, which SLURM's options do not take; choose another path")
 
 
 def seconds(time: str) -> int:

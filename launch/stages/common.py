@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...core.checkpoint import CheckpointReader, open_verified
+from ...core.checkpoint import CheckpointReader, Stored, open_verified
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError, StorageError
 from ...core.run import changed_rows
 from ...data.tokenizers import TOKENIZER, Tokenizer, load_tokenizer
 from ...models.gpt import build_gpt
-from ...models.hf import import_hf, is_added, require_same, weight_source
+from ...models.hf import import_hf, require_same, weight_source
 from ...models.hub import resolve
-from ...models.lora import LoraConfig, merged
+from ...models.lora import LoraConfig, is_added, merged
 from ...rl.rollout.config import Embedded, Validation, Vllm
 from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import Sampler
@@ -76,7 +76,7 @@ def first_checkpoint(job: Job, stage: str, folder: Path | None) -> str:
     """A stage's checkpoint that nothing was trained for: a Hugging Face folder's weights, or fresh ones. Its path
     within the run.
     """
-    engine = build_engine(job, None)
+    engine = build_engine(job, None, loaded=folder is not None)
     if folder:
         import_hf(engine, folder)
     where = step_folder(job.checkpoints(stage), 0)
@@ -85,15 +85,19 @@ def first_checkpoint(job: Job, stage: str, folder: Path | None) -> str:
 
 
 def build_engine(
-    job: Job, optimizer: OptimizerConfig | None, init: str | None = None, lora: Lora | None = None
+    job: Job,
+    optimizer: OptimizerConfig | None,
+    init: str | None = None,
+    lora: Lora | None = None,
+    *,
+    loaded: bool = False,
 ) -> Engine:
-    """A fresh engine, with the final weights of stage `init` where one is named; adapters start as if they were not
-    there.
+    """A fresh engine, with the final weights of stage `init` where one is named, or those that the caller loads;
+    adapters start as if they were not there.
     """
     adapters = LoraConfig(lora.rank, lora.alpha) if lora else None
-    engine = Engine(
-        build_gpt(job.model, lora=adapters), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed
-    )
+    builder = build_gpt(job.model, lora=adapters, loaded=loaded or init is not None)
+    engine = Engine(builder, job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
     if init is not None:
         load_final(job, engine, init, plain=lora is None)
     return engine
@@ -106,16 +110,16 @@ def load_final(job: Job, engine: Engine, init: str, plain: bool = False) -> None
     trained: Lora | None = getattr(next(s for s in job.recipe.stages if s.name == init), "lora", None)
     reader = open_final(job, init)
     if plain and trained is None:
-        engine.load_weights(reader.full)
+        engine.load_weights(lambda name: Stored(reader, name))
         return
     known = set(reader.names())
 
-    def weight(name: str) -> torch.Tensor | None:
+    def weight(name: str) -> torch.Tensor | Stored | None:
         if is_added(name):
             return None
         parts = [f"{name.removesuffix('weight')}lora.{part}" for part in "ab"]
         if trained is None or parts[0] not in known:
-            return reader.full(name)
+            return Stored(reader, name)
         stream = [(part, reader.full(part)) for part in parts] + [(name, reader.full(name))]
         return dict(merged(stream, job.model, LoraConfig(trained.rank, trained.alpha)))[name]
 
@@ -138,9 +142,8 @@ def open_final(job: Job, stage: str) -> CheckpointReader:
 
 def build_critic(job: Job, optimizer: OptimizerConfig, init: str) -> Engine:
     """A critic: the stage's starting weights with a fresh value head."""
-    engine = Engine(
-        build_gpt(job.model, value_head="scalar"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed
-    )
+    builder = build_gpt(job.model, value_head="scalar", loaded=True)
+    engine = Engine(builder, job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
     load_final(job, engine, init)
     return engine
 
@@ -271,7 +274,7 @@ def sampling(job: Job, stage: Any) -> Iterator[Callable[[str], AbstractContextMa
         settings = Embedded()
     elif isinstance(settings, Vllm):
         settings = replace(settings, adapters_only=False)  # whole models are sent
-    engine = build_engine(job, None)
+    engine = build_engine(job, None, loaded=True)
     opened = open_sampler(settings, engine, job.model, job.stage_folder(stage.name) / "sampler", mesh=job.mesh)
 
     @contextmanager

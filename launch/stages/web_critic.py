@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...core.checkpoint import Stored
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...data.packing import TrainSequence
@@ -18,11 +19,11 @@ from .web_replay import experience_of
 
 def build_twin(job: Job, optimizer: OptimizerConfig | None, init: str, resume: str | None = None) -> Engine:
     """A critic: an earlier one's weights, or a policy's with fresh heads."""
-    engine = Engine(
-        build_gpt(job.model, value_head="twin"), job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed
-    )
+    builder = build_gpt(job.model, value_head="twin", loaded=True)
+    engine = Engine(builder, job.recipe.parallel, optimizer, job.recipe.precision, job.recipe.seed)
     if resume is not None:
-        engine.load_weights(open_final(job, resume).full)
+        reader = open_final(job, resume)
+        engine.load_weights(lambda name: Stored(reader, name))
     else:
         load_final(job, engine, init)
     return engine

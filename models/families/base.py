@@ -75,6 +75,9 @@ def hf_names(family: Family, name: str) -> list[str]:
     raise KeyError(f"{name}: no Hugging Face tensor corresponds to it")
 
 
+VOCABULARIES = ("embedding.word_embeddings.weight", "output_layer.weight")
+
+
 def hf_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
     """The shape of a Hugging Face tensor, by the config."""
     part, kind = name.split(".")[-2:]
@@ -100,11 +103,21 @@ def hf_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
 def to_hf(family: Family, config: ModelConfig, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """A global tensor as its Hugging Face tensors."""
     names = hf_names(family, name)
-    if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+    if name in VOCABULARIES:
         return {names[0]: tensor[: config.vocab]}
     if "linear_qkv" in name:
         return dict(zip(names, split_qkv(config, tensor), strict=True))
     return dict(zip(names, tensor.chunk(len(names)), strict=True))
+
+
+def check_hf(config: ModelConfig, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse a Hugging Face tensor that is not what the config makes it."""
+    wanted = hf_shape(config, name)
+    if shape != wanted or not dtype.is_floating_point:
+        raise ConfigError(
+            f"tensor '{name}' is {dtype} {list(shape)}, config.json makes it a float of {list(wanted)}; one of the two "
+            "is wrong"
+        )
 
 
 def from_hf(family: Family, config: ModelConfig, name: str, get: Get) -> torch.Tensor:
@@ -114,13 +127,8 @@ def from_hf(family: Family, config: ModelConfig, name: str, get: Get) -> torch.T
     parts = []
     for hf in hf_names(family, name):
         parts.append(get(hf))
-        wanted = hf_shape(config, hf)
-        if tuple(parts[-1].shape) != wanted or not parts[-1].is_floating_point():
-            found = f"{parts[-1].dtype} {list(parts[-1].shape)}"
-            raise ConfigError(
-                f"tensor '{hf}' is {found}, config.json makes it a float of {list(wanted)}; one of the two is wrong"
-            )
-    if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        check_hf(config, hf, tuple(parts[-1].shape), parts[-1].dtype)
+    if name in VOCABULARIES:
         return torch.nn.functional.pad(parts[0], (0, 0, 0, config.padded_vocab - parts[0].shape[0]))
     if "linear_qkv" in name:
         return join_qkv(config, *parts)

@@ -39,7 +39,8 @@ class Vllm:
     """
 
     kind: Literal["vllm"] = "vllm"
-    # CUDA_VISIBLE_DEVICES of each server; "" leaves it as it is
+    # CUDA_VISIBLE_DEVICES of each server, which shares its model over those it names, e.g. "0,1"; "" leaves it as it
+    # is. On sampler hosts with GPUs these are dealt out `tensor` to a server, and devices are not read
     devices: list[str] = field(default_factory=lambda: [""])
     urls: list[str] = field(default_factory=list)  # addresses of servers that run already
     # how weights reach the servers: over the network, or through files
@@ -47,7 +48,7 @@ class Vllm:
     backend: Literal["gloo", "nccl"] = "gloo"  # library of the broadcast; nccl needs GPUs on both sides
     host: str = "127.0.0.1"  # of the trainer, as the servers see it
     logprobs: Literal["raw", "processed"] = "raw"  # see VllmSettings
-    tensor: int = 1  # GPUs that share one server's model
+    tensor: int = 1  # GPUs that share one server's model, where `devices` does not name them
     max_length: int = 2048  # tokens of prompt and answer together
     max_sequences: int = 256  # requests that a server answers at once
     gpu_memory: float = 0.5  # share of a GPU's memory that vLLM takes
@@ -70,6 +71,9 @@ class Vllm:
             raise ValueError(
                 "gpu_memory: a share above 0 and up to 1; tensor, max_length and max_sequences are at least 1"
             )
+        named = [device.split(",") for device in self.devices if device]
+        if not self.colocated and any(self.tensor > 1 and len(names) != self.tensor for names in named):
+            raise ValueError(f"tensor: {self.tensor} is not what every entry of devices names; leave tensor out")
         if self.colocated and (self.urls or len(self.devices) > 1 or self.tensor > 1):
             raise ValueError(
                 "colocated: every rank has one engine on its own device; leave out urls, devices and tensor"
@@ -78,6 +82,10 @@ class Vllm:
             raise ValueError("sleep: servers do not share the trainer's device; sleep and offload go with colocated")
         if self.adapters_only and self.sleep == 2:
             raise ValueError("sleep: 2 drops the weights that adapters_only does not send again; use 1")
+
+    def shares(self) -> list[tuple[str, int]]:
+        """Each server's devices, and over how many it shares its model."""
+        return [(device, len(device.split(",")) if device else self.tensor) for device in self.devices]
 
 
 SamplerConfig = Embedded | Vllm

@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -204,17 +204,20 @@ def find_hosts(place: str, timeout_s: float) -> list[HostAddress]:
 
 
 def hosted_servers(
-    hosts: list[HostAddress], settings: VllmSettings, folder: Path, start_s: float
+    hosts: list[HostAddress], settings: VllmSettings, shares: list[tuple[str, int]], folder: Path, start_s: float
 ) -> list[HostedServer]:
-    """One server for every `settings.tensor` GPUs of every host; one on a host without GPUs."""
+    """One server for every `settings.tensor` GPUs of every host; on a host without GPUs one for each of `shares`: its
+    devices, and over how many it shares its model.
+    """
     servers = []
     for number, host in enumerate(hosts):
         if host.gpus and host.gpus < settings.tensor:
             raise ConfigError(
                 f"sampler.tensor: {settings.tensor} is more than the {host.gpus} GPUs of sampler host {host.url}"
             )
-        for slot in range(max(1, host.gpus // settings.tensor)):
-            device = ",".join(str(slot * settings.tensor + i) for i in range(settings.tensor)) if host.gpus else ""
-            log = folder.absolute() / f"vllm-{number}-{slot}.log"
-            servers.append(HostedServer(host, f"{folder.parent.name}-{slot}", settings, log, device, start_s))
+        size = settings.tensor
+        dealt = [(",".join(str(slot * size + i) for i in range(size)), size) for slot in range(host.gpus // size)]
+        for slot, (device, tensor) in enumerate(dealt if host.gpus else shares):
+            log, name = folder.absolute() / f"vllm-{number}-{slot}.log", f"{folder.parent.name}-{slot}"
+            servers.append(HostedServer(host, name, replace(settings, tensor=tensor), log, device, start_s))
     return servers

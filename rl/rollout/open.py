@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, engine_weights
 from ..sync.publish import SyncReport, faults
 from ..sync.publish import publish as send
+from ..sync.sharded import ShardedTransport, own_parts
 from ..sync.transports import BroadcastTransport, DiskTransport
 from .config import Embedded, SamplerConfig, Vllm
 from .embedded import EmbeddedSampler
@@ -93,6 +94,11 @@ def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: M
     return OpenSampler(sampler, None if shares else publish, close, rest=sampler.rest)
 
 
+def _elsewhere(mesh: Mesh) -> bool:
+    """Whether some ranks are on other machines."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", mesh.ranks)) < mesh.ranks
+
+
 def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh, ahead: int) -> OpenSampler:
     from ...models.families import write_hf_config
     from .colocated import lora_of, open_colocated, write_base
@@ -133,24 +139,28 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
         )
     elif config.transport == "disk":
         transport = DiskTransport(folder.absolute() / "weights")
+    elif engine.parallel.model_size * engine.parallel.expert > 1 and getattr(engine.build, "lora", None) is None:
+        # each rank is reached where it is
+        address = socket.gethostname() if _elsewhere(mesh) or placed else config.host
+        weights, transport = own_parts, ShardedTransport(config.backend, address, mesh.everyone)
     else:
         transport = BroadcastTransport(config.backend, here)
     servers: list[VllmServer] = []
     if mesh.is_main and placed:
-        servers = [*hosted_servers(find_hosts(placed, config.start_s), settings, folder, config.start_s)]
+        hosts = find_hosts(placed, config.start_s)
+        servers = [*hosted_servers(hosts, settings, config.shares(), folder, config.start_s)]
     elif mesh.is_main and not config.urls:
         # ranks of other machines sample from them too
-        several = int(os.environ.get("LOCAL_WORLD_SIZE", mesh.ranks)) < mesh.ranks
-        address = socket.gethostname() if several else "127.0.0.1"
+        address = socket.gethostname() if _elsewhere(mesh) else "127.0.0.1"
         servers = [
             VllmServer(
-                settings,
+                replace(settings, tensor=tensor),
                 folder / f"vllm-{i}.log",
                 host=address,
                 environment={"CUDA_VISIBLE_DEVICES": device} if device else {},
                 start_s=config.start_s,
             )
-            for i, device in enumerate(config.devices)
+            for i, (device, tensor) in enumerate(config.shares())
         ]
     started = mesh.from_main(lambda: [(server.url, server.key) for server in servers])
     known = [Remote(url) for url in config.urls] or [Remote(url, key=key) for url, key in started]

@@ -105,7 +105,8 @@ class DecodeStep:
         """The step for a batch size, as a graph on CUDA; `params` only where sampling needs the slow path. With
         `ahead` it feeds that many copied tokens a row behind the one that is due.
         """
-        if self.numbers.device.type != "cuda":
+        # in batch-invariant mode experts run one by one, over rows that the host counts
+        if self.numbers.device.type != "cuda" or (self.decoder.config.experts and is_batch_invariant()):
             return lambda: self._pass(rows, params, ahead)
         shares = self.shares and not ahead
         key = (rows, params, ahead, shares, self.cuts, self.temperature if is_batch_invariant() else None)

@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...core.errors import ConfigError, NumericsError, SyncError, WorkerError
-from ...core.rng import fold
 from ...data.trajectory import Invalid
 from .guard import KEY_VARIABLE, header
+from .routing import Routing
 from .sampler import Sample, SampleRequest
 from .spans import Piece, Plain, generate_in_spans
 from .vllm_config import VllmSettings, request_arguments
@@ -39,20 +39,42 @@ class Remote:
         self.fixed_url, self.server = url, server
         self.version: int | None = None
         self.key = server.key if server else os.environ.get(KEY_VARIABLE, "") if key is None else key
+        self.idle: list[http.client.HTTPConnection] = []  # connections that the next requests use
         self.adapter: str | None = None  # what to ask for instead of the model, where only adapters change
 
     @property
     def name(self) -> str:
         return self.server.url if self.server else self.fixed_url
 
-    def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
-        """One POST; an answer that is not 200 is an OSError with what the server said."""
+    def post(self, path: str, body: dict[str, Any], timeout_s: float, *, again: bool = False) -> Any:
+        """One POST; an answer that is not 200 is an OSError with what the server said. What may be asked `again` goes
+        over a connection that is kept, unless the server has closed it meanwhile.
+        """
+        kept = self.idle.pop() if again and self.idle else None
+        if kept is not None:
+            try:
+                return self._post(kept, path, body, timeout_s, keep=True)
+            except (ConnectionError, http.client.HTTPException):
+                pass
         parts = urlsplit(self.name)
-        connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+        fresh = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
         try:
+            return self._post(fresh, path, body, timeout_s, keep=again)
+        except http.client.HTTPException as error:
+            raise OSError(f"{path}: {type(error).__name__}: {error}") from error
+
+    def _post(
+        self, connection: http.client.HTTPConnection, path: str, body: dict[str, Any], timeout_s: float, keep: bool
+    ) -> Any:
+        whole = False
+        try:
+            connection.timeout = timeout_s
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout_s)
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **header(self.key)})
             answer = connection.getresponse()
             text = answer.read()
+            whole = answer.status == 200 and not answer.will_close
             if answer.status == 401:
                 raise ConfigError(
                     f"{self.name}{path}: the server asks for another key; set {KEY_VARIABLE} to the one it was "
@@ -63,10 +85,11 @@ class Remote:
             if answer.status != 200:
                 raise OSError(f"{path}: status {answer.status}: {text[:300].decode(errors='replace')}")
             return json.loads(text) if text.startswith((b"{", b"[")) else None
-        except http.client.HTTPException as error:
-            raise OSError(f"{path}: {type(error).__name__}: {error}") from error
         finally:
-            connection.close()
+            if keep and whole:
+                self.idle.append(connection)
+            else:
+                connection.close()
 
     def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]:
         """Call the weight receiver of every worker."""
@@ -105,6 +128,8 @@ class ServedVllm:
         self.targets = [s if isinstance(s, Remote) else Remote(s.url, s) for s in servers]
         for target in self.targets:
             target.version = 0 if settings.load == "auto" else None
+        self.asked: int | None = None  # the version of the last call
+        self.routing = Routing(len(self.targets))
         self.restarts = 0
         self.reissued = 0
 
@@ -133,6 +158,9 @@ class ServedVllm:
             self.settings.check(request)
         (version,) = versions
         assert version is not None
+        if version != self.asked:
+            self.routing.forget()
+        self.asked = version
         self._require(version)
         return generate_in_spans(requests, self._generate, version)
 
@@ -156,7 +184,8 @@ class ServedVllm:
         pending = list(range(len(plain)))
         with ThreadPoolExecutor(min(len(plain), self.settings.max_sequences * len(self.targets))) as pool:
             for attempt in range(self.attempts):
-                answers = list(pool.map(lambda i: self._one(plain[i]), pending))
+                dealt = [self.routing.take(plain[i].ids) for i in pending]
+                answers = list(pool.map(lambda i, server: self._one(plain[i], server), pending, dealt))
                 for i, answer in zip(pending, answers, strict=True):
                     results[i] = answer
                 pending = [i for i, answer in zip(pending, answers, strict=True) if isinstance(answer, Invalid)]
@@ -169,9 +198,8 @@ class ServedVllm:
                 )
         return [r for r in results if r is not None]
 
-    def _one(self, plain: Plain) -> Piece | Invalid:
-        # members of a group go to one server, which reads their prompt once
-        target = self.targets[fold(*plain.ids[:64], len(plain.request.ids)) % len(self.targets)]
+    def _one(self, plain: Plain, server: int) -> Piece | Invalid:
+        target = self.targets[server]
         body = {
             "model": target.adapter or self.settings.model,
             "prompt": list(plain.ids),
@@ -180,9 +208,11 @@ class ServedVllm:
             **request_arguments(plain.request, plain.ids, plain.limit, plain.seed),
         }
         try:
-            choice = target.post("/v1/completions", body, self.request_s)["choices"][0]
+            choice = target.post("/v1/completions", body, self.request_s, again=True)["choices"][0]
         except (OSError, ValueError, KeyError) as error:
             return Invalid(f"vllm server {target.name}: {type(error).__name__}: {error}")
+        finally:
+            self.routing.done(server)
         if choice["finish_reason"] not in ("stop", "length"):
             return Invalid(f"vllm server {target.name}: finish reason {choice['finish_reason']!r}")
         logprobs = tuple(float(p) for p in choice["logprobs"]["token_logprobs"])

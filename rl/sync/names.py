@@ -9,8 +9,7 @@ import torch
 
 from ...core.engine import Engine
 from ...models.families import FAMILIES, to_hf
-from ...models.hf import is_added
-from ...models.lora import merged
+from ...models.lora import is_added, merged
 
 
 def engine_weights(engine: Engine, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:

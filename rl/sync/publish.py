@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import SyncError
+from .sharded import Parts, ShardedTransport
 from .transports import BroadcastTransport, Target, Transport, Weights
 
 log = logging.getLogger("terrella")
@@ -27,9 +28,9 @@ class SyncReport:
 
 
 def publish(
-    transport: Transport,
+    transport: Transport | ShardedTransport,
     targets: Sequence[Target],
-    weights: Callable[[], Weights],
+    weights: Callable[[], Weights | Parts],
     version: int,
     *,
     attempts: int = 3,
@@ -38,7 +39,7 @@ def publish(
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> SyncReport:
     """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective;
-    the ranks with `sends` send, each to its own targets."""
+    those that `sends` send, each to its own targets, and with a `ShardedTransport` the others send beside them."""
     begun = time.monotonic()
     found: list[str] = []
     for attempt in range(1, attempts + 1):
@@ -46,17 +47,17 @@ def publish(
         if sends:
             for target in targets:
                 target.accept(None, timeout_s)
-        stream = iter(weights())
-        if sends:
+        stream, found = iter(weights()), []
+        if sends or isinstance(transport, ShardedTransport):
             try:
-                answers = transport.send(stream, version, targets, timeout_s)
+                answers = transport.send(stream, version, targets if sends else [], timeout_s)  # type: ignore[arg-type]
                 found = faults(answers, version)
             except Exception as error:
                 found = [f"sender: {type(error).__name__}: {error}"]
         for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
             pass
         # all ranks try again, or none
-        found = [fault for faults in gather(found if sends else []) for fault in faults]
+        found = [fault for faults in gather(found) for fault in faults]
         if not found:
             if sends:
                 for target in targets:
@@ -64,8 +65,8 @@ def publish(
             tensors = max((a.get("tensors", 0) for found in answers.values() for a in found), default=0)
             return SyncReport(version, time.monotonic() - begun, attempt, tensors)
         log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(found))
-        if isinstance(transport, BroadcastTransport):  # a failed send may have left its group half open
-            transport.close()
+        if isinstance(transport, BroadcastTransport | ShardedTransport):
+            transport.close()  # a failed send may have left its group half open
     raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(found)}")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .flat import Entry, checksum, checksums, view
+from .sharded import Assembly
 from .shared_memory import open_shared
 from .straight import Plan, joined, plan_copies
 from .transports import MANIFEST, broadcast, make_group
@@ -34,6 +35,7 @@ class WeightReceiver:
     terrella_version: int | None
     terrella_group: Any
     terrella_store: Any
+    terrella_senders: list[tuple[Any, Any]]
 
     def terrella_state(self) -> dict[str, Any]:
         """The version this worker serves; None before the first and after a failed sync."""
@@ -104,6 +106,38 @@ class WeightReceiver:
 
         return self._terrella_load(arriving(), int(version))
 
+    def terrella_join_all(self, addresses: str, first: str, world: str, backend: str, timeout_s: str) -> dict[str, Any]:
+        """Enter the process group of every sender."""
+        from torch.distributed import TCPStore
+
+        seconds, self.terrella_senders = float(timeout_s), []
+        for host, port in json.loads(addresses):
+            store = TCPStore(host, int(port), None, False, timedelta(seconds=seconds))
+            group = make_group(store, int(first) + self.rank, int(world), backend, seconds)
+            self.terrella_senders.append((store, group))
+        self.terrella_timeout_s = seconds
+        return {"rank": self.rank}
+
+    def terrella_receive_parts(self, prefix: str, version: str) -> dict[str, Any]:
+        """Take part in the broadcasts of all senders, a bucket of each in turn."""
+        device = self.device if torch.device(self.device).type == "cuda" else torch.device("cpu")
+
+        def arriving() -> Iterator[Arrival]:
+            number, sending = 0, list(self.terrella_senders)
+            while sending:
+                for sender in list(sending):
+                    store, group = sender
+                    header = json.loads(store.get(f"{prefix}/{number}"))
+                    if not header:
+                        sending.remove(sender)
+                        continue
+                    flat = torch.empty(header["bytes"], dtype=torch.uint8, device=device)
+                    broadcast(group, flat, self.terrella_timeout_s)
+                    yield self._terrella_arrived(flat, header["tensors"])
+                number += 1
+
+        return self._terrella_load(arriving(), int(version))
+
     def terrella_load_shared(self, described: str, version: str) -> dict[str, Any]:
         """Load from memory that the sender shares with this process."""
         buckets = json.loads(described)
@@ -144,15 +178,18 @@ class WeightReceiver:
 
     def _terrella_load(self, arriving: Iterator[Arrival], version: int, plan: Plan | None = None) -> dict[str, Any]:
         damaged: list[str] = []
-        tensors = 0
+        tensors, parts = 0, Assembly()
         self.terrella_version = None
 
         def checked() -> Iterator[tuple[str, torch.Tensor]]:
             nonlocal tensors
             for entries, arrived, found in arriving:
                 damaged.extend(e["name"] for e, value in zip(entries, found, strict=True) if value != e["checksum"])
-                tensors += len(entries)
-                yield from zip((e["name"] for e in entries), arrived, strict=True)
+                for entry, tensor in zip(entries, arrived, strict=True):
+                    whole = parts.add(entry["name"], tensor, entry["shard"]) if "shard" in entry else tensor
+                    if whole is not None:
+                        tensors += 1
+                        yield entry["name"], whole
 
         with torch.no_grad():
             if plan is None:
@@ -160,6 +197,7 @@ class WeightReceiver:
             else:
                 self.model_runner.reload_weights(weights_iterator=joined(checked(), plan), is_checkpoint_format=False)
         self._terrella_tie()
+        damaged.extend(sorted(parts.waiting))  # not all parts came
         if not damaged:
             self.terrella_version = version
         return {"version": self.terrella_version, "damaged": damaged, "tensors": tensors, "rank": self.rank}

@@ -60,6 +60,21 @@ def resave(folder: str, other: str, parallel: dict, kind: str = "dense") -> None
     engine.save(Path(other), engine.load(Path(folder)))
 
 
+def bytes_read(folder: str, parallel: dict, weights_only: bool = False) -> dict[str, int]:
+    """What this rank reads of a checkpoint when it loads it."""
+    from terrella.core import checkpoint
+
+    engine = jobs.make_engine(parallel)
+    readers, opened = [], checkpoint.open_verified
+    checkpoint.open_verified = lambda path: readers.append(opened(path)) or readers[-1]  # type: ignore[func-returns-value]
+    try:
+        engine.load(Path(folder), weights_only=weights_only)
+    finally:
+        checkpoint.open_verified = opened
+    own = sum(p.param.numel() * 4 for p in engine.local_parameters())
+    return {"read": sum(reader.bytes_read for reader in readers), "own": own}
+
+
 def train_experts(folder: str, parallel: dict) -> None:
     """Two steps of a model with experts, then a checkpoint."""
     engine = jobs.make_engine(parallel, **jobs.KINDS["moe"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import subprocess
@@ -79,6 +80,26 @@ def test_resume_in_another_layout(saved: tuple[Path, list], tmp_path: Path, worl
     assert max(losses) <= 1e-5
     for name, value in results["loaded"].items():
         assert torch.equal(value, before.full(name)), name
+
+
+@pytest.mark.parametrize(
+    ("world", "parallel"),
+    [(2, {}), (2, {"tensor": 2}), (4, {"tensor": 2}), (4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2})],
+    ids=["dp2", "tp2", "tp2_dp2", "tp2_pp2"],
+)
+def test_a_rank_reads_its_own_share_of_a_checkpoint(tmp_path: Path, world: int, parallel: dict) -> None:
+    """Of weights and moments all ranks together read each byte about once, and of weights alone every rank its part;
+    norms, which tensor ranks hold twice, are the rest.
+    """
+    folder = tmp_path / "step_00000001"
+    run_ranks(f"{JOBS}:train_and_save", world, folder=str(folder), parallel=parallel, at=1, total=1)
+    reader = CheckpointReader(folder)
+    payload = 3 * 4 * sum(math.prod(reader.shape(name)) for name in reader.names())  # weights and both moments in fp32
+    read = run_ranks(f"{JOBS}:bytes_read", world, folder=str(folder), parallel=parallel)
+    assert payload <= sum(r["read"] for r in read) <= 1.1 * payload
+    assert max(r["read"] for r in read) <= 1.5 * payload / world  # the first stage of a pipeline has the embedding
+    weights = run_ranks(f"{JOBS}:bytes_read", world, folder=str(folder), parallel=parallel, weights_only=True)
+    assert all(r["read"] == r["own"] for r in weights)
 
 
 def test_random_states_come_back_where_ranks_hold_the_same(saved: tuple[Path, list]) -> None:

@@ -1,20 +1,28 @@
-"""The tiny GRPO recipe, tensor and data parallel, with a real vLLM server on a machine of its own: as a SLURM job over
-two trainer nodes, requeued by signal, and on Ray, losing a node.
+"""The tiny GRPO recipe, tensor and data parallel, with two real vLLM servers, one of them tensor parallel, on a machine
+of their own: as a SLURM job over two trainer nodes, requeued by signal, and on Ray, losing a node.
 """
 
 import importlib.util
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from terrella.core.checkpoint import CheckpointReader
 from terrella.core.files import read_json
+from terrella.core.metrics import MetricsFile
+from terrella.launch import recipe as recipes
+from terrella.rl.journal import Journal
 from terrella.tests.integration.slurm_cluster import Cluster, missing
 from terrella.tests.integration.test_slurm import job_ids, launch, reached, requeue_at, require_slurm, until
 from terrella.tests.integration.test_vllm import CPU
 from terrella.tests.launch import tiny_run
+from terrella.tests.parallel.recipe_jobs import run_case
+from terrella.tests.parallel.test_recipes import TOLERANCE
 from terrella.tests.sampling import in_turn
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
@@ -30,7 +38,10 @@ SETTINGS = [
     "stages.2.prompts_per_step=2",
     "stages.2.samples_per_prompt=2",
     "env.steps=2",
-    "stages.2.rollouts={sampler: {kind: vllm, eager: true, max_length: 128, max_sequences: 1}}",
+    "stages.2.rollouts={keep_samples: true, sampler: "
+    '{kind: vllm, devices: ["0,1", ""], eager: true, max_length: 128, max_sequences: 1}}',
+    # plain gradient descent, as in tests/parallel/test_recipes.py: AdamW would turn rounding into whole steps
+    "stages.2.optimizer={lr: 1e4, eps: 1e6, betas: [1e-9, 0.95], clip_grad: 0.0}",
     "stages.4.sampler={kind: embedded}",  # a server less to start
 ]
 
@@ -85,8 +96,75 @@ def test_vllm_on_a_node_of_its_own_and_requeued_twice(slurm: Cluster, whole: dic
     assert tiny_run.results(run) == whole
     # every start had addresses of its own; the settings did not change
     assert len(list((run / "samplers").iterdir())) == 3
-    assert (run / "stages" / "rlvr" / "sampler" / "vllm-0-0.log").is_file()
+    logs = [(run / "stages" / "rlvr" / "sampler" / f"vllm-0-{i}.log").read_text() for i in range(2)]
+    assert ["'tensor_parallel_size': 2" in log for log in logs] == [True, False]
+    assert all(log.count('/v1/completions HTTP/1.1" 200') for log in logs)  # both were asked
     assert read_json(run / "lease.json")["incarnation"] == 3
+    trained = Journal(run / "stages" / "rlvr" / "journal").trained()
+    assert len(trained) == 4 * 2 and set(trained.values()) == {1}  # four steps of two prompts, none twice
+    compare_replay(run, tmp_path / "replay")
+
+
+def compare_replay(run: Path, folder: Path, settings: list[str] = SETTINGS, stage: str = "rlvr") -> None:
+    """The same samples on one rank of one machine: counts equal, the rest to rounding."""
+    recipe = recipes.load("sokoban-tiny", [*tiny_run.OVERRIDES, *settings])
+    run_case(recipe, folder / "runs" / "one", source=run, stage=stage, samples=run)
+    rows = [
+        [row for row in MetricsFile(place / "metrics.jsonl").rows() if row["stage"] == stage]
+        for place in (run, folder / "runs" / "one")
+    ]
+    assert len(rows[0]) == len(rows[1]) == 4
+    for there, here in zip(*rows, strict=True):
+        assert there["tokens"] == here["tokens"] and there["reward/mean"] == here["reward/mean"]
+        for name in ("loss", "grad_norm"):
+            assert abs(there[name] - here[name]) <= TOLERANCE * max(1.0, abs(here[name])), (name, there, here)
+    readers = [
+        CheckpointReader(place / read_json(place / "stages" / f"{stage}.json")["checkpoint"])
+        for place in (run, folder / "runs" / "one")
+    ]
+    for name in readers[1].names():
+        there, here = (reader.full(name) for reader in readers)
+        assert (there - here).norm() <= TOLERANCE * here.norm(), name
+
+
+@pytest.mark.full
+def test_ppo_with_its_critic_on_slurm(slurm: Cluster, tmp_path: Path, monkeypatch) -> None:
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    critic = "{lr: 1e4, eps: 1e6, betas: [1e-9, 0.95], clip_grad: 0.0}"
+    settings = [*SETTINGS, "stages.2.algorithm={kind: ppo, entropy_coef: 0.01}", f"stages.2.critic={critic}"]
+    run, nodes = tmp_path / "run", ["--nodes", "2", "--ranks-per-node", "2", "--rollout-nodes", "1"]
+    (job,) = job_ids(launch(slurm, run, *nodes, sets=settings))
+    slurm.wait(job, deadline_s=PATIENCE_S)
+    trained = Journal(run / "stages" / "rlvr" / "journal").trained()
+    assert len(trained) == 4 * 2 and set(trained.values()) == {1}
+    compare_replay(run, tmp_path / "replay", settings)
+
+
+@pytest.mark.full
+def test_a_lost_sampler_node_costs_only_steps_since_the_checkpoint(
+    slurm: Cluster, whole: dict, tmp_path: Path, monkeypatch
+) -> None:
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    run, nodes = tmp_path / "run", ["--nodes", "2", "--ranks-per-node", "2", "--rollout-nodes", "1"]
+    (job,) = job_ids(launch(slurm, run, *nodes, sets=SETTINGS))
+    until("step 2 of rlvr", lambda: reached(run, "rlvr", 2), PATIENCE_S)
+    # the last of three nodes; what runs there goes with it
+    os.kill(slurm.pid("n3"), signal.SIGKILL)
+    (host,) = [p for p in psutil.process_iter(["cmdline"]) if is_sampler_host(p, run)]
+    host.kill()
+    try:
+        until("requeue", lambda: int(slurm.job(job)["Restarts"]) >= 1, PATIENCE_S)
+    finally:
+        slurm._run("/usr/sbin/slurmd", "-f", str(slurm.folder / "slurm.conf"), "-N", "n3")
+    slurm.wait(job, deadline_s=PATIENCE_S)
+    assert tiny_run.results(run) == whole
+
+
+def is_sampler_host(process: psutil.Process, run: Path) -> bool:
+    words = process.info["cmdline"] or []
+    return "sampler-host" in words and any(word.startswith(str(run)) for word in words) and "python" in words[0]
 
 
 @in_turn("ray", PLACES)

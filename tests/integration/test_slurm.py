@@ -20,12 +20,15 @@ import terrella
 from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
 from terrella.tests.golden.observe import comparable
+from terrella.launch.slurm.render import Plan, render
+from terrella.launch.slurm.settings import JobSettings
 from terrella.tests.integration.slurm_cluster import Cluster, missing
 from terrella.tests.launch import tiny_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 SETTINGS = ["stages.1.log_every=1", "stages.1.steps=60", "stages.1.checkpoint_every=7"]
+BATCHES = [(1, "sequences_per_step"), (2, "prompts_per_step"), (3, "sequences_per_step")]  # of sokoban-tiny
 PATIENCE_S = 600.0  # of a busy machine; an idle one needs a tenth
 
 
@@ -258,6 +261,8 @@ def test_array_sweeps_settings_each_in_its_own_run(slurm: Cluster, tmp_path: Pat
         (["--partition", "short"], 2, "--time: 30 is beyond the limit of partition 'short' (10 minutes)"),
         (["--constraint", "h100"], 2, "sbatch would refuse this job: "),
         (["--run", "/dev/null/run"], 3, "a part of this path is a file"),
+        (["--run", "my run"], 2, "my run' holds a blank"),
+        (["--set", "name=a\nscancel"], 2, "the name 'a scancel' must be a file name"),
         (
             ["--set", "stages.2.prompts_per_step=3", "--ranks-per-node", "2"],
             2,
@@ -271,6 +276,14 @@ def test_refused_before_submission(slurm: Cluster, tmp_path: Path, options: list
     assert not slurm.ask("squeue", "--noheader", "--states=PENDING,RUNNING", "--name=sokoban-tiny").strip()
 
 
+def test_a_folder_that_is_not_there_is_missed_before_the_queue(slurm: Cluster, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "terrella", "launch", "grpo", "--gpus", "0", "--time", "30"]
+    command += ["--run", str(tmp_path / "run"), "--set", f"stages.start.folder={tmp_path / 'model'}"]
+    done = subprocess.run(command, env=slurm.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 2 and f"{tmp_path / 'model'}" in done.stderr, done.stderr
+    assert not slurm.ask("squeue", "--noheader", "--states=PENDING,RUNNING", "--name=grpo").strip()
+
+
 def test_an_account_is_submitted_unchecked_where_the_cluster_keeps_none(slurm: Cluster, tmp_path: Path) -> None:
     done = launch(slurm, tmp_path / "run", "--account", "nope", "--setup", "exit 0")
     (job,) = job_ids(done)
@@ -278,7 +291,7 @@ def test_an_account_is_submitted_unchecked_where_the_cluster_keeps_none(slurm: C
     assert slurm.wait(job)["Account"] == "nope"
 
 
-def test_every_shipped_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
+def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
     require_slurm()
     cluster = Cluster(tmp_path, nodes=64, gpus=8)
     try:
@@ -295,6 +308,14 @@ def test_every_shipped_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Pat
                 )
                 assert done.returncode == 0, f"{path.name}: {done.stderr}"
                 assert f"using {64 * nodes if '--exclusive' in text else 8} processors" in done.stderr, done.stderr
+        for nodes in range(1, 65):
+            each = [f"stages.{i}.{key}={8 * nodes}" for i, key in BATCHES]
+            (script,) = render(Plan("sokoban-tiny", "runs/x", JobSettings(nodes=nodes), tuple(each)))
+            command = ["sbatch", "--test-only"]
+            done = subprocess.run(
+                command, input=script.text, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S
+            )
+            assert done.returncode == 0 and f"using {64 * nodes} processors" in done.stderr, done.stderr
     finally:
         cluster.down()
 

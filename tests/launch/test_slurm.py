@@ -171,11 +171,40 @@ def test_stages_are_cut_where_asked() -> None:
         ({"rollout_nodes": -1}, "--rollout-nodes"),
         ({"rollout_gpus": 4}, "need --rollout-nodes"),
         ({"rollout_nodes": 1, "rollout_gpus": 4, "ray": True}, "--ray: a Ray cluster spans one kind of node"),
+        ({"partition": "h100\nrm -rf x"}, r"--partition: 'h100\\nrm -rf x' is no word that SLURM takes"),
+        ({"rollout_nodes": 1, "rollout_constraint": "a b"}, "--rollout-constraint: 'a b' is no word"),
+        ({"setup": ("module load a\nrm -rf x",)}, "--setup: .* holds a line break"),
+        ({"sbatch": ("--mem=0\nrm -rf x",)}, "--sbatch: .* holds a line break"),
+        ({"sbatch": ("rm -rf x",)}, "--sbatch: 'rm -rf x' is no option of sbatch"),
+        ({"venv": "/my venv"}, "--venv: '/my venv' holds a blank"),
+        ({"container": "x", "mounts": ("/my data",)}, "--mount: '/my data' holds a blank"),
     ],
 )
 def test_bad_settings_name_the_option(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         JobSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "name=x\nrm -rf y"], "name: the name 'x rm -rf y' must be a file name"),
+        (["--set", "model.family=llama\n# rm -rf y"], r"--set: 'model.family=llama\\n# rm -rf y' holds a line break"),
+        (["--set", "name=x; rm -rf y"], "name: the name 'x; rm -rf y' must be a file name"),
+        (["--sweep", "seed=[1,\n2]"], "--sweep: .* holds a line break"),
+        (["--run", "my run"], "--run: 'my run' holds a blank"),
+        (["--run", "run\nrm -rf y"], "--run: .* holds a line break"),
+    ],
+)
+def test_nothing_becomes_a_line_of_the_script_or_two_words(options: list[str], message: str) -> None:
+    done = CliRunner().invoke(launch, ["sokoban-tiny", "--dry-run", *options])
+    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
+
+
+def test_a_job_with_one_gpu_shares_its_node_and_further_options_are_passed_on() -> None:
+    text = dry_run("--gpus", "1", "--sbatch=--reservation=course", "--sbatch=--exclude=n[7-9]")
+    assert "--exclusive" not in text and "--mem" not in text
+    assert "#SBATCH --reservation=course\n#SBATCH --exclude=n[7-9]\n" in text
 
 
 def test_times_are_read_as_slurm_does() -> None:

@@ -172,16 +172,11 @@ def experts(case: str) -> Path:
 def measure_experts(
     case: str, stage: str, layout: str | None = None, last_bits: bool = False
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """A stage with a model of experts; RL trains on what the dense model sampled, as the embedded sampler decodes no
-    experts.
-    """
+    """A stage with a model of experts; RL samples on one rank, and trains on those samples at a layout."""
     world, parallel = EXPERT_LAYOUTS[layout] if layout else (1, {})
     folder = place() / "runs" / f"{case}-{stage}-experts-{layout or 'one'}{'-bits' if last_bits else ''}"
-    recipe = load(case, **EXPERTS)
-    recipe = replace(
-        recipe, stages=[replace(s, drift_gate=1e9) if hasattr(s, "drift_gate") else s for s in recipe.stages]
-    )
-    return folder, run_case(recipe, folder, world, parallel, experts(case), stage, whole(case), last_bits)
+    samples = measure_experts(case, stage)[0] if layout or last_bits else None
+    return folder, run_case(load(case, **EXPERTS), folder, world, parallel, experts(case), stage, samples, last_bits)
 
 
 @cache

@@ -21,6 +21,12 @@ MODEL = ModelConfig(
 )  # fmt: skip
 
 
+EXPERTS = ModelConfig(
+    family="qwen3_moe", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=64, max_positions=64,
+    qk_norm=True, experts=8, experts_per_token=2, expert_ffn=16, init_std=0.3,
+)  # fmt: skip
+
+
 def packed(sequences: list[tuple[int, ...]]) -> PackedBatch:
     """Whole sequences as one batch; each position's target is the next token."""
     lengths = [len(ids) for ids in sequences]
@@ -46,12 +52,13 @@ def gaps(engine: Engine, pairs: list[tuple[SampleRequest, Sample]], temperature:
     return found
 
 
-def compare() -> dict[str, float]:
+def compare(experts: bool = False) -> dict[str, float]:
     """Tokens and how many of them differ in a bit: under the mode, in a large and in a small batch; and the worst
     gap without it.
     """
-    engine = Engine(build_gpt(MODEL), ParallelConfig(), None, PrecisionConfig(), 0)
-    sampler = EmbeddedSampler(lambda: sampling_weights(engine), MODEL, batch_invariant=True)
+    model = EXPERTS if experts else MODEL
+    engine = Engine(build_gpt(model), ParallelConfig(), None, PrecisionConfig(), 0)
+    sampler = EmbeddedSampler(lambda: sampling_weights(engine), model, batch_invariant=True)
     forced = ((2, (3, 4)),)
     asked = [
         SampleRequest(tuple(range(1, 3 + i)), (i,), SamplingParams(6 + i), forced if i % 2 else ()) for i in range(6)

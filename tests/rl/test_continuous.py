@@ -117,8 +117,9 @@ def test_batch_invariant_samples_are_the_same_bits_in_any_batch() -> None:
     assert whole[2:4] == stream(batch_invariant=True).generate(asked[2:4])
 
 
-def test_batch_invariant_samples_are_the_trainers_bits() -> None:
-    (found,) = run_ranks("terrella.tests.rl.invariant_jobs:compare", 1)
+@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
+def test_batch_invariant_samples_are_the_trainers_bits(experts: bool) -> None:
+    (found,) = run_ranks("terrella.tests.rl.invariant_jobs:compare", 1, experts=experts)
     assert found["tokens"] == 51 and found["unequal"] == 0
     assert 0 < found["worst_without"] < 1e-5
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from terrella.core.errors import ConfigError, DeadlineError, WorkerError
+from terrella.rl.rollout.config import Vllm
 from terrella.rl.rollout.hosts import Host, HostAddress, find_hosts, hosted_servers
 from terrella.rl.rollout.vllm_config import VllmSettings
 
@@ -30,13 +31,28 @@ def host(tmp_path: Path):
 def test_a_host_is_found_and_gives_every_server_an_address_of_its_own(host: Host, tmp_path: Path) -> None:
     (found,) = find_hosts(f"{tmp_path / 'samplers'}:1", 60)
     assert found == host.address and (tmp_path / "samplers").stat().st_mode & 0o077 == 0
-    servers = hosted_servers([found], SETTINGS, tmp_path / "rlvr" / "sampler", 60.0)
+    servers = hosted_servers([found], SETTINGS, [("", 2)], tmp_path / "rlvr" / "sampler", 60.0)
     assert len({s.url for s in servers}) == 2 and all(s.url.startswith("http://127.0.0.1:") for s in servers)
     placed = [host.servers[s.name] for s in servers]
     assert [p.environment["CUDA_VISIBLE_DEVICES"] for p in placed] == ["0,1", "2,3"] and placed[0].settings == SETTINGS
     assert [p.log.name for p in placed] == ["vllm-0-0.log", "vllm-0-1.log"]
     assert not servers[0].alive() and not servers[0].healthy(1.0)  # it has its place but was not started
     servers[0].stop()
+
+
+def test_a_host_without_gpus_has_the_servers_that_the_recipe_lists(tmp_path: Path) -> None:
+    host = Host("127.0.0.1", gpus=0)
+    thread = threading.Thread(target=host.serve)
+    thread.start()
+    try:
+        shares = Vllm(devices=["0,1", ""]).shares()
+        servers = hosted_servers([host.address], replace(SETTINGS, tensor=1), shares, tmp_path, 60.0)
+        assert [host.servers[s.name].settings.tensor for s in servers] == [2, 1]
+    finally:
+        host.stop()
+        thread.join(120)
+    with pytest.raises(ValueError, match="tensor: 2 is not what every entry of devices names"):
+        Vllm(devices=["0,1", "2"], tensor=2)
 
 
 def test_strangers_and_unknown_calls_are_refused(host: Host) -> None:
@@ -50,7 +66,7 @@ def test_strangers_and_unknown_calls_are_refused(host: Host) -> None:
 def test_a_host_that_is_gone_is_a_dead_server(tmp_path: Path) -> None:
     gone = HostAddress("http://127.0.0.1:9", "t", 0)
     with pytest.raises(WorkerError, match=r"sampler host http://127.0.0.1:9/place"):
-        hosted_servers([gone], SETTINGS, tmp_path, 1.0)
+        hosted_servers([gone], SETTINGS, [("", 2)], tmp_path, 1.0)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -60,4 +76,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="must be FOLDER:COUNT"):
             find_hosts(bad, 0.1)
     with pytest.raises(ConfigError, match=r"sampler.tensor: 2 is more than the 1 GPUs"):
-        hosted_servers([HostAddress("http://n1:1", "t", 1)], SETTINGS, tmp_path, 1.0)
+        hosted_servers([HostAddress("http://n1:1", "t", 1)], SETTINGS, [("", 2)], tmp_path, 1.0)

@@ -10,10 +10,11 @@ import torch
 from terrella.core.errors import SyncError
 from terrella.rl.sync.flat import checksum, checksums, flatten, view
 from terrella.rl.sync.publish import publish
-from terrella.rl.sync.receiver import WeightReceiver
 from terrella.rl.sync.shared_memory import Shared, open_shared
 from terrella.rl.sync.straight import joined, plan_copies
 from terrella.rl.sync.transports import BroadcastTransport, DirectTransport, DiskTransport, IpcTransport, buckets
+from terrella.tests.parallel.pool import run_ranks
+from terrella.tests.rl.sync_targets import Engine
 
 WEIGHTS = {
     "a": torch.arange(12.0).view(3, 4),
@@ -21,39 +22,6 @@ WEIGHTS = {
     "c": torch.tensor([1, 2, 3], dtype=torch.uint8),
     "d": torch.randn(40, 30, generator=torch.Generator().manual_seed(1)),
 }
-
-
-class Worker(WeightReceiver):
-    """A worker whose model is a dict."""
-
-    device, rank = torch.device("cpu"), 0
-
-    def __init__(self) -> None:
-        self.loaded: dict[str, torch.Tensor] = {}
-        self.model_runner = self
-
-    def get_model(self):
-        return self
-
-    def reload_weights(self, weights_iterator) -> None:
-        self.loaded = {name: tensor.clone() for name, tensor in weights_iterator}
-
-
-class Engine:
-    """A target that calls its worker as vLLM would."""
-
-    def __init__(self, name: str = "engine") -> None:
-        self.name, self.worker, self.version, self.resets = name, Worker(), 0, 0
-
-    def call(self, method, *args, timeout_s):
-        return [getattr(self.worker, method)(*args)]
-
-    def call_direct(self, method, weights, version):
-        return [getattr(self.worker, method)(weights, version)]
-
-    def accept(self, version, timeout_s) -> None:
-        self.version = version
-        self.resets += version is not None
 
 
 def holds(engine: Engine, weights=WEIGHTS) -> bool:
@@ -237,3 +205,20 @@ def test_a_model_of_joined_linears_is_filled_straight() -> None:
 def test_buckets_keep_order_and_limits() -> None:
     found = list(buckets(WEIGHTS.items(), 100))
     assert [[name for name, _ in bucket] for bucket in found] == [["a", "b", "c"], ["d"]]
+
+
+@pytest.mark.parametrize(
+    ("world", "parallel", "kind"),
+    [
+        (4, {"tensor": 2}, "dense"),
+        (4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2}, "dense"),
+        (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}, "moe"),
+    ],
+    ids=["tp2_dp2", "tp2_pp2", "tp2_ep2"],
+)
+def test_ranks_send_what_they_hold_and_each_byte_once(world: int, parallel: dict, kind: str) -> None:
+    found = run_ranks("terrella.tests.rl.sync_jobs:send_parts", world, parallel=parallel, kind=kind)
+    assert all(rank["same"] for rank in found) and found[0]["version"] == [2, 2]
+    payload, sent = found[0]["payload"], [rank["sent"] for rank in found]
+    assert payload <= sum(sent) <= 1.1 * payload
+    assert sum(s > 0 for s in sent) > 1 and max(sent) <= 0.75 * payload  # nobody sends for all
