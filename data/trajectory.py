@@ -25,18 +25,28 @@ class Invalid:
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """One contiguous context. `logprobs` is the sampler's, 0.0 wherever the role is not ACTION."""
+    """One contiguous context. `logprobs` is the sampler's, 0.0 wherever the role is not ACTION.
+
+    `weight_version` is the oldest that sampled a token of it. Where there were several, `versions` has one for every
+    id, that of a token that was not sampled being the version of what follows.
+    """
 
     ids: tuple[int, ...]
     roles: tuple[Role, ...]
     logprobs: tuple[float, ...] = ()
     weight_version: int = 0
+    versions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.ids) != len(self.roles) or (self.logprobs and len(self.logprobs) != len(self.ids)):
-            raise ValueError(
-                f"ids, roles and logprobs differ in length: {len(self.ids)}, {len(self.roles)}, {len(self.logprobs)}"
-            )
+        for name in ("roles", "logprobs", "versions"):
+            found = len(getattr(self, name))
+            if found != len(self.ids) and (found or name == "roles"):
+                raise ValueError(f"{len(self.ids)} ids, but {found} {name}")
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The version for every id."""
+        return self.versions or (self.weight_version,) * len(self.ids)
 
 
 @dataclass

@@ -1,10 +1,10 @@
 """The journal: each prompt's life, so that a killed run loses nothing and trains nothing twice.
 
 Two kinds of file under one folder. `events-RANK.jsonl` holds what happened to prompts, step by step: issued, trained,
-saved (in a checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key.
-Every line has a checksum. After a kill the run goes on from the last checkpoint: later events are cut away, and what
-was already sampled by the very weights now asked for is not sampled again. The same files replay a run. Importable
-without torch.
+saved (in a checkpoint). `samples-VERSION-RANK.jsonl` holds every continuation the sampler finished, under its key and a
+fingerprint of its context; VERSION is the newest of the weights that sampled it. Every line has a checksum. After a
+kill the run goes on from the last checkpoint: later events are cut away, and what was already sampled by the very
+weights now asked for is not sampled again. The same files replay a run. Importable without torch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import math
 import os
 import re
 import shutil
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +28,14 @@ from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, storage_errors, write_atomic
 from ..data.trajectory import Invalid
 from .rollout.sampler import Sample, Sampler, SampleRequest
+from .rollout.stream import Stream
 
 Event = Literal["issued", "trained", "saved"]
 HIGHEST_LOGPROB = 1e-4  # above 0 by rounding only
 SAMPLES = re.compile(r"samples-(\d+)-(\d+)\.jsonl")
+Asked = tuple[
+    tuple[int, ...], str
+]  # a request's key and the fingerprint of its context, "" in rows of earlier releases
 
 
 class Journal:
@@ -37,13 +44,16 @@ class Journal:
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder, self.rank = make_folder(Path(folder)), rank
         self.events_file = self.folder / f"events-{rank}.jsonl"
+        self._lock = threading.Lock()  # rollouts that are ahead write while others are trained on
 
     def note(self, event: Event, step: int, prompts: Iterable[int] = ()) -> None:
         """Append one event and force it to disk."""
-        _append(self.events_file, [{"event": event, "step": step, "prompts": list(prompts)}])
+        with self._lock:
+            _append(self.events_file, [{"event": event, "step": step, "prompts": list(prompts)}])
 
-    def resume(self, step: int) -> list[str]:
+    def resume(self, step: int, newest: int | None = None) -> list[str]:
         """Go on after a checkpoint of `step` finished steps: what was trained beyond it is as if it had not happened.
+        With `newest`, samples of later versions go too: those weights will not be the same again.
 
         Returns what is damaged in this rank's files, by file and line; those lines are dropped, and their samples drawn
         again.
@@ -52,7 +62,11 @@ class Journal:
         kept = [e for e in events if e["step"] < step or (e["event"] == "saved" and e["step"] <= step)]
         write_atomic(self.events_file, "".join(map(_line, kept)))
         for path in sorted(self.folder.glob(f"samples-*-{self.rank}.jsonl")):
-            problems += _repair(path)[1]
+            match = SAMPLES.fullmatch(path.name)
+            if newest is not None and match and int(match[1]) > newest:
+                path.unlink()
+            else:
+                problems += _repair(path)[1]
         return problems
 
     def events(self) -> list[dict[str, Any]]:
@@ -73,12 +87,15 @@ class Journal:
                 )
             row = {"key": list(request.key), "ids": list(s.ids), "logprobs": list(s.logprobs), "finish": s.finish}
             row |= {"forced": [i for i, given in enumerate(s.given) if given]} if s.forced is not None else {}
-            by_version.setdefault(s.weight_version, []).append(row)
-        for version, rows in by_version.items():
-            _append(self.folder / f"samples-{version:08d}-{self.rank}.jsonl", rows)
+            row |= {"versions": [[v, len([*run])] for v, run in groupby(s.versions)]} if s.versions else {}
+            row["context"] = _asked(request)[1]
+            by_version.setdefault(max(s.versions or (s.weight_version,)), []).append(row)
+        with self._lock:
+            for version, rows in by_version.items():
+                _append(self.folder / f"samples-{version:08d}-{self.rank}.jsonl", rows)
 
-    def samples(self, oldest: int = 0, *, strict: bool = False) -> dict[tuple[int, ...], Sample]:
-        """Everything that versions from `oldest` on sampled, by key; of one key asked twice the newest version stays.
+    def samples(self, oldest: int = 0, *, strict: bool = False) -> dict[Asked, Sample]:
+        """Everything that versions from `oldest` on sampled; of what was asked twice the newest version stays.
 
         Damaged lines are passed over (`resume` tells of them), or with `strict` an error.
         """
@@ -95,8 +112,14 @@ class Journal:
                 if "forced" in row:
                     places = set(row["forced"])
                     forced = tuple(i in places for i in range(len(row["ids"])))
-                found[tuple(row["key"])] = Sample(
-                    tuple(row["ids"]), tuple(row["logprobs"]), row["finish"], int(match[1]), forced
+                versions = tuple(v for v, count in row.get("versions", ()) for _ in range(count)) or None
+                found[tuple(row["key"]), row.get("context", "")] = Sample(
+                    tuple(row["ids"]),
+                    tuple(row["logprobs"]),
+                    row["finish"],
+                    min(versions or (int(match[1]),)),
+                    forced,
+                    versions,
                 )
         return found
 
@@ -121,9 +144,7 @@ class JournalSampler:
         A call is answered whole: a few of its requests alone would make a smaller batch, whose log-probs round
         differently.
         """
-        now = self.version()
-        saved = [self.saved.pop(request.key, None) for request in requests]  # a key is asked once
-        reused = [s for s in saved if s is not None and now - self.staleness <= s.weight_version <= now]
+        reused = [s for s in map(self._saved, requests) if s is not None]
         if len(reused) == len(requests):
             self.reused += len(reused)
             return list(reused)
@@ -131,6 +152,48 @@ class JournalSampler:
         good = [(request, s) for request, s in zip(requests, fresh, strict=True) if not isinstance(s, Invalid)]
         self.journal.add([request for request, _ in good], [s for _, s in good])
         return fresh
+
+    def _saved(self, request: SampleRequest) -> Sample | None:
+        """What was sampled for a request by weights that fit. It is asked once."""
+        found, now = _pop(self.saved, request), self.version()
+        if found is None or not now - self.staleness <= found.weight_version:
+            return None
+        return found if max(found.versions or (found.weight_version,)) <= now else None
+
+
+class JournalStream(JournalSampler):
+    """The same over a stream: each request is answered for itself, from what was saved or by the sampler."""
+
+    def __init__(self, inner: Stream, journal: Journal, version: Callable[[], int], *, staleness: int = 0) -> None:
+        super().__init__(inner, journal, version, staleness=staleness)
+        self.stream = inner
+        self.lengths: dict[int, Counter[int]] = defaultdict(Counter)  # of sampled spans, by the seed of their keys
+        self._lock = threading.Lock()
+
+    def submit(self, request: SampleRequest) -> Future[Sample | Invalid]:
+        """Ask for a continuation; it is written down before anybody hears of it."""
+        with self._lock:
+            saved = self._saved(request)
+            if saved is not None:
+                self.reused += 1
+                self._count([(request, saved)])
+        if saved is None:
+            return self.stream.submit(request, self._note)
+        answer: Future[Sample | Invalid] = Future()
+        answer.set_result(saved)
+        return answer
+
+    def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
+        return [answer.result() for answer in [self.submit(request) for request in requests]]
+
+    def _note(self, pairs: list[tuple[SampleRequest, Sample]]) -> None:
+        self.journal.add([request for request, _ in pairs], [sample for _, sample in pairs])
+        with self._lock:
+            self._count(pairs)
+
+    def _count(self, pairs: list[tuple[SampleRequest, Sample]]) -> None:
+        for request, sample in pairs:
+            self.lengths[request.key[0]].update(len([*run]) for given, run in groupby(sample.given) if not given)
 
 
 class ReplaySampler:
@@ -145,13 +208,23 @@ class ReplaySampler:
         """The saved continuation of every key; a key that was never sampled means that settings differ from the
         run's.
         """
-        for request in requests:
-            if request.key not in self.saved:
+        found = [self.saved.get(_asked(r), self.saved.get((r.key, ""))) for r in requests]
+        for request, sample in zip(requests, found, strict=True):
+            if sample is None:
                 raise ConfigError(
-                    f"{self.folder}: holds no sample of key {request.key}; a replay needs the run's own settings and "
-                    "keep_samples"
+                    f"{self.folder}: holds no sample of key {request.key} after this context; a replay needs the run's "
+                    "own settings and keep_samples"
                 )
-        return [self.saved[r.key] for r in requests]
+        return [sample for sample in found if sample is not None]
+
+
+def _asked(request: SampleRequest) -> Asked:
+    return request.key, _sum(",".join(map(str, request.ids)))
+
+
+def _pop(saved: dict[Asked, Sample], request: SampleRequest) -> Sample | None:
+    found = saved.pop(_asked(request), None)
+    return saved.pop((request.key, ""), None) if found is None else found
 
 
 def _repair(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -212,7 +285,7 @@ def _row(text: str, is_sample: bool) -> dict[str, Any]:
     if "sum" in row and row.pop("sum") != _sum(text[: text.rindex(", ")] + "}"):
         raise ValueError("its checksum does not match")
     wanted = {"key", "ids", "logprobs", "finish"} if is_sample else {"event", "step", "prompts"}
-    if row.keys() - {"forced"} != wanted:
+    if row.keys() - ({"forced", "versions", "context"} if is_sample else set()) != wanted:
         raise ValueError(f"its keys are {', '.join(row)}")
     numbers = [*row["key"], *row["ids"], *row.get("forced", ())] if is_sample else [row["step"], *row["prompts"]]
     if not all(isinstance(n, int) for n in numbers):
@@ -222,4 +295,6 @@ def _row(text: str, is_sample: bool) -> dict[str, Any]:
             raise ValueError(f"{len(row['ids'])} tokens with {len(row['logprobs'])} log-probs")
         if not all(-math.inf < p <= HIGHEST_LOGPROB for p in row["logprobs"]):
             raise ValueError("a log-prob that cannot be")
+        if "versions" in row and sum(count for _, count in row["versions"]) != len(row["ids"]):
+            raise ValueError("not one version for every token")
     return row

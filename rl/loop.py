@@ -7,7 +7,7 @@ in the same order.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from .preparation import (
     require_valid,
     sampler_drift,
     score_rows,
+    staleness,
     with_reference,
 )
 from .rollout.ahead import Ahead
@@ -97,6 +98,9 @@ class Trainer:
         """Tell the sampler that it is the trainer's turn; what it returns is recorded."""
         return {}
 
+    def trained(self, kept: Sequence[Trajectory]) -> None:
+        """Look at what a step was trained on."""
+
     def record(
         self, step: int, values: dict[str, Any], episodes: Sequence[Any], trajectories: Sequence[Trajectory]
     ) -> None:
@@ -114,9 +118,13 @@ class Trainer:
             raise ConfigError(
                 "ahead: refills must be sampled by the weights of their own step; set ahead: 0 or algorithm.refills: 0"
             )
-        source = Ahead(self._roll, steps, self.settings.ahead, self.settings.rollout_deadline_s)
+        # a replay is no stream: its rollouts are there already
+        ahead = self.settings.ahead if hasattr(self.sampler, "submit") else 0
+        source = Ahead(self._begin, steps, ahead, self.settings.rollout_deadline_s)
         self.publish(self.engine.steps)
         for step in steps:
+            if self.mesh.leads:
+                source.reach(step)
             extras = self.validate(step)
             begun = time.monotonic()
             episodes, trajectories = self._take(source, step)
@@ -127,12 +135,18 @@ class Trainer:
             rolled = time.monotonic()
             sampled = sum(self.mesh.gather(common.action_tokens([*trajectories, *extra])))
             tokens += sampled
+            version, age = self.engine.steps, {}
+            if self.settings.ahead:
+                age = staleness(kept, version, self.mesh.gather)
             scores = self._score(kept)
             results, criticised = self._update(step, kept, scores)
             values = {**describe(trajectories, self.mesh.gather), **training_values(results, sampled), "tokens": tokens}
-            values |= {**sampler_drift(kept, scores, self.mesh.gather), **extras, **critic_values(criticised)}
+            if age.get("staleness/max") and "logprob_drift/mean" in values:  # older weights, not a fault, make it
+                values["logprob_drift/stale"] = values.pop("logprob_drift/mean")
+            values |= {**sampler_drift(kept, scores, version, self.mesh.gather), **critic_values(criticised)}
+            values |= {**extras, **age}
             check(values, self.settings.drift_gate, step)
-            source.settle()
+            self.trained(kept)
             self.publish(self.engine.steps)
             took = time.monotonic() - begun
             values |= {"time/step_s": took, "time/rollout_s": rolled - begun, "time/tokens_per_s": sampled / took}
@@ -140,9 +154,9 @@ class Trainer:
             self.save(step + 1, {"tokens": tokens})
         return tokens
 
-    def _roll(self, step: int) -> tuple[list[Any], list[Trajectory]]:
+    def _begin(self, step: int) -> Callable[[], tuple[list[Any], list[Trajectory]]]:
         episodes = self.episodes(step)
-        return episodes, self.play(self.sampler, episodes, self.settings.seed)
+        return lambda: (episodes, self.play(self.sampler, episodes, self.settings.seed))
 
     def _take(self, source: Ahead[Any], step: int) -> tuple[list[Any], list[Trajectory]]:
         """The episodes of a step on leaders, and its trajectories on all ranks: none too stale, enough of them

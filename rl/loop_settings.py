@@ -15,7 +15,7 @@ class LoopSettings:
     kl_every: int  # steps between two looks at the distance from the reference, for algorithms without a KL term
     minibatches: int = 1  # optimizer steps that a rollout is cut into, whole groups each
     epochs: int = 1  # times that a rollout is gone through
-    ahead: int = 0  # 1: the next step is sampled while this one is trained
+    ahead: int = 0  # steps that rollouts may begin before they are trained on
     rollout_deadline_s: float = 3600.0
     max_invalid_share: float = 0.25  # of a step's samples that may be Invalid
 

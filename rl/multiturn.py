@@ -1,5 +1,4 @@
-"""Episodes with worlds in the loop: the sampler answers all live ones together, worlds step concurrently, every wait
-has a deadline.
+"""Episodes with worlds in the loop: each is a task of its own, worlds step in threads, every wait has a deadline.
 
 A fault (of the sampler, a world that hangs or breaks, a reward that raises) makes the attempt Invalid; the episode is
 then begun anew within a budget, and only when that is used up does the trajectory stay Invalid. A model's malformed
@@ -10,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
-from .rollout.concurrent import run_all
-from .rollout.episodes import Episode, sampled_sequence
+from .rollout.concurrent import Calls
+from .rollout.episodes import Ask, Episode, patiently, play_all, sampled_sequence
 from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 
@@ -40,15 +40,6 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-@dataclass
-class _Run:
-    make: Callable[[], Episode]
-    episode: Episode | None = None
-    turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
-    fault: Invalid | None = None
-    restarts: int = 0
-
-
 def rollout_worlds(
     sampler: Sampler,
     makers: Sequence[Callable[[], Episode]],
@@ -57,111 +48,75 @@ def rollout_worlds(
     limits: Limits = DEFAULT_LIMITS,
 ) -> list[Trajectory]:
     """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same
-    tokens.
+    tokens, if the weights are still the same.
     """
-    runs = [_Run(make) for make in makers]
-    names: list[tuple[int, int]] = [(-1, -1)] * len(runs)
-    results: dict[int, Trajectory] = {}
-    pending = list(range(len(runs)))
-    while pending:
-        _start([runs[i] for i in pending], limits)
-        for i in pending:
-            if (episode := runs[i].episode) is not None:
-                names[i] = (episode.prompt_id, episode.sample_index)
-        _play(sampler, [runs[i] for i in pending], params, seed, limits)
-        again = []
-        scores = run_all(
-            [_score(runs[i]) for i in pending], workers=limits.workers, deadline_s=limits.reward_s, what="reward"
-        )
-        for i, scored in zip(pending, scores, strict=True):
-            run = runs[i]
+    lanes: list[_Lanes] = []
+
+    async def play(make: Callable[[], Episode], ask: Ask) -> Trajectory:
+        if not lanes:
+            lanes.append(_Lanes(Calls(limits.workers), Calls(1)))
+        name = (-1, -1)
+        for restarts in range(limits.restarts + 1):
+            attempt = _Attempt(lanes[0], limits)
+            scored = await attempt.run(make, ask, params, seed)
+            name = attempt.name or name
             fault = scored if isinstance(scored, Invalid) else scored[1] if isinstance(scored[1], Invalid) else None
-            if fault is not None and run.restarts < limits.restarts:
-                runs[i] = _Run(run.make, restarts=run.restarts + 1)
-                again.append(i)
-                continue
-            turn_rewards, reward, info = ([], scored, {}) if isinstance(scored, Invalid) else scored
-            info = {**info, "restarts": run.restarts} if run.restarts else info
-            results[i] = Trajectory(
-                *names[i], joined(run.turns), reward if fault is None else fault, turn_rewards, info
-            )
-        pending = again
-    return [results[i] for i in range(len(runs))]
+            if fault is None or restarts == limits.restarts:
+                break
+        turn_rewards, reward, info = ([], scored, {}) if isinstance(scored, Invalid) else scored
+        info = {**info, "restarts": restarts} if restarts else info
+        return Trajectory(*name, joined(attempt.turns), reward if fault is None else fault, turn_rewards, info)
+
+    try:
+        return play_all(sampler, [lambda ask, make=make: play(make, ask) for make in makers])
+    finally:
+        for lane in lanes:
+            lane.worlds.close()
+            lane.contexts.close()
 
 
-def _start(runs: list[_Run], limits: Limits) -> None:
-    made = run_all([run.make for run in runs], workers=limits.workers, deadline_s=limits.world_s, what="world reset")
-    for run, episode in zip(runs, made, strict=True):
+@dataclass(frozen=True)
+class _Lanes:
+    """Threads of a rollout. Contexts are made by one: tokenizers need not bear more."""
+
+    worlds: Calls
+    contexts: Calls
+
+
+@dataclass
+class _Attempt:
+    """One try at an episode."""
+
+    lanes: _Lanes
+    limits: Limits
+    name: tuple[int, int] | None = None
+    turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
+
+    async def run(
+        self, make: Callable[[], Episode], ask: Ask, params: SamplingParams, seed: int
+    ) -> tuple[list[float], float | Invalid, dict] | Invalid:
+        """The episode's score, or what went wrong."""
+        worlds, limits = self.lanes.worlds, self.limits
+        episode = await worlds(make, limits.world_s, "world reset")
         if isinstance(episode, Invalid):
-            run.fault = episode
-        else:
-            run.episode = episode
-
-
-def _play(sampler: Sampler, runs: list[_Run], params: SamplingParams, seed: int, limits: Limits) -> None:
-    live = [run for run in runs if run.fault is None]
-    for turn in range(limits.max_turns):
-        contexts = run_all([r.episode.context for r in live], workers=1, deadline_s=limits.world_s, what="context")  # type: ignore[union-attr]
-        asking: list[tuple[_Run, tuple[int, ...]]] = []
-        for run, context in zip(live, contexts, strict=True):
+            return episode
+        self.name = episode.prompt_id, episode.sample_index
+        for turn in range(limits.max_turns):
+            context = await self.lanes.contexts(episode.context, limits.world_s, "context")
             if isinstance(context, Invalid):
-                run.fault = context
-            elif context is not None:
-                asking.append((run, context))
-        if not asking:
-            return
-        answered = _sample(sampler, asking, params, seed, turn, limits)
-        steps = [(lambda r=run, s=sample: r.episode.receive(s)) for run, _, sample in answered]  # type: ignore[union-attr]
-        taken = run_all(steps, workers=limits.workers, deadline_s=limits.world_s, what="world step")
-        for (run, context, sample), outcome in zip(answered, taken, strict=True):
-            run.turns.append((context, sample))
+                return context
+            if context is None:
+                break
+            answer = await patiently(ask, SampleRequest(context, (seed, *self.name, turn), params), limits.retries)
+            if isinstance(answer, Invalid):
+                return answer
+            self.turns.append((context, answer))
+            outcome = await worlds(partial(episode.receive, answer), limits.world_s, "world step")
             if isinstance(outcome, Invalid):
-                run.fault = outcome
-        live = [run for run, _, _ in answered if run.fault is None]
-    for run in live:
-        run.fault = Invalid(f"episode: not over after max_turns = {limits.max_turns}")
-
-
-def _sample(
-    sampler: Sampler,
-    asking: list[tuple[_Run, tuple[int, ...]]],
-    params: SamplingParams,
-    seed: int,
-    turn: int,
-    limits: Limits,
-) -> list[tuple[_Run, tuple[int, ...], Sample]]:
-    answers: dict[int, Sample] = {}
-    pending = list(range(len(asking)))
-    for attempt in range(limits.retries + 1):
-        requests = []
-        for i in pending:
-            run, context = asking[i]
-            assert run.episode is not None
-            requests.append(
-                SampleRequest(context, (seed, run.episode.prompt_id, run.episode.sample_index, turn), params)
-            )
-        failed = []
-        for i, answer in zip(pending, sampler.generate(requests), strict=True):
-            if not isinstance(answer, Invalid):
-                answers[i] = answer
-            else:
-                failed.append(i)
-                if attempt == limits.retries:
-                    asking[i][0].fault = answer
-        pending = failed
-        if not pending:
-            break
-    return [(asking[i][0], asking[i][1], sample) for i, sample in sorted(answers.items())]
-
-
-def _score(run: _Run) -> Callable[[], tuple[list[float], float | Invalid, dict]]:
-    def score() -> tuple[list[float], float | Invalid, dict]:
-        if run.fault is not None:
-            return [], run.fault, {}
-        assert run.episode is not None
-        return run.episode.score()
-
-    return score
+                return outcome
+        else:
+            return Invalid(f"episode: not over after max_turns = {limits.max_turns}")
+        return await worlds(episode.score, limits.reward_s, "reward")
 
 
 def joined(turns: Sequence[tuple[tuple[int, ...], Sample]]) -> list[TokenSequence]:
@@ -174,8 +129,13 @@ def joined(turns: Sequence[tuple[tuple[int, ...], Sample]]) -> list[TokenSequenc
             fresh = sampled_sequence(context[len(last.ids) :], sample)
             roles = tuple(Role.OBSERVATION if role == Role.PROMPT else role for role in fresh.roles)
             version = min(last.weight_version, fresh.weight_version)  # the oldest decides how stale it is
+            versions = last.token_versions + fresh.token_versions
             sequences[-1] = TokenSequence(
-                last.ids + fresh.ids, last.roles + roles, last.logprobs + fresh.logprobs, version
+                last.ids + fresh.ids,
+                last.roles + roles,
+                last.logprobs + fresh.logprobs,
+                version,
+                versions if len(set(versions)) > 1 else (),
             )
         else:
             sequences.append(sampled_sequence(context, sample))

@@ -18,7 +18,7 @@ from ..core.errors import NumericsError, RolloutError
 from ..core.mesh import Mesh
 from ..data.balance import spread
 from ..data.packing import WEIGHTS, TrainSequence
-from ..data.trajectory import Invalid, Trajectory
+from ..data.trajectory import Invalid, Role, Trajectory
 from . import algorithms
 from .algorithms import common, ppo
 from .algorithms.common import Gather, Scores
@@ -102,14 +102,25 @@ def _scaled(row: TrainSequence, algorithm: Algorithm, scale: dict[str, np.float3
     )
 
 
-def sampler_drift(trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> dict[str, float]:
-    """Where the trainer recomputed the log-probs, the drift is between those and the sampler's."""
+def sampler_drift(trajectories: Sequence[Trajectory], scores: Scores, version: int, gather: Gather) -> dict[str, float]:
+    """Where the trainer recomputed the log-probs, the drift is between those and the sampler's. What older weights
+    sampled differs because they do, and is told apart.
+    """
     if scores.policy is None:
         return {}
-    rows = zip(common.rows(trajectories), scores.policy, strict=True)
-    gaps = [np.abs(np.asarray(s.logprobs) - logprobs)[common.action_mask(s) > 0] for (_, s), logprobs in rows]
-    parts = gather((float(sum(g.sum() for g in gaps)), sum(len(g) for g in gaps)))
-    return {"logprob_drift/mean": sum(total for total, _ in parts) / max(sum(count for _, count in parts), 1)}
+    gaps: dict[str, list[np.ndarray]] = {"mean": [], "stale": []}
+    for (_, s), logprobs in zip(common.rows(trajectories), scores.policy, strict=True):
+        gap, sampled = np.abs(np.asarray(s.logprobs) - logprobs), common.action_mask(s) > 0
+        fresh = np.asarray(s.token_versions) == version
+        gaps["mean"].append(gap[sampled & fresh])
+        gaps["stale"].append(gap[sampled & ~fresh])
+    values = {}
+    for name, found in gaps.items():
+        parts = gather((float(sum(g.sum() for g in found)), sum(len(g) for g in found)))
+        count = sum(n for _, n in parts)
+        if count or name == "mean":
+            values[f"logprob_drift/{name}"] = sum(total for total, _ in parts) / max(count, 1)
+    return values
 
 
 def critic_values(results: Sequence[StepResult]) -> dict[str, float]:
@@ -166,6 +177,18 @@ def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int
                     f"prompt {t.prompt_id}: sampled by version {sequence.weight_version} of the weights, the trainer "
                     f"has {version} and allows {bound} behind; the sampler was not brought up to date"
                 )
+
+
+def staleness(trajectories: Sequence[Trajectory], version: int, gather: Gather) -> dict[str, float]:
+    """How many optimizer steps ago the sampled tokens' weights were those of now."""
+    parts = gather(
+        [
+            [version - v for v, role in zip(s.token_versions, s.roles, strict=True) if role == Role.ACTION]
+            for _, s in common.rows(trajectories)
+        ]
+    )
+    ages = [age for part in parts for row in part for age in row]
+    return {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))} if ages else {}
 
 
 def with_reference(batches: list[PackedBatch], logprobs: list[torch.Tensor]) -> list[PackedBatch]:

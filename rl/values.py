@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,27 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
     if trained and "reference_kl" in sums:
         values["kl"] = sums["reference_kl"] / trained
     return values
+
+
+def lengths_table(name: str, sampled: Counter[int], trained: Counter[int]) -> dict[str, Any]:
+    """How long answers were: all that were sampled, and those that were trained on."""
+
+    def cells(counts: Counter[int]) -> list[float]:
+        lengths = sorted(counts.elements())
+        places = [lengths[min(int(share * len(lengths)), len(lengths) - 1)] for share in (0.1, 0.5, 0.9, 0.99)]
+        return [len(lengths), sum(lengths) / len(lengths), *places, lengths[-1]]
+
+    return {
+        "title": f"Lengths of answers: {name}",
+        "columns": ["answers", "mean", "10 %", "50 %", "90 %", "99 %", "longest"],
+        "rows": [
+            {"name": "sampled", "kind": "baseline", "cells": cells(sampled)},
+            {"name": "trained", "kind": "model", "cells": cells(trained)},
+        ],
+        "unit": "tokens",
+        "note": "Sampled tokens of an answer, since the run was last begun. Steps are trained whole and in order, so "
+        "that both rows are equal but for answers that were sampled again after a fault, or left out by the algorithm.",
+    }
 
 
 def require_finite(values: dict[str, Any], step: int) -> None:

@@ -115,6 +115,7 @@ class StageTrainer(Trainer):
             pass
         finally:
             self.session.close()
+        self.session.write_lengths(self.settings.seed)
         return {**self.done, **self.counts, "checkpoint": self.checkpoints.final()}
 
     def episodes(self, step: int) -> list[Any]:
@@ -137,6 +138,10 @@ class StageTrainer(Trainer):
     def validate(self, step: int) -> dict[str, float]:
         seed = fold(self.settings.seed, VALIDATION)
         return self.session.validate(step, self.held_back, lambda sampler, episodes: self.play(sampler, episodes, seed))
+
+    def trained(self, kept: Sequence[Trajectory]) -> None:
+        if self.mesh.leads:
+            self.session.trained(kept)
 
     def publish(self, version: int) -> None:
         if self.session.publish is not None:

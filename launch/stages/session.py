@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...data.trajectory import Role, Trajectory
 from ...rl.algorithms import needs
+from ...rl.algorithms.common import rows
 from ...rl.algorithms.config import Algorithm
 from ...rl.health import Health, sample_values
-from ...rl.journal import Event, Journal, JournalSampler, ReplaySampler
+from ...rl.journal import Event, Journal, JournalSampler, JournalStream, ReplaySampler
 from ...rl.preparation import require_valid
 from ...rl.rollout.config import Rollouts
 from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import Sampler
-from ...rl.values import describe
+from ...rl.rollout.stream import Stream
+from ...rl.values import describe, lengths_table
 from ..job import Job, log
 from .common import Checkpoints, build_critic, step_folder
 
@@ -42,8 +45,11 @@ class Session:
         self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
         self.staleness = settings.ahead * updates  # optimizer steps that a rollout may be behind
         self.journal = Journal(folder / "journal", job.mesh.data_rank)
-        for damage in chain.from_iterable(job.mesh.everyone(self.journal.resume(start) if job.mesh.leads else [])):
+        newest = engine.steps if settings.ahead else None  # later weights will be others: what is sampled when varies
+        found = self.journal.resume(start, newest) if job.mesh.leads else []
+        for damage in chain.from_iterable(job.mesh.everyone(found)):
             job.warn(f"{damage}; the line is dropped, and what it held is sampled again")
+        self.stage, self.lengths = stage, Counter[int]()
         self.others: dict[str, Engine] = {}
         self.health = Health(settings.health)
         if "health" in extra:
@@ -53,9 +59,17 @@ class Session:
             self.publish, self.close, self.rest = None, lambda: None, dict
             return
         opened = open_sampler(
-            settings.sampler, engine, job.model, folder / "sampler", mesh=job.mesh, ahead=settings.ahead
+            settings.sampler,
+            engine,
+            job.model,
+            folder / "sampler",
+            mesh=job.mesh,
+            ahead=settings.ahead,
+            streamed=settings.independent or settings.ahead > 0,
+            pause_s=settings.deadline_s,
         )
-        self.sampler = JournalSampler(opened.sampler, self.journal, lambda: engine.steps, staleness=self.staleness)
+        kind = JournalStream if isinstance(opened.sampler, Stream) else JournalSampler
+        self.sampler = kind(opened.sampler, self.journal, lambda: engine.steps, staleness=self.staleness)
         self.publish, self.close, self.rest = opened.publish, opened.close, opened.rest or dict
 
     def validate(
@@ -101,6 +115,23 @@ class Session:
                 log.warning("step %d: alarm %s: %s", alarm.step, alarm.name, alarm.message)
         self.note("trained", step, {t.prompt_id for t in trajectories})
         return values
+
+    def trained(self, kept: Sequence[Trajectory]) -> None:
+        """Count the lengths of what a step was trained on."""
+        for _, sequence in rows(kept):
+            spans = groupby(sequence.roles)
+            self.lengths.update(len([*span]) for role, span in spans if role == Role.ACTION)
+
+    def write_lengths(self, seed: int) -> None:
+        """A table that sets the answers that were trained on beside all that were sampled, where sampling did not wait
+        for training: long ones must not be missing. Every rank calls this.
+        """
+        if not isinstance(self.sampler, JournalStream):
+            return
+        parts = self.job.mesh.gather((self.sampler.lengths[seed], self.lengths))
+        both = [sum(counts, Counter()) for counts in zip(*parts, strict=True)]
+        if self.job.mesh.is_main and all(both):
+            self.job.run.write_result(f"{self.stage}-lengths", lengths_table(self.stage, *both))
 
     def note(self, event: Event, step: int, prompts: Iterable[int] = ()) -> None:
         """An event of this data rank's prompts, once."""

@@ -1,6 +1,8 @@
-"""Rollouts one step ahead of training: while step s is trained, step s + 1 is sampled by the weights from before it.
+"""Rollouts ahead of training: a step's episodes begin at most so many steps before they are trained on.
 
-Steps are taken in the order they were submitted, so that a run does not depend on which finished first.
+With `ahead` = k the episodes of step s + k begin once the weights of step s are there, so that none of their tokens is
+older than k steps when it is trained on. Steps are taken in order and whole, whatever is over first: no episode is left
+out for being long.
 """
 
 from __future__ import annotations
@@ -15,38 +17,46 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Gives `produce(step)` for rising steps; with `ahead` = 1 the next one is made in the background meanwhile."""
+    """The rollouts of rising steps. `begin(step)` makes its episodes and returns what plays them, which happens in
+    threads as soon as `reach` allows it, or else when the step is taken.
+    """
 
-    def __init__(self, produce: Callable[[int], T], steps: range, ahead: int, deadline_s: float) -> None:
-        if ahead not in (0, 1):
-            raise ValueError(f"ahead: {ahead} must be 0 (on-policy) or 1 (one step off)")
-        self.produce, self.steps, self.ahead, self.deadline_s = produce, steps, ahead, deadline_s
-        self._thread: threading.Thread | None = None
-        self._made: dict[int, T | BaseException] = {}
+    def __init__(self, begin: Callable[[int], Callable[[], T]], steps: range, ahead: int, deadline_s: float) -> None:
+        self.begin, self.steps, self.ahead, self.deadline_s = begin, steps, ahead, deadline_s
+        self._next = steps.start
+        self._begun: dict[int, _Play[T]] = {}
+
+    def reach(self, step: int) -> None:
+        """The weights of so many steps are there."""
+        while self.ahead and self._next <= step + self.ahead and self._next in self.steps:
+            self._begun[self._next] = _Play(self.begin(self._next), f"rollouts of step {self._next}")
+            self._next += 1
 
     def take(self, step: int) -> T:
-        """The rollouts of a step; begins the next one before it returns."""
-        self.settle()
-        made = self._made.pop(step) if step in self._made else self.produce(step)
-        if isinstance(made, BaseException):
-            raise made
-        if self.ahead and step + 1 in self.steps:
-            self._thread = threading.Thread(
-                target=self._work, args=(step + 1,), daemon=True, name=f"rollout-{step + 1}"
-            )
-            self._thread.start()
-        return made
+        """The rollouts of a step, when all of them are over."""
+        return self._begun.pop(step).result(self.deadline_s) if step in self._begun else self.begin(step)()
 
-    def settle(self) -> None:
-        """Wait until nothing is being sampled, so that weights may change."""
-        if self._thread is not None:
-            self._thread.join(self.deadline_s)
-            if self._thread.is_alive():
-                raise DeadlineError(f"{self._thread.name}: the rollouts did not finish within {self.deadline_s:.0f} s")
-            self._thread = None
 
-    def _work(self, step: int) -> None:
+class _Play(Generic[T]):
+    """A call in a daemon thread."""
+
+    def __init__(self, call: Callable[[], T], name: str) -> None:
+        self._call = call
+        self._value: T | None = None
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True, name=name)
+        self._thread.start()
+
+    def result(self, deadline_s: float) -> T:
+        self._thread.join(deadline_s)
+        if self._thread.is_alive():
+            raise DeadlineError(f"{self._thread.name}: they did not finish within {deadline_s:.0f} s")
+        if self._fault is not None:
+            raise self._fault
+        return self._value  # type: ignore[return-value]
+
+    def _work(self) -> None:
         try:
-            self._made[step] = self.produce(step)
+            self._value = self._call()
         except BaseException as error:
-            self._made[step] = error
+            self._fault = error

@@ -111,7 +111,12 @@ class Rollouts:
     """How a training stage samples, what it keeps of it, and which alarms watch it."""
 
     sampler: SamplerConfig = field(default_factory=Embedded)  # the engine that writes answers
-    ahead: int = 0  # 1: the next step is sampled while this one is trained, by weights one step old; needs kind: vllm
+    # steps that rollouts may begin before they are trained on: sampling goes on while training does, by weights at most
+    # so many steps old. 0: each step is sampled by its own weights, and runs repeat themselves
+    ahead: int = 0
+    # an episode's next turn is sampled as soon as its world has answered, not when all worlds have. With it, and always
+    # with `ahead`, the last bits of log-probs depend on time, unless sampler.batch_invariant
+    independent: bool = False
     keep_samples: bool = False  # keep every continuation for a replay, not only those a resume may need
     replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
     deadline_s: float = 3600.0  # for all continuations of one step
@@ -121,14 +126,12 @@ class Rollouts:
     validation: Validation = field(default_factory=Validation)  # held-out rollouts while training
 
     def __post_init__(self) -> None:
-        if self.ahead not in (0, 1):
-            raise ValueError(f"ahead: {self.ahead} must be 0 or 1")
-        if self.ahead and self.sampler.kind != "vllm":
-            raise ValueError(
-                "ahead: the embedded sampler shares the trainer's weights; sampling ahead needs sampler.kind = vllm"
-            )
+        if self.ahead < 0:
+            raise ValueError(f"ahead: {self.ahead} must be 0 (on-policy) or above")
         if self.ahead and self.sampler.kind == "vllm" and self.sampler.colocated:
-            raise ValueError("ahead: a colocated engine takes turns with the trainer; sampling ahead needs servers")
+            raise ValueError(
+                "ahead: a colocated engine takes turns with the trainer; use servers, or sampler.kind = embedded"
+            )
         if not 0 <= self.max_invalid_share < 1:
             raise ValueError(f"max_invalid_share: {self.max_invalid_share} must be at least 0 and below 1")
         if self.deadline_s <= 0:

@@ -4,14 +4,16 @@ The host knows where every row stands without asking the device, because each st
 only which token it was, and so whether it was a stop, has to be read. Where no request can stop early the host never
 waits. Where rows copy (copying.py), a pass gives each of them one token or several, and the host waits at the end of a
 window to learn how many. Rows get pages as they grow; when there are none left, the youngest request gives up its own
-and is begun again later, with the tokens it had. Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X
-tiles, P pages of a row.
+and is begun again later, with the tokens it had. A stream of requests is taken from between two windows, and new
+weights begin all of them again in this way: a token is sampled by one version, and so is all that it attends to.
+
+Shape suffixes: B rows, W steps of a window, T tokens, N sequences, X tiles, P pages of a row.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,7 @@ from .copying import Copying
 from .pages import Pages
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 from .step import COPIES, FIELDS, WINDOW, DecodeStep, bucket_of, to_device
+from .stream import Stream, Ticket
 
 CHUNK_TOKENS = 8192  # tokens of one pass over given tokens
 ENTRY_TOKENS = 32768  # given tokens stored between two windows while others decode
@@ -106,7 +109,7 @@ class ContinuousBatch:
         use: Use,
         copying: Copying | None = None,
     ) -> None:
-        self.step, self.pool, self.pages, self.requests = step, pool, pages, requests
+        self.step, self.pool, self.pages, self.requests = step, pool, pages, list(requests)
         self.params, self.keep, self.use = params, keep, use
         self.decoder: PooledDecoder = step.decoder
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -122,7 +125,7 @@ class ContinuousBatch:
         self.table = np.zeros(step.table_BP.shape, np.int32)
         self.restart: dict[int, int] = {}  # tokens that requests had sampled when they were sent back
         self.entered = 0
-        longest = max(r.length for r in requests)
+        self.longest = longest = max(r.length for r in requests)
         # a penalty depends on the tokens before; and what is proposed last lies behind the last token
         if copying and (params is not None or longest + copying.most > (pages.count - 1) * pages.size):
             copying = None
@@ -139,6 +142,10 @@ class ContinuousBatch:
         self.read = np.zeros(len(requests), np.int64)
         self.stopped = np.zeros(len(requests), bool)
         self.pending: deque[Window] = deque()
+        self.version = 0
+        self.tickets: dict[int, Ticket] = {}  # of a stream: the requests that have no answer yet
+        self.by: np.ndarray | None = None  # of a stream: which version sampled each token
+        self.spare: list[int] = []  # of a stream: numbers of requests that are gone
         step.idle()
         if params is not None and params.repetition_penalty != 1.0:
             step.seen_BV = torch.zeros(
@@ -147,15 +154,10 @@ class ContinuousBatch:
 
     def run(self, version: int) -> list[Sample]:
         """Every request's continuation, in the order of the requests."""
+        self.version = version
         try:
             while self.active or self.filling or self.waiting:
-                if self._ahead():
-                    self._settle()  # proposals come from what is known
-                self._compose()
-                if self._ahead() and not self.pending:
-                    self._copy_window(self._ahead())
-                else:
-                    self._window()
+                self._advance()
                 while self.pending and (
                     len(self.pending) > 4 or any(row.request.params.stop_ids for row in self.active)
                 ):
@@ -163,18 +165,81 @@ class ContinuousBatch:
             self._settle()
         finally:
             self.step.seen_BV = None
-        kept = np.arange(self.ids.shape[1]) < self.ends[:, None]
-        if not np.isfinite(self.logprobs[kept]).all():
+        return [self._sample(index, version) for index in range(len(self.requests))]
+
+    def serve(
+        self,
+        tickets: Sequence[Ticket],
+        stream: Stream,
+        version: Callable[[], int],
+        suits: Callable[[SampleRequest], bool],
+    ) -> list[Ticket]:
+        """Answer the tickets that it was made for, and those that the stream gives meanwhile, until none is left.
+        Returns those that came and do not suit it: once there are some, no others are taken.
+        """
+        self.tickets, self.version = dict(enumerate(tickets)), version()
+        self.by = np.zeros(self.ids.shape, np.int64)
+        left: list[Ticket] = []
+        try:
+            while self.tickets:
+                with stream.turn():
+                    self._advance(version())
+                    self._settle()
+                self._hand_over(stream)
+                fresh = [] if left else stream.take(wait=False)
+                if fresh is None:
+                    break
+                for ticket in fresh:
+                    if suits(ticket.request):
+                        self._take_in(ticket)
+                    else:
+                        left.append(ticket)
+        finally:
+            self.step.seen_BV = None
+        return left
+
+    def _advance(self, version: int | None = None) -> None:
+        """Rows leave and enter, then all decode for a window. With another `version` those in flight begin again."""
+        if self._ahead():
+            self._settle()  # proposals come from what is known
+        self._compose(version)
+        if self._ahead() and not self.pending:
+            self._copy_window(self._ahead())
+        else:
+            self._window()
+
+    def _hand_over(self, stream: Stream) -> None:
+        """Answer the requests whose tokens have all been read."""
+        over = [i for i in self.tickets if self.read[i] >= self.ends[i]]
+        if over:
+            assert self.by is not None
+            by = {i: self.by[i, : self.ends[i]].tolist() for i in over}
+            stream.give([(self.tickets.pop(i), self._sample(i, by[i])) for i in over])
+
+    def _take_in(self, ticket: Ticket) -> None:
+        """A request that joins those in flight."""
+        request = ticket.request
+        if not self.spare:
+            more = len(self.requests)  # twice as many: not again with every request
+            self.spare += range(2 * more - 1, more - 1, -1)
+            self.requests += [request] * more
+            self.ids, self.logprobs, self.by = (_grown(x, 0, more) for x in (self.ids, self.logprobs, self.by))
+            self.ends, self.read, self.stopped = (_grown(x, 0, more) for x in (self.ends, self.read, self.stopped))
+        wider = request.params.max_new_tokens - self.ids.shape[1]
+        if wider > 0:
+            self.ids, self.logprobs, self.by = (_grown(x, 1, wider) for x in (self.ids, self.logprobs, self.by))
+        index = self.spare.pop()
+        self.requests[index], self.tickets[index] = request, ticket
+        self.ends[index], self.read[index], self.stopped[index] = request.params.max_new_tokens, 0, False
+        self.waiting.append(index)
+
+    def _sample(self, index: int, version: int | list[int]) -> Sample:
+        """A request's continuation, when it is over."""
+        n = int(self.ends[index])
+        if not np.isfinite(self.logprobs[index, :n]).all():
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
-        rows = zip(
-            self.requests,
-            self.ids.tolist(),
-            self.logprobs.tolist(),
-            self.ends.tolist(),
-            self.stopped.tolist(),
-            strict=True,
-        )
-        return [interleave(i[:n], p[:n], r, "stop" if s else "length", version) for r, i, p, n, s in rows]
+        ids, logprobs = self.ids[index, :n].tolist(), self.logprobs[index, :n].tolist()
+        return interleave(ids, logprobs, self.requests[index], "stop" if self.stopped[index] else "length", version)
 
     def _ahead(self) -> int:
         """Proposals a row in the next window; 0 where it is a plain one."""
@@ -182,10 +247,12 @@ class ContinuousBatch:
 
     # Who is in flight
 
-    def _compose(self) -> None:
+    def _compose(self, version: int | None = None) -> None:
         """Let finished rows leave, give pages to those that go on, let others enter; tell the device what changed."""
         self.dropped, before = set(), self.use.preempted
         self._retire()
+        if version is not None and version != self.version:
+            self._renew(version)
         grown = self._grow()
         if self.use.preempted == before:
             self._enter()
@@ -218,6 +285,10 @@ class ContinuousBatch:
             if self.keep:
                 self.pages.learn(row.pages, self._sequence(row.index, int(self.ends[row.index]))[:-1])
             self.pages.release(row.pages)
+            if self.by is not None:  # a stream has answered it, and no window of it is unread
+                self.texts.pop(row.index, None)
+                self.restart.pop(row.index, None)
+                self.spare.append(row.index)
         self.leaving = left
 
     def _sequence(self, index: int, count: int) -> tuple[int, ...]:
@@ -289,6 +360,14 @@ class ContinuousBatch:
         self.pages.release(row.pages)
         self.waiting.appendleft(row.index)
         self.use.preempted += 1
+
+    def _renew(self, version: int) -> None:
+        """Send all requests back, to go on with other weights. Nothing that was computed before is used."""
+        before = self.use.preempted
+        while len(self.active) > len(self.dropped) or self.filling:
+            self._preempt()
+        self.pages.forget_all()
+        self.use.preempted, self.version = before, version
 
     def _enter(self) -> None:
         """Requests that get pages now; their given tokens are still to be stored."""
@@ -644,8 +723,16 @@ class ContinuousBatch:
         ok_BW = made_BW & (place_BW < self.ends[index_B][:, None])
         where = np.broadcast_to(index_B[:, None], place_BW.shape)[ok_BW], place_BW[ok_BW]
         self.ids[where], self.logprobs[where] = tokens_BW[ok_BW], logprobs_BW[ok_BW]
+        if self.by is not None:
+            self.by[where] = self.version
         self.read[index_B] = np.minimum(window.count_B + window.made_B, self.ends[index_B])
         self._let_go()
+
+
+def _grown(array: np.ndarray | None, axis: int, more: int) -> np.ndarray:
+    """An array with so many zeros more."""
+    assert array is not None
+    return np.pad(array, [(0, more if i == axis else 0) for i in range(array.ndim)])
 
 
 def _to_host(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.cuda.Event | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ from ...models.pooled import PooledDecoder, same_tensors
 from .choice import choose, plain
 from .continuous import ContinuousBatch, Use
 from .copying import copying_of
-from .room import Room, make_room
+from .room import Room, make_room, wanted
 from .sampler import Sample, SampleRequest, SamplingParams, interleave
 from .step import DecodeStep
+from .stream import Stream, Ticket
 
 WAVE = 256
 SLOTS = 4096
+STREAMED = 1024  # requests of a stream in flight on a GPU; on a CPU a wave's
 
 
 class EmbeddedSampler:
@@ -56,8 +59,9 @@ class EmbeddedSampler:
         batch_invariant: bool = False,
         keep: bool = False,
         copy: int | None = 0,
+        aside: bool = False,
     ) -> None:
-        self.weights, self.config, self.version = weights, config, version
+        self.weights, self.config, self.version, self.aside = weights, config, version, aside
         self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous
         self.batch_invariant, self.keep, self.copy = batch_invariant, keep, copy
         self._step: DecodeStep | None = None
@@ -76,13 +80,7 @@ class EmbeddedSampler:
         work: dict[Any, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             spans = tuple((at, len(ids)) for at, ids in request.forced)
-            shape = (len(request.ids), request.params, spans)
-            if continuous:
-                shape = (
-                    None if plain(request.params) else request.params,
-                    request.params.temperature if self.batch_invariant else None,
-                )
-            work[shape].append(index)
+            work[self._shape(request) if continuous else (len(request.ids), request.params, spans)].append(index)
         results: list[Sample | Invalid | None] = [None] * len(requests)
         decoder = None if continuous or not requests else self._decoder(named, requests)
         for shape, members in work.items():
@@ -95,11 +93,61 @@ class EmbeddedSampler:
                 self._place(results, wave, self._wave(decoder, [requests[i] for i in wave], shape[1]))
         return [result for result in results if result is not None]
 
+    @torch.no_grad()
+    def serve(self, stream: Stream) -> None:
+        """Answer a stream's tickets as they come, until it is closed."""
+        left: list[Ticket] = []
+        device = self.weights()["embedding.word_embeddings.weight"].device
+        own = torch.cuda.stream(torch.cuda.Stream(device)) if self.aside and device.type == "cuda" else nullcontext()
+        with own, batch_invariant(self.batch_invariant):
+            while (tickets := left or stream.take(wait=True)) is not None:
+                self._check([ticket.request for ticket in tickets])
+                shape = self._shape(tickets[0].request)
+                now = [ticket for ticket in tickets if self._shape(ticket.request) == shape]
+                left = [ticket for ticket in tickets if self._shape(ticket.request) != shape]
+                left += self._serve(stream, now, *shape)
+
+    def _serve(
+        self, stream: Stream, tickets: list[Ticket], params: SamplingParams | None, temperature: float | None
+    ) -> list[Ticket]:
+        requests = [ticket.request for ticket in tickets]
+        with stream.turn():
+            batch = self._batch(self.weights(), requests, params, temperature, streamed=True)
+            room, self._room = self._room, None  # none after a failure
+            assert room is not None
+
+        def suits(request: SampleRequest) -> bool:
+            self._check([request])
+            fits = -(-(request.length + batch.beyond) // room.pages.size) < room.pages.count
+            return (
+                self._shape(request) == (params, temperature)
+                and fits
+                and (not batch.copying or request.length <= batch.longest)
+            )
+
+        left = batch.serve(tickets, stream, self.version, suits)
+        with stream.turn():
+            room.version = batch.version
+            self._room = room if self.keep and not batch.tickets else None
+            if params is not None and self._step is not None:
+                self._step.forget(params)
+        return left
+
+    def _shape(self, request: SampleRequest) -> tuple[SamplingParams | None, float | None]:
+        """What requests of one continuous batch have in common."""
+        params = request.params
+        return None if plain(params) else params, params.temperature if self.batch_invariant else None
+
     def rest(self) -> dict[str, float]:
         """Give the cache's memory back, for the trainer's turn; returns how the cache was used since the last time,
         for the record.
         """
-        self._room, use, self._use = None, self._use, Use()
+        self._room = None
+        return self.figures()
+
+    def figures(self) -> dict[str, float]:
+        """How the cache was used since the last time."""
+        use, self._use = self._use, Use()
         if not use.given:
             return {}
         reuse = 1 - use.stored / use.given
@@ -133,31 +181,49 @@ class EmbeddedSampler:
         params: SamplingParams | None,
         temperature: float | None,
     ) -> list[Sample]:
-        """All requests as one continuous batch. Graphs of earlier calls are used again while the weights stay where
-        they are.
+        """All requests as one continuous batch."""
+        batch = self._batch(named, requests, params, temperature)
+        room, self._room = self._room, None  # none after a failure
+        samples = batch.run(self.version())
+        self._room = room if self.keep else None
+        if params is not None and self._step is not None:
+            self._step.forget(params)
+        return samples
+
+    def _batch(
+        self,
+        named: Mapping[str, torch.Tensor],
+        requests: list[SampleRequest],
+        params: SamplingParams | None,
+        temperature: float | None,
+        streamed: bool = False,
+    ) -> ContinuousBatch:
+        """A continuous batch in a room that is left as `_room`. Graphs of earlier ones are used again while the weights
+        stay where they are.
         """
         weights = decode_weights(named, self.config)
-        slots = min(self.max_batch or SLOTS, SLOTS, max(len(requests), self._step.slots if self._step else 0))
+        cuda = weights.embedding.device.type == "cuda"
+        asked = (STREAMED if cuda else WAVE) if streamed else len(requests)
+        slots = min(self.max_batch or SLOTS, SLOTS, max(asked, self._step.slots if self._step else 0))
         if self._step is None or not same_tensors(self._step.decoder.weights, weights):
             self._room = None
             self._step = DecodeStep(PooledDecoder(weights, self.config), slots, PAGE)
         elif self._step.slots < slots:
             self._step = DecodeStep(self._step.decoder, slots, PAGE)
         step, version = self._step, self.version()
-        if self._room is not None and not self._room.suits(requests, slots):
+        # others of a stream may be as long as the longest of those that are known
+        most = 1 + slots * (1 - -max(r.length for r in requests) // PAGE)
+        pages = most if streamed else wanted(requests, slots, PAGE)
+        if self._room is not None and not self._room.suits(pages):
             self._room = None  # its memory counts for the next
+        if self.aside and cuda and self.cache_gib is None:
+            raise ConfigError("rollouts.sampler.cache_gib: say how much memory the sampler may take beside the trainer")
         copying = copying_of(self.copy, self.config, step.decoder.device)
-        # none after a failure
-        room = self._room or make_room(step, requests, self.cache_gib, self.keep, version, copying)
-        self._room = None
+        spare = self.keep and not streamed
+        room = self._room = self._room or make_room(step, pages, self.cache_gib, spare, version, copying)
         room.enter(step.decoder, requests, version)
         step.temperature = temperature or 1.0
-        batch = ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use, copying)
-        samples = batch.run(version)
-        self._room = room if self.keep else None
-        if params is not None:
-            step.forget(params)
-        return samples
+        return ContinuousBatch(step, room.pool, room.pages, requests, params, self.keep, self._use, copying)
 
     def _wave(self, decoder: Decoder, requests: list[SampleRequest], params: SamplingParams) -> list[Sample]:
         """Requests of one prompt length, one setting and forced spans at the same places, decoded together; rows

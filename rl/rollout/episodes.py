@@ -1,12 +1,20 @@
-"""Rollouts: episodes ask for continuations turn by turn, the sampler answers all live ones together."""
+"""Rollouts: every episode is a task of its own that asks for a continuation, takes it, and asks again.
+
+Who asks a `Stream` is answered as soon as its tokens are there, and waits for nobody else. Any other sampler is asked
+once all live episodes wait for it: a batch, and with it the last bits of its log-probs, then never depends on time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from .sampler import Sample, Sampler, SampleRequest, SamplingParams
+
+T = TypeVar("T")
+Ask = Callable[[SampleRequest], Awaitable[Sample | Invalid]]
 
 
 class Episode(Protocol):
@@ -37,7 +45,9 @@ def sampled_sequence(context: Sequence[int], sample: Sample) -> TokenSequence:
     if sample.forced is not None:
         sampled = tuple(Role.OBSERVATION if given else Role.ACTION for given in sample.forced)
     roles = (Role.PROMPT,) * len(context) + sampled
-    return TokenSequence((*context, *sample.ids), roles, (0.0,) * len(context) + sample.logprobs, sample.weight_version)
+    versions = (sample.versions[0],) * len(context) + sample.versions if sample.versions else ()
+    logprobs = (0.0,) * len(context) + sample.logprobs
+    return TokenSequence((*context, *sample.ids), roles, logprobs, sample.weight_version, versions)
 
 
 def rollout(
@@ -46,42 +56,94 @@ def rollout(
     """Run all episodes to their end. A fault of the sampler is retried, then makes the trajectory Invalid; it is
     never a reward of 0.
     """
-    sequences: list[list[TokenSequence]] = [[] for _ in episodes]
-    faults: dict[int, Invalid] = {}
-    live = list(range(len(episodes)))
-    turn = 0
-    while live:
-        contexts = {i: context for i in live if (context := episodes[i].context()) is not None}
-        pending = list(contexts)
-        for attempt in range(retries + 1):
-            requests = [
-                SampleRequest(
-                    contexts[i],
-                    (seed, episodes[i].prompt_id, episodes[i].sample_index, turn),
-                    params,
-                    getattr(episodes[i], "forced", ()),
-                )
-                for i in pending
-            ]
-            failed = []
-            for i, answer in zip(pending, sampler.generate(requests), strict=True):
-                if isinstance(answer, Invalid):
-                    failed.append(i)
-                    if attempt == retries:
-                        faults[i] = answer
-                else:
-                    sequences[i].append(sampled_sequence(contexts[i], answer))
-                    episodes[i].receive(answer)
-            pending = failed
-            if not pending:
-                break
-        live = [i for i in contexts if i not in faults]
-        turn += 1
-    return [_finish(episode, sequences[i], faults.get(i)) for i, episode in enumerate(episodes)]
+
+    async def play(episode: Episode, ask: Ask) -> Trajectory:
+        sequences: list[TokenSequence] = []
+        turn = 0
+        while (context := episode.context()) is not None:
+            key = (seed, episode.prompt_id, episode.sample_index, turn)
+            request = SampleRequest(context, key, params, getattr(episode, "forced", ()))
+            answer = await patiently(ask, request, retries)
+            if isinstance(answer, Invalid):
+                return Trajectory(episode.prompt_id, episode.sample_index, sequences, answer)
+            sequences.append(sampled_sequence(context, answer))
+            episode.receive(answer)
+            turn += 1
+        turn_rewards, reward, info = episode.score()
+        return Trajectory(episode.prompt_id, episode.sample_index, sequences, reward, turn_rewards, info)
+
+    return play_all(sampler, [lambda ask, episode=episode: play(episode, ask) for episode in episodes])
 
 
-def _finish(episode: Episode, sequences: list[TokenSequence], fault: Invalid | None) -> Trajectory:
-    if fault is not None:
-        return Trajectory(episode.prompt_id, episode.sample_index, sequences, fault)
-    turn_rewards, reward, info = episode.score()
-    return Trajectory(episode.prompt_id, episode.sample_index, sequences, reward, turn_rewards, info)
+async def patiently(ask: Ask, request: SampleRequest, retries: int) -> Sample | Invalid:
+    """An answer of the sampler, asked again after a fault so many times."""
+    for _ in range(retries):
+        answer = await ask(request)
+        if not isinstance(answer, Invalid):
+            return answer
+    return await ask(request)
+
+
+def play_all(sampler: Sampler, plays: Sequence[Callable[[Ask], Awaitable[T]]]) -> list[T]:
+    """What all plays return, in their order. Each is given the way to ask the sampler."""
+
+    async def together() -> list[T]:
+        round_ = _Round(sampler, len(plays))
+
+        async def one(number: int) -> T:
+            try:
+                return await plays[number](round_.asker(number))
+            finally:
+                round_.leave()
+
+        tasks = [asyncio.ensure_future(one(number)) for number in range(len(plays))]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    return asyncio.run(together())
+
+
+class _Round:
+    """How episodes reach the sampler: one by one where it is a stream, else all live ones in one call, in the order
+    of their numbers.
+    """
+
+    def __init__(self, sampler: Sampler, live: int) -> None:
+        self.sampler, self.live = sampler, live
+        self.asked: dict[int, tuple[SampleRequest, asyncio.Future[Sample | Invalid]]] = {}
+
+    def asker(self, number: int) -> Ask:
+        submit = getattr(self.sampler, "submit", None)
+        if submit is not None:
+            return lambda request: asyncio.wrap_future(submit(request))
+
+        async def ask(request: SampleRequest) -> Sample | Invalid:
+            answer = asyncio.get_running_loop().create_future()
+            self.asked[number] = request, answer
+            self._call_when_all_wait()
+            return await answer
+
+        return ask
+
+    def leave(self) -> None:
+        """An episode is over."""
+        self.live -= 1
+        self._call_when_all_wait()
+
+    def _call_when_all_wait(self) -> None:
+        if not self.asked or len(self.asked) < self.live:
+            return
+        calls, self.asked = [self.asked[number] for number in sorted(self.asked)], {}
+        try:
+            samples = self.sampler.generate([request for request, _ in calls])
+        except BaseException as error:
+            for _, answer in calls:
+                answer.set_exception(error)
+            return
+        for (_, answer), sample in zip(calls, samples, strict=True):
+            answer.set_result(sample)

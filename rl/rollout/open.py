@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...core.engine import Engine
 from ...core.errors import ConfigError, SyncError
 from ...core.files import make_folder
@@ -27,6 +29,7 @@ from ..sync.transports import BroadcastTransport, DiskTransport
 from .config import Embedded, SamplerConfig, Vllm
 from .embedded import EmbeddedSampler
 from .sampler import Sampler
+from .stream import Stream
 from .vllm_config import VllmSettings
 
 
@@ -55,28 +58,65 @@ def sampling_weights(engine: Engine) -> dict[str, Any]:
 
 
 def open_sampler(
-    config: SamplerConfig, engine: Engine, model: ModelConfig, folder: Path, *, mesh: Mesh | None = None, ahead: int = 0
+    config: SamplerConfig,
+    engine: Engine,
+    model: ModelConfig,
+    folder: Path,
+    *,
+    mesh: Mesh | None = None,
+    ahead: int = 0,
+    streamed: bool = False,
+    pause_s: float = 3600.0,
 ) -> OpenSampler:
     """Every rank calls this, and leaders sample. The main rank owns the servers; the others sample from them by
-    address. `folder` takes logs and weights."""
+    address. `folder` takes logs and weights. `streamed` gives a `Stream`, which pauses within `pause_s` for new
+    weights; with `ahead` it samples while the engine is trained."""
     mesh = mesh or Mesh()
     if isinstance(config, Embedded):
-        return _open_embedded(config, engine, model, mesh)
-    return _open_vllm(config, engine, model, make_folder(Path(folder)), mesh, ahead)
+        opened = _open_embedded(config, engine, model, mesh, ahead > 0)
+    else:
+        opened = _open_vllm(config, engine, model, make_folder(Path(folder)), mesh, ahead)
+    return _streamed(opened, ahead > 0, pause_s) if streamed else opened
 
 
-def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh) -> OpenSampler:
-    """On the engine's own weights where a rank holds them all; else on a whole copy that the leader gathers at every
-    publish.
+def _streamed(opened: OpenSampler, aside: bool, pause_s: float) -> OpenSampler:
+    """The same as a stream, whose sampler pauses while weights change or memory is given back."""
+    stream, publish, rest = Stream(opened.sampler), opened.publish, opened.rest
+
+    def bring(version: int) -> None:
+        assert publish is not None
+        with stream.paused(pause_s):
+            publish(version)
+
+    def pause() -> dict[str, float]:
+        if aside:
+            return getattr(opened.sampler, "figures", dict)()
+        with stream.paused(pause_s):
+            return rest() if rest else {}
+
+    def close() -> None:
+        stream.close()
+        opened.close()
+
+    return OpenSampler(stream, bring if publish else None, close, rest=pause)
+
+
+def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh, aside: bool) -> OpenSampler:
+    """On the engine's own weights where a rank holds them all and trains at other times than it samples; else on a
+    whole copy that the leader gathers at every publish.
     """
     options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "copy": config.copy}
     options |= {"batch_invariant": config.batch_invariant}
-    shares = engine.parallel.model_size * engine.parallel.expert == 1
+    shares = engine.parallel.model_size * engine.parallel.expert == 1 and not aside
     held: dict[str, Any] = {}
+    published = engine.steps
     lora = getattr(engine.build, "lora", None)
 
     def publish(version: int) -> None:
+        nonlocal published
         stream = merged(engine.parameters(), model, lora) if lora else engine.parameters()
+        if aside and engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)  # the sampler has a stream of its own
         for name, tensor in stream:  # collective: peers give their parts
             if not mesh.leads:
                 continue
@@ -84,13 +124,17 @@ def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: M
                 held[name].copy_(tensor)  # in place: captured graphs know the addresses
             else:
                 held[name] = tensor.detach().clone()
+        if aside and engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        published = version
 
     def close() -> None:
         held.clear()
         sampler.rest()
 
     weights = (lambda: sampling_weights(engine)) if shares else (lambda: held)
-    sampler = EmbeddedSampler(weights, model, version=lambda: engine.steps, keep=True, **options)
+    version = (lambda: published) if aside else (lambda: engine.steps)
+    sampler = EmbeddedSampler(weights, model, version=version, keep=True, aside=aside, **options)
     return OpenSampler(sampler, None if shares else publish, close, rest=sampler.rest)
 
 

@@ -27,9 +27,9 @@ class Room:
     most: int | None  # pages that memory had room for
     version: int
 
-    def suits(self, requests: Sequence[SampleRequest], slots: int) -> bool:
-        """Whether a new room could not serve these requests better."""
-        return self.pages.count == self.most or self.pages.count >= wanted(requests, slots, self.pages.size)
+    def suits(self, pages: int) -> bool:
+        """Whether a new room could not serve requests that want so many pages better."""
+        return self.pages.count == self.most or self.pages.count >= pages
 
     def enter(self, decoder: PooledDecoder, requests: Sequence[SampleRequest], version: int) -> None:
         """Make it the one that `decoder` works in. Keys and values of other weights are forgotten."""
@@ -48,18 +48,20 @@ class Room:
 
 def make_room(
     step: DecodeStep,
-    requests: Sequence[SampleRequest],
+    pages: int,
     cache_gib: float | None,
     keep: bool,
     version: int,
     copying: Copying | None,
 ) -> Room:
-    """Room for these requests, and for longer ones where it is kept for them, within what memory allows."""
+    """Room for requests that want so many pages, and for longer ones where it is kept for them, within what memory
+    allows.
+    """
     size, decoder = step.page, step.decoder
     limit = position_limit(cache_gib, decoder, step.slots, copying)
     most = limit // size if limit is not None else None
     # proposals behind a row's last token
-    count = (wanted(requests, step.slots, size) + (step.slots if copying else 0)) * (SPARE if keep else 1)
+    count = (pages + (step.slots if copying else 0)) * (SPARE if keep else 1)
     count = max(1, count if most is None else min(count, most))
     return Room(Pool(decoder.config, count, size, decoder.weights.embedding), Pages(count, size), most, version)
 

@@ -69,13 +69,17 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was sampled, and by which version of the weights. Forced tokens stand among `ids` with a log-prob of 0."""
+    """What was sampled, and by which version of the weights. Forced tokens stand among `ids` with a log-prob of 0.
+
+    Where weights changed on the way, `versions` has one for every id, and `weight_version` is the oldest.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason
     weight_version: int
     forced: tuple[bool, ...] | None = None  # which of `ids` were given; None means none of them
+    versions: tuple[int, ...] | None = None  # None means `weight_version` for all
 
     @property
     def given(self) -> tuple[bool, ...]:
@@ -84,15 +88,20 @@ class Sample:
 
 
 def interleave(
-    ids: list[int], logprobs: list[float], request: SampleRequest, finish: FinishReason, version: int
+    ids: list[int], logprobs: list[float], request: SampleRequest, finish: FinishReason, version: int | list[int]
 ) -> Sample:
-    """Sampled tokens and the request's forced ones in their order; spans beyond an early end are not inserted."""
+    """Sampled tokens and the request's forced ones in their order; spans beyond an early end are not inserted.
+    `version` is that of all tokens, or one for each.
+    """
+    versions = version if isinstance(version, list) and len(set(version)) > 1 else None
+    version = min(version) if isinstance(version, list) else version
     if not request.forced:
-        return Sample(tuple(ids), tuple(logprobs), finish, version)
+        return Sample(tuple(ids), tuple(logprobs), finish, version, None, tuple(versions) if versions else None)
     spans = dict(request.forced)
     out_ids: list[int] = []
     out_logprobs: list[float] = []
     given: list[bool] = []
+    by: list[int] = []
     for count, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), 1):
         out_ids.append(token)
         out_logprobs.append(logprob)
@@ -101,7 +110,9 @@ def interleave(
             out_ids += spans[count]
             out_logprobs += [0.0] * len(spans[count])
             given += [True] * len(spans[count])
-    return Sample(tuple(out_ids), tuple(out_logprobs), finish, version, tuple(given))
+        if versions:
+            by += [versions[count - 1]] * (len(out_ids) - len(by))
+    return Sample(tuple(out_ids), tuple(out_logprobs), finish, version, tuple(given), tuple(by) or None)
 
 
 class Sampler(Protocol):

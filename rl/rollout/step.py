@@ -137,7 +137,8 @@ class DecodeStep:
             self._pass(rows, params, ahead)  # compiles, and lets libraries set themselves up
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # a trainer may use the device meanwhile, in its own thread
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             self._pass(rows, params, ahead)
         for x, value in zip(state, kept, strict=True):
             x.copy_(value)

@@ -39,7 +39,7 @@ def publish(
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> SyncReport:
     """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective;
-    those that `sends` send, each to its own targets, and with a `ShardedTransport` the others send beside them."""
+    those with `sends` send, each to its own targets, and with a `ShardedTransport` the others send beside them."""
     begun = time.monotonic()
     found: list[str] = []
     for attempt in range(1, attempts + 1):

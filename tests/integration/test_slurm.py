@@ -19,9 +19,9 @@ import pytest
 import terrella
 from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
-from terrella.tests.golden.observe import comparable
 from terrella.launch.slurm.render import Plan, render
 from terrella.launch.slurm.settings import JobSettings
+from terrella.tests.golden.observe import comparable
 from terrella.tests.integration.slurm_cluster import Cluster, missing
 from terrella.tests.launch import tiny_run
 

@@ -34,7 +34,7 @@ def send_parts(parallel: dict[str, Any], kind: str = "dense") -> dict[str, Any]:
     transport = ShardedTransport("gloo", "127.0.0.1", everyone, bucket_bytes=1 << 18)
     for version in (1, 2):
         report = publish(
-            transport, targets, lambda: own_parts(engine), version, timeout_s=120, speaks=main, gather=everyone
+            transport, targets, lambda: own_parts(engine), version, timeout_s=120, sends=main, gather=everyone
         )
         assert report.attempts == 1
     wanted = dict(engine_weights(engine))
