@@ -134,7 +134,10 @@ def evaluate_language(
     questions = [] if asked.drift else held_out(domain, asked.data, asked.n, asked.prompt)
     if url:
         teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=asked.max_new_tokens)
-        answer: Callable[[list[Any]], list[Any]] = lambda asked: teacher.ask_all([q.prompt for q in asked])  # noqa: E731
+
+        def answer(questions: list[Any]) -> list[Any]:
+            return teacher.ask_all([question.prompt for question in questions])
+
     else:
         answer = folder_answerer(Path(model), temperature, asked.max_new_tokens, asked.pad_prompts_to, asked.seed)
     name = f"{Path(model).name}, {heat(temperature)}"
