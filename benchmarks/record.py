@@ -186,7 +186,8 @@ def chart(rows: list[Row], bench: str, cases: list[tuple[str, str]], metric: str
             y += 20
         y += 26
     style = (
-        "text{font:12px system-ui,sans-serif;fill:#555}.c{font-weight:600}.n{text-anchor:end}.t{font-size:15px;font-weight:700}"  # noqa: E501
+        "text{font:12px system-ui,sans-serif;fill:#555}.c{font-weight:600}.n{text-anchor:end}"
+        ".t{font-size:15px;font-weight:700}"
         ".us{fill:#d9480f}.them{fill:#9aa5b1}.floor{fill:#cfd8dc}"
     )
     head = (

@@ -93,7 +93,8 @@ def main(words: list[str] | None = None) -> None:
         clips = max(given.frames // HORIZON, 1)
         model = build_tokenizer(DECODER).to(device).eval()
         codes = torch.randint(0, DECODER.codebook, (clips, HORIZON, DECODER.frame_tokens), device=device)
-        cache = model.context_cache(torch.randint(0, DECODER.codebook, (clips, DECODER.context_tokens), device=device))  # type: ignore[union-attr]
+        context = torch.randint(0, DECODER.codebook, (clips, DECODER.context_tokens), device=device)
+        cache = model.context_cache(context)  # type: ignore[union-attr]
         true = b[: clips * HORIZON].view(clips, HORIZON, *b.shape[1:])
 
         def decode() -> torch.Tensor:

@@ -40,9 +40,10 @@ def with_steps(config: Recipe, asked: tuple[str, ...]) -> Recipe:
                 f"--steps {text}: "
                 + (f"the stages with steps are {known}" if known else "no stage of this recipe has steps")
             )
-        stages = []
-        for s in config.stages:
-            stages.append(replace(s, steps=int(number), **_freed(s)) if s.name in chosen else s)  # type: ignore[call-arg]
+        stages: list[Any] = [*config.stages]
+        for i, one in enumerate(stages):
+            if one.name in chosen:
+                stages[i] = replace(one, steps=int(number), **_freed(one))
         config = replace(config, stages=stages)
     return config
 

@@ -71,6 +71,11 @@ def folder_answerer(
     return answer
 
 
+def served_answerer(teacher: Any) -> Callable[[list[Any]], list[Any]]:
+    """Questions to answers by a model behind an address."""
+    return lambda questions: teacher.ask_all([question.prompt for question in questions])
+
+
 def drift_of(
     answer: Callable[[list[Any]], list[Any]], name: str, games: Sequence[str], prompt: str, steps: int, n: int
 ) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def evaluate_language(
     questions = [] if asked.drift else held_out(domain, asked.data, asked.n, asked.prompt)
     if url:
         teacher = Teacher(url, model, key=key, system="", temperature=temperature, max_tokens=asked.max_new_tokens)
-        answer: Callable[[list[Any]], list[Any]] = lambda asked: teacher.ask_all([q.prompt for q in asked])  # noqa: E731
+        answer = served_answerer(teacher)
     else:
         answer = folder_answerer(Path(model), temperature, asked.max_new_tokens, asked.pad_prompts_to, asked.seed)
     name = f"{Path(model).name}, {heat(temperature)}"

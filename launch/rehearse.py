@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ..core import schema
-from ..core.config import ParallelConfig
+from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError, DeadlineError
 from ..models.config import ModelConfig
 from .recipe import Recipe
@@ -189,8 +189,8 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         "ranks": ranks,
         "parallel": asdict(parallel),
         "sinks": [],
+        "precision": asdict(PrecisionConfig()),
     }
-    changed["precision"] = {"params": "fp32", "layers": "ours", "fp8": False}
     return Rehearsal(plain | changed, notes, folders)
 
 

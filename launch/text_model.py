@@ -65,7 +65,8 @@ class TextModel:
         """A chat as the model reads it."""
         if not self.chats:
             raise ConfigError(f"{self.folder}: its tokenizer has no chat template; give plain prompts")
-        return self.tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)  # type: ignore[attr-defined]
+        template = self.tokenizer.hf.apply_chat_template  # type: ignore[attr-defined]
+        return template(messages, tokenize=False, add_generation_prompt=True)
 
     def complete(
         self, prompts: list[str], *, max_new_tokens: int, temperature: float, samples: int = 1, seed: int = 0

@@ -166,7 +166,8 @@ class PackedSelfAttention(SelfAttention):
         """What lies between the projections: (T, A)."""
         heads, groups = self.num_attention_heads_per_partition, self.num_query_groups_per_partition
         window: Any = self.config.window_size
-        sliding = is_layer_window_attention(window, self.config.window_attn_skip_freq, self.layer_number)  # type: ignore[arg-type]
+        every: Any = self.config.window_attn_skip_freq
+        sliding = is_layer_window_attention(window, every, self.layer_number)
         if self.q_layernorm is None and not packed.interleaved:
             query, key, value = kernels.qkv_rope(x_TC, bias, packed.table_T2R, heads, groups)
         else:

@@ -150,7 +150,8 @@ def _norm_pieces(optimizer) -> list[torch.Tensor]:
     for members in _buckets(optimizer):
         grads: list[Any] = [part.master.grad for part in members]
         for part, grad in zip(members, grads, strict=True):
-            if grad.untyped_storage().data_ptr() != part.param.main_grad.untyped_storage().data_ptr():  # type: ignore[attr-defined]
+            whole: Any = part.param.main_grad  # type: ignore[attr-defined]
+            if grad.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
                 raise RuntimeError("optimizer: a gradient is a copy, which would never change again")
         for wanted, run in groupby(
             sorted(grads, key=torch.Tensor.storage_offset), lambda grad: grad.data_ptr() in counted

@@ -115,9 +115,11 @@ def _terms_kernel(
     programs = tl.num_programs(0)
     offs = tl.arange(0, RB)[:, None] * K + tl.arange(0, K)[None, :]
     zero = tl.zeros([RB], tl.float32)
-    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15 = (
-        zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero,
-    )  # fmt: skip
+    # in the order of SUM_NAMES
+    sum_pg_loss, sum_ce_loss, sum_kl_loss, sum_entropy_loss = zero, zero, zero, zero
+    sum_tokens, sum_pg_tokens, sum_logprob, sum_entropy = zero, zero, zero, zero
+    sum_kl, sum_approx_kl, sum_ratio, sum_ratio_sq = zero, zero, zero, zero
+    sum_clipped_low, sum_clipped_high, sum_dual_clipped, sum_ratio_clamped = zero, zero, zero, zero
     for tile in range(pid, tl.cdiv(N, RB * K), programs):
         o = tile * (RB * K) + offs
         ok = o < N
@@ -136,45 +138,45 @@ def _terms_kernel(
         if GRAD:
             tl.store(d_ptr + o, d, mask=ok)
         live = (ce != 0.0) | (pg != 0.0) | (klw != 0.0) | (entw != 0.0)
-        a4 += tl.sum(live.to(tl.float32), axis=1)
-        a6 += tl.sum(tl.where(live, lp, 0.0), axis=1)
+        sum_tokens += tl.sum(live.to(tl.float32), axis=1)
+        sum_logprob += tl.sum(tl.where(live, lp, 0.0), axis=1)
         if CE:
-            a1 += tl.sum(ce_loss, axis=1)
+            sum_ce_loss += tl.sum(ce_loss, axis=1)
         if PG:
-            a0 += tl.sum(pg_loss, axis=1)
-            a5 += tl.sum((pg != 0.0).to(tl.float32), axis=1)
-            a9 += tl.sum(approx, axis=1)
-            a10 += tl.sum(ratio, axis=1)
-            a11 += tl.sum(ratio * ratio, axis=1)
-            a12 += tl.sum(is_low, axis=1)
-            a13 += tl.sum(is_high, axis=1)
-            a15 += tl.sum(clamped, axis=1)
+            sum_pg_loss += tl.sum(pg_loss, axis=1)
+            sum_pg_tokens += tl.sum((pg != 0.0).to(tl.float32), axis=1)
+            sum_approx_kl += tl.sum(approx, axis=1)
+            sum_ratio += tl.sum(ratio, axis=1)
+            sum_ratio_sq += tl.sum(ratio * ratio, axis=1)
+            sum_clipped_low += tl.sum(is_low, axis=1)
+            sum_clipped_high += tl.sum(is_high, axis=1)
+            sum_ratio_clamped += tl.sum(clamped, axis=1)
             if DUAL:
-                a14 += tl.sum(is_dual, axis=1)
+                sum_dual_clipped += tl.sum(is_dual, axis=1)
         if KL > 0:
-            a2 += tl.sum(kl_loss, axis=1)
-            a8 += tl.sum(kl, axis=1)
+            sum_kl_loss += tl.sum(kl_loss, axis=1)
+            sum_kl += tl.sum(kl, axis=1)
         if ENT:
-            a7 += tl.sum(tl.where(live, ent, 0.0), axis=1)
+            sum_entropy += tl.sum(tl.where(live, ent, 0.0), axis=1)
         if ENTW:
-            a3 += tl.sum(tl.where(entw != 0.0, -entw * ent, 0.0), axis=1)
+            sum_entropy_loss += tl.sum(tl.where(entw != 0.0, -entw * ent, 0.0), axis=1)
     p = part_ptr + pid * SUMS
-    tl.store(p, tl.sum(a0, axis=0))
-    tl.store(p + 1, tl.sum(a1, axis=0))
-    tl.store(p + 2, tl.sum(a2, axis=0))
-    tl.store(p + 3, tl.sum(a3, axis=0))
-    tl.store(p + 4, tl.sum(a4, axis=0))
-    tl.store(p + 5, tl.sum(a5, axis=0))
-    tl.store(p + 6, tl.sum(a6, axis=0))
-    tl.store(p + 7, tl.sum(a7, axis=0))
-    tl.store(p + 8, tl.sum(a8, axis=0))
-    tl.store(p + 9, tl.sum(a9, axis=0))
-    tl.store(p + 10, tl.sum(a10, axis=0))
-    tl.store(p + 11, tl.sum(a11, axis=0))
-    tl.store(p + 12, tl.sum(a12, axis=0))
-    tl.store(p + 13, tl.sum(a13, axis=0))
-    tl.store(p + 14, tl.sum(a14, axis=0))
-    tl.store(p + 15, tl.sum(a15, axis=0))
+    tl.store(p, tl.sum(sum_pg_loss, axis=0))
+    tl.store(p + 1, tl.sum(sum_ce_loss, axis=0))
+    tl.store(p + 2, tl.sum(sum_kl_loss, axis=0))
+    tl.store(p + 3, tl.sum(sum_entropy_loss, axis=0))
+    tl.store(p + 4, tl.sum(sum_tokens, axis=0))
+    tl.store(p + 5, tl.sum(sum_pg_tokens, axis=0))
+    tl.store(p + 6, tl.sum(sum_logprob, axis=0))
+    tl.store(p + 7, tl.sum(sum_entropy, axis=0))
+    tl.store(p + 8, tl.sum(sum_kl, axis=0))
+    tl.store(p + 9, tl.sum(sum_approx_kl, axis=0))
+    tl.store(p + 10, tl.sum(sum_ratio, axis=0))
+    tl.store(p + 11, tl.sum(sum_ratio_sq, axis=0))
+    tl.store(p + 12, tl.sum(sum_clipped_low, axis=0))
+    tl.store(p + 13, tl.sum(sum_clipped_high, axis=0))
+    tl.store(p + 14, tl.sum(sum_dual_clipped, axis=0))
+    tl.store(p + 15, tl.sum(sum_ratio_clamped, axis=0))
 
 
 @triton.jit

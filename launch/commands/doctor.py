@@ -186,7 +186,8 @@ def run_directory(path: Path, quick: bool) -> Iterator[Check]:
         )
     for finding in check_metrics(run.metrics):
         level = {"error": "fail", "warning": "warn", "note": "ok"}[finding.level]
-        yield Check(level, "numbers", finding.text, ("docs/troubleshooting.md names causes") if level != "ok" else "")  # type: ignore[arg-type]
+        fix = "docs/troubleshooting.md names causes" if level != "ok" else ""
+        yield Check(level, "numbers", finding.text, fix)  # type: ignore[arg-type]
     yield from guarded(
         "finished stages", lambda: finished(path, [str(stage.get("name")) for stage in run.config.get("stages", ())])
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...data.packing import TrainSequence
-from ...data.trajectory import Trajectory
+from ...data.trajectory import Invalid, Trajectory
 from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
@@ -23,7 +23,7 @@ def settings(config: SFT, temperature: float) -> PolicySettings:
 
 def keep(config: SFT, trajectories: Sequence[Trajectory], gather: Gather) -> list[Trajectory]:
     """The trajectories that are good enough."""
-    return [t for t in trajectories if common.is_valid(t) and float(t.reward) >= config.min_reward]  # type: ignore[arg-type]
+    return [t for t in trajectories if not isinstance(t.reward, Invalid) and t.reward >= config.min_reward]
 
 
 def prepare(config: SFT, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:

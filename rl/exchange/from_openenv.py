@@ -6,9 +6,9 @@ import json
 import random
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 from ...core.errors import ConfigError
+from ...core.http import fetch
 from .texts import LONGEST, Seeded, last_line, require, text_of
 
 LARGEST = 4 * LONGEST + 1_000_000  # bytes of one message
@@ -52,8 +52,7 @@ class OpenEnvEnvironment(Seeded):
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
-            with urlopen(f"{self.url}{path}", timeout=self.wait_s) as reply:
-                return json.loads(reply.read(LARGEST))
+            return json.loads(fetch(f"{self.url}{path}", self.wait_s))
         except (OSError, ValueError) as error:
             raise ConfigError(f"openenv:{self.url}: {path} cannot be read ({error}); is the server running?") from error
 

@@ -67,7 +67,8 @@ def _blur(side: int, window: int, sigma: float, device: torch.device) -> torch.T
 def _lpips(net: Backbone, device: str) -> torch.nn.Module:
     model = load_lpips(net, device)
     if device.startswith("cuda"):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what its bf16 convolutions want there
+        # what its bf16 convolutions want there
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 

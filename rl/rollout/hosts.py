@@ -17,8 +17,6 @@ import secrets
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +26,7 @@ from typing import Any
 
 from ...core.errors import ConfigError, DeadlineError, WorkerError
 from ...core.files import make_folder, read_json, write_json
+from ...core.http import fetch
 from .vllm_config import VllmSettings
 from .vllm_server import VllmServer
 
@@ -45,15 +44,9 @@ class HostAddress:
 
     def ask(self, path: str, body: dict[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """One request; a host that does not answer is a WorkerError."""
-        request = urllib.request.Request(
-            f"{self.url}{path}",
-            json.dumps(body).encode(),
-            {"Authorization": self.token, "Content-Type": "application/json"},
-        )
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                return json.loads(answer.read())
-        except (OSError, urllib.error.URLError, ValueError) as error:
+            return json.loads(fetch(f"{self.url}{path}", timeout_s, body, {"Authorization": self.token}))
+        except (OSError, ValueError) as error:
             raise WorkerError(f"sampler host {self.url}{path}: {type(error).__name__}: {error}") from error
 
 

@@ -13,12 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
 from ...core.errors import DeadlineError, WorkerError
+from ...core.http import fetch
 from ...core.ports import free_port
 from .guard import GUARD, KEY_VARIABLE
 from .vllm_config import VllmSettings, use_newest_runner
@@ -84,10 +83,10 @@ class VllmServer:
     def healthy(self, timeout_s: float = 5.0) -> bool:
         """Whether /health answers, which includes the engine behind the server."""
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=timeout_s) as answer:
-                return answer.status == 200
-        except (OSError, urllib.error.URLError):
+            fetch(f"{self.url}/health", timeout_s)
+        except OSError:
             return False
+        return True
 
     def stop(self) -> None:
         """End the process and its children: politely, then by force."""

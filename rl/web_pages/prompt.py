@@ -19,8 +19,10 @@ new_tab, tab_focus [index], close_tab: tabs of the browser
 goto [url], go_back, go_forward: navigation
 stop [answer]: the end of the task
 
-Answer with three sections in this order, a blank line between them, one item a line as `[id] role 'content' key: value`:
-items that appear, items that are gone, and items that stay with other content (as they are afterwards). A section without items holds
+Answer with three sections in this order, a blank line between them, one item a line as \
+`[id] role 'content' key: value`:
+items that appear, items that are gone, and items that stay with other content (as they are afterwards). \
+A section without items holds
 the line None. For example:
 
 New items:
@@ -31,7 +33,7 @@ None
 
 Updated items:
 [12] button 'Save' disabled: True
-"""  # noqa: E501
+"""
 
 
 @dataclass(frozen=True)

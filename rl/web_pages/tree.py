@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 _LINE = re.compile(
-    r"""(?P<tabs>\t*)\[(?P<id>\d{1,12})\]\ (?P<role>[A-Za-z][\w-]*)\ (?P<name>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(?:\ (?P<rest>.+))?""",  # noqa: E501
+    r"""(?P<tabs>\t*)\[(?P<id>\d{1,12})\]\ (?P<role>[A-Za-z][\w-]*)\ """
+    r"""(?P<name>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")(?:\ (?P<rest>.+))?""",
     re.VERBOSE,
 )
 _KEY = re.compile(r"(?:^| )([A-Za-z][\w-]*):(?: |$)")

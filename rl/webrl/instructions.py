@@ -25,8 +25,10 @@ PATIENCE = 3  # rounds in a row without a new task, after which the writer has n
 
 WRITE = """Here are tasks for an agent on one web site ({site}):
 {tasks}
-Write {count} more tasks for the same site. They should be varied, realistic, clear to a reader who sees nothing else, and about as hard.
-Use names of things that occur in the tasks above and make none up. Put each task between back-ticks, and write nothing else between any."""  # noqa: E501
+Write {count} more tasks for the same site. They should be varied, realistic, clear to a reader who sees \
+nothing else, and about as hard.
+Use names of things that occur in the tasks above and make none up. Put each task between back-ticks, and write \
+nothing else between any."""
 FEASIBLE = """The web site {site} offers no: {denied}.
 Can this task be done on it? `{task}`
 Give the reason in one sentence, then end with [YES] or [NO]."""

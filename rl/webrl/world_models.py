@@ -228,8 +228,10 @@ class CriticValue:
         return self.score(prompts)
 
 
-ASK = """You value the state of a web agent. You see its task, what it has done, the page it is on, the action it considers, and the page
-that is expected after it. How near to done is the task then? Give the reason in one sentence, then end with [Score] and a number between 0
+ASK = """You value the state of a web agent. You see its task, what it has done, the page it is on, \
+the action it considers, and the page
+that is expected after it. How near to done is the task then? Give the reason in one sentence, \
+then end with [Score] and a number between 0
 and 1.
 
 OBJECTIVE: {intent}
@@ -239,7 +241,7 @@ CURRENT OBSERVATION:
 CURRENT ACTION: {action}
 NEXT STATE PREDICTION:
 {expected}
-"""  # noqa: E501
+"""
 _SCORE = re.compile(r"\[Score\]:?\s*(\d(?:\.\d+)?)")
 
 

@@ -23,8 +23,9 @@ MOST_TABS = 20  # further windows that a page opens are closed at once
 _KEYS = re.compile(r"(?:(?:Control|Shift|Alt|Meta|ctrl|cmd)\+)*[\w-]{1,20}", re.IGNORECASE)
 _CENTRE = """(s, i) => { const e = s.elements[i]; if (!e || !e.isConnected) return null;
   for (const r of e.getClientRects()) {
-    const l = Math.max(0, r.left), t = Math.max(0, r.top), x = Math.min(innerWidth, r.right), y = Math.min(innerHeight, r.bottom);
-    if (x - l > 0 && y - t > 0) return [(l + x) / 2, (t + y) / 2]; } return null; }"""  # noqa: E501
+    const l = Math.max(0, r.left), t = Math.max(0, r.top);
+    const x = Math.min(innerWidth, r.right), y = Math.min(innerHeight, r.bottom);
+    if (x - l > 0 && y - t > 0) return [(l + x) / 2, (t + y) / 2]; } return null; }"""
 _PASSING = ("context was destroyed", "navigat", "Cannot find context", "there is no document")
 _QUIET = "ms => new Promise(done => setTimeout(() => requestAnimationFrame(() => done(true)), ms))"
 

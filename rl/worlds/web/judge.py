@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from ...served import NO_ANSWER, complete
 from ..base import WorldFault
 
-_ANSWER = """Compare the answer of a student with the answer of the teacher. The wording may differ; what counts is the meaning.
+_ANSWER = """Compare the answer of a student with the answer of the teacher. \
+The wording may differ; what counts is the meaning.
 Question: {intent}
 Answer of the teacher: {reference}
 Answer of the student: {answer}
-End with one word alone: correct, incorrect, or partially correct."""  # noqa: E501
+End with one word alone: correct, incorrect, or partially correct."""
 _REASON = """A task cannot be done. Compare the true reason with the reason that was reported.
 Task: {intent}
 True reason: {reference}

@@ -14,15 +14,18 @@ _CALL = re.compile(
     r"""\.?(querySelector|querySelectorAll|getAttribute|getElementById)\((['"])(.*?)\2\)(?:\[(\d{1,4})\])?""", re.DOTALL
 )
 _NAME = re.compile(
-    r"\??\.(outerText|innerText|textContent|value|checked|selectedIndex|outerHTML|innerHTML|href|lastElementChild|firstElementChild|"
-    r"parentElement|nextElementSibling|length|title|className|id)\b(?!\()"
+    r"\??\.(outerText|innerText|textContent|value|checked|selectedIndex|outerHTML|innerHTML|href|"
+    r"lastElementChild|firstElementChild|parentElement|nextElementSibling|length|title|className|id)\b(?!\()"
 )
 _STRING = re.compile(r"\.toString\(\)|\.trim\(\)")
 _SIMPLE = re.compile(
-    r"""(?P<tag>[A-Za-z][\w-]*|\*)?(?P<rest>(?:[#.][\w-]+|\[[\w:-]+(?:[~^$*|]?=(?:"[^"]*"|'[^']*'|[\w-]+))?\]?|:nth-child\(\d+\))*)"""
+    r"""(?P<tag>[A-Za-z][\w-]*|\*)?(?P<rest>(?:[#.][\w-]+"""
+    r"""|\[[\w:-]+(?:[~^$*|]?=(?:"[^"]*"|'[^']*'|[\w-]+))?\]?|:nth-child\(\d+\))*)"""
 )
 _PART = re.compile(
-    r"""#(?P<id>[\w-]+)|\.(?P<cls>[\w-]+)|\[(?P<name>[\w:-]+)(?:(?P<op>[~^$*|]?=)(?:"(?P<d>[^"]*)"|'(?P<s>[^']*)'|(?P<b>[\w-]+)))?\]?|:nth-child\((?P<nth>\d+)\)"""
+    r"""#(?P<id>[\w-]+)|\.(?P<cls>[\w-]+)"""
+    r"""|\[(?P<name>[\w:-]+)(?:(?P<op>[~^$*|]?=)(?:"(?P<d>[^"]*)"|'(?P<s>[^']*)'|(?P<b>[\w-]+)))?\]?"""
+    r"""|:nth-child\((?P<nth>\d+)\)"""
 )
 _BLOCKS = set("div p li tr h1 h2 h3 h4 ul ol table form section main header nav tbody option br".split())
 

@@ -14,13 +14,17 @@ from .chromium import ChromiumBackend
 
 VIEWPORT = (500, 320)
 _START = """async seed => {
-  const until = async (test) => { for (let i = 0; i < 400 && !test(); i++) await new Promise(r => setTimeout(r, 10)); return test(); };
-  if (!await until(() => typeof core !== 'undefined' && typeof genProblem !== 'undefined' && core.cover_div)) return null;
+  const until = async (test) => {
+    for (let i = 0; i < 400 && !test(); i++) await new Promise(r => setTimeout(r, 10));
+    return test();
+  };
+  const ready = () => typeof core !== 'undefined' && typeof genProblem !== 'undefined' && core.cover_div;
+  if (!await until(ready)) return null;
   Math.seedrandom(seed); core.EPISODE_MAX_TIME = 1e7; core.startEpisodeReal();
   if (!await until(() => WOB_TASK_READY !== false)) return null;
   const goal = core.getUtterance();
   return typeof goal === 'string' ? goal : goal.utterance;
-}"""  # noqa: E501
+}"""
 _STATUS = "typeof WOB_DONE_GLOBAL === 'undefined' ? null : [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]"
 
 

@@ -104,9 +104,10 @@ def _in_shown_select(option: Element) -> bool:
 
 
 _ROLES = {
-    "a": "link", "button": "button", "select": "combobox", "textarea": "textbox", "option": "option", "img": "img", "table": "table",  # noqa: E501
-    "tr": "row", "td": "cell", "th": "columnheader", "ul": "list", "ol": "list", "li": "listitem", "nav": "navigation", "main": "main",  # noqa: E501
-    "header": "banner", "footer": "contentinfo", "form": "form", "label": "LabelText", "p": "paragraph",
+    "a": "link", "button": "button", "select": "combobox", "textarea": "textbox", "option": "option", "img": "img",
+    "table": "table", "tr": "row", "td": "cell", "th": "columnheader", "ul": "list", "ol": "list", "li": "listitem",
+    "nav": "navigation", "main": "main", "header": "banner",
+    "footer": "contentinfo", "form": "form", "label": "LabelText", "p": "paragraph",
 }  # fmt: skip
 _INPUTS = {
     "checkbox": "checkbox",

@@ -14,11 +14,14 @@ from itertools import pairwise
 # What the English sentence model takes for an abbreviation. Dotted initials (u.s, a.m) follow a rule of their own
 # below.
 _ABBREVIATIONS = frozenset(
-    """adm ala ariz aug ave bros calif chg cie co col colo conn corp cos ct dec dr feb fla fri ft ga gen ill inc jan jr kan ky lt ltd
-    maj messrs mg mich minn mr mrs ms nev nov oct ok okla ore pa ph.d prof rep reps sen sep sept sr st sw tenn tues va vs vt wash wed
-    wis w.va yr c d e f g h k l m n p r s t v w a.a a.c a.d a.g a.h a.m a.m.e a.s a.t b.f b.v c.i.t c.o.m.b c.v d.c d.h d.w e.f e.h e.l
-    e.m f.g f.j g.d g.f g.k h.c h.f h.m i.m.s j.b j.c j.j j.k j.p j.r l.a l.f l.p m.b.a m.d.c m.j n.c n.d n.h n.j n.m n.v n.y p.a.m p.m
-    r.a r.h r.i r.j r.k r.t s.a s.a.y s.c s.g s.p.a s.s t.j u.k u.n u.s u.s.a u.s.s.r w.c w.r w.w""".split()  # noqa: E501
+    """
+    adm ala ariz aug ave bros calif chg cie co col colo conn corp cos ct dec dr feb fla fri ft ga gen ill inc jan
+    jr kan ky lt ltd maj messrs mg mich minn mr mrs ms nev nov oct ok okla ore pa ph.d prof rep reps sen sep
+    sept sr st sw tenn tues va vs vt wash wed wis w.va yr c d e f g h k l m n p r s t v w a.a a.c a.d a.g a.h
+    a.m a.m.e a.s a.t b.f b.v c.i.t c.o.m.b c.v d.c d.h d.w e.f e.h e.l e.m f.g f.j g.d g.f g.k h.c h.f h.m
+    i.m.s j.b j.c j.j j.k j.p j.r l.a l.f l.p m.b.a m.d.c m.j n.c n.d n.h n.j n.m n.v n.y p.a.m p.m r.a r.h
+    r.i r.j r.k r.t s.a s.a.y s.c s.g s.p.a s.s t.j u.k u.n u.s u.s.a u.s.s.r w.c w.r w.w
+    """.split()
 )
 _APART = r"[)\";}\]*:@'({\[‘’“”«»?!]"  # never inside a word
 _END = re.compile(rf"[.?!](?={_APART}|\s+\S)")
@@ -46,7 +49,8 @@ _RULES = [
     (re.compile(r"([^' ])('ll|'re|'ve|n't) "), r"\1 \2 "),
     (
         re.compile(
-            r"\b(can)(not)\b|\b(d)('ye)\b|\b(gim|lem)(me)\b|\b(gon)(na)\b|\b(got)(ta)\b|\b(more)('n)\b|\b(wan)(na)(?=\s)"
+            r"\b(can)(not)\b|\b(d)('ye)\b|\b(gim|lem)(me)\b|\b(gon)(na)\b|\b(got)(ta)\b|\b(more)('n)\b"
+            r"|\b(wan)(na)(?=\s)"
         ),
         None,
     ),

@@ -23,11 +23,13 @@ class Admin(Site):
         ("/report", "Report"),
     )
     schema = """
-        CREATE TABLE products(id INTEGER PRIMARY KEY, sku TEXT, name TEXT, price INTEGER, stock INTEGER, enabled INTEGER);
+        CREATE TABLE products(id INTEGER PRIMARY KEY, sku TEXT, name TEXT, price INTEGER, stock INTEGER,
+            enabled INTEGER);
         CREATE TABLE customers(id INTEGER PRIMARY KEY, name TEXT, email TEXT, city TEXT);
-        CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, month INTEGER, total INTEGER, status TEXT, note TEXT DEFAULT '');
+        CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, month INTEGER, total INTEGER, status TEXT,
+            note TEXT DEFAULT '');
         CREATE TABLE reviews(id INTEGER PRIMARY KEY, product INTEGER, author TEXT, stars INTEGER, status TEXT);
-    """  # noqa: E501
+    """
     routes = (
         ("GET", "/", "home"),
         ("GET", "/products", "products"),

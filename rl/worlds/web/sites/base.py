@@ -165,7 +165,8 @@ class Site:
         return Response(
             f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(heading)} - '
             f"{escape(self.title)}</title>"
-            f"<style>{STYLE}</style></head><body><nav>{menu}</nav><main><h1>{escape(heading)}</h1>{body}</main></body></html>",
+            f"<style>{STYLE}</style></head><body><nav>{menu}</nav><main><h1>{escape(heading)}</h1>{body}</main></body>"
+            "</html>",
             status,
         )
 

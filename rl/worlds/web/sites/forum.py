@@ -17,11 +17,12 @@ class Forum(Site):
     key, title = "reddit", "Common Room"
     menu = (("/", "Posts"), ("/forums", "Forums"), ("/submit", "Submit"), (f"/user/{USER}", "My page"))
     schema = """
-        CREATE TABLE posts(id INTEGER PRIMARY KEY, forum TEXT, author TEXT, title TEXT, body TEXT, votes INTEGER, mine INTEGER DEFAULT 0);
+        CREATE TABLE posts(id INTEGER PRIMARY KEY, forum TEXT, author TEXT, title TEXT, body TEXT, votes INTEGER,
+            mine INTEGER DEFAULT 0);
         CREATE TABLE comments(id INTEGER PRIMARY KEY, post INTEGER, author TEXT, text TEXT);
         CREATE TABLE subscriptions(forum TEXT PRIMARY KEY);
         CREATE TABLE people(name TEXT PRIMARY KEY, bio TEXT);
-    """  # noqa: E501
+    """
     routes = (
         ("GET", "/", "home"),
         ("GET", "/forums", "forums"),
@@ -184,7 +185,8 @@ class Forum(Site):
         edit = link("/bio", "Edit biography") if name == USER else ""
         return self.page(
             name,
-            f'<p class="bio">{escape(row[0] or "No biography.")}</p>{edit}{self._list("WHERE p.author=?", "p.id DESC", name)}',  # noqa: E501
+            f'<p class="bio">{escape(row[0] or "No biography.")}</p>{edit}'
+            f"{self._list('WHERE p.author=?', 'p.id DESC', name)}",
         )
 
     def bio(self, request: Request) -> Response:

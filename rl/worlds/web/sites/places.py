@@ -26,10 +26,10 @@ class Places(Site):
     key, title, needs_login = "map", "Wayfinder", False
     menu = (("/", "Search"), ("/directions", "Directions"), ("/nearby", "Nearby"), ("/saved", "Saved places"))
     schema = """
-        CREATE TABLE places(id INTEGER PRIMARY KEY, name TEXT, kind TEXT, city TEXT, address TEXT, phone TEXT, hours TEXT,
-            x INTEGER, y INTEGER);
+        CREATE TABLE places(id INTEGER PRIMARY KEY, name TEXT, kind TEXT, city TEXT, address TEXT, phone TEXT,
+            hours TEXT, x INTEGER, y INTEGER);
         CREATE TABLE saved(place INTEGER PRIMARY KEY);
-    """  # noqa: E501
+    """
     routes = (
         ("GET", "/", "home"),
         ("GET", "/search", "search"),

@@ -23,14 +23,15 @@ class Shop(Site):
         ("/account", "Account"),
     )
     schema = """
-        CREATE TABLE products(id INTEGER PRIMARY KEY, name TEXT, category TEXT, colour TEXT, price INTEGER, rating REAL, stock INTEGER);
+        CREATE TABLE products(id INTEGER PRIMARY KEY, name TEXT, category TEXT, colour TEXT, price INTEGER,
+            rating REAL, stock INTEGER);
         CREATE TABLE reviews(id INTEGER PRIMARY KEY, product INTEGER, author TEXT, stars INTEGER, text TEXT);
         CREATE TABLE cart(product INTEGER PRIMARY KEY, quantity INTEGER);
         CREATE TABLE wishes(product INTEGER PRIMARY KEY);
         CREATE TABLE orders(id INTEGER PRIMARY KEY, placed TEXT, status TEXT);
         CREATE TABLE items(number INTEGER, product INTEGER, quantity INTEGER, price INTEGER);
         CREATE TABLE account(id INTEGER PRIMARY KEY, street TEXT, city TEXT, phone TEXT);
-    """  # noqa: E501
+    """
     routes = (
         ("GET", "/", "home"),
         ("GET", "/search", "search"),

@@ -17,13 +17,13 @@ class Tracker(Site):
     key, title = "gitlab", "Workbench"
     menu = (("/", "Projects"), ("/assigned", "Assigned to me"), ("/new", "New project"))
     schema = """
-        CREATE TABLE projects(id INTEGER PRIMARY KEY, owner TEXT, name TEXT, about TEXT, stars INTEGER, starred INTEGER DEFAULT 0,
-            visibility TEXT);
-        CREATE TABLE issues(id INTEGER PRIMARY KEY, project INTEGER, number INTEGER, title TEXT, body TEXT, author TEXT, assignee TEXT,
-            label TEXT, state TEXT);
+        CREATE TABLE projects(id INTEGER PRIMARY KEY, owner TEXT, name TEXT, about TEXT, stars INTEGER,
+            starred INTEGER DEFAULT 0, visibility TEXT);
+        CREATE TABLE issues(id INTEGER PRIMARY KEY, project INTEGER, number INTEGER, title TEXT, body TEXT, author TEXT,
+            assignee TEXT, label TEXT, state TEXT);
         CREATE TABLE notes(id INTEGER PRIMARY KEY, issue INTEGER, author TEXT, text TEXT);
         CREATE TABLE members(project INTEGER, name TEXT, role TEXT, UNIQUE(project, name));
-    """  # noqa: E501
+    """
     routes = (
         ("GET", "/", "home"),
         ("GET", "/assigned", "assigned"),

@@ -1,0 +1,30 @@
+"""One HTTP request, whose whole answer has one deadline."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+LARGEST = 4_000_000  # bytes of an answer
+
+
+def fetch(url: str, deadline_s: float, body: Any = None, headers: Mapping[str, str] | None = None) -> bytes:
+    """What the address answers: to a GET, or with a body to a POST of it as JSON.
+
+    Raises OSError where no whole answer comes: HTTPError for a status that is no success, TimeoutError past the
+    deadline or LARGEST.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    kind = {} if body is None else {"Content-Type": "application/json"}
+    end, answer = time.monotonic() + deadline_s, b""
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data, {**kind, **(headers or {})}), timeout=deadline_s
+    ) as reply:
+        while part := reply.read1(65536):  # the socket's timeout alone would let an answer drip for ever
+            answer += part
+            if time.monotonic() > end or len(answer) > LARGEST:
+                raise TimeoutError(f"the answer was not whole within {deadline_s:g} s and {LARGEST:,} bytes")
+    return answer
