@@ -189,6 +189,8 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
         weights, transport = own_parts, ShardedTransport(config.backend, address, mesh.everyone)
     else:
         transport = BroadcastTransport(config.backend, here)
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the trainer holds and does not use, a server on its GPU may
     servers: list[VllmServer] = []
     if mesh.is_main and placed:
         hosts = find_hosts(placed, config.start_s)
