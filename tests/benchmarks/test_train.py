@@ -1,8 +1,12 @@
 """Cases of the training benchmark by name and by geometry."""
 
+from typing import Any
+
 import pytest
 
-from terrella.benchmarks.train import CASES, find_case, mean_length
+from terrella.benchmarks import trainers
+from terrella.benchmarks.train import CASES, IMPLEMENTATIONS, find_case, mean_length
+from terrella.core.config import PrecisionConfig
 from terrella.models.geometry import GEOMETRIES
 
 
@@ -20,3 +24,27 @@ def test_a_case_is_a_name_or_a_size_of_the_planner() -> None:
     for bad in ("llama3-70b", "qwen3-30b 1x8", "9b 1x8", "0.1b 1y8"):
         with pytest.raises(ValueError, match="nor SIZE"):
             find_case(bad)
+
+
+def test_the_name_of_an_implementation_says_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, PrecisionConfig] = {}
+
+    def made(model: Any, lengths: Any, formats: dict[str, Any], regime: str, graphs: bool) -> Any:
+        found[name] = PrecisionConfig("bf16", **formats)
+
+    monkeypatch.setattr(trainers, "ours", made)
+    for name in [impl for impl in IMPLEMENTATIONS if impl.startswith("terrella")]:
+        trainers.make_step(name, "master", *CASES["tiny 4x64"])
+    plain = PrecisionConfig("bf16")
+    assert found["terrella"] == found["terrella graphs"] == plain
+    assert (found["terrella TE fp8"].layers, found["terrella TE fp8"].fp8) == ("te", True)
+    formats = {
+        "": ("dgrad", "none"),
+        " forward": ("forward", "none"),
+        " all": ("all", "none"),
+        " + head": ("dgrad", "forward"),
+        " all + head": ("all", "forward"),
+        " all + head dgrad": ("all", "dgrad"),
+    }
+    ours = {name.removeprefix("terrella fp8"): p for name, p in found.items() if name.startswith("terrella fp8")}
+    assert {name: (p.fp8_products, p.fp8_head) for name, p in ours.items()} == formats
