@@ -39,8 +39,17 @@ class Case:
 
 
 def _model(layers: int, hidden: int, heads: int, vocab: int, init_std: float) -> ModelConfig:
-    sizes = {"heads": heads, "kv_heads": heads, "head_dim": hidden // heads, "ffn": 2 * hidden}
-    return ModelConfig(layers=layers, hidden=hidden, vocab=vocab, max_positions=128, init_std=init_std, **sizes)
+    return ModelConfig(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=2 * hidden,
+        vocab=vocab,
+        max_positions=128,
+        init_std=init_std,
+    )
 
 
 CASES = {
