@@ -76,8 +76,8 @@ def requests_of(case: Case, turn: int = 0) -> list[Any]:
     ]
 
 
-def random_engine(model: ModelConfig, lr: float = 1e-6) -> Any:
-    """The project's engine on one device, bf16 on a GPU."""
+def random_engine(model: ModelConfig, lr: float = 1e-6, seed: int = 0) -> Any:
+    """The project's engine on one device, bf16 on a GPU; one process may have several."""
     import torch
 
     from ..core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
@@ -85,11 +85,12 @@ def random_engine(model: ModelConfig, lr: float = 1e-6) -> Any:
     from ..core.mcore import setup, shim
     from ..models.gpt import build_gpt
 
-    if not torch.cuda.is_available():
-        shim.install()
-    setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
+    if not torch.distributed.is_initialized():
+        if not torch.cuda.is_available():
+            shim.install()
+        setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
     precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32")
-    return Engine(build_gpt(model), ParallelConfig(), OptimizerConfig(lr=lr) if lr else None, precision, 0)
+    return Engine(build_gpt(model), ParallelConfig(), OptimizerConfig(lr=lr) if lr else None, precision, seed)
 
 
 def embedded_sampler(engine: Any, case: Case) -> Any:

@@ -99,7 +99,7 @@ class Journal:
 
         Damaged lines are passed over (`resume` tells of them), or with `strict` an error.
         """
-        found: dict[tuple[int, ...], Sample] = {}
+        found: dict[Asked, Sample] = {}
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             match = SAMPLES.fullmatch(path.name)
             if match is None or int(match[1]) < oldest:

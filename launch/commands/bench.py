@@ -27,6 +27,7 @@ BENCHES = {
     "rollout": "sampled tokens/s",
     "ragged": "sampled tokens/s of answers with long tails and of episodes with many turns",
     "copying": "sampled tokens/s of trained world models, plain and with copied proposals",
+    "ahead": "trajectories an hour in a slow world, by how far rollouts are ahead of training",
     "sync": "weights from the trainer to the samplers",
     "moves": "bytes that ranks move, and seconds, at start, save, load and sync",
     "data": "shards read and packed",

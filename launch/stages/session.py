@@ -68,8 +68,11 @@ class Session:
             streamed=settings.independent or settings.ahead > 0,
             pause_s=settings.deadline_s,
         )
-        kind = JournalStream if isinstance(opened.sampler, Stream) else JournalSampler
-        self.sampler = kind(opened.sampler, self.journal, lambda: engine.steps, staleness=self.staleness)
+        inner, settled = opened.sampler, {"version": lambda: engine.steps, "staleness": self.staleness}
+        if isinstance(inner, Stream):
+            self.sampler = JournalStream(inner, self.journal, **settled)
+        else:
+            self.sampler = JournalSampler(inner, self.journal, **settled)
         self.publish, self.close, self.rest = opened.publish, opened.close, opened.rest or dict
 
     def validate(

@@ -164,7 +164,7 @@ def weigh(
         if config.tis_cap is not None:
             assert scores is not None and scores.policy is not None, "tis_cap needs the trainer's log-probs"
             arrays["old_logprob"] = scores.policy[number].astype(np.float32)
-            arrays["pg"] = arrays["pg"] * importance(arrays["old_logprob"], sampled, config.tis_cap) * mask
+            arrays["pg"] = arrays["pg"] * importance(config, arrays["old_logprob"], sampled, mask) * mask
         if config.entropy_coef:
             arrays["entropy"] = mask * np.float32(share * config.entropy_coef)
         if config.kl_coef and config.kl_in == "loss":
@@ -175,9 +175,16 @@ def weigh(
     return result
 
 
-def importance(policy: np.ndarray, sampler: np.ndarray, cap: float) -> np.ndarray:
-    """Truncated importance weight: the trainer's probability over the sampler's, at most `cap`."""
-    return np.exp(np.minimum(policy - sampler, np.log(cap))).astype(np.float32)
+def importance(config: Policy, policy: np.ndarray, sampler: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Importance weight of every token: the trainer's probability over the sampler's, of the token or of all sampled
+    ones together; where that is beyond the cap, the cap or 0.
+    """
+    assert config.tis_cap is not None
+    ratio, cap = policy - sampler, np.log(config.tis_cap)
+    if config.tis_per == "sequence":
+        ratio = np.full_like(ratio, (ratio * mask).sum())
+    weight = np.exp(np.minimum(ratio, cap)).astype(np.float32)
+    return np.where(np.abs(ratio) > cap, np.float32(0), weight) if config.tis_beyond == "mask" else weight
 
 
 def whiten(

@@ -31,7 +31,14 @@ class Policy:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # of the loss term; in the reward it is k1
     kl_clamp: float | None = None  # bound on the divergence of one token
     entropy_coef: float = 0.0  # weight of an entropy bonus
-    tis_cap: float | None = None  # cap on trainer / sampler probability; log-probs are then recomputed by the trainer
+    # correction for samples of other weights than the trainer's: each is weighed by trainer / sampler probability, with
+    # this cap; log-probs are then recomputed by the trainer
+    tis_cap: float | None = None
+    tis_per: Literal["token", "sequence"] = (
+        "token"  # each token's own ratio, or one of all sampled tokens of a sequence
+    )
+    # a ratio above the cap counts as the cap; or it, and one below 1 / cap, makes the weight 0
+    tis_beyond: Literal["clip", "mask"] = "clip"
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high", "kl_coef", "entropy_coef"):
@@ -39,6 +46,8 @@ class Policy:
                 raise ValueError(f"{name}: {getattr(self, name)} must not be negative")
         if self.tis_cap is not None and self.tis_cap <= 0:
             raise ValueError(f"tis_cap: {self.tis_cap} must be above 0")
+        if self.tis_beyond == "mask" and self.tis_cap is not None and self.tis_cap <= 1:
+            raise ValueError(f"tis_cap: {self.tis_cap} must be above 1 where ratios beyond it are masked")
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,8 @@ class GSPO(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tis_cap is not None:
-            raise ValueError("tis_cap: corrects token by token, GSPO's ratio is the sequence's; leave it out")
+        if self.tis_cap is not None and self.tis_per == "token":
+            raise ValueError("tis_cap: GSPO's ratio is the sequence's; correct by sequences too (tis_per: sequence)")
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,8 @@ class ContinuousBatch:
                         self._take_in(ticket)
                     else:
                         left.append(ticket)
+            self.dropped = set()
+            self._retire()  # the last ones give their pages back
         finally:
             self.step.seen_BV = None
         return left

@@ -129,7 +129,8 @@ class Stream:
             mine = [(ticket, sample) for ticket, sample in answered if ticket in self._open]
             self._open.difference_update(ticket for ticket, _ in mine)
         for ticket, sample in mine:
-            ticket.answer.set_result(sample)
+            if ticket.answer.set_running_or_notify_cancel():
+                ticket.answer.set_result(sample)
 
     def fail(self, error: BaseException) -> None:
         """End with an error that all who wait, and all who ask later, will meet."""
@@ -142,7 +143,8 @@ class Stream:
             lost, self._open, self._waiting = self._open, set(), []
             self._changed.notify_all()
         for ticket in lost:
-            ticket.answer.set_exception(self._fault)
+            if ticket.answer.set_running_or_notify_cancel():
+                ticket.answer.set_exception(self._fault)
 
     def _require_open(self) -> None:
         if self._fault is not None:

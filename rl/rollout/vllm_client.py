@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from .guard import KEY_VARIABLE, header
 from .routing import Routing
 from .sampler import Sample, SampleRequest
 from .spans import Piece, Plain, generate_in_spans
+from .stream import Stream, Ticket
 from .vllm_config import VllmSettings, request_arguments
 from .vllm_server import VllmServer
 
@@ -128,10 +130,12 @@ class ServedVllm:
         self.targets = [s if isinstance(s, Remote) else Remote(s.url, s) for s in servers]
         for target in self.targets:
             target.version = 0 if settings.load == "auto" else None
-        self.asked: int | None = None  # the version of the last call
+        self._routed: int | None = None  # the version of the last requests
         self.routing = Routing(len(self.targets))
         self.restarts = 0
         self.reissued = 0
+        self._asked: int | None = None  # the version that the servers last said they hold, to a stream
+        self._asking, self._mending = threading.Lock(), threading.Lock()
 
     def start(self) -> None:
         """Start our servers together and wait until all serve."""
@@ -147,8 +151,36 @@ class ServedVllm:
             if target.server:
                 target.server.stop()
 
+    def serve(self, stream: Stream) -> None:
+        """Answer a stream's tickets as they come, each by a request of its own, until it is closed. Weights change
+        when no request is under way: a request's tokens have one version.
+        """
+        with ThreadPoolExecutor(self.settings.max_sequences * len(self.targets)) as pool:
+            while (tickets := stream.take(wait=True)) is not None:
+                for ticket in tickets:
+                    pool.submit(self._answer, stream, ticket)
+
+    def _answer(self, stream: Stream, ticket: Ticket) -> None:
+        try:
+            with stream.turn():
+                version = self._version([ticket.request])
+                with self._asking:
+                    if self._asked != version:
+                        self._require(version)
+                        self._asked = version
+                (sample,) = generate_in_spans([ticket.request], self._generate, version)
+            stream.give([(ticket, sample)])
+        except BaseException as error:
+            stream.fail(error)
+
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """Continue every request; results come back in the order of the requests."""
+        version = self._version(requests)
+        self._require(version)
+        return generate_in_spans(requests, self._generate, version)
+
+    def _version(self, requests: list[SampleRequest]) -> int:
+        """What all servers hold, for requests that they can answer."""
         versions = {t.version for t in self.targets}
         if None in versions or len(versions) != 1:
             raise ConfigError(
@@ -158,11 +190,10 @@ class ServedVllm:
             self.settings.check(request)
         (version,) = versions
         assert version is not None
-        if version != self.asked:
+        if version != self._routed:
             self.routing.forget()
-        self.asked = version
-        self._require(version)
-        return generate_in_spans(requests, self._generate, version)
+        self._routed = version
+        return version
 
     def _require(self, version: int) -> None:
         """Ask the servers what they hold: nobody else may have changed it. One that does not answer is mended when
@@ -227,12 +258,13 @@ class ServedVllm:
         """Restart servers of ours that died or stopped answering; wait for those of others. All must hold the
         version of before.
         """
-        version = max((t.version for t in self.targets if t.version is not None), default=None)
-        for target in self.targets:
-            if target.server is None:
-                self._await(target, version)
-            elif not (target.server.alive() and target.server.healthy()):
-                self._restart(target, target.server, version)
+        with self._mending:
+            version = max((t.version for t in self.targets if t.version is not None), default=None)
+            for target in self.targets:
+                if target.server is None:
+                    self._await(target, version)
+                elif not (target.server.alive() and target.server.healthy()):
+                    self._restart(target, target.server, version)
 
     def _restart(self, target: Remote, server: VllmServer, version: int | None) -> None:
         begun = time.monotonic()

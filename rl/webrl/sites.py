@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -114,6 +115,7 @@ class Players:
     def __init__(self, settings: WebSiteEnvironment, prompter: Prompter, split: Split = "train") -> None:
         self.settings, self.prompter = settings, prompter
         self.split: Split = split
+        self.lock = threading.Lock()  # the worlds, and the sites' limits, are for one rollout at a time
         self.worlds: list[WebWorld] = []
 
     def parts(self, seats: Sequence[Seat], ranks: int) -> list[list[tuple[int, Seat]]]:
@@ -144,11 +146,12 @@ class Players:
     ) -> list[Trajectory]:
         """All seats to the end of their episodes, so many at a time as may be open together."""
         played: dict[int, Trajectory] = {}
-        for part in self.parts(seats, ranks):
-            self._open(len(part))  # before threads ask for them
-            makers = [self._maker(place, seat) for place, (_, seat) in enumerate(part)]
-            results = rollout_worlds(sampler, makers, params, seed, LIMITS)
-            played.update(zip((number for number, _ in part), results, strict=True))
+        with self.lock:
+            for part in self.parts(seats, ranks):
+                self._open(len(part))  # before threads ask for them
+                makers = [self._maker(place, seat) for place, (_, seat) in enumerate(part)]
+                results = rollout_worlds(sampler, makers, params, seed, LIMITS)
+                played.update(zip((number for number, _ in part), results, strict=True))
         return [played[number] for number in range(len(seats))]
 
     def _maker(self, place: int, seat: Seat) -> Callable[[], WebEpisode]:

@@ -2,9 +2,14 @@
 sampling.
 """
 
+import json
+import random
+from collections import Counter
+
 import pytest
 
 from terrella.core.metrics import MetricsFile
+from terrella.rl.journal import Journal
 from terrella.tests.golden.observe import comparable
 from terrella.tests.launch import tiny_run
 
@@ -31,3 +36,35 @@ def test_replay_trains_the_same_and_validation_comes_before_and_during_training(
     assert second.returncode == 0, second.stderr
     again = [r for r in comparable(MetricsFile(tmp_path / "second" / "metrics.jsonl").rows()) if "reward/mean" in r]
     assert again == [{k: v for k, v in r.items() if not k.startswith("validation/")} for r in rows]
+
+
+def trained(run) -> list[dict]:
+    return [r for r in comparable(MetricsFile(run / "metrics.jsonl").rows()) if "reward/mean" in r]
+
+
+@pytest.mark.parametrize("kills", [0, pytest.param(3, marks=pytest.mark.full)])
+def test_an_asynchronous_run_is_replayed_to_the_bit_and_trains_every_prompt_once(tmp_path, kills: int) -> None:
+    """Rollouts two steps ahead, by weights that change on the way. What the journal holds is what was trained on, also
+    after kills."""
+    sets = ["stages.2.rollouts={ahead: 2, keep_samples: true}", "stages.2.steps=6"]
+    run = tmp_path / "run"
+    until = ["--until", "rlvr"]
+    if kills:
+        run = tiny_run.kill_often(
+            lambda folder: [*tiny_run.command(folder, *sets), *until], tmp_path, 60.0, random.Random(5), kills
+        )
+    words = {"capture_output": True, "text": True, "timeout": tiny_run.PATIENCE_S}
+    done = tiny_run.subprocess.run([*tiny_run.command(run, *sets), *until], **words)
+    assert done.returncode == 0, done.stderr
+    rows = trained(run)
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert all(row["staleness/max"] <= 4 for row in rows) and any(row["staleness/max"] > 0 for row in rows)
+    journal = Journal(run / "stages" / "rlvr" / "journal")
+    assert journal.trained() == Counter(range(6 * 4))
+    table = json.loads((run / "results" / "rlvr-lengths.json").read_text())
+    assert table["rows"][0]["cells"] == table["rows"][1]["cells"]
+    for name in ("once", "twice"):
+        command = [*tiny_run.command(tmp_path / name, *sets), "--replay", str(run), *until]
+        again = tiny_run.subprocess.run(command, **words)
+        assert again.returncode == 0, again.stderr
+        assert trained(tmp_path / name) == rows

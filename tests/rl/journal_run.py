@@ -13,8 +13,11 @@ import threading
 from pathlib import Path
 
 from terrella.core.files import write_atomic
-from terrella.rl.journal import Journal, JournalSampler
+from terrella.rl.journal import Journal, JournalSampler, JournalStream
+from terrella.rl.rollout.ahead import Ahead
+from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
+from terrella.rl.rollout.stream import Stream
 
 STEPS, PROMPTS, GROUP, EVERY = 9, 3, 2, 3
 
@@ -57,9 +60,65 @@ def run(folder: Path) -> None:
     write_atomic(folder / "done.json", json.dumps({"weights": dice.weights, "reused": sampler.reused}))
 
 
+AHEAD = 2
+
+
+class Walk:
+    """Two turns; the second context has the first answer in it."""
+
+    def __init__(self, prompt_id: int, sample_index: int) -> None:
+        self.prompt_id, self.sample_index, self.said = prompt_id, sample_index, ()
+
+    def context(self):
+        return None if len(self.said) == 2 else (1, *self.said)
+
+    def receive(self, sample) -> None:
+        self.said += sample.ids
+
+    def score(self):
+        return [0.0, 0.0], 0.0, {}
+
+
+def walks(step: int) -> list[Walk]:
+    return [Walk(p, k) for p in range(step * PROMPTS, (step + 1) * PROMPTS) for k in range(GROUP)]
+
+
+def run_ahead(folder: Path) -> None:
+    """Train to the last step, from the newest checkpoint, while later steps are sampled."""
+    checkpoint = folder / "checkpoint.json"
+    saved = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "weights": 1, "used": []}
+    journal = Journal(folder / "journal")
+    journal.resume(saved["step"], newest=saved["step"])
+    dice = Dice(folder)
+    dice.weights, dice.version, used = saved["weights"], saved["step"], saved["used"]
+    stream = Stream(dice)
+    sampler = JournalStream(stream, journal, lambda: dice.version, staleness=AHEAD)
+
+    def begin(step: int):
+        episodes = walks(step)
+        journal.note("issued", step, sorted({walk.prompt_id for walk in episodes}))
+        return lambda: rollout(sampler, episodes, SamplingParams(1), 0)
+
+    source = Ahead(begin, range(saved["step"], STEPS), AHEAD, 60.0)
+    for step in range(saved["step"], STEPS):
+        source.reach(step)
+        trajectories = source.take(step)
+        versions = [s.weight_version for t in trajectories for s in t.sequences]
+        assert all(dice.version - AHEAD <= version <= dice.version for version in versions), versions
+        used.append([[list(s.ids) for s in t.sequences] for t in trajectories])
+        with stream.paused(60.0):
+            dice.weights, dice.version = (dice.weights * 31 + hash(str(used[-1]))) % (1 << 61), step + 1
+        journal.note("trained", step, sorted({t.prompt_id for t in trajectories}))
+        if (step + 1) % EVERY == 0:
+            write_atomic(checkpoint, json.dumps({"step": step + 1, "weights": dice.weights, "used": used}))
+            journal.note("saved", step + 1)
+    stream.close()
+    write_atomic(folder / "done.json", json.dumps({"used": used, "reused": sampler.reused}))
+
+
 if __name__ == "__main__":
     if float(sys.argv[2]) > 0:
         timer = threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
-    run(Path(sys.argv[1]))
+    (run_ahead if sys.argv[3:] else run)(Path(sys.argv[1]))

@@ -6,6 +6,7 @@ Random answers score 1 / 8; the ceiling is 1.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import SamplingParams
+from terrella.rl.rollout.stream import Stream
 
 MODEL = ModelConfig(
     layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=48, vocab=8, max_positions=16, init_std=0.1
@@ -73,8 +75,9 @@ def learn(
     record: list[dict[str, Any]] = []
     published: list[int] = []
     sampler: Any = embedded(engine)
-    if ahead or sleep_s:
-        sampler = Copied(engine, sleep_s)
+    copied = Copied(engine, sleep_s) if ahead or sleep_s else None
+    if copied is not None:
+        sampler = Stream(copied) if ahead else copied
     fresh = iter(range(10_000_000, 20_000_000, PROMPTS))
 
     class Learner(Trainer):
@@ -92,21 +95,20 @@ def learn(
 
         def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
             time.sleep(sleep_s)
-            calls.append(getattr(sampler, "calls", 0))
             staleness = max(engine.steps - 1 - s.weight_version for t in trajectories for s in t.sequences)
             record.append({**values, "staleness": staleness})
 
         def publish(self, version: int) -> None:
-            if isinstance(sampler, Copied):
-                sampler.take(version)
+            if copied is not None:
+                with sampler.paused(60.0) if ahead else nullcontext():
+                    copied.take(version)
                 published.append(version)
 
     seen = watch(engine, updates * epochs)
-    calls: list[int] = []  # of the sampler, begun by the end of each step
     begun = time.monotonic()
     settings = LoopSettings(
         microbatch_tokens=512,
-        drift_gate=10.0 if ahead else 1e-3,
+        drift_gate=1e-3,
         seed=3,
         kl_every=5,
         minibatches=updates,
@@ -115,10 +117,11 @@ def learn(
         rollout_deadline_s=300.0,
     )
     Learner(engine, sampler, algorithm, SamplingParams(1), Mesh(), settings, critic).run(range(steps))
+    if ahead:
+        sampler.close()
     return {
         "record": record,
         "published": published,
-        "calls": calls,
         "seconds": time.monotonic() - begun,
         "updates": seen,
     }
@@ -152,7 +155,6 @@ class Copied:
 
     def __init__(self, engine: Engine, sleep_s: float) -> None:
         self.engine, self.sleep_s, self.version, self.weights = engine, sleep_s, -1, {}
-        self.calls = 0
         self.inner = EmbeddedSampler(lambda: self.weights, MODEL, version=lambda: self.version)
 
     def take(self, version: int) -> None:
@@ -160,6 +162,5 @@ class Copied:
         self.version = version
 
     def generate(self, requests):
-        self.calls += 1
         time.sleep(self.sleep_s)
         return self.inner.generate(requests)

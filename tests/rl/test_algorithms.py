@@ -95,6 +95,7 @@ def test_gspo_loss_is_the_clipped_ratio_of_whole_sequences() -> None:
     assert float(output.loss) == pytest.approx(total, rel=1e-5)
     with pytest.raises(ValueError, match="tis_cap"):
         GSPO(tis_cap=2.0)
+    assert GSPO(tis_cap=2.0, tis_per="sequence").tis_cap == 2.0
 
 
 def test_rloo_baseline_is_the_others_and_kl_comes_off_the_reward() -> None:
@@ -237,6 +238,14 @@ def test_truncated_importance_and_kl_in_the_loss() -> None:
     assert rows[0].old_logprob.tolist()[2:] == pytest.approx(policy[0][2:].tolist()) and algorithms.needs(config) == {
         "policy"
     }
+    # one ratio of both tokens, 12, is beyond the cap; and tokens beyond it may count nothing
+    for beyond, weight in (("clip", 2.0 / 4), ("mask", 0.0)):
+        by = GRPO(tis_cap=2.0, tis_per="sequence", tis_beyond=beyond)
+        rows = algorithms.prepare(by, group, Scores(policy=policy), alone)
+        assert rows[0].pg.tolist() == pytest.approx([0, 0, weight, weight])
+        assert rows[1].pg.tolist() == pytest.approx([0, 0, 0.25, 0.25])
+    rows = algorithms.prepare(GRPO(tis_cap=2.0, tis_beyond="mask"), group, Scores(policy=policy), alone)
+    assert rows[0].pg.tolist() == pytest.approx([0, 0, 1.5 / 4, 0])
     reference = [np.full(4, -2.0)] * 2
     rows = algorithms.prepare(GRPO(kl_coef=0.5, kl_clamp=10.0), group, Scores(reference=reference), alone)
     assert rows[0].kl.tolist() == pytest.approx([0, 0, 0.125, 0.125]) and rows[0].ref_logprob.tolist() == [-2.0] * 4

@@ -11,14 +11,15 @@ import pytest
 
 from terrella.core.errors import ConfigError, NumericsError, StorageError
 from terrella.rl.journal import Journal, JournalSampler, ReplaySampler
+from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.tests.rl import journal_run
 
 KILLS = 20
 
 
-def child(folder, kill_after: float) -> int:
-    command = [sys.executable, "-m", "terrella.tests.rl.journal_run", str(folder), str(kill_after)]
+def child(folder, kill_after: float, *more: str) -> int:
+    command = [sys.executable, "-m", "terrella.tests.rl.journal_run", str(folder), str(kill_after), *more]
     return subprocess.run(command, timeout=600, capture_output=True).returncode
 
 
@@ -50,6 +51,36 @@ def test_killed_at_twenty_random_points_equals_an_uninterrupted_run(tmp_path) ->
         if total >= KILLS:
             break
     assert total >= KILLS
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.full)])
+def test_rollouts_ahead_of_training_lose_and_repeat_nothing(tmp_path, kills: int) -> None:
+    """Which weights sample what depends on time, so that runs differ. But whatever a run was trained on stands in its
+    journal, once."""
+    length, dice, total = 0.3, random.Random(11), 0
+    every = Counter(range(journal_run.STEPS * journal_run.PROMPTS))
+    for number in range(100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        mine = 0
+        while not (folder / "done.json").exists():
+            code = child(folder, length * dice.uniform(0.02, 1.0) if mine < 6 else 0, "ahead")
+            assert code in (0, -9)
+            mine += code == -9
+        if mine < 3:
+            length *= 0.6
+        total += mine
+        used = json.loads((folder / "done.json").read_text())["used"]
+        assert len(used) == journal_run.STEPS and Journal(folder / "journal").trained() == every
+        issued = [e["step"] for e in Journal(folder / "journal").events() if e["event"] == "issued"]
+        assert sorted(issued) == list(range(journal_run.STEPS))
+        replay = ReplaySampler(folder / "journal")
+        for step, trained in enumerate(used):
+            again = rollout(replay, journal_run.walks(step), SamplingParams(1), 0)
+            assert [[list(s.ids) for s in t.sequences] for t in again] == trained
+        if total >= kills:
+            break
+    assert total >= kills
 
 
 def requests(n: int) -> list[SampleRequest]:
