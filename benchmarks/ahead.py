@@ -53,7 +53,7 @@ def _model(layers: int, hidden: int, heads: int, vocab: int, init_std: float) ->
 
 
 CASES = {
-    "tiny": Case(_model(1, 32, 2, 6, 0.1), 2e-2, prompts=4, samples=6, most=3),
+    "tiny": Case(_model(1, 32, 2, 6, 0.1), 1e-2, prompts=4, samples=6, most=3),
     "8 layers of 512": Case(_model(8, 512, 8, 64, 0.02), 3e-4, prompts=32, cache_gib=2.0),
 }
 
