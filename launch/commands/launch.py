@@ -91,12 +91,10 @@ def launch(
     if dry_run:
         click.echo("\n".join(script.text for script in scripts), nl=False)
         return
-    if unseen := check_inputs(plan):
-        click.echo(f"note: {unseen}")
     logs = Path(place) / "logs"
     unchecked = cluster.check_all(settings, Path(place), logs, [script.text for script in scripts])
-    if unchecked:
-        click.echo(f"note: {unchecked}")
+    for note in filter(None, (unchecked, check_inputs(plan))):
+        click.echo(f"note: {note}")
     submitted = jobs.submit(scripts, jobs.write_scripts(scripts, logs), logs)
     for job, script in zip(submitted, scripts, strict=True):
         tasks = f", {job.tasks} tasks" if job.tasks > 1 else ""

@@ -262,7 +262,7 @@ def test_array_sweeps_settings_each_in_its_own_run(slurm: Cluster, tmp_path: Pat
         (["--constraint", "h100"], 2, "sbatch would refuse this job: "),
         (["--run", "/dev/null/run"], 3, "a part of this path is a file"),
         (["--run", "my run"], 2, "my run' holds a blank"),
-        (["--set", "name=a\nscancel"], 2, "the name 'a scancel' must be a file name"),
+        (["--set", "name=a\nscancel"], 2, "--set: 'name=a\\nscancel' holds a line break"),
         (
             ["--set", "stages.2.prompts_per_step=3", "--ranks-per-node", "2"],
             2,

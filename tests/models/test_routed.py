@@ -1,0 +1,47 @@
+"""Experts while decoding: their matrices as one tensor without a copy where they lie evenly, and the outputs of a plain
+sum over experts.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from terrella.models.config import ModelConfig
+from terrella.models.routed import ExpertWeights, route, routed, side_by_side
+
+CONFIG = ModelConfig(
+    family="qwen3_moe", layers=1, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16, vocab=32, qk_norm=True,
+    experts=6, experts_per_token=2, expert_ffn=8,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_matrices_that_lie_evenly_are_viewed_and_others_copied(backwards: bool) -> None:
+    buffer = torch.randn(6 * 48)
+    parts = [buffer[i * 48 : i * 48 + 32].view(4, 8) for i in range(6)]
+    given = parts[::-1] if backwards else parts
+    joined, reversed_ = side_by_side(given)
+    assert reversed_ == backwards and joined.data_ptr() == buffer.data_ptr()
+    assert torch.equal(joined, torch.stack(parts))
+    for others in ([*given[:-1], given[-1].clone()], [given[0], given[2], given[1], *given[3:]]):
+        joined, reversed_ = side_by_side(others)
+        assert not reversed_ and torch.equal(joined, torch.stack(others)) and joined.data_ptr() != buffer.data_ptr()
+
+
+@pytest.mark.parametrize("to_one", [True, False])
+def test_every_token_gets_its_experts_weighted_sum(to_one: bool) -> None:
+    config = ModelConfig(**{**vars(CONFIG), "expert_weights_sum_to_one": to_one})
+    g = torch.Generator().manual_seed(0)
+    fc1 = tuple(torch.randn(16, 16, generator=g) for _ in range(6))
+    fc2 = tuple(torch.randn(16, 8, generator=g) for _ in range(6))
+    weights, x_TH = ExpertWeights(torch.randn(6, 16, generator=g), fc1, fc2), torch.randn(9, 16, generator=g)
+    chosen_TK, probs_TK = route(x_TH, weights.router_EH, config)
+    every = torch.softmax(x_TH @ weights.router_EH.T, -1)
+    wanted = every.gather(1, chosen_TK)
+    torch.testing.assert_close(probs_TK, wanted / wanted.sum(1, keepdim=True) if to_one else wanted)
+    expected = torch.zeros_like(x_TH)
+    for t in range(9):
+        for k in range(2):
+            gate, up = F.linear(x_TH[t], fc1[chosen_TK[t, k]]).chunk(2)
+            expected[t] += probs_TK[t, k] * F.linear(F.silu(gate) * up, fc2[chosen_TK[t, k]])
+    torch.testing.assert_close(routed(x_TH, weights, config), expected, rtol=1e-4, atol=1e-4)
