@@ -128,9 +128,9 @@ class Ours:
         else:
             # it samples from the engine's own weights: exactly nothing, not a clock's noise to be compared
             marks.append(marks[-1])
-        found = {name: end - begin for name, begin, end in zip(PARTS, marks, marks[1:], strict=False)}
+        times = {name: end - begin for name, begin, end in zip(PARTS, marks, marks[1:], strict=False)}
         assert sum(len(s.ids) for s in samples) == case.tokens
-        return found | {"step": marks[-1] - marks[0], "drift": result.metrics["drift"] / result.metrics["pg_tokens"]}
+        return times | {"step": marks[-1] - marks[0], "drift": result.metrics["drift"] / result.metrics["pg_tokens"]}
 
 
 def ours(case: Case, impl: str, steps: int) -> dict[str, Any]:
@@ -138,8 +138,11 @@ def ours(case: Case, impl: str, steps: int) -> dict[str, Any]:
     work = Ours(case, impl.endswith("vllm"))
     work.step(warm_up(case), 10**6, microbatches=2)
     say("warm")
-    found = [work.step(case, turn) for turn in range(steps)]
-    figures = {"times": {part: [f[part] for f in found] for part in (*PARTS, "step")}, "drift": found[-1]["drift"]}
+    measured = [work.step(case, turn) for turn in range(steps)]
+    figures = {
+        "times": {part: [f[part] for f in measured] for part in (*PARTS, "step")},
+        "drift": measured[-1]["drift"],
+    }
     figures["peak_gib"] = peak_gib()
     if work.colocated:
         figures |= {"syncs": work.colocated.times(5)}

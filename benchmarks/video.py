@@ -76,9 +76,9 @@ def main(words: list[str] | None = None) -> None:
     case = f"{given.size} px, {given.frames} frames at once"
 
     def put(metric: str, work: Callable[[], object], frames: int = given.frames) -> None:
-        found = rates(work, frames, given.seconds, device)
-        cuts = statistics.quantiles(found, n=5, method="inclusive")
-        low, middle, high = cuts[0], statistics.median(found), cuts[3]
+        measured = rates(work, frames, given.seconds, device)
+        cuts = statistics.quantiles(measured, n=5, method="inclusive")
+        low, middle, high = cuts[0], statistics.median(measured), cuts[3]
         recorder.add(case, "terrella", metric, middle, "frames/s", low, high)
         print(f"{metric}: {middle:,.0f} frames/s  ({low:,.0f} to {high:,.0f})", flush=True)
 

@@ -110,12 +110,12 @@ def chromium_rates(workers: int, seconds: float) -> tuple[float, float, float]:
     ]
     for process in processes:
         process.start()
-    found = [results.get(timeout=400) for _ in processes]
+    counts = [results.get(timeout=400) for _ in processes]
     for process in processes:
         process.join(60)
-    wall = sum(steps / clock for steps, clock, *_ in found)
-    cpu = sum(f[2] for f in found) / sum(f[0] for f in found)
-    return wall, cpu, sum(f[3] for f in found) / sum(f[4] for f in found)
+    wall = sum(steps / clock for steps, clock, *_ in counts)
+    cpu = sum(f[2] for f in counts) / sum(f[0] for f in counts)
+    return wall, cpu, sum(f[3] for f in counts) / sum(f[4] for f in counts)
 
 
 def main() -> None:

@@ -210,9 +210,9 @@ def scores() -> Iterator[Figure]:
     """
     for tag in ("SimpleSokoban", "FrozenLake"):
         task = load_tasks()[tag]
-        found = [random_policy(task, VALIDATION_SEEDS, 100, seed=seed) for seed in range(5)]
+        estimates = [random_policy(task, VALIDATION_SEEDS, 100, seed=seed) for seed in range(5)]
         for k in (1, 8):
-            yield Figure(tag, "random policy", f"pass@{k}", [100 * f[k].value for f in found], "%")
+            yield Figure(tag, "random policy", f"pass@{k}", [100 * f[k].value for f in estimates], "%")
         top = 100 * (ceiling(task, VALIDATION_SEEDS) or 0.0)
         yield Figure(tag, "ceiling", "pass@1", [top], "%")
 

@@ -173,14 +173,14 @@ def _discard(folder: Path) -> None:
 
 def _agree(error: BaseException | None, value: Any = None) -> list[Any]:
     """Every rank's value; raises on every rank when one had an error, so that none goes on alone. Collective."""
-    found: list = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (None if error is None else f"rank {dist.get_rank()}: {error}", value))
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (None if error is None else f"rank {dist.get_rank()}: {error}", value))
     if error is not None and isinstance(error, TerrellaError):
         raise error
-    messages = [message for message, _ in found if message]
+    messages = [message for message, _ in everyone if message]
     if messages:
         raise StorageError("; ".join(messages)) from error
-    return [value for _, value in found]
+    return [value for _, value in everyone]
 
 
 def save(engine: Checkpointed, path: Path, extra: dict[str, Any], wait: bool) -> None:

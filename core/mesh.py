@@ -145,9 +145,9 @@ class Mesh:
 
     def _timed(self, ask: Callable[[], T]) -> T:
         begun = time.monotonic()
-        found = ask()
+        answer = ask()
         self.waited += time.monotonic() - begun
-        return found
+        return answer
 
     @staticmethod
     def _all(value: T, group: ProcessGroup | None, size: int) -> list[T]:

@@ -225,10 +225,10 @@ def _require_equal(stored: Path, config: Any) -> None:
         raise ConfigError(
             f"{stored}: cannot be read ({str(error).splitlines()[0]}); choose another --run folder"
         ) from error
-    found = schema.differences(plain, config)
-    if found:
-        changes = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, old, new in found[:SHOWN])
-        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    differences = schema.differences(plain, config)
+    if differences:
+        changes = "; ".join(f"{key}: {old!r} then, {new!r} now" for key, old, new in differences[:SHOWN])
+        more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
         raise ConfigError(
             f"{stored}: this run was started with other settings ({changes}{more}); "
             "choose another --run folder, or give the old settings to resume it"

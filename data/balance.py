@@ -31,11 +31,11 @@ class Spread:
         """Per-position values of the batches as one array for each row that this rank brought, aligned with its ids.
         Collective.
         """
-        found = unpack(self.batches, values)
+        unpacked = unpack(self.batches, values)
         if self.mesh.data_size == 1:
-            return list(found.values())
+            return list(unpacked.values())
         edges = np.cumsum([0, *self.counts])
-        parts = [{i: v for i, v in found.items() if a <= i < b} for a, b in pairwise(edges)]
+        parts = [{i: v for i, v in unpacked.items() if a <= i < b} for a, b in pairwise(edges)]
         own = {i: v for part in self.mesh.exchange(parts) for i, v in part.items()}
         return [own[i] for i in sorted(own)]
 

@@ -190,8 +190,8 @@ def reference_packed_gae(rewards_N, values_N, mask_N, lengths, *, reset_N=None, 
 
     if not inside_RT.numel():
         return torch.zeros_like(values_N), torch.zeros_like(values_N)
-    found = reference_gae(table(rewards_N), table(values_N), table(mask_N), reset_BT=table(reset_N), **options)
-    return found[0][inside_RT], found[1][inside_RT]
+    padded = reference_gae(table(rewards_N), table(values_N), table(mask_N), reset_BT=table(reset_N), **options)
+    return padded[0][inside_RT], padded[1][inside_RT]
 
 
 def _gae(rewards, values, mask, lengths, *, reset=None, **options):

@@ -31,10 +31,11 @@ def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
     full = prompt == "full"
     if data is not None:
         shards = ShardSet(data)
-        found: Any = [read_pair(shards[int(i * len(shards) / min(n, len(shards)))]) for i in range(min(n, len(shards)))]
-        if any(q.domain != domain for q in found):
-            raise ConfigError(f"--data {data}: its samples are of {found[0].domain}, not of {domain}")
-        return found
+        count = min(n, len(shards))
+        questions: Any = [read_pair(shards[int(i * len(shards) / count)]) for i in range(count)]
+        if any(q.domain != domain for q in questions):
+            raise ConfigError(f"--data {data}: its samples are of {questions[0].domain}, not of {domain}")
+        return questions
     if domain == "text-game":
         rows = split_rows(crawl_all(list(GAMES), range(1))).test
         return [

@@ -147,9 +147,9 @@ def _cells(line: _Line, rows: dict[str, list[Any]], asked: Asked) -> tuple[list[
         last = drift(chosen, asked.walks, asked.steps, line.predict, first_seed=FRESH_SEED)["model"][-1]
         cells = [right[2].to_cell(), right[1].to_cell(), proportion(sum(last), len(last)).to_cell()]
         scores = policy_scores(chosen, asked.walks, asked.steps, line.predict, first_seed=FRESH_SEED)
-        found = agreement(scores.true, scores.imagined)
-        r = None if math.isnan(found.r) else found.r  # a model in which all policies score alike orders none
-        ranked = {"true": scores.true, "imagined": scores.imagined, "r": r, "mmrv": found.mmrv, "gap": found.gap}
+        agreed = agreement(scores.true, scores.imagined)
+        r = None if math.isnan(agreed.r) else agreed.r  # a model in which all policies score alike orders none
+        ranked = {"true": scores.true, "imagined": scores.imagined, "r": r, "mmrv": agreed.mmrv, "gap": agreed.gap}
         ranked["planning"] = mean(scores.gains).to_cell()
         if asked.train:
             agent = training_gain(chosen, asked.train, JUDGED, asked.steps, line.predict, first_seed=FRESH_SEED)

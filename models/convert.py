@@ -63,36 +63,41 @@ def open_source(path: str | Path, *, kind: Kind = "auto", base: str | Path | Non
     """
     path = resolve(path)
     base = resolve(base) if base is not None else None
-    found = detect(path) if kind == "auto" else kind
-    if found == "checkpoint":
+    chosen = detect(path) if kind == "auto" else kind
+    if chosen == "checkpoint":
         return _open_checkpoint(path, base)
-    if found == "hf":
+    if chosen == "hf":
         config = hf.read_config(path)
         source, files = hf.weight_source(path, config)
         hf.check_all_used(files, config, chatglm=hf.read_json(path / "config.json").get("model_type") == "chatglm")
         return Source("hf", path, config, source, carry_from=path)
-    if found == "nemo":
+    if chosen == "nemo":
         from .nemo import open_nemo
 
         return open_nemo(path)
     if base is None:
-        raise ConfigError(f"{path}: a {found} source needs --base, the Hugging Face folder of the model it belongs to")
+        raise ConfigError(f"{path}: a {chosen} source needs --base, the Hugging Face folder of the model it belongs to")
     config = hf.read_config(base)
-    if found == "peft":
+    if chosen == "peft":
         tensors = formats.read_peft(path, formats.read_folder(base))
-    elif found == "verl-fsdp":
+    elif chosen == "verl-fsdp":
         tensors = formats.read_verl_fsdp(path)
-    elif found == "verl-megatron":
+    elif chosen == "verl-megatron":
         tensors = formats.read_verl_megatron(path, config)
-    elif found == "bin" or (path / "pytorch_model.bin").exists():
+    elif chosen == "bin" or (path / "pytorch_model.bin").exists():
         tensors = formats.read_bin(path if path.is_file() else path / "pytorch_model.bin")
     else:
         tensors = formats.read_safetensors(path)
     formats.check_complete(tensors, config, path)
     family = FAMILIES[config.family]
-    heads = formats.twin_heads(path) if found == "bin" and "critic" in path.name else {}
+    heads = formats.twin_heads(path) if chosen == "bin" and "critic" in path.name else {}
     return Source(
-        found, path, config, lambda name: from_hf(family, config, name, tensors.get), carry_from=base, value_heads=heads
+        chosen,
+        path,
+        config,
+        lambda name: from_hf(family, config, name, tensors.get),
+        carry_from=base,
+        value_heads=heads,
     )
 
 
@@ -149,8 +154,8 @@ def _to_peft(source: Source, partial: Path, base: str | Path | None) -> dict[str
         stream = hf.hf_tensors(source.config, _stream(again), "fp32")
         stated = hf.write_folder(Path(scratch) / "merged", source.config, stream, "fp32", None, 5 << 30)
         proof = hf.prove(Path(scratch) / "merged", source.config, stated, own_logits(source, torch.float32), "fp32")
-    found = {key: value for key, value in proof.items() if key not in ("tensors", "files")}  # those of the merged model
-    return write_proof(partial, found, {})
+    kept = {key: value for key, value in proof.items() if key not in ("tensors", "files")}  # those of the merged model
+    return write_proof(partial, kept, {})
 
 
 def from_any(

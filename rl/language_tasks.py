@@ -202,16 +202,16 @@ class QuestionTasks(Tasks):
         for part, asked in parts.items():
             for temperature in evaluation.temperatures:
                 judged = evaluation.firsts(part, temperature)
-                models = [(name, evaluation.kind_of(name), found) for name, found in judged.items()]
+                models = [(name, evaluation.kind_of(name), scores) for name, scores in judged.items()]
                 name = part + ending(evaluation, temperature)
                 tables[name] = self.table_of(asked, models, f"{TITLES[part]}, {heat(temperature)}")
-        found = {part: evaluation.firsts(part) for part in parts}
+        scores = {part: evaluation.firsts(part) for part in parts}
         for name in evaluation.models:
             for part, asked in parts.items():
-                values = zip(self.columns, self.estimates(asked, found[part][name]), strict=True)
+                values = zip(self.columns, self.estimates(asked, scores[part][name]), strict=True)
                 outcome |= {f"{name}/{part}/{column}": value.value for column, value in values}
         for one, other in evaluation.compared():
-            change = self.gains(parts[TEST], found[TEST][one], found[TEST][other])
+            change = self.gains(parts[TEST], scores[TEST][one], scores[TEST][other])
             pairs = zip(self.columns, change, strict=True)
             outcome |= {f"{one} minus {other}/{column}": value.to_cell() for column, value in pairs}
         both = evaluation.before and evaluation.after

@@ -56,8 +56,8 @@ def mean(values: Sequence[float]) -> Estimate:
 
 def mean_share(values: Sequence[float]) -> Estimate:
     """A mean of values between 0 and 1, its normal interval cut to that range."""
-    found = mean(values)
-    return Estimate(found.value, max(0.0, found.low), min(1.0, found.high), found.n) if values else found
+    estimate = mean(values)
+    return Estimate(estimate.value, max(0.0, estimate.low), min(1.0, estimate.high), estimate.n) if values else estimate
 
 
 def paired_difference(after: Sequence[bool], before: Sequence[bool]) -> Estimate:

@@ -15,13 +15,13 @@ def read(source: Path, cursor: int | None) -> Iterator[Item]:
     """Tasks in the order of the list, or of the files' names."""
     if source.is_dir():
         files = sorted(source.glob("*.json"), key=lambda p: (len(p.stem), p.stem))
-        found = (
+        tasks = (
             (i + 1, len(files), json.loads(files[i].read_text(encoding="utf-8")))
             for i in range(cursor or 0, len(files))
         )
     else:
-        found = read_list(source, cursor)
-    for index, total, task in found:
+        tasks = read_list(source, cursor)
+    for index, total, task in tasks:
         where = f"{source.name}[{index - 1}]"
         if not isinstance(task, dict):
             yield Item(index, dropped="not a record", where=where, done=index / total)

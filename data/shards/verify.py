@@ -58,24 +58,24 @@ def verify(
     With `quarantine` bad samples are added to quarantine.json beside the shards, and readers pass over them from then
     on. Damage to a shard as a whole (no tar, a foreign index) cannot be set aside sample by sample and stays a problem.
     """
-    found = Verification()
+    report = Verification()
     paths = find_shards(where, complete=False)
     if not str(where).endswith(".tar"):
         present = [store.base_name(path) for path in paths]
         for name in missing_shards(str(where), present):
-            found.problems.append(Problem(name, None, None, f"{CARD} lists it, and it is not here"))
+            report.problems.append(Problem(name, None, None, f"{CARD} lists it, and it is not here"))
     owners: dict[str, str] = {}
     for number, path in enumerate(paths):
-        found.shards += 1
+        report.shards += 1
         try:
-            _verify_shard(path, found, owners)
+            _verify_shard(path, report, owners)
         except ShardError as error:
-            found.problems.append(Problem(store.base_name(path), None, None, error.reason))
+            report.problems.append(Problem(store.base_name(path), None, None, error.reason))
         if tell is not None:
             tell(number + 1, len(paths))
-    if quarantine and found.bad_samples:
-        _set_aside(paths, found)
-    return found
+    if quarantine and report.bad_samples:
+        _set_aside(paths, report)
+    return report
 
 
 def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> None:

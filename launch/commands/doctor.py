@@ -42,10 +42,10 @@ def doctor(paths: tuple[Path, ...], quick: bool) -> None:
 def guarded(what: str, function: Callable[[], Any]) -> list[Check]:
     """A check that cannot even run is a finding too."""
     try:
-        found = function()
+        checks = function()
     except Exception as error:
         return [Check("fail", what, f"{type(error).__name__}: {error}", "see the message")]
-    return found if isinstance(found, list) else [found]
+    return checks if isinstance(checks, list) else [checks]
 
 
 def this_machine(quick: bool) -> Iterator[Check]:
@@ -157,11 +157,11 @@ def shards(path: Path, quick: bool) -> Check:
         return Check("ok", str(path), f"{len(list(path.glob('*.tar')))} shards, not read")
     from ...data.shards.verify import verify
 
-    found = verify(str(path), quarantine=False, tell=lambda done, total: None)
-    if found.problems:
+    report = verify(str(path), quarantine=False, tell=lambda done, total: None)
+    if report.problems:
         fix = f"terrella shards verify --quarantine {path}"
-        return Check("fail", str(path), f"{len(found.problems)} problems, the first: {found.problems[0]}", fix)
-    return Check("ok", str(path), f"{found.samples} samples in {found.shards} shards, all whole")
+        return Check("fail", str(path), f"{len(report.problems)} problems, the first: {report.problems[0]}", fix)
+    return Check("ok", str(path), f"{report.samples} samples in {report.shards} shards, all whole")
 
 
 def run_directory(path: Path, quick: bool) -> Iterator[Check]:

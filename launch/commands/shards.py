@@ -182,12 +182,12 @@ def inspect(where: str, which: str, png: Path | None, lines: int) -> None:
     from ...data.preview import contact_sheet, describe
     from ...data.shards import ShardSet
 
-    found = ShardSet(where)
-    sample = _by_key(found, which)
+    shard_set = ShardSet(where)
+    sample = _by_key(shard_set, which)
     if sample is None:
-        if not which.isdigit() or int(which) >= len(found):
-            raise ConfigError(f"{where}: no sample {which}; there are {len(found)}, from 0")
-        sample = found[int(which)]
+        if not which.isdigit() or int(which) >= len(shard_set):
+            raise ConfigError(f"{where}: no sample {which}; there are {len(shard_set)}, from 0")
+        sample = shard_set[int(which)]
     for line in describe(sample, lines=lines):
         click.echo(line)
     if png is not None:
@@ -222,18 +222,19 @@ def verify(where: str, quarantine: bool, as_json: bool) -> None:
             progress.append(Progress("verify", total, speak=not as_json))
         progress[0].update(done)
 
-    found = check(where, quarantine=quarantine, tell=tell)
+    report = check(where, quarantine=quarantine, tell=tell)
     if as_json:
-        click.echo(json.dumps({**found.__dict__, "problems": [p.__dict__ for p in found.problems]}, ensure_ascii=False))
+        problems = [problem.__dict__ for problem in report.problems]
+        click.echo(json.dumps({**report.__dict__, "problems": problems}, ensure_ascii=False))
     else:
-        for problem in found.problems:
+        for problem in report.problems:
             click.echo(f"bad  {problem}")
-        counted = f"{found.samples} samples in {found.shards} shards, {found.already_aside} already in quarantine"
-        click.echo(f"{counted}, {len(found.problems)} problems")
-        if quarantine and found.bad_samples:
-            click.echo(f"{len(found.bad_samples)} samples set aside")
-    if found.bad_shards or (found.problems and not quarantine):
-        raise StorageError(f"{where}: {len(found.problems)} problems; bad samples can be set aside with --quarantine")
+        counted = f"{report.samples} samples in {report.shards} shards, {report.already_aside} already in quarantine"
+        click.echo(f"{counted}, {len(report.problems)} problems")
+        if quarantine and report.bad_samples:
+            click.echo(f"{len(report.bad_samples)} samples set aside")
+    if report.bad_shards or (report.problems and not quarantine):
+        raise StorageError(f"{where}: {len(report.problems)} problems; bad samples can be set aside with --quarantine")
 
 
 @shards.command()
@@ -268,9 +269,9 @@ def head(where: str, count: int, seed: int | None) -> None:
 
     from ...data.shards import Reader, ShardSet, ShuffledOrder
 
-    found = ShardSet(where)
-    order = ShuffledOrder(found.counts, seed=seed or 0, shuffle=seed is not None)
-    for _, sample in zip(range(count), Reader(found, order, epochs=1), strict=False):
+    samples = ShardSet(where)
+    order = ShuffledOrder(samples.counts, seed=seed or 0, shuffle=seed is not None)
+    for _, sample in zip(range(count), Reader(samples, order, epochs=1), strict=False):
         shown = {}
         for field, value in sample.items():
             if isinstance(value, np.ndarray):

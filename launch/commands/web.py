@@ -73,12 +73,12 @@ def process_data(
     if 1 in stages:
         if rollout_path is None:
             raise ConfigError("--rollout-path: stage 1 needs the result folder")
-        found = release.read_rollouts(rollout_path)
+        rollouts = release.read_rollouts(rollout_path)
         if add_reward:
             from ...rl.webrl.scorer import FolderScorer
 
             assert orm_path is not None
-            model, progress, judged = FolderScorer(orm_path), Progress("judged", max(len(found.rollouts), 1)), 0
+            model, progress, judged = FolderScorer(orm_path), Progress("judged", max(len(rollouts.rollouts), 1)), 0
 
             def judge(rollout: release.Rollout) -> float:
                 nonlocal judged
@@ -86,16 +86,16 @@ def process_data(
                 progress.update(judged)
                 return model.yes(rollout.intent, [s["response"] for s in rollout.steps], rollout.steps[-1]["html"])
 
-            found.rollouts = release.relabel(found.rollouts, judge)
-        release.write_fixed(rollout_path, found.rollouts)
-        trajectories = release.stage_one(found.rollouts)
+            rollouts.rollouts = release.relabel(rollouts.rollouts, judge)
+        release.write_fixed(rollout_path, rollouts.rollouts)
+        trajectories = release.stage_one(rollouts.rollouts)
         release.write_lines(output_path, trajectories)
         wins = sum(t[0]["trajectory_reward"] for t in trajectories)
         click.echo(
             f"{output_path}: {len(trajectories)} trajectories, {wins} of them successes, "
             f"{sum(map(len, trajectories))} steps"
         )
-        for reason, count in found.dropped.items():
+        for reason, count in rollouts.dropped.items():
             click.echo(f"  dropped {count}: {reason}")
     if 2 in stages:
         from ...rl.webrl.scorer import FolderScorer

@@ -200,13 +200,13 @@ def matches(name: str, wanted: str) -> bool:
 
 def collect(run: RunData) -> dict[tuple[str, str], Points]:
     """Finite points of a run by (stage, metric), steps in order."""
-    found: dict[tuple[str, str], Points] = {}
+    curves: dict[tuple[str, str], Points] = {}
     for record in run.metrics:
         for name, raw in record.items():
             value = number(raw)
             if name not in NOT_METRICS and value is not None and math.isfinite(value):
-                found.setdefault((record["stage"], name), []).append((record["step"], value))
-    return found
+                curves.setdefault((record["stage"], name), []).append((record["step"], value))
+    return curves
 
 
 def make_panel(

@@ -67,20 +67,20 @@ def draw(label: str, text: str) -> Frame | None:
 
 def frames_of(record: dict[str, Any]) -> list[Frame]:
     """The boards of an episode: true ones of an agent, imagined ones of a world model."""
-    found: list[Frame | None] = []
+    frames: list[Frame | None] = []
     for number, turn in enumerate(record.get("turns", [])[: MOST_FRAMES - 1]):
         action = str(turn.get("action", ""))[:24]
         boards = turn.get("boards")
         first, then = boards if boards else (turn.get("prompt", ""), turn.get("prediction", ""))
         if number == 0:
-            found.append(draw("start", first))
-        found.append(draw(action, then))
-    return [frame for frame in found if frame] if None not in found else []
+            frames.append(draw("start", first))
+        frames.append(draw(action, then))
+    return [frame for frame in frames if frame] if None not in frames else []
 
 
 def read(run: RunData, stem: str) -> dict[str, dict[str, Any]]:
     """The first sample of each prompt in a rollout file."""
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     for path in sorted((run.path / "rollouts").glob(f"{stem}-*.jsonl"))[-1:]:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -92,8 +92,8 @@ def read(run: RunData, stem: str) -> dict[str, dict[str, Any]]:
                 and isinstance(record.get("reward"), int | float)
                 and isinstance(record.get("turns"), list)
             ):
-                found.setdefault(str(record.get("prompt_id")), record)
-    return found
+                records.setdefault(str(record.get("prompt_id")), record)
+    return records
 
 
 def outcome_of(record: dict[str, Any]) -> str:

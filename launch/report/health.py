@@ -176,11 +176,11 @@ def nothing_learnt(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
 
 def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
     """Rules of thumb about a stage's last steps: no reward spread, collapsed entropy, heavy clipping, sampler drift."""
-    found = nothing_learnt(metrics, stage)
+    findings = nothing_learnt(metrics, stage)
     rises = reward_move(metrics, stage) > NOISE
     spread = series(metrics, stage, "reward/std")
-    if not found and len(spread) >= FLAT_STEPS and all(abs(value) < 1e-9 for _, value in spread[-FLAT_STEPS:]):
-        found.append(
+    if not findings and len(spread) >= FLAT_STEPS and all(abs(value) < 1e-9 for _, value in spread[-FLAT_STEPS:]):
+        findings.append(
             Finding(
                 "warning",
                 (
@@ -190,8 +190,8 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
             )
         )
     trained = series(metrics, stage, "trained_share")
-    if len(trained) >= FLAT_STEPS and all(value == 0 for _, value in trained[-FLAT_STEPS:]) and not found:
-        found.append(
+    if len(trained) >= FLAT_STEPS and all(value == 0 for _, value in trained[-FLAT_STEPS:]) and not findings:
+        findings.append(
             Finding(
                 "warning",
                 (
@@ -213,10 +213,10 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
         and entropy[-1][1] < ENTROPY_COLLAPSE * entropy[0][1]
     ):
         text = f"{stage}: entropy fell from {entropy[0][1]:.3g} to {entropy[-1][1]:.3g} and the reward did not rise"
-        found.append(Finding("warning", f"{text}; {REMEDIES['entropy']}"))
+        findings.append(Finding("warning", f"{text}; {REMEDIES['entropy']}"))
     clipped = series(metrics, stage, "clip_fraction")
     if clipped and clipped[-1][1] > CLIP_SHARE:
-        found.append(
+        findings.append(
             Finding(
                 "warning",
                 (
@@ -232,17 +232,17 @@ def learning_signs(metrics: list[dict[str, Any]], stage: str) -> list[Finding]:
             f"{stage}: sampler and trainer disagree by {worst[1]:.3g} nats a token at step {worst[0]}; check "
             "weight sync and precision"
         )
-        found.append(Finding("warning", text))
-    return found
+        findings.append(Finding("warning", text))
+    return findings
 
 
 def check_metrics(metrics: list[dict[str, Any]]) -> list[Finding]:
     """Everything the records alone can tell, worst first."""
     stages = list(dict.fromkeys(record["stage"] for record in metrics))
-    found = recorded_faults(metrics)
+    findings = recorded_faults(metrics)
     for stage in stages:
-        found += invalid_rollouts(metrics, stage) + learning_signs(metrics, stage)
-    return worst_first(found)
+        findings += invalid_rollouts(metrics, stage) + learning_signs(metrics, stage)
+    return worst_first(findings)
 
 
 def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:

@@ -49,8 +49,8 @@ def values_of(cell: Any) -> dict[str, float | None]:
     """value, low, high and n of a cell; a bare number is a value without the rest."""
     if not isinstance(cell, dict):
         cell = {"value": cell}
-    found = {key: number(cell.get(key)) for key in ("value", "low", "high", "n")}
-    return {key: value if value is not None and math.isfinite(value) else None for key, value in found.items()}
+    numbers = {key: number(cell.get(key)) for key in ("value", "low", "high", "n")}
+    return {key: value if value is not None and math.isfinite(value) else None for key, value in numbers.items()}
 
 
 def shape_cell(raw: Any, percent: bool, low: float, high: float, base: float | None) -> Cell:

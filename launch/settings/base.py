@@ -22,11 +22,11 @@ def references(stage: Any, env: Any = None) -> list[str]:
     """The earlier stages that a stage names, in the fields that its class lists in `uses`; and those that made what
     its environment reads, be that its own or the recipe's `env`."""
     made = [*sources(stage.env or env).values()] if hasattr(stage, "env") else []
-    found = made[: made.index(stage.name)] if stage.name in made else made
+    earlier = made[: made.index(stage.name)] if stage.name in made else made
     for name in getattr(stage, "uses", ()):
         value = attrgetter(name)(stage)
-        found += value if isinstance(value, list) else [value] if value else []
-    return found
+        earlier += value if isinstance(value, list) else [value] if value else []
+    return earlier
 
 
 def sources(env: Any) -> dict[str, str]:

@@ -277,7 +277,7 @@ class WebPhases:
                 f"env: the stage '{self.name}' of kind webrl needs web sites; give the recipe env: "
                 f"{{kind: web-site, ...}}"
             )
-        found: list[WebStage | Collect | Reinforce | Score] = []
+        expanded: list[WebStage | Collect | Reinforce | Score] = []
         actor, critic, played = self.init, None, [self.first]
         for number in range(1, self.phases + 1):
             prefix = f"{self.name}-{number}"
@@ -285,14 +285,14 @@ class WebPhases:
                 f"{prefix}-{part}" for part in ("tasks", "rollout", "replay", "critic", "actor")
             )
             if self.method == "grpo":
-                found += [
+                expanded += [
                     WebTasks("web-tasks", tasks, list(played), self.tasks),
                     self._on_policy(env, actor, tasks, policy),
                 ]
-                found += self._rollout(env, rollout, policy, tasks, 1)  # its failures are the next seeds
+                expanded += self._rollout(env, rollout, policy, tasks, 1)  # its failures are the next seeds
                 actor, played = policy, [*played, rollout]
                 continue
-            found += [
+            expanded += [
                 WebTasks(
                     "web-tasks", tasks, list(played), self.tasks, critic, self.low, self.high, self.url, self.model
                 ),
@@ -310,9 +310,9 @@ class WebPhases:
                 ),
             ]
             if self.method != "filtered_bc":
-                found.append(WebCritic("web-critic", judge, self.init, replay, self.critic, critic))
+                expanded.append(WebCritic("web-critic", judge, self.init, replay, self.critic, critic))
                 critic = judge
-            found.append(
+            expanded.append(
                 WebActor(
                     "web-actor",
                     policy,
@@ -328,9 +328,9 @@ class WebPhases:
             )
             actor, played = policy, [*played, rollout]
         if not self.evaluated:
-            return found
+            return expanded
         models = [self.init, *(f"{self.name}-{n}-actor" for n in range(1, self.phases + 1))]
-        found.append(
+        expanded.append(
             Score(
                 kind="eval",
                 name=f"{self.name}-eval",
@@ -344,7 +344,7 @@ class WebPhases:
                 sampler=self.rollouts.sampler,
             )
         )
-        return found
+        return expanded
 
 
 WebStage = WebTasks | WebJudge | WebOrm | WebReplay | WebCritic | WebActor | WebPlan | WebPhases

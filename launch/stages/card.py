@@ -50,10 +50,10 @@ def about_run(job: Job, model: str, chats: bool) -> str:
 def _lineage(recipe: Recipe, model: str) -> list[Any]:
     """The stages whose weights went into a model, the first one first."""
     stages = {stage.name: stage for stage in recipe.stages}
-    found = [stages[model]]
-    while (init := getattr(found[0], "init", None)) is not None:
-        found.insert(0, stages[init])
-    return found
+    lineage = [stages[model]]
+    while (init := getattr(lineage[0], "init", None)) is not None:
+        lineage.insert(0, stages[init])
+    return lineage
 
 
 def _stage_lines(job: Job, model: str) -> Iterator[str]:

@@ -55,23 +55,23 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     assert made is not None
     decoder = ClipDecoder(frozen_tokenizer(chosen, made), chosen.layout, stage.bf16)
     bins = action_bins(chosen, made)
-    found: dict[str, dict[str, int]] = {}
+    successes: dict[str, dict[str, int]] = {}
     progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)
     done = 0
     share = job.mesh.share(range(stage.episodes))
     with sampling(job, stage) as of:
         for name in stage.models:
-            found[name] = {}
+            successes[name] = {}
             with of(name) as (sampler, _):
                 choice = {"top_k": stage.top_k, "repetition_penalty": stage.repetition_penalty}
                 simulator = partial(WorldModelSimulator, sampler, decoder, bins, **choice)
                 for task, policy in product(stage.tasks, stage.policies):
                     given = (stage, job, simulator, task, policy, share, np.asarray(truth["first"][task]))
-                    found[name][f"{task}/{policy}"] = sum(
+                    successes[name][f"{task}/{policy}"] = sum(
                         job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g)))
                     )
                     progress.update(done := done + 1)
-    results = describe(stage, truth, found)
+    results = describe(stage, truth, successes)
     if job.mesh.is_main:
         job.run.write_result(stage.name, results["table"])
         job.run.write_result(f"{stage.name}-agreement", results["agreement"])

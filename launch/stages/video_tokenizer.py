@@ -139,10 +139,10 @@ def table(stage: VideoTokenizerTraining, job: Job, scores: dict[str, float]) -> 
     """Held-out reconstruction as a table of the report."""
     config, columns = video_settings(job).tokenizer, ["mae", "psnr", "ssim", "codes used", "perplexity"]
     trivial = "the context frame for ever" if config.kind == "compressive" else "the mean colour"
-    found = [scores[f"heldout/{name}"] for name in ("mae", "psnr", "ssim", "codes_used", "perplexity")]
+    cells = [scores[f"heldout/{name}"] for name in ("mae", "psnr", "ssim", "codes_used", "perplexity")]
     rows = [
         {"name": trivial, "kind": "baseline", "cells": [None, scores["heldout/baseline_psnr"], None, None, None]},
-        {"name": stage.name, "kind": "model", "cells": found},
+        {"name": stage.name, "kind": "model", "cells": cells},
     ]
     note = (
         f"{stage.heldout_clips} held-out clips of {stage.frames_per_clip} frames, encoded and decoded: "
@@ -224,9 +224,9 @@ def heldout(stage: VideoTokenizerTraining, job: Job, model: VideoTokenizer) -> d
             stage, job, source, first, min(stage.clips_per_step, stage.heldout_clips - first), augment=False
         )
         with torch.autocast(device().type, torch.bfloat16, enabled=stage.bf16):
-            found = model.tokenize(frames, context)
-            made = model.detokenize(found).float()
-        codes.append(found.frames_BTN.cpu())
+            tokenized = model.tokenize(frames, context)
+            made = model.detokenize(tokenized).float()
+        codes.append(tokenized.frames_BTN.cpu())
         for name, value in frame_metrics(made, frames, names).items():
             scores[name].append(value.flatten().cpu())
         trivial = (

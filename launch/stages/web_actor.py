@@ -27,8 +27,8 @@ def values_of(job: Job, critic: Engine, experience: Experience, budget: int) -> 
         states = [s.prompt for s in t.steps] + [t.steps[-1].following]
         rows += [state_row(state, end) for state in states]
         sizes.append(len(states))
-    found = score_all(job, critic, rows, twin_score, budget)["value"]
-    flat, values = iter(float(found[i][-1]) for i in range(len(rows))), []
+    scored = score_all(job, critic, rows, twin_score, budget)["value"]
+    flat, values = iter(float(scored[i][-1]) for i in range(len(rows))), []
     for size in sizes:
         values.append([next(flat) for _ in range(size)])
     return values
@@ -67,11 +67,11 @@ def run(stage: WebActor, job: Job) -> dict[str, Any]:
         return [row(stage.method, weighed[i], len(whole), reference.get(i)) for i in share]
 
     def describe(sums: dict[str, float]) -> dict[str, float]:
-        found = {"loss": sums["loss"]}
+        means = {"loss": sums["loss"]}
         if sums["pg_tokens"] and stage.method in WITH_REFERENCE:
-            found["ratio"] = sums["ratio"] / sums["pg_tokens"]
-            found["kl"] = sums["reference_kl"] / sums["pg_tokens"]
-        return found
+            means["ratio"] = sums["ratio"] / sums["pg_tokens"]
+            means["kl"] = sums["reference_kl"] / sums["pg_tokens"]
+        return means
 
     loss = make_loss(settings(stage.method, stage.beta, stage.length_normalize))
     return {**fit_items(job, stage.name, engine, training, len(weighed), rows, loss, describe), **counts}

@@ -38,8 +38,8 @@ def probabilities(job: Job, engine: Engine, trajectories: Sequence[WebTrajectory
     prompter = prompter_of(job, verdict=True)
     words = [single_token(prompter.tokenizer, word) for word in (YES, NO)]
     rows = [verdict_row(prompter, t) for t in trajectories]
-    found = score_all(job, engine, rows, yes_score(*words), BUDGET)["yes"]
-    return [float(found[i][-1]) for i in range(len(rows))]
+    scored = score_all(job, engine, rows, yes_score(*words), BUDGET)["yes"]
+    return [float(scored[i][-1]) for i in range(len(rows))]
 
 
 def run(stage: WebOrm, job: Job) -> dict[str, Any]:

@@ -71,17 +71,17 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     scripted, elsewhere = all(t.steps for t in tasks), lives_elsewhere(settings, "test")
     known = make_world(settings, "test") if scripted else None
     ways = {t.task.task_id: oracle_pages(known, t) for t in tasks} if known is not None else {}
-    found: dict[str, Results] = {}
+    solved: dict[str, Results] = {}
     outcomes: dict[str, Any] = {}
     invalid = 0
     bar = Bar(stage.name, len(stage.arms), speak=job.mesh.is_main)
     with ExitStack() as stack:
         actor = _open(stage, job, stage.actor, "actor", stack)
         for arm in stage.arms:
-            found[arm.name], tally, more, lost = _play(stage, job, arm, actor, tasks, ways)
+            solved[arm.name], tally, more, lost = _play(stage, job, arm, actor, tasks, ways)
             invalid += lost
-            outcomes[arm.name] = {"solved": _rate(found[arm.name]).to_cell(), **tally.__dict__, **more}
-            bar.update(len(found), f"{arm.name}: {percent(_rate(found[arm.name]))}")
+            outcomes[arm.name] = {"solved": _rate(solved[arm.name]).to_cell(), **tally.__dict__, **more}
+            bar.update(len(solved), f"{arm.name}: {percent(_rate(solved[arm.name]))}")
     baseline = not elsewhere or settings.random_elsewhere
     ends = {
         "random policy": job.mesh.from_main(lambda: _random(job, stage, tasks)) if baseline else None,
@@ -89,9 +89,9 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     }
     if job.mesh.is_main:
         job.run.guard()
-        job.run.write_result(stage.name, _table(stage, found, ends, tasks, invalid, outcomes))
+        job.run.write_result(stage.name, _table(stage, solved, ends, tasks, invalid, outcomes))
         if stage.headline:
-            write_json(job.run.path / "summary.json", _summary(stage, found))
+            write_json(job.run.path / "summary.json", _summary(stage, solved))
     return {"tasks": len(tasks), "invalid": invalid, **outcomes}
 
 
@@ -219,7 +219,7 @@ def _rate(results: Results, site: str = ALL) -> Any:
 
 def _table(
     stage: WebPlan,
-    found: dict[str, Results],
+    solved: dict[str, Results],
     ends: dict[str, Results | None],
     tasks: list[SiteTask],
     invalid: int,
@@ -228,7 +228,7 @@ def _table(
     sites = sorted({t.task.sites[0] for t in tasks})
     kinds = {arm.name: "control" if arm.control else "model" for arm in stage.arms}
     lines = [("random policy", "baseline", ends["random policy"])]
-    lines += [(name, kinds[name], results) for name, results in found.items()]
+    lines += [(name, kinds[name], results) for name, results in solved.items()]
     lines.append(("oracle", "ceiling", ends["oracle"]))
     rows = [
         {"name": name, "kind": kind, "cells": [_rate(results, s).to_cell() for s in (ALL, *sites)]}

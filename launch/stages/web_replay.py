@@ -60,8 +60,8 @@ def run(stage: WebReplay, job: Job) -> dict[str, Any]:
         steps = [earlier[p.trajectory].steps[p.step] for p in places]
         # without the token that ends an action, as the release measures it
         rows = [TrainSequence(np.asarray([*s.prompt, *prompter.action(s.action)], np.int64)) for s in steps]
-        found = score_all(job, engine, rows, logprob_score(1.0), stage.microbatch_tokens)["logprob"]
-        probabilities = [geometric_mean(found[i][len(s.prompt) :].tolist()) for i, s in enumerate(steps)]
+        logprobs = score_all(job, engine, rows, logprob_score(1.0), stage.microbatch_tokens)["logprob"]
+        probabilities = [geometric_mean(logprobs[i][len(s.prompt) :].tolist()) for i, s in enumerate(steps)]
     chosen = choose(places, probabilities, new, seed, stage.low, stage.high, stage.ratio)
     if job.mesh.is_main:
         folder = make_folder(job.stage_folder(stage.name))

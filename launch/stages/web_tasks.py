@@ -115,5 +115,5 @@ def _values(stage: WebTasks, job: Job, engine: Engine, tasks: Sequence[SiteTask]
         if prompt is None:
             raise ConfigError(f"stages: {stage.name}: task {task.task.task_id} does not start")
         rows.append(state_row(prompt, prompter.stop_id))
-    found = score_all(job, engine, rows, twin_score, BUDGET)
-    return [(float(found["first"][i][-1]), float(found["second"][i][-1])) for i in range(len(rows))]
+    scored = score_all(job, engine, rows, twin_score, BUDGET)
+    return [(float(scored["first"][i][-1]), float(scored["second"][i][-1])) for i in range(len(rows))]

@@ -29,11 +29,11 @@ class ApiPlayer:
         """
         with ThreadPoolExecutor(self.teacher.together) as pool:
             waiting = {pool.submit(self.episode, seat): i for i, seat in enumerate(seats)}
-            found: dict[int, Trajectory] = {}
+            played: dict[int, Trajectory] = {}
             for done in as_completed(waiting):
-                found[waiting[done]] = done.result()
-                progress(len(found))
-        return [found[i] for i in range(len(seats))]
+                played[waiting[done]] = done.result()
+                progress(len(played))
+        return [played[i] for i in range(len(seats))]
 
     def episode(self, seat: Seat) -> Trajectory:
         """One seat to its end."""

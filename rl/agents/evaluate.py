@@ -93,8 +93,8 @@ def state_perplexity(
         rows.append(TrainSequence(np.asarray(context, np.int64)))
         spans.append((max(at, 1), at + len(state)))
     batches = pack(rows, budget=max(8192, max(len(r.ids) for r in rows)), pad=False)
-    found = unpack(batches, score(batches))
-    total = [found[i][a:b] for i, (a, b) in enumerate(spans)]
+    logprobs = unpack(batches, score(batches))
+    total = [logprobs[i][a:b] for i, (a, b) in enumerate(spans)]
     return math.exp(-float(np.concatenate(total).mean()))
 
 

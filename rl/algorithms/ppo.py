@@ -88,10 +88,10 @@ def advantages(
             raise ConfigError("bi_level: cannot be combined with kl_in = reward; put the KL term into the loss")
         ends_N = common.join_rows(ends, scores.device)
         options = {"gamma": config.gamma, "lam": config.lam, "high_level_gamma": config.turn_gamma}
-        found = bilevel_gae(rewards_N, values_N, mask_N, ends_N, lengths=lengths, **options)
+        estimated = bilevel_gae(rewards_N, values_N, mask_N, ends_N, lengths=lengths, **options)
     else:
-        found = gae(rewards_N, values_N, mask_N, gamma=config.gamma, lam=config.lam, lengths=lengths)
-    advantages, returns = (common.split_rows(x_N, lengths) for x_N in found)
+        estimated = gae(rewards_N, values_N, mask_N, gamma=config.gamma, lam=config.lam, lengths=lengths)
+    advantages, returns = (common.split_rows(x_N, lengths) for x_N in estimated)
     return advantages, returns
 
 

@@ -134,9 +134,9 @@ def _summary(evaluation: Evaluation, tasks: list[ImaginationTask]) -> dict[str, 
     """What happened, in plain words."""
     assert evaluation.before and evaluation.after
     k, t, pair = len(tasks[0].truths), evaluation.temperatures[-1], (evaluation.before, evaluation.after)
-    found = evaluation.firsts(TEST)
-    before, after = (summarise(found[name]).all_exact for name in pair)
-    change = _gain(found[evaluation.after], found[evaluation.before])
+    judged = evaluation.firsts(TEST)
+    before, after = (summarise(judged[name]).all_exact for name in pair)
+    change = _gain(judged[evaluation.after], judged[evaluation.before])
     verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
     paragraphs = [
         f"At temperature {t:g} the change is {points(change)} on the same {change.n} tasks in held-out rooms, where "
@@ -145,8 +145,8 @@ def _summary(evaluation: Evaluation, tasks: list[ImaginationTask]) -> dict[str, 
     ]
     if evaluation.control:
         control, gap = (
-            summarise(found[evaluation.control]).all_exact,
-            _gain(found[evaluation.after], found[evaluation.control]),
+            summarise(judged[evaluation.control]).all_exact,
+            _gain(judged[evaluation.after], judged[evaluation.control]),
         )
         paragraphs.append(
             f"Control, more pre-training for the same gradient tokens: {percent(control)} (RLVR minus control: "

@@ -41,47 +41,47 @@ def publish(
     """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective;
     those with `sends` send, each to its own targets, and with a `ShardedTransport` the others send beside them."""
     begun = time.monotonic()
-    found: list[str] = []
+    problems: list[str] = []
     for attempt in range(1, attempts + 1):
         answers: dict[str, list[dict[str, Any]]] = {}
         if sends:
             for target in targets:
                 target.accept(None, timeout_s)
-        stream, found = iter(weights()), []
+        stream, problems = iter(weights()), []
         if sends or isinstance(transport, ShardedTransport):
             try:
                 answers = transport.send(stream, version, targets if sends else [], timeout_s)  # type: ignore[arg-type]
-                found = faults(answers, version)
+                problems = faults(answers, version)
             except Exception as error:
-                found = [f"sender: {type(error).__name__}: {error}"]
+                problems = [f"sender: {type(error).__name__}: {error}"]
         for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
             pass
         # all ranks try again, or none
-        found = [fault for faults in gather(found) for fault in faults]
-        if not found:
+        problems = [fault for faults in gather(problems) for fault in faults]
+        if not problems:
             if sends:
                 for target in targets:
                     target.accept(version, timeout_s)
-            tensors = max((a.get("tensors", 0) for found in answers.values() for a in found), default=0)
+            tensors = max((a.get("tensors", 0) for workers in answers.values() for a in workers), default=0)
             return SyncReport(version, time.monotonic() - begun, attempt, tensors)
-        log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(found))
+        log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(problems))
         if isinstance(transport, BroadcastTransport | ShardedTransport):
             transport.close()  # a failed send may have left its group half open
-    raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(found)}")
+    raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(problems)}")
 
 
 def faults(answers: dict[str, list[dict[str, Any]]], version: int) -> list[str]:
     """What went wrong, by target; nothing when all workers hold the version whole."""
-    found = []
+    problems = []
     for target, workers in answers.items():
         for number, answer in enumerate(workers):
             if "error" in answer:
-                found.append(f"{target}: {answer['error']}")
+                problems.append(f"{target}: {answer['error']}")
             elif answer["damaged"]:
-                found.append(
+                problems.append(
                     f"{target}, worker {number}: tensor {answer['damaged'][0]} arrived damaged "
                     f"({len(answer['damaged'])} in all)"
                 )
             elif answer["version"] != version:
-                found.append(f"{target}, worker {number}: has version {answer['version']}, not {version}")
-    return found
+                problems.append(f"{target}, worker {number}: has version {answer['version']}, not {version}")
+    return problems

@@ -32,15 +32,15 @@ class Judged:
 
 def judge_rows(rows: Sequence[Row], responses: Sequence[str | Invalid], mode: Mode) -> list[Judged | Invalid]:
     """Judge every response by the binary rule; a fault of the sampler stays Invalid and enters no statistic."""
-    found: list[Judged | Invalid] = []
+    judged: list[Judged | Invalid] = []
     for row, response in zip(rows, responses, strict=True):
         if isinstance(response, Invalid):
-            found.append(response)
+            judged.append(response)
             continue
         step = Transition.from_row(row)
         verdict = judge(response, step, "binary", mode)
-        found.append(Judged(verdict.right, step.changed, row["game"], verb_of(action_of(row)), verdict.reason))
-    return found
+        judged.append(Judged(verdict.right, step.changed, row["game"], verb_of(action_of(row)), verdict.reason))
+    return judged
 
 
 def copy_answers(rows: Sequence[Row]) -> list[str | Invalid]:

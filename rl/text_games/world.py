@@ -51,15 +51,15 @@ class View:
         step = Transition(self.objects, self.score, self.objects, self.score)
         try:
             objects, score = merge(step, read_difference(response))
-            found = View(
+            view = View(
                 [_whole(o) for o in objects.values()],
                 {k: score[k] for k in ("score", "gameOver", "gameWon")},
                 self.next_uuid,
             )
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
             raise Unreadable(f"{type(error).__name__}: {str(error)[:100]}") from error
-        top = max((o["uuid"] for o in found.objects), default=0)
-        return View(found.objects, found.score, max(self.next_uuid, top + 1))
+        top = max((o["uuid"] for o in view.objects), default=0)
+        return View(view.objects, view.score, max(self.next_uuid, top + 1))
 
 
 def _whole(thing: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def weigh(
         return [Weighed(s, 1.0, n, i) for n, t in whole for i, s in enumerate(t.steps) if s.learn]
     if values is None:
         raise ValueError(f"method: {method} needs the critic's values")
-    found: list[Weighed] = []
+    weighed: list[Weighed] = []
     for n, (t, known) in enumerate(zip(trajectories, values, strict=True)):
         if method in ("paper", "reinforce"):
             numbers = advantage.mixed(t.reward, known, lam)
@@ -62,8 +62,8 @@ def weigh(
                 continue
         for i, (s, number) in enumerate(zip(t.steps, numbers, strict=True)):
             if s.learn and (method != "digirl" or number):
-                found.append(Weighed(s, number, n, i))
-    return found
+                weighed.append(Weighed(s, number, n, i))
+    return weighed
 
 
 def settings(method: Method, beta: float, length_normalize: bool) -> PolicySettings:

@@ -74,8 +74,8 @@ def yes_score(yes: int, no: int):
             )[0]
             for word in (yes, no)
         ]
-        found = torch.zeros(len(batch.ce_weight_T), device=hidden_TH.device)
-        return {"yes": found.index_copy(0, rows, torch.sigmoid(both[0] - both[1]).float())}
+        scores = torch.zeros(len(batch.ce_weight_T), device=hidden_TH.device)
+        return {"yes": scores.index_copy(0, rows, torch.sigmoid(both[0] - both[1]).float())}
 
     return score
 

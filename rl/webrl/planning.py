@@ -100,17 +100,17 @@ class Tally:
 def commonest(responses: Sequence[tuple[str, tuple[int, ...]]], most: int) -> list[Candidate]:
     """The `most` commonest actions, by their parsed form; of equally common ones the one that came first. Texts without
     an action do not count; where none has one, the first text stands for itself."""
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for response, ids in responses:
         parsed = parse_call(response)
         if parsed.kind != "none":
-            known = found.get(parsed.call)
-            found[parsed.call] = (
+            known = candidates.get(parsed.call)
+            candidates[parsed.call] = (
                 replace(known, count=known.count + 1) if known else Candidate(parsed.call, response, ids, 1)
             )
-    if not found:
+    if not candidates:
         return [Candidate("", responses[0][0], responses[0][1], 0)]
-    return sorted(found.values(), key=lambda c: -c.count)[:most]
+    return sorted(candidates.values(), key=lambda c: -c.count)[:most]
 
 
 @dataclass
@@ -193,11 +193,11 @@ class Planner:
                 frontier = [
                     (s, c) for s, c in zip(onward, self._propose(onward, turn, depth), strict=True) if c and c[0].action
                 ]
-        found: list[tuple[Candidate, PredictedPage | None] | None] = []
+        ahead: list[tuple[Candidate, PredictedPage | None] | None] = []
         for root, _ in open_:
             chosen = best.get(_name(root))
-            found.append((chosen[1], None if chosen[1].over else chosen[2]) if chosen else None)
-        return found
+            ahead.append((chosen[1], None if chosen[1].over else chosen[2]) if chosen else None)
+        return ahead
 
     def _expand(self, frontier: Sequence[tuple[Imagined, list[Candidate]]]) -> list[Imagined]:
         """Every state after each of its candidates, in one call of the world model. An exit leads nowhere: its page

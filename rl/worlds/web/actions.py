@@ -83,8 +83,8 @@ def parse_call(text: str) -> WebAction:
         if at < 0:
             continue
         try:
-            found = _call(name, _balanced(text[at:]))
-            return WebAction(found.kind, found.element, found.text, comments)
+            action = _call(name, _balanced(text[at:]))
+            return WebAction(action.kind, action.element, action.text, comments)
         except NotAnAction as error:
             first_error = first_error or str(error)
     return WebAction("none", comments=comments, error=first_error or "no call of do(...) or exit(...)")

@@ -284,9 +284,9 @@ class ChromiumBackend:
             )
             raise WorldFault(f"web: the page led to {there}")
         self.probed, self.unsettled, self.centres = raw["probe"], False, raw.get("centres", {})
-        found = from_snapshot(raw)
-        found.truncated = found.truncated or self.late
-        return found
+        page = from_snapshot(raw)
+        page.truncated = page.truncated or self.late
+        return page
 
     def html(self) -> str:
         with self._within("reading the document"):

@@ -67,7 +67,7 @@ def make_site_tasks(seed: int = 0, sites: tuple[str, ...] = (), most: int = 24) 
     `sites` (all if empty).
     """
     content = SiteSet(seed)
-    found: list[SiteTask] = []
+    tasks: list[SiteTask] = []
     for template in sorted(TEMPLATES.values(), key=lambda t: t.id):
         if sites and not set(template.sites) <= set(sites):
             continue
@@ -78,8 +78,8 @@ def make_site_tasks(seed: int = 0, sites: tuple[str, ...] = (), most: int = 24) 
             if seed:
                 record[CONTENT] = seed
             task = parse_task(expand(record, PLACEHOLDERS), f"template {template.id}")
-            found.append(SiteTask(task, _split(template, instance), tuple(instance.steps)))
-    return tuple(found)
+            tasks.append(SiteTask(task, _split(template, instance), tuple(instance.steps)))
+    return tuple(tasks)
 
 
 def resolve(step: Step, page: Page) -> WebAction:

@@ -40,22 +40,22 @@ def evaluate_locator(page: Page, expression: str) -> str | None:
     if not text.startswith("document"):
         raise NoLocator(f"web: the locator {text[:60]!r} runs a script; use backend: chromium")
     at = len("document")
-    found: Element | list[Element] | str | int | bool | None = page.root
+    value: Element | list[Element] | str | int | bool | None = page.root
     while at < len(text):
         if match := _CALL.match(text, at):
-            found = _call(found, match[1], match[3], match[4])
+            value = _call(value, match[1], match[3], match[4])
         elif match := _NAME.match(text, at):
-            found = _property(page, found, match[1])
+            value = _property(page, value, match[1])
         elif match := _STRING.match(text, at):
-            found = _written(found)
+            value = _written(value)
         else:
             raise NoLocator(
                 f"web: the locator {text[:80]!r} is more than selections and properties; use backend: chromium"
             )
-        if found is None:
+        if value is None:
             return None
         at = match.end()
-    return _written(found)
+    return _written(value)
 
 
 def _written(found: Element | list[Element] | str | int | bool | None) -> str | None:
