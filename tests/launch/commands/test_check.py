@@ -415,6 +415,7 @@ MORE = [
     ["video-rt1-single"],
     ["spa-frozenlake"],
     ["spa-sudoku"],
+    ["spa-webshop"],
     ["webrl-webarena-lite-70b"],
     # the released reward model in place of one that is trained here
     ["webrl-webarena-lite", "--set", "stages.orm={kind: start, name: orm, folder: models/webrl-orm-llama-3.1-8b}"],
