@@ -21,6 +21,11 @@ def check(stage: Reinforce, job: Job) -> None:
     """Before the run starts: the batch divides, the environment opens, has training tasks, and can judge them."""
     job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
     require_sampler(stage, job)
+    if stage.rollouts.ahead and stage.actions is None and getattr(stage.algorithm, "refills", 0):
+        raise ConfigError(
+            f"stages: {stage.name}.rollouts.ahead: refills must be sampled by the weights of their own step; set "
+            "ahead: 0 or algorithm.refills: 0"
+        )
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_judged(tasks, "train")

@@ -45,7 +45,8 @@ class Session:
         self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
         self.staleness = settings.ahead * updates  # optimizer steps that a rollout may be behind
         self.journal = Journal(folder / "journal", job.mesh.data_rank)
-        newest = engine.steps if settings.ahead else None  # later weights will be others: what is sampled when varies
+        streamed = settings.independent or settings.ahead > 0
+        newest = engine.steps if streamed else None  # later weights will be others: what is sampled when varies
         found = self.journal.resume(start, newest) if job.mesh.leads else []
         for damage in chain.from_iterable(job.mesh.everyone(found)):
             job.warn(f"{damage}; the line is dropped, and what it held is sampled again")
@@ -65,7 +66,7 @@ class Session:
             folder / "sampler",
             mesh=job.mesh,
             ahead=settings.ahead,
-            streamed=settings.independent or settings.ahead > 0,
+            streamed=streamed,
             pause_s=settings.deadline_s,
         )
         inner, settled = opened.sampler, {"version": lambda: engine.steps, "staleness": self.staleness}

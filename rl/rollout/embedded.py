@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -147,7 +148,8 @@ class EmbeddedSampler:
 
     def figures(self) -> dict[str, float]:
         """How the cache was used since the last time."""
-        use, self._use = self._use, Use()
+        use = replace(self._use)
+        self._use.__init__()  # in place: a stream goes on adding to it
         if not use.given:
             return {}
         reuse = 1 - use.stored / use.given

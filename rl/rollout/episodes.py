@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Protocol, TypeVar
 
 from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
@@ -105,7 +107,11 @@ def play_all(sampler: Sampler, plays: Sequence[Callable[[Ask], Awaitable[T]]]) -
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    return asyncio.run(together())
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(together())
+    # a notebook's thread has a loop of its own, which cannot wait for another
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(copy_context().run, asyncio.run, together()).result()
 
 
 class _Round:

@@ -95,8 +95,10 @@ def _streamed(opened: OpenSampler, aside: bool, pause_s: float) -> OpenSampler:
             return rest() if rest else {}
 
     def close() -> None:
-        stream.close()
-        opened.close()
+        try:
+            stream.close()
+        finally:
+            opened.close()
 
     return OpenSampler(stream, bring if publish else None, close, rest=pause)
 

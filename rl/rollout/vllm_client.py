@@ -155,10 +155,13 @@ class ServedVllm:
         """Answer a stream's tickets as they come, each by a request of its own, until it is closed. Weights change
         when no request is under way: a request's tokens have one version.
         """
-        with ThreadPoolExecutor(self.settings.max_sequences * len(self.targets)) as pool:
+        pool = ThreadPoolExecutor(self.settings.max_sequences * len(self.targets))
+        try:
             while (tickets := stream.take(wait=True)) is not None:
                 for ticket in tickets:
                     pool.submit(self._answer, stream, ticket)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # what is under way ends by its own deadline
 
     def _answer(self, stream: Stream, ticket: Ticket) -> None:
         try:

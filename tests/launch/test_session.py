@@ -43,7 +43,7 @@ def test_vllm_servers_in_a_recipe() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("algorithm: {kind: grpo}\nrollouts: {ahead: -1}", "ahead: -1"),
+        ("algorithm: {kind: grpo}\nrollouts: {ahead: -1}", "ahead"),
         ("algorithm: {kind: grpo, tis_cap: 0.5, tis_beyond: mask}", "above 1"),
         ("algorithm: {kind: grpo}\nrollouts: {sampler: {kind: vlm}}", "did you mean 'vllm'"),
         ("algorithm: {kind: dapo, overlong_length: 10}", "overlong_cache"),
