@@ -26,8 +26,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp8 forward": {"fp8": True, "fp8_products": "forward"},
     "fp8": {"fp8": True},
     "fp8 all": {"fp8": True, "fp8_products": "all"},
-    "fp8 all + head": {"fp8": True, "fp8_products": "all", "fp8_head": "forward"},
-    "fp8 all + head dgrad": {"fp8": True, "fp8_products": "all", "fp8_head": "dgrad"},
+    "fp8 all + head": {"fp8": True, "fp8_products": "all", "fp8_head": True},
     "fp8 all but the ends": {"fp8": True, "fp8_products": "all", "fp8_skip": 1},
 }
 

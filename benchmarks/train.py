@@ -65,7 +65,6 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "terrella fp8 all": {"regimes": BOTH, "needs": "cuda", "dense": True},
     "terrella fp8 + head": {"regimes": ("master",), "needs": "cuda", "dense": True},
     "terrella fp8 all + head": {"regimes": BOTH, "needs": "cuda", "dense": True},
-    "terrella fp8 all + head dgrad": {"regimes": BOTH, "needs": "cuda", "dense": True},
     "transformers liger": {"regimes": BOTH, "needs": "liger_kernel"},
     "transformers liger fa4": {"regimes": BOTH, "needs": "flash_attn.cute"},
     "transformers liger autocast": {"regimes": ("master",), "needs": "liger_kernel"},

@@ -319,11 +319,10 @@ def make_step(impl: str, regime: str, model: ModelConfig, lengths: list[int]) ->
     """The step function of an implementation."""
     if impl.startswith("terrella"):
         formats: dict[str, Any] = {"layers": "te" if " TE" in impl else "ours", "fp8": " fp8" in impl}
-        layers, _, head = impl.partition(" + head")
+        layers = impl.removesuffix(" + head")
         if layers.startswith("terrella fp8 "):
             formats["fp8_products"] = layers.removeprefix("terrella fp8 ")
-        if " + head" in impl:
-            formats["fp8_head"] = head.strip() or "forward"
+        formats["fp8_head"] = layers != impl
         return ours(model, lengths, formats, regime, impl.endswith("graphs"))
     if impl == "megatron-core TE":
         return stock_megatron(model, lengths, regime)

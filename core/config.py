@@ -96,16 +96,15 @@ class PrecisionConfig:
     # of our layers: which products; forward alone, dgrad: also the inputs' gradients, all: also the weights'
     fp8_products: Literal["forward", "dgrad", "all"] = "dgrad"
     fp8_skip: int = 0  # of our layers: so many at each end of the model stay in bf16
-    # the head beside our layers; forward: its logits are products in fp8, whose rounding log-probs take over (in RL
-    # see logprob_drift/mean), dgrad: also the hidden states' gradient
-    fp8_head: Literal["none", "forward", "dgrad"] = "none"
+    # beside our layers the head's logits too, whose rounding log-probs take over (in RL see logprob_drift/mean)
+    fp8_head: bool = False
 
     def __post_init__(self) -> None:
         if self.fp8 and self.params != "bf16":
             raise ValueError("fp8: needs params: bf16")
         if self.fp8_skip < 0:
             raise ValueError("fp8_skip: must not be negative")
-        if (self.fp8_products, self.fp8_skip, self.fp8_head) != ("dgrad", 0, "none") and not self.own_fp8:
+        if (self.fp8_products, self.fp8_skip, self.fp8_head) != ("dgrad", 0, False) and not self.own_fp8:
             raise ValueError("fp8_products, fp8_skip, fp8_head: need fp8: true and layers: ours")
 
     @property

@@ -36,7 +36,7 @@ class Head:
     context_group: dist.ProcessGroup | None  # ranks that hold the other tokens of these documents
     # on CUDA: fp32 buffer a kernel may add the head's gradient to, instead of returning it
     weight_grad_VH: torch.Tensor | None = None
-    fp8: Any = None  # copies of the weight (`ScaledWeight`), where the logits are products in fp8
+    fp8: Any = None  # copy of the weight (`Scaled`), where the logits are products in fp8
 
 
 LossFn = Callable[[torch.Tensor, Head, PackedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -194,7 +194,7 @@ class Engine:
             item.layout.document_T,
             self.groups.context,
             buffer,
-            chunk.head_copies() if self.precision.own_fp8 else None,
+            chunk.head_copy() if self.precision.own_fp8 else None,
         )
         return hidden_TH, head
 

@@ -4,7 +4,6 @@ from .adam import adam_update
 from .advantage import bilevel_gae, gae, group_advantage, spread_rows, variance_filter
 from .fp8 import (
     Scaled,
-    ScaledWeight,
     cast_both,
     cast_columns,
     cast_rows,
@@ -30,7 +29,6 @@ __all__ = [
     "PolicySettings",
     "PolicyTerms",
     "Scaled",
-    "ScaledWeight",
     "adam_update",
     "bilevel_gae",
     "cast_both",

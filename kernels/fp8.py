@@ -39,16 +39,6 @@ class Scaled:
         return Scaled(self.data_NK[rows], self.scale_N[rows])
 
 
-@dataclass(frozen=True)
-class ScaledWeight:
-    """A weight's copies: rows for the product with its inputs and, where the inputs' gradient is to be one in fp8 too,
-    columns.
-    """
-
-    rows_NK: Scaled
-    columns_KN: Scaled | None = None
-
-
 def empty_scaled(rows: int, columns: int, device: torch.device) -> Scaled:
     """Memory for a matrix."""
     return Scaled(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from .batch_invariant import is_batch_invariant
 from .dispatch import use_triton
-from .fp8 import ScaledWeight, reference_cast_rows, reference_scaled_product
+from .fp8 import Scaled, reference_cast_rows, reference_scaled_product
 from .logprob import check_targets, check_temperature, reference_token_logprob
 
 
@@ -32,39 +32,33 @@ class SharedInput(torch.autograd.Function):
 
 
 class _ScaledLogits(torch.autograd.Function):
-    """The head's product in fp8. The gradients are those of the product without rounding: of the hidden states in fp8
-    where there are copies by columns, of the weight never.
-    """
+    """The head's product in fp8. The gradients are those of the product without rounding."""
 
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, fp8: ScaledWeight):
+    def forward(ctx, hidden_NH, weight_VH, fp8: Scaled):
         ctx.save_for_backward(hidden_NH, weight_VH)
-        ctx.columns = fp8.columns_KN
-        return reference_scaled_product(reference_cast_rows(hidden_NH), fp8.rows_NK, torch.float32)
+        return reference_scaled_product(reference_cast_rows(hidden_NH), fp8, torch.float32)
 
     @staticmethod
     def backward(ctx, grad_NV):
         hidden_NH, weight_VH = ctx.saved_tensors
-        if ctx.columns is None:
-            dhidden_NH = grad_NV @ weight_VH.float()
-        else:
-            dhidden_NH = reference_scaled_product(reference_cast_rows(grad_NV), ctx.columns, torch.float32)
-        return dhidden_NH.to(hidden_NH.dtype), (grad_NV.T @ hidden_NH.float()).to(weight_VH.dtype), None
+        dhidden_NH, dweight_VH = grad_NV @ weight_VH.float(), grad_NV.T @ hidden_NH.float()
+        return dhidden_NH.to(hidden_NH.dtype), dweight_VH.to(weight_VH.dtype), None
 
 
-def check_fp8_head(fp8: ScaledWeight | None) -> None:
+def check_fp8_head(fp8: Scaled | None) -> None:
     """Refuse products in fp8 where a row's bits must not depend on its batch."""
     if fp8 is not None and is_batch_invariant():
-        raise ValueError("batch_invariant: products in fp8 have no invariant form; set precision.fp8_head: none")
+        raise ValueError("batch_invariant: products in fp8 have no invariant form; set precision.fp8_head: false")
 
 
 def reference_logits(
     hidden_NH: torch.Tensor,
     weight_VH: torch.Tensor,
     group: dist.ProcessGroup | None,
-    fp8: ScaledWeight | None = None,
+    fp8: Scaled | None = None,
 ) -> torch.Tensor:
-    """Logits with at least fp32 products and sums, of rounded factors where the head has copies in fp8."""
+    """Logits with at least fp32 products and sums, of rounded factors where the head has a copy in fp8."""
     if group is not None:
         hidden_NH = SharedInput.apply(hidden_NH, group)
     if fp8 is not None:
@@ -83,7 +77,7 @@ def reference_linear_logprob(
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
-    fp8: ScaledWeight | None = None,
+    fp8: Scaled | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Plain torch, differentiable through autograd; keeps the logits."""
     logits_NV = reference_logits(hidden_NH, weight_VH, group, fp8)
@@ -101,7 +95,7 @@ def linear_logprob(
     entropy: bool = False,
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
-    fp8: ScaledWeight | None = None,
+    fp8: Scaled | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability (and entropy) of each target in fp32, with gradients through both to `hidden_NH` and `weight_VH`.
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .dispatch import use_triton
-from .fp8 import ScaledWeight
+from .fp8 import Scaled
 from .linear_logprob import check_fp8_head, reference_logits
 from .logprob import check_targets, reference_token_logprob
 from .policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, check_terms, reference_policy_terms
@@ -26,7 +26,7 @@ def reference_policy_loss(
     group: dist.ProcessGroup | None = None,
     vocab_size: int | None = None,
     documents: Documents | None = None,
-    fp8: ScaledWeight | None = None,
+    fp8: Scaled | None = None,
 ) -> PolicyOutput:
     """Plain torch through autograd; only rows with a weight are computed."""
     total = len(targets_N)
@@ -63,15 +63,15 @@ def linear_policy_loss(
     doc_N: torch.Tensor | None = None,
     doc_group: dist.ProcessGroup | None = None,
     weight_grad_VH: torch.Tensor | None = None,
-    fp8: ScaledWeight | None = None,
+    fp8: Scaled | None = None,
 ) -> PolicyOutput:
     """Loss and report of a packed batch from hidden states and the output head.
 
     On CUDA the gradients are made in the forward: three matmuls, row chunks, no logits-sized tensor. `weight_grad_VH`
     is an fp32 buffer (the optimizer's) that the head's gradient is then added into directly, for a loss whose upstream
     gradient is 1; any other upstream gradient turns the hidden gradient into NaN rather than into a wrong step.
-    `doc_group` are the ranks that hold other tokens of the same documents. With `fp8`, copies of `weight_VH`, the
-    logits are products in fp8, and so is the hidden gradient where there are copies by columns.
+    `doc_group` are the ranks that hold other tokens of the same documents. With `fp8`, a copy of `weight_VH`, the
+    logits are products in fp8.
     """
     check_fp8_head(fp8)
     documents = None if doc_N is None else Documents(doc_N, doc_group)

@@ -20,7 +20,6 @@ from ..core.errors import ConfigError
 from ..core.mcore.wgrad import is_zero
 from ..kernels import (
     Scaled,
-    ScaledWeight,
     cast_both,
     cast_columns,
     cast_rows,
@@ -62,10 +61,10 @@ def check_fp8(model: ModelConfig, tensor_ranks: int, adapters: bool, precision: 
     for name, size in sizes.items():
         if size % 16:
             raise ConfigError(f"model.{name}: {size} is no multiple of 16, which fp8 products need (precision.fp8)")
-    if precision.fp8_head != "none" and model.padded_vocab % 16:
+    if precision.fp8_head and model.padded_vocab % 16:
         raise ConfigError(
             f"model.vocab: {model.vocab} makes {model.padded_vocab} rows of the head, no multiple of 16, which fp8 "
-            "products need; set precision.fp8_head: none"
+            "products need; set precision.fp8_head: false"
         )
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         raise ConfigError("precision.fp8: needs a GPU of compute capability 8.9 or later; set precision.fp8: false")
@@ -91,15 +90,15 @@ class Weight:
         """Free the copies."""
         self.rows = self.columns = None
 
-    def copies(self) -> ScaledWeight:
-        """Both, as they are now."""
+    def by_rows(self) -> Scaled:
+        """The copy that the forward product reads."""
         if self.rows is None:
             raise RuntimeError("fp8: the model's cast_weights() was not called after its weights were set")
-        return ScaledWeight(self.rows, self.columns)
+        return self.rows
 
     def project(self, x_TK: Scaled) -> torch.Tensor:
         """x @ weight.T"""
-        return scaled_product(x_TK, self.copies().rows_NK, fast=FAST_FORWARD)
+        return scaled_product(x_TK, self.by_rows(), fast=FAST_FORWARD)
 
     def input_gradient(self, grads_TN: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
         """grads @ weight"""

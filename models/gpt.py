@@ -21,7 +21,7 @@ from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..core.mcore.params import mark_halves, named_parameters
 from ..core.mcore.transformer import transformer_config
-from ..kernels import ScaledWeight, adam_update
+from ..kernels import Scaled, adam_update
 from . import te
 from .config import ModelConfig
 from .fp8 import LayerWeights, Weight, check_fp8
@@ -97,8 +97,8 @@ class GPT(GPTModel):
             place = layer.layer_number - 1
             if precision.fp8_skip <= place < self.model.layers - precision.fp8_skip:
                 layer.low = LayerWeights(precision.fp8_products)
-        if precision.fp8_head != "none" and self.post_process:
-            self.low_head = Weight(precision.fp8_head)
+        if precision.fp8_head and self.post_process:
+            self.low_head = Weight("forward")
 
     def cast_weights(self) -> None:
         """Bring the fp8 copies up to date."""
@@ -115,9 +115,9 @@ class GPT(GPTModel):
         if self.low_head is not None:
             self.low_head.drop()
 
-    def head_copies(self) -> ScaledWeight | None:
+    def head_copy(self) -> Scaled | None:
         """What the loss multiplies by where the head's products are in fp8."""
-        return None if self.low_head is None else self.low_head.copies()
+        return None if self.low_head is None else self.low_head.by_rows()
 
     def _head_weight(self) -> Any:
         return (

@@ -6,8 +6,7 @@ rank's shard).
 
 Scoring costs one matmul. `triton_policy_loss` makes the gradients in the forward: the chunk of logits becomes its own
 gradient in place, then two more matmuls use it, so nothing is recomputed. `triton_linear_logprob` recomputes logits in
-its backward. With the head's copies in fp8 the products of hidden states and head are cuBLAS's of rows cast to fp8; the
-weight gradient never is: its sums over chunks would cost what the faster product saves.
+its backward. With the head's copy in fp8 logits are cuBLAS's products of rows cast to fp8; gradients never are.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 from ..batch_invariant import is_batch_invariant
 from ..dispatch import cdiv
-from ..fp8 import Scaled, ScaledWeight, cast_rows, scaled_product
+from ..fp8 import Scaled, cast_rows, scaled_product
 from ..policy import Documents, PolicyOutput, PolicySettings, PolicyTerms, reference_policy_terms
 from ..vocab import Shard, gather_stats, vocab_shard
 from .logprob import finish_rows, launch_backward, launch_stats, merge_shards, score_logits
@@ -72,15 +71,6 @@ def check_dtypes(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> None:
         raise ValueError(
             f"hidden states are {hidden_NH.dtype} and the head's weight {weight_VH.dtype}: cast one of them"
         )
-
-
-def hidden_gradient(
-    grads_RV: torch.Tensor, weight_VH: torch.Tensor, fp8: ScaledWeight | None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """grads @ weight"""
-    if fp8 is None or fp8.columns_KN is None:
-        return torch.mm(grads_RV, weight_VH, out=out)
-    return scaled_product(cast_rows(grads_RV), fp8.columns_KN, grads_RV.dtype, out=out)
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -179,7 +169,7 @@ def score_columns(
     """
     N = len(targets_N)
     two = hidden_NH.is_cuda and not keep
-    factors = None if fp8 is None else (cast_rows(hidden_NH), fp8.rows_NK)
+    factors = None if fp8 is None else (cast_rows(hidden_NH), fp8)
     parts = column_parts(N, len(weight_VH), hidden_NH.element_size(), limit // 2 if two else limit)
     buffers = [hidden_NH.new_empty(N * longest(parts)) for _ in range(2 if two and len(parts) > 1 else 1)]
     stats_PN4 = torch.empty((len(parts), N, 4), dtype=torch.float32, device=hidden_NH.device)
@@ -245,7 +235,7 @@ class _Job:
     weight_grad_VH: torch.Tensor | None
     backward_rows: int  # rows past this one can have no gradient: forward only
     gradient: bool  # under no_grad the inputs still say that they need one
-    fp8: ScaledWeight | None
+    fp8: Scaled | None
     saved_4N: torch.Tensor | None = None
     values: torch.Tensor | None = None
     sums: dict[str, torch.Tensor] | None = None
@@ -346,7 +336,7 @@ class _PolicyLoss(torch.autograd.Function):
             if job.fp8 is None:
                 torch.mm(hidden_NH[part], weight_VH.T, out=logits_RV)
             else:
-                factors = (cast_rows(hidden_NH[part]), job.fp8.rows_NK)
+                factors = (cast_rows(hidden_NH[part]), job.fp8)
                 scaled_product(*factors, logits_RV.dtype, fast=True, out=logits_RV)
             terms_R, targets_R, saved_4R = job.terms.select(part), job.targets_N[part], job.saved_4N[:, part]
             if not scored:
@@ -371,9 +361,9 @@ class _PolicyLoss(torch.autograd.Function):
                     launch_backward(logits_RV, logits_RV[: len(moved_C)], *few, *options, source_N=moved_C)
                     logits_RV, hidden_RH = logits_RV[: len(moved_C)], hidden_RH.index_select(0, moved_C)
                 if dhidden_NH is not None and moved_C is None:
-                    hidden_gradient(logits_RV, weight_VH, job.fp8, out=dhidden_NH[part])
+                    torch.mm(logits_RV, weight_VH, out=dhidden_NH[part])
                 elif dhidden_NH is not None:
-                    dhidden_NH[part].index_copy_(0, moved_C, hidden_gradient(logits_RV, weight_VH, job.fp8))
+                    dhidden_NH[part].index_copy_(0, moved_C, torch.mm(logits_RV, weight_VH))
                 if need_weight:
                     add_matmul(dweight_VH, logits_RV.T, hidden_RH, fresh)
                     fresh = False

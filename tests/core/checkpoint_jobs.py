@@ -24,7 +24,7 @@ def _states(engine: Any) -> dict[str, torch.Tensor]:
 
 def _steps(engine: Any, first: int, count: int) -> list[tuple[float, float]]:
     out = []
-    loss = jobs.cross_entropy if engine.precision.fp8_head == "none" else jobs.fused_loss
+    loss = jobs.fused_loss if engine.precision.fp8_head else jobs.cross_entropy
     for i in range(first, first + count):
         result = engine.step(jobs.share(engine, jobs.batches(4, seed=100 + i)), loss)
         assert not result.skipped

@@ -37,7 +37,7 @@ def offloaded(precision: str) -> dict[str, Any]:
     traces = []
     for park in (False, True):
         engine = jobs.make_engine({}, precision=precision)
-        loss = jobs.cross_entropy if engine.precision.fp8_head == "none" else jobs.fused_loss
+        loss = jobs.fused_loss if engine.precision.fp8_head else jobs.cross_entropy
         trace = []
         for i in range(4):
             result = engine.step(jobs.share(engine, jobs.batches(4, seed=i)), loss)

@@ -49,7 +49,7 @@ def test_settings_that_cannot_be() -> None:
         (PrecisionConfig, {"fp8": True}, "fp8: needs params: bf16"),
         (PrecisionConfig, {"fp8_skip": -1}, "fp8_skip: must not"),
         (PrecisionConfig, {"fp8_products": "all"}, "fp8_products, fp8_skip, fp8_head: need fp8"),
-        (PrecisionConfig, {"fp8_head": "forward"}, "fp8_products, fp8_skip, fp8_head: need fp8"),
+        (PrecisionConfig, {"fp8_head": True}, "fp8_products, fp8_skip, fp8_head: need fp8"),
     ):
         with pytest.raises(ValueError, match=message):
             kind(**values)

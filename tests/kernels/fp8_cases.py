@@ -13,7 +13,6 @@ import torch
 from terrella.kernels import (
     PolicySettings,
     PolicyTerms,
-    ScaledWeight,
     cast_both,
     cast_columns,
     cast_rows,
@@ -165,8 +164,8 @@ def test_products(rows, inner, columns, fast):
             assert 1e-2 <= rounding <= 2**0.5 * 2.0**-4 / 3**0.5
 
 
-def head_case(monkeypatch, rows: int, hidden: int, vocab: int, by_columns: bool):
-    """Hidden states, a head, its copies and targets; chunks of eight rows and ranges of 256 columns where small."""
+def head_case(monkeypatch, rows: int, hidden: int, vocab: int):
+    """Hidden states, a head, its copy and targets; chunks of eight rows and ranges of 256 columns where small."""
     if not CUDA:  # the interpreter's halves are not what is tested here
         monkeypatch.setattr(linear, "cast_rows", reference_cast_rows)
     if rows < 1000:
@@ -174,8 +173,7 @@ def head_case(monkeypatch, rows: int, hidden: int, vocab: int, by_columns: bool)
             monkeypatch.setattr(linear, name, value)
     h = (torch.randn(rows, hidden, device=DEVICE) / hidden**0.5 * 3).to(KIND).requires_grad_()
     w = torch.randn(vocab, hidden, device=DEVICE).to(KIND).requires_grad_()
-    fp8 = ScaledWeight(reference_cast_rows(w.detach()), reference_cast_rows(w.detach().T) if by_columns else None)
-    return h, w, fp8, torch.randint(vocab - 7, (rows,), device=DEVICE)
+    return h, w, reference_cast_rows(w.detach()), torch.randint(vocab - 7, (rows,), device=DEVICE)
 
 
 def gap(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -190,7 +188,7 @@ NEAR = 4e-2 if CUDA else 5e-6
 @pytest.mark.parametrize("rows,hidden,vocab", HEADS)
 def test_scores_of_a_head(rows, hidden, vocab, monkeypatch):
     """The logits are those of the copies, and so not the weight's."""
-    h, w, fp8, targets = head_case(monkeypatch, rows, hidden, vocab, False)
+    h, w, fp8, targets = head_case(monkeypatch, rows, hidden, vocab)
     with torch.no_grad():
         got = linear_logprob(h, w, targets, entropy=True, temperature=0.8, vocab_size=vocab - 7, fp8=fp8)
         want = reference_linear_logprob(h, w, targets, entropy=True, temperature=0.8, vocab_size=vocab - 7, fp8=fp8)
@@ -203,14 +201,13 @@ def test_scores_of_a_head(rows, hidden, vocab, monkeypatch):
     assert 0.02 <= moved <= 0.5 and none.shape == (0,)
 
 
-@pytest.mark.parametrize("by_columns", [False, True], ids=["forward", "dgrad"])
 @pytest.mark.parametrize("objective", ["sft", "grpo", "gspo", "gspo, documents longer than a chunk"])
 @pytest.mark.parametrize("rows,hidden,vocab", HEADS)
-def test_loss_of_a_head(rows, hidden, vocab, objective, by_columns, monkeypatch):
+def test_loss_of_a_head(rows, hidden, vocab, objective, monkeypatch):
     """Loss, log-probs and gradients against the reference with the same copies; clipped rows are left out of the
     backward pass.
     """
-    h, w, fp8, targets = head_case(monkeypatch, rows, hidden, vocab, by_columns)
+    h, w, fp8, targets = head_case(monkeypatch, rows, hidden, vocab)
     doc = torch.arange(rows, device=DEVICE) * (1 if "longer" in objective else 8) // rows
     settings = PolicySettings(ratio="sequence" if objective.startswith("gspo") else "token", temperature=0.9)
     with torch.no_grad():
@@ -242,7 +239,7 @@ def test_loss_of_a_head(rows, hidden, vocab, objective, by_columns, monkeypatch)
 
 
 def test_a_head_in_fp8_refuses(monkeypatch):
-    h, w, fp8, targets = head_case(monkeypatch, 24, 32, 528, False)
+    h, w, fp8, targets = head_case(monkeypatch, 24, 32, 528)
     with pytest.raises(ValueError, match="linear_logprob gives no gradients"):
         linear_logprob(h, w, targets, fp8=fp8)
     terms = PolicyTerms(ce_weight=torch.ones(24, device=DEVICE))

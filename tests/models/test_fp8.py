@@ -28,7 +28,7 @@ def measure(precision: str, **options: Any) -> dict[str, Any]:
     return run_ranks(f"{JOBS}:measure", 1, precision=precision, steps=4, **options)[0]
 
 
-@pytest.mark.parametrize("precision", ["fp8 forward", "fp8", "fp8 all", "fp8 head", "fp8 head dgrad"])
+@pytest.mark.parametrize("precision", ["fp8 forward", "fp8", "fp8 all", "fp8 head"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_gradients_are_bf16s_within_the_formats_rounding(precision: str, tied: bool) -> None:
     got, want = measure(precision, tied=tied), measure("bf16", tied=tied)
@@ -50,7 +50,7 @@ def test_recompute_changes_nothing() -> None:
     assert all(torch.equal(plain["gradients"][name], value) for name, value in again["gradients"].items())
 
 
-@pytest.mark.parametrize("precision", ["fp8", "fp8 head dgrad"])
+@pytest.mark.parametrize("precision", ["fp8", "fp8 head"])
 @pytest.mark.parametrize("parallel", [{"pipeline": 2}, {"context": 2}], ids=str)
 def test_layouts_agree(parallel: dict[str, int], precision: str) -> None:
     """A token's scale does not depend on the others: layers on two ranks compute the same, and attention over two
@@ -68,7 +68,7 @@ def test_products_of_a_step(products: str, skip: int, each: int) -> None:
     layers = DENSE.layers - 2 * skip
     counts = run_ranks(f"{JOBS}:count_products", 1, products=products, skip=skip)[0]
     assert counts == {"products": 2 * each * layers, "casts": 4 * layers}
-    with_head = run_ranks(f"{JOBS}:count_products", 1, products=products, skip=skip, head="dgrad")[0]
+    with_head = run_ranks(f"{JOBS}:count_products", 1, products=products, skip=skip, head=True)[0]
     assert with_head == {"products": 2 * each * layers, "casts": 4 * layers + 1, "head": 2}
 
 
@@ -96,7 +96,7 @@ def test_copies_follow_the_weights() -> None:
 def test_what_is_refused_names_the_setting() -> None:
     messages = run_ranks(f"{JOBS}:refusals", 1)[0]
     assert "model.experts" in messages["experts"] and "(lora)" in messages["lora"]
-    assert messages["vocab"].startswith("model.vocab: 40") and "precision.fp8_head: none" in messages["vocab"]
+    assert messages["vocab"].startswith("model.vocab: 40") and "precision.fp8_head: false" in messages["vocab"]
     assert messages["width"].startswith("model.ffn: 40") and messages["batch_invariant"].startswith("batch_invariant:")
     assert "model.block: gemma" in messages["gemma"] and "none of the model's 4 layers" in messages["skip"]
     assert all("precision.fp8" in message for message in messages.values())
@@ -104,7 +104,7 @@ def test_what_is_refused_names_the_setting() -> None:
         assert "parallel.tensor > 1" in message and "precision.fp8: false" in message
 
 
-@pytest.mark.parametrize("precision", ["fp8", "fp8 all", "fp8 head dgrad"])
+@pytest.mark.parametrize("precision", ["fp8", "fp8 all", "fp8 head"])
 def test_resume_is_bit_equal(tmp_path: Path, precision: str) -> None:
     common = {"folder": str(tmp_path / "step_00000002"), "parallel": {}, "precision": precision, "total": 4}
     jobs = "terrella.tests.core.checkpoint_jobs"
@@ -125,7 +125,7 @@ def test_checkpoints_are_those_of_bf16(tmp_path: Path) -> None:
     assert other["trace"] != whole["trace"][2:]
 
 
-@pytest.mark.parametrize("precision", ["fp8", "fp8 head dgrad"])
+@pytest.mark.parametrize("precision", ["fp8", "fp8 head"])
 def test_offload_changes_nothing(precision: str) -> None:
     for result in run_ranks("terrella.tests.core.engine_jobs:offloaded", 1, precision=precision):
         assert result["plain"] == result["parked"]

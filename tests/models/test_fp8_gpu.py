@@ -82,9 +82,7 @@ def test_a_step_launches_the_products(products: Any, count: int) -> None:
     assert calls.get("aten::_scaled_mm") == count
 
 
-@pytest.mark.parametrize(
-    "products,head", [("forward", "none"), ("dgrad", "none"), ("all", "none"), ("all", "forward"), ("all", "dgrad")]
-)
+@pytest.mark.parametrize("products,head", [("forward", False), ("dgrad", False), ("all", False), ("all", True)])
 def test_it_learns_as_bf16_does(products: str, head: str) -> None:
     job, common = "terrella.tests.parallel.jobs:measure_wide", {"layers": "ours", "steps": 20, "vocab": 1008}
     few = run_ranks(job, 1, fp8=True, fp8_products=products, fp8_head=head, **common)[0]
@@ -97,7 +95,7 @@ def test_it_learns_as_bf16_does(products: str, head: str) -> None:
     assert abs(few["losses"][-1] / plain["losses"][-1] - 1) <= 0.1
 
 
-@pytest.mark.parametrize("precision", ["fp8", "fp8 all", "fp8 head dgrad"])
+@pytest.mark.parametrize("precision", ["fp8", "fp8 all", "fp8 head"])
 def test_resume_is_bit_equal(tmp_path: Path, precision: str) -> None:
     common = {"folder": str(tmp_path / "step_00000003"), "parallel": {}, "precision": precision, "total": 6}
     jobs = "terrella.tests.core.checkpoint_jobs"

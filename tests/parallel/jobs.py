@@ -122,8 +122,7 @@ FORMATS = {
     "fp8 forward": PrecisionConfig("bf16", fp8=True, fp8_products="forward"),
     "fp8": PrecisionConfig("bf16", fp8=True),
     "fp8 all": PrecisionConfig("bf16", fp8=True, fp8_products="all"),
-    "fp8 head": PrecisionConfig("bf16", fp8=True, fp8_head="forward"),
-    "fp8 head dgrad": PrecisionConfig("bf16", fp8=True, fp8_head="dgrad"),
+    "fp8 head": PrecisionConfig("bf16", fp8=True, fp8_head=True),
 }
 
 

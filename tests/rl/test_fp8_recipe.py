@@ -31,7 +31,7 @@ stages:
 """
 BF16 = "{params: bf16}"
 FP8 = "{params: bf16, fp8: true}"
-HEAD = "{params: bf16, fp8: true, fp8_products: all, fp8_head: dgrad}"
+HEAD = "{params: bf16, fp8: true, fp8_products: all, fp8_head: true}"
 
 
 def train(folder: Path, precision: str, gate: float, environment: dict[str, str]) -> tuple[int, str, list[float]]:
