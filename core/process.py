@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -23,6 +24,24 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the kernel was asked
             os._exit(1)
+
+
+def end_group_with(parent: int) -> None:
+    """End this process's whole group when `parent` or the process itself is gone. A killed process cannot end its
+    children, and the kernel's signal (`die_with_parent`) reaches no grandchild; so a process of its own watches.
+    """
+    if sys.platform != "linux":
+        return
+    group, watched = os.getpgrp(), [os.pidfd_open(pid) for pid in (parent, os.getpid())]
+    if os.fork():
+        for descriptor in watched:
+            os.close(descriptor)
+        return
+    os.setsid()  # out of the group that it ends
+    select.select(watched, [], [])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    os._exit(0)
 
 
 @contextlib.contextmanager

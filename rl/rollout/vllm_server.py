@@ -5,7 +5,6 @@ The server is OpenAI-compatible; token ids go in and out through /v1/completions
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
@@ -19,6 +18,7 @@ from pathlib import Path
 from ...core.errors import DeadlineError, WorkerError
 from ...core.http import fetch
 from ...core.ports import free_port
+from ...core.process import die_with_parent, end_group_with
 from .guard import GUARD, KEY_VARIABLE
 from .vllm_config import VllmSettings, use_newest_runner
 
@@ -135,12 +135,10 @@ def command_line(settings: VllmSettings) -> list[str]:
 
 
 def main() -> None:
-    """Run the server, and die with the process that asked for it."""
+    """Run the server, and die with the process that asked for it; engines and workers of the server do too."""
     parent = int(sys.argv.pop(1))
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    die_with_parent(parent)
+    end_group_with(parent)
     import runpy
 
     use_newest_runner()

@@ -1,8 +1,11 @@
-"""Cores: those that this process was given, not those that the machine has."""
+"""Cores that a process was given, and processes that end with another."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +31,35 @@ def test_a_worker_does_not_outlive_a_parent_that_died_before_it_began() -> None:
     words = [[sys.executable, "-c", code.format(parent)] for parent in (os.getpid(), 1)]
     told = [subprocess.run(command, capture_output=True, text=True, timeout=120) for command in words]
     assert [(run.returncode, run.stdout) for run in told] == [(0, "alive\n"), (1, "")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="watched through Linux' process descriptors")
+def test_grandchildren_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """A server's engines: the server dies with its parent by the kernel's hand, and cannot end them."""
+    server = (
+        "import os, subprocess, sys; from pathlib import Path; "
+        "from terrella.core.process import die_with_parent, end_group_with; "
+        "parent = int(sys.argv[1]); die_with_parent(parent); end_group_with(parent); "
+        "engine = subprocess.Popen(['sleep', '300']); Path(sys.argv[2]).write_text(str(engine.pid)); engine.wait()"
+    )
+    trainer = (
+        "import os, subprocess, sys; command = [sys.executable, '-c', sys.argv[1], str(os.getpid()), sys.argv[2]]; "
+        "subprocess.Popen(command, start_new_session=True).wait()"
+    )
+    shown = tmp_path / "engine"
+    process = subprocess.Popen([sys.executable, "-c", trainer, server, str(shown)])
+    end = time.monotonic() + 60
+    while not (shown.exists() and shown.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    engine = int(shown.read_text())
+    os.kill(engine, 0)
+    process.kill()
+    process.wait()
+    while time.monotonic() < end:
+        try:
+            os.kill(engine, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.kill(engine, signal.SIGKILL)
+    raise AssertionError("the engine lives on")
