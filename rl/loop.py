@@ -15,7 +15,6 @@ import torch
 
 from ..core.batch import PackedBatch
 from ..core.engine import Engine, StepResult
-from ..core.errors import ConfigError
 from ..core.mesh import Mesh
 from ..data.trajectory import Trajectory
 from ..kernels.batch_invariant import batch_invariant
@@ -26,15 +25,16 @@ from .algorithms.config import PPO, Algorithm
 from .loop_settings import LoopSettings
 from .objective import logprob_score, make_loss
 from .preparation import (
+    add_drift,
     check_staleness,
     critic_values,
     keep_enough,
     microbatches,
     minibatches,
+    require_critic,
     require_valid,
-    sampler_drift,
     score_rows,
-    staleness,
+    wants_refills,
     with_reference,
 )
 from .rollout.ahead import Ahead
@@ -60,11 +60,7 @@ class Trainer:
         settings: LoopSettings,
         critic: Engine | None = None,
     ) -> None:
-        if "values" in algorithms.needs(algorithm) and critic is None:
-            raise ConfigError(
-                f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without "
-                "(grpo, rloo)"
-            )
+        require_critic(algorithm, critic)
         self.engine, self.sampler, self.algorithm, self.params, self.mesh = engine, sampler, algorithm, params, mesh
         self.settings, self.critic = settings, critic
         self.loss = make_loss(algorithms.settings(algorithm, params.temperature))
@@ -113,11 +109,7 @@ class Trainer:
 
     def run(self, steps: range, tokens: int = 0) -> int:
         """Train for `steps`, after `tokens` sampled ones of earlier steps, and return the tokens in all."""
-        refills = self.can_refill and getattr(self.algorithm, "refills", 0) > 0
-        if self.settings.ahead and refills:
-            raise ConfigError(
-                "ahead: refills must be sampled by the weights of their own step; set ahead: 0 or algorithm.refills: 0"
-            )
+        refills = wants_refills(self.algorithm, self.can_refill, self.settings.ahead)
         # a replay is no stream: its rollouts are there already
         ahead = self.settings.ahead if hasattr(self.sampler, "submit") else 0
         source = Ahead(self._begin, steps, ahead, self.settings.rollout_deadline_s)
@@ -135,16 +127,11 @@ class Trainer:
             rolled = time.monotonic()
             sampled = sum(self.mesh.gather(common.action_tokens([*trajectories, *extra])))
             tokens += sampled
-            version, age = self.engine.steps, {}
-            if self.settings.ahead:
-                age = staleness(kept, version, self.mesh.gather)
-            scores = self._score(kept)
+            version, scores = self.engine.steps, self._score(kept)
             results, criticised = self._update(step, kept, scores)
             values = {**describe(trajectories, self.mesh.gather), **training_values(results, sampled), "tokens": tokens}
-            if age.get("staleness/max") and "logprob_drift/mean" in values:  # older weights, not a fault, make it
-                values["logprob_drift/stale"] = values.pop("logprob_drift/mean")
-            values |= {**sampler_drift(kept, scores, version, self.mesh.gather), **critic_values(criticised)}
-            values |= {**extras, **age}
+            add_drift(values, kept, scores, version, self.settings.ahead, self.mesh.gather)
+            values |= {**extras, **critic_values(criticised)}
             check(values, self.settings.drift_gate, step)
             self.trained(kept)
             self.publish(self.engine.steps)
@@ -204,11 +191,8 @@ class Trainer:
                 batches = microbatches(
                     self.algorithm, part, self.settings.microbatch_tokens, self.mesh, self.engine.build.width
                 )
-                results.append(
-                    self.engine.step(
-                        with_reference(batches, self.reference(batches)) if compare else batches, self.loss
-                    )
-                )
+                compared = with_reference(batches, self.reference(batches)) if compare else batches
+                results.append(self.engine.step(compared, self.loss))
                 if self.critic is not None and isinstance(self.algorithm, PPO):
                     criticised.append(self.critic.step(batches, ppo.value_loss(self.algorithm)))
         return results, criticised

@@ -8,13 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.batch import PackedBatch
 from ..core.engine import StepResult
-from ..core.errors import NumericsError, RolloutError
+from ..core.errors import ConfigError, NumericsError, RolloutError
 from ..core.mesh import Mesh
 from ..data.balance import spread
 from ..data.packing import WEIGHTS, TrainSequence
@@ -102,6 +103,16 @@ def _scaled(row: TrainSequence, algorithm: Algorithm, scale: dict[str, np.float3
     )
 
 
+def add_drift(
+    values: dict[str, Any], trajectories: Sequence[Trajectory], scores: Scores, version: int, ahead: int, gather: Gather
+) -> None:
+    """How far sampler and trainer are apart, into a step's values; with rollouts ahead also how old the tokens are."""
+    age = staleness(trajectories, version, gather) if ahead else {}
+    if age.get("staleness/max") and "logprob_drift/mean" in values:  # older weights, not a fault, make it
+        values["logprob_drift/stale"] = values.pop("logprob_drift/mean")
+    values |= {**sampler_drift(trajectories, scores, version, gather), **age}
+
+
 def sampler_drift(trajectories: Sequence[Trajectory], scores: Scores, version: int, gather: Gather) -> dict[str, float]:
     """Where the trainer recomputed the log-probs, the drift is between those and the sampler's. What older weights
     sampled differs because they do, and is told apart.
@@ -166,6 +177,25 @@ def _silent_row(algorithm: Algorithm) -> TrainSequence:
     names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage", "old_logprob"]
     names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
     return replace(TrainSequence(np.zeros(2, np.int64)), **{name: np.zeros(2, np.float32) for name in names})
+
+
+def require_critic(algorithm: Algorithm, critic: Any) -> None:
+    """Refuse an algorithm that asks for values where nobody has any."""
+    if "values" in algorithms.needs(algorithm) and critic is None:
+        raise ConfigError(
+            f"algorithm: {algorithm.kind} needs a critic, which this stage does not train; choose one without "
+            "(grpo, rloo)"
+        )
+
+
+def wants_refills(algorithm: Algorithm, possible: bool, ahead: int) -> bool:
+    """Whether groups without a signal are to be replaced."""
+    refills = possible and getattr(algorithm, "refills", 0) > 0
+    if ahead and refills:
+        raise ConfigError(
+            "ahead: refills must be sampled by the weights of their own step; set ahead: 0 or algorithm.refills: 0"
+        )
+    return refills
 
 
 def check_staleness(trajectories: Sequence[Trajectory], version: int, bound: int) -> None:
