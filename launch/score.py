@@ -83,15 +83,15 @@ def score(models: Sequence[tuple[str, Answerer]], asked: Asked) -> dict[str, Any
         )
     truth = _Line(oracle_answers(rows["text-game"]), rows["web-page"], true_predictor)
     lines.append(("true world", "ceiling", truth))
-    lines, ranking = [], {}
+    table, ranking = [], {}
     for name, kind, line in lines:
         cells, ranked = _cells(line, rows, asked)
-        lines.append({"name": name, "kind": kind, "cells": cells})
+        table.append({"name": name, "kind": kind, "cells": cells})
         ranking |= {name: ranked} if ranked else {}
     counts = " and ".join(f"{len(questions[kind])} fresh transitions of {kind}" for kind in asked.kinds)
     note = f"n = {counts}, {asked.walks} walks; greedy, strict judge, 95 % intervals."
     columns = [column.format(k=asked.steps) for column in COLUMNS]
-    return {"title": "World models, percent", "columns": columns, "rows": lines, "note": note, "ranking": ranking}
+    return {"title": "World models, percent", "columns": columns, "rows": table, "note": note, "ranking": ranking}
 
 
 def _questions(kind: str, asked: Asked) -> list[Any]:

@@ -34,9 +34,8 @@ class Policy:
     # correction for samples of other weights than the trainer's: each is weighed by trainer / sampler probability, with
     # this cap; log-probs are then recomputed by the trainer
     tis_cap: float | None = None
-    tis_per: Literal["token", "sequence"] = (
-        "token"  # each token's own ratio, or one of all sampled tokens of a sequence
-    )
+    # each token's own ratio, or one of all sampled tokens of a sequence
+    tis_per: Literal["token", "sequence"] = "token"
     # a ratio above the cap counts as the cap; or it, and one below 1 / cap, makes the weight 0
     tis_beyond: Literal["clip", "mask"] = "clip"
 
