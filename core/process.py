@@ -44,6 +44,19 @@ def end_group_with(parent: int) -> None:
     os._exit(0)
 
 
+def end_with(pid: int) -> None:
+    """Kill this process when another one is gone, whoever started it; a thread waits for that."""
+    if sys.platform != "linux":
+        return
+    other = os.pidfd_open(pid)
+
+    def wait() -> None:
+        select.select([other], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True, name=f"end-with-{pid}").start()
+
+
 @contextlib.contextmanager
 def unwind_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end this process as Ctrl-C does, through every `finally`, so that nothing unfinished is left."""

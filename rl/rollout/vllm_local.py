@@ -64,6 +64,8 @@ class LocalVllm:
         before = set(multiprocessing.active_children())
         self.llm: Any = LLM(**self.settings.engine_arguments())
         self.children = [p for p in multiprocessing.active_children() if p not in before]
+        if self.children:
+            self.llm.collective_rpc("terrella_end_with", args=(str(os.getpid()),))
         self.version: int | None = 0 if self.settings.load == "auto" else None
         self.asleep: list[str] = []  # what has no memory: to wake a part twice is an error of the driver
         self.adapter: tuple[str, int] | None = None  # its folder and version, where only adapters change

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...core.process import end_with
 from .flat import Entry, checksum, checksums, view
 from .sharded import Assembly
 from .shared_memory import open_shared
@@ -40,6 +41,10 @@ class WeightReceiver:
     def terrella_state(self) -> dict[str, Any]:
         """The version this worker serves; None before the first and after a failed sync."""
         return {"version": getattr(self, "terrella_version", None), "rank": self.rank}
+
+    def terrella_end_with(self, pid: str) -> None:
+        """Die with the trainer, which cannot end an engine of its own when it is killed."""
+        end_with(int(pid))
 
     def terrella_load_disk(self, folder: str, version: str) -> dict[str, Any]:
         """Load a folder that DiskTransport wrote."""

@@ -5,6 +5,11 @@ loses nothing.
 import importlib.util
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -168,6 +173,38 @@ def test_grpo_learns_the_same_through_vllm_and_embedded(served) -> None:
     (embedded,) = run_ranks(job, 1, 1500, url=None, **arguments)
     assert vllm["drift"] <= 1e-5 and vllm["first"] < 0.4
     assert abs(vllm["success"] - embedded["success"]) <= 0.03 and vllm["success"] > 0.9, (vllm, embedded)
+
+
+def test_a_killed_trainer_leaves_no_engine_behind(folders, tmp_path) -> None:
+    """An engine of the trainer's own, colocated with it: vLLM's does not notice that its owner is gone."""
+    code = """
+import sys, time
+from pathlib import Path
+from terrella.rl.rollout.vllm_local import LocalVllm
+from terrella.tests.integration.test_vllm import settings_of
+if __name__ == "__main__":
+    sampler = LocalVllm(settings_of(sys.argv[1]), process=True)
+    Path(sys.argv[2]).write_text(" ".join(str(child.pid) for child in sampler.children))
+    time.sleep(600)
+"""
+    (tmp_path / "trainer.py").write_text(code)
+    shown, log = tmp_path / "engines", (tmp_path / "log").open("w")
+    command = [sys.executable, str(tmp_path / "trainer.py"), str(folders["qwen2"]), str(shown)]
+    trainer = subprocess.Popen(command, env=os.environ | CPU, stdout=log, stderr=log)
+    end = time.monotonic() + 900
+    while not (shown.exists() and shown.read_text()) and trainer.poll() is None and time.monotonic() < end:
+        time.sleep(0.2)
+    trainer.kill()
+    trainer.wait()
+    engines = [int(pid) for pid in shown.read_text().split()]
+    assert engines
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in engines) and time.monotonic() < end:
+        time.sleep(0.2)
+    left = [pid for pid in engines if Path(f"/proc/{pid}").exists()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def test_qwen2_in_this_process(folders, monkeypatch) -> None:
