@@ -148,8 +148,8 @@ def killed(folder: str, environment: dict[str, str]) -> dict[str, Any]:
         target = sampler.targets[0]
         post, answered = target.post, []
 
-        def post_and_kill(path: str, *rest: Any) -> Any:
-            answer = post(path, *rest)
+        def post_and_kill(path: str, *rest: Any, **options: Any) -> Any:
+            answer = post(path, *rest, **options)
             if path == "/v1/completions" and not answered:  # the first of five times 32 that are asked at once
                 answered.append(path)
                 os.killpg(target.server.process.pid, signal.SIGKILL)
