@@ -111,20 +111,10 @@ def linear_logprob(
         raise ValueError("fp8: linear_logprob gives no gradients through products in fp8; use linear_policy_loss")
     world = 1 if group is None else dist.get_world_size(group)
     check_targets(targets_N, None, vocab_size or weight_VH.shape[0] * world)
+    score = reference_linear_logprob
     if use_triton(hidden_NH):
-        from .triton.linear import triton_linear_logprob
-
-        return triton_linear_logprob(
-            hidden_NH,
-            weight_VH,
-            targets_N,
-            temperature=temperature,
-            entropy=entropy,
-            group=group,
-            vocab_size=vocab_size,
-            fp8=fp8,
-        )
-    return reference_linear_logprob(
+        from .triton.linear import triton_linear_logprob as score
+    return score(
         hidden_NH,
         weight_VH,
         targets_N,

@@ -8,6 +8,7 @@ from typing import Any
 from ...core.errors import ConfigError
 from ...core.rng import fold
 from ...data.trajectory import Trajectory
+from ...rl.preparation import wants_refills
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
@@ -21,11 +22,10 @@ def check(stage: Reinforce, job: Job) -> None:
     """Before the run starts: the batch divides, the environment opens, has training tasks, and can judge them."""
     job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
     require_sampler(stage, job)
-    if stage.rollouts.ahead and stage.actions is None and getattr(stage.algorithm, "refills", 0):
-        raise ConfigError(
-            f"stages: {stage.name}.rollouts.ahead: refills must be sampled by the weights of their own step; set "
-            "ahead: 0 or algorithm.refills: 0"
-        )
+    try:
+        wants_refills(stage.algorithm, stage.actions is None, stage.rollouts.ahead)
+    except ConfigError as error:
+        raise ConfigError(f"stages: {stage.name}.rollouts.{error}") from error
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_judged(tasks, "train")

@@ -16,6 +16,7 @@ from terrella.rl.algorithms import common, dapo, ppo, reinforce_pp
 from terrella.rl.algorithms.common import Scores
 from terrella.rl.algorithms.config import DAPO, GRPO, GSPO, PPO, RLOO, SFT, DrGRPO, ReinforcePP, StarPOS
 from terrella.rl.objective import terms_of
+from terrella.rl.preparation import wants_refills
 
 P, A, O = Role.PROMPT, Role.ACTION, Role.OBSERVATION
 
@@ -291,3 +292,11 @@ def test_weights_do_not_depend_on_how_groups_lie_on_ranks(config) -> None:
     with ThreadPoolExecutor(2) as pool:
         both = sum(pool.map(lambda r: run(parts[r], gather_of(r)), range(2)))
     assert both == pytest.approx(run(whole, alone), rel=1e-5)
+
+
+def test_refills_are_not_sampled_ahead() -> None:
+    assert wants_refills(DAPO(refills=1), True, 0)
+    assert not wants_refills(DAPO(refills=1), False, 2) and not wants_refills(DAPO(refills=0), True, 2)
+    assert not wants_refills(GRPO(), True, 2)
+    with pytest.raises(ConfigError, match="ahead: refills must be sampled"):
+        wants_refills(DAPO(refills=1), True, 1)
