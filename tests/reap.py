@@ -15,6 +15,14 @@ PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 10.0  # for what is about to end by itself
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process goes on; one that has ended and was not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def left_over() -> list[tuple[int, str]]:
     """This process's children; a process whose parent has ended becomes one."""
     found = []

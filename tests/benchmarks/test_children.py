@@ -4,11 +4,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from terrella.benchmarks.children import Child
+from terrella.tests.reap import is_running
 
 
 def child(tmp_path, code: str) -> Child:
@@ -82,6 +82,6 @@ one.finish(3600)
         time.sleep(0.1)
     parent.send_signal(number)
     parent.wait(300)
-    while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+    while is_running(pid):
         assert time.monotonic() < limit, "the child outlived its parent"
         time.sleep(0.1)

@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from terrella.tests.reap import is_running
+
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "sinfo", "scontrol", "munged")
 FIRST_PORT = 17000
 ANSWER_S = 300.0  # of a command; a busy machine needs seconds where a free one needs milliseconds
@@ -190,7 +192,7 @@ class Cluster:
                     os.kill(pid, number)
             limit = time.monotonic() + grace_s
             while pids and time.monotonic() < limit:
-                pids = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+                pids = [pid for pid in pids if is_running(pid)]
                 time.sleep(0.1)
 
 

@@ -24,6 +24,7 @@ from terrella.launch.slurm.settings import JobSettings
 from terrella.tests.golden.observe import comparable
 from terrella.tests.integration.slurm_cluster import Cluster, missing
 from terrella.tests.launch import tiny_run
+from terrella.tests.reap import is_running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -215,7 +216,7 @@ def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, wh
         until("second start", lambda: read_json(run / "lease.json")["token"] != orphan["token"])
         known = slurm.job(job)
         assert known["Restarts"] == "1" and known["NodeList"] not in ("(null)", first)
-        until("end of the orphan", lambda: not Path(f"/proc/{orphan['pid']}").exists())
+        until("end of the orphan", lambda: not is_running(orphan["pid"]))
         assert "no longer owns the run directory" in (run / "logs" / "rank-0.log").read_text()
         at = max(row["step"] for row in MetricsFile(run / "metrics.jsonl").rows())
         until("step after the take-over", lambda: reached(run, "pretrain", at + 5))

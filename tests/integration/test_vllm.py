@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +17,7 @@ from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 from terrella.rl.rollout.vllm_config import VllmSettings
 from terrella.tests.integration.vllm_jobs import MODELS
 from terrella.tests.parallel.pool import run_ranks
+from terrella.tests.reap import is_running
 
 JOBS = "terrella.tests.integration.vllm_jobs:"
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -199,9 +199,9 @@ if __name__ == "__main__":
     engines = [int(pid) for pid in shown.read_text().split()]
     assert engines
     end = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in engines) and time.monotonic() < end:
+    while any(is_running(pid) for pid in engines) and time.monotonic() < end:
         time.sleep(0.2)
-    left = [pid for pid in engines if Path(f"/proc/{pid}").exists()]
+    left = [pid for pid in engines if is_running(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left

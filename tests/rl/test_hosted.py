@@ -18,6 +18,7 @@ from terrella.rl.environment import End
 from terrella.rl.hosted import Host, Sealed
 from terrella.rl.hosted import wire as wire_module
 from terrella.rl.hosted.process import Prints
+from terrella.tests.reap import is_running
 
 REWARDS = """
 import asyncio, ctypes, os, subprocess, sys, threading, time
@@ -423,11 +424,11 @@ def test_a_child_ends_with_its_parent_but_not_with_the_thread_that_called_first(
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         child = int(parent.stdout.readline())  # type: ignore[union-attr]
-        assert Path(f"/proc/{child}").exists()
+        assert is_running(child)
     finally:
         parent.kill()
         parent.wait(10)
     end = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and "State:\tZ" not in Path(f"/proc/{child}/status").read_text():
+    while is_running(child):
         assert time.monotonic() < end, "the child outlived its parent"
         time.sleep(0.02)
