@@ -13,7 +13,7 @@ from functools import partial
 
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from .rollout.concurrent import Calls
-from .rollout.episodes import Ask, Episode, patiently, play_all, sampled_sequence
+from .rollout.episodes import Ask, Episode, Imagined, patiently, play_all, sampled_sequence
 from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 
@@ -46,19 +46,21 @@ def rollout_worlds(
     params: SamplingParams,
     seed: int,
     limits: Limits = DEFAULT_LIMITS,
+    imagination: Sampler | None = None,
 ) -> list[Trajectory]:
     """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same
-    tokens, if the weights are still the same.
+    tokens, if the weights are still the same. `imagination` answers what episodes ask of a world model.
     """
+    foretell = SamplingParams(params.max_new_tokens, 0.0, stop_ids=params.stop_ids)
     lanes: list[_Lanes] = []
 
-    async def play(make: Callable[[], Episode], ask: Ask) -> Trajectory:
+    async def play(make: Callable[[], Episode], ask: Ask, imagine: Ask) -> Trajectory:
         if not lanes:
             lanes.append(_Lanes(Calls(limits.workers), Calls(1)))
         name = (-1, -1)
         for restarts in range(limits.restarts + 1):
             attempt = _Attempt(lanes[0], limits)
-            scored = await attempt.run(make, ask, params, seed)
+            scored = await attempt.run(make, _Asked(ask, params), _Asked(imagine, foretell), seed)
             name = attempt.name or name
             fault = scored if isinstance(scored, Invalid) else scored[1] if isinstance(scored[1], Invalid) else None
             if fault is None or restarts == limits.restarts:
@@ -68,7 +70,8 @@ def rollout_worlds(
         return Trajectory(*name, joined(attempt.turns), reward if fault is None else fault, turn_rewards, info)
 
     try:
-        return play_all(sampler, [lambda ask, make=make: play(make, ask) for make in makers])
+        plays = [lambda ask, imagine, make=make: play(make, ask, imagine) for make in makers]
+        return play_all([sampler, imagination or sampler], plays)
     finally:
         for lane in lanes:
             lane.worlds.close()
@@ -83,6 +86,14 @@ class _Lanes:
     contexts: Calls
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A sampler, and how it is asked."""
+
+    ask: Ask
+    params: SamplingParams
+
+
 @dataclass
 class _Attempt:
     """One try at an episode."""
@@ -93,7 +104,7 @@ class _Attempt:
     turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
 
     async def run(
-        self, make: Callable[[], Episode], ask: Ask, params: SamplingParams, seed: int
+        self, make: Callable[[], Episode], policy: _Asked, world: _Asked, seed: int
     ) -> tuple[list[float], float | Invalid, dict] | Invalid:
         """The episode's score, or what went wrong."""
         worlds, limits = self.lanes.worlds, self.limits
@@ -101,19 +112,30 @@ class _Attempt:
         if isinstance(episode, Invalid):
             return episode
         self.name = episode.prompt_id, episode.sample_index
+        imagined = isinstance(episode, Imagined)
         for turn in range(limits.max_turns):
             context = await self.lanes.contexts(episode.context, limits.world_s, "context")
             if isinstance(context, Invalid):
                 return context
             if context is None:
                 break
-            answer = await patiently(ask, SampleRequest(context, (seed, *self.name, turn), params), limits.retries)
+            request = SampleRequest(context, (seed, *self.name, turn), policy.params)
+            answer = await patiently(policy.ask, request, limits.retries)
             if isinstance(answer, Invalid):
                 return answer
             self.turns.append((context, answer))
             outcome = await worlds(partial(episode.receive, answer), limits.world_s, "world step")
             if isinstance(outcome, Invalid):
                 return outcome
+            asked = await self.lanes.contexts(episode.question, limits.world_s, "question") if imagined else None
+            if isinstance(asked, Invalid):
+                return asked
+            if asked is not None:
+                request = SampleRequest(asked, (seed, *self.name, turn), world.params)
+                foretold = await patiently(world.ask, request, limits.retries)
+                if isinstance(foretold, Invalid):
+                    return foretold
+                episode.imagine(foretold)
         else:
             return Invalid(f"episode: not over after max_turns = {limits.max_turns}")
         return await worlds(episode.score, limits.reward_s, "reward")

@@ -59,10 +59,12 @@ class Tasks(ABC):
     lesson_tokens: int | None = None  # that each demonstration teaches, where it is the same number for all
     collection_key: ClassVar[int] = 4  # and a stage that collects
     # what RL records of its tally in every step, for comparisons of what models cost
-    counted: ClassVar[tuple[str, ...]] = ()
+    counted: tuple[str, ...] = ()
     stage: str = ""  # the name of the stage it was opened for
     seed: int = 0  # of the recipe
     ranks: int = 1  # that play at once, each its share of the episodes
+    imagined_by: str | None = None  # the stage whose model plays the world of training tasks
+    imagination: Sampler | None = None  # that model, once a stage has it
 
     def __init__(self, tokenizer: Tokenizer, max_length: int | None, max_turns: int = 100) -> None:
         self.tokenizer, self.max_length, self.max_turns = tokenizer, max_length, max_turns

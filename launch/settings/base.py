@@ -20,9 +20,11 @@ def positive(settings: Any, *names: str) -> None:
 
 def references(stage: Any, env: Any = None) -> list[str]:
     """The earlier stages that a stage names, in the fields that its class lists in `uses`; and those that made what
-    its environment reads, be that its own or the recipe's `env`."""
-    made = [*sources(stage.env or env).values()] if hasattr(stage, "env") else []
+    its environment reads, or train a model that it asks, be that its own or the recipe's `env`."""
+    read = (stage.env or env) if hasattr(stage, "env") else None
+    made = [*sources(read).values()]
     earlier = made[: made.index(stage.name)] if stage.name in made else made
+    earlier += [name for key in getattr(read, "models", ()) if (name := getattr(read, key)) is not None]
     for name in getattr(stage, "uses", ()):
         value = attrgetter(name)(stage)
         earlier += value if isinstance(value, list) else [value] if value else []

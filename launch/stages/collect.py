@@ -47,6 +47,11 @@ def check(stage: Collect, job: Job) -> None:
             if _makes_data(stage, job):
                 tasks.require_source()
                 return
+            if tasks.imagined_by is not None:
+                raise ConfigError(
+                    f"stages: {stage.name}.env.imagined_by: only stages of kind rl train in an imagined world; give it "
+                    "in their env"
+                )
             require_tasks(tasks, "train", stage.name)
             if stage.least_reward is not None:
                 require_judged(tasks, "train")

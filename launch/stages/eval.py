@@ -18,7 +18,7 @@ from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
-from ..settings.verbs import Arm, Score, Tune
+from ..settings.verbs import Arm, Collect, Reinforce, Score, Tune
 from .common import sampling
 from .verbs import environment, require_judged, require_sampler, require_tasks
 
@@ -104,21 +104,24 @@ def _logprobs(engine: Engine, batches: list[PackedBatch]) -> list[Any]:
 
 
 def cost_of(job: Job, model: str) -> tuple[int, int]:
-    """(actions, gradient tokens) that a model took: its stage, those it started from, and the episodes they learnt
-    from.
+    """(actions, gradient tokens) that a model took: its stage, those it started from, the models that imagined its
+    world, and the episodes they all learnt from.
     """
     actions = tokens = 0
-    played: set[str] = set()
-    name: str | None = model
-    while name is not None:
+    found, left = set[str](), [model]
+    while left:
+        if (name := left.pop()) in found:
+            continue
+        found.add(name)
         stage = next(s for s in job.recipe.stages if s.name == name)
         outcome = job.outcome(name)
-        tokens += outcome.get("tokens", 0)
         actions += outcome.get("actions", 0)
-        if isinstance(stage, Tune) and stage.data is not None and stage.data not in played:
-            actions += job.outcome(stage.data)["actions"]
-            played.add(stage.data)
-        name = getattr(stage, "init", None)
+        if isinstance(stage, Collect):
+            continue
+        tokens += outcome.get("tokens", 0)
+        world = getattr(stage.env or job.recipe.env, "imagined_by", None) if isinstance(stage, Reinforce) else None
+        read = stage.data if isinstance(stage, Tune) else None
+        left += [name for name in (getattr(stage, "init", None), world, read) if name is not None]
     return actions, tokens
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.rng import fold
 from ...data.trajectory import Trajectory
 from ...rl.preparation import wants_refills
+from ...rl.rollout.config import Embedded
+from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
 from ..settings.verbs import Reinforce
-from .common import split_cut
+from .common import build_engine, split_cut
 from .on_policy import StageTrainer
 from .verbs import environment, require_judged, require_sampler, require_tasks
 
@@ -37,12 +40,32 @@ def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
     with environment(stage, job) as tasks:
         job.mesh.from_main(lambda: tasks.reset("train"))
-        outcome = {**tasks.facts(), **TaskTrainer(stage, job, tasks).train()}
+        with _imagination(stage, job, tasks):
+            outcome = {**tasks.facts(), **TaskTrainer(stage, job, tasks).train()}
         if job.mesh.is_main:
             rows = [row for row in job.run.metrics.rows() if row["stage"] == stage.name]
             for name, table in tasks.step_tables(stage.name, rows).items():
                 job.run.write_result(f"{stage.name}-{name}", table)
     return outcome
+
+
+@contextmanager
+def _imagination(stage: Reinforce, job: Job, tasks: Tasks) -> Iterator[None]:
+    """The world model that plays the world of the training tasks, where the environment names one."""
+    if tasks.imagined_by is None:
+        yield
+        return
+    engine = build_engine(job, None, tasks.imagined_by)
+    streamed = stage.rollouts.independent or stage.rollouts.ahead > 0
+    folder = job.stage_folder(stage.name) / "imagination"
+    opened = open_sampler(Embedded(), engine, job.model, folder, mesh=job.mesh, streamed=streamed)
+    try:
+        if opened.publish is not None:
+            opened.publish(engine.steps)
+        tasks.imagination = opened.sampler
+        yield
+    finally:
+        opened.close()
 
 
 def actions_of(job: Job, stage: Reinforce, name: str) -> int:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 Scalar = bool | int | str | float
 Format = Literal["answer", "think", "state"]
+Teaching = Literal["answers", "transitions"]
 Variant = Literal["truth", "belief", "masked", "blanked", "random_coordinates"]
 
 
@@ -54,7 +55,12 @@ class WorldsEnvironment(AgentSettings):
     states: Variant = "truth"
     learn_blanks: bool = False  # blanked states carry a loss, so that the shape of an answer is learnt and nothing else
     only_tagged: bool = True  # turns whose tags are not all there are no lessons
+    # what collected turns teach: how to answer, or a world model: what follows a state and actions
+    teaches: Teaching = "answers"
+    # the stage whose model, taught by transitions, plays the world in RL; held-out tasks stay in the true one
+    imagined_by: str | None = None
     tasks: ClassVar[str] = "agents.tasks:WorldTasks"
+    models: ClassVar[tuple[str, ...]] = ("imagined_by",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

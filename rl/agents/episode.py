@@ -19,7 +19,7 @@ from ..rollout.sampler import Sample
 from ..worlds.base import attempt
 from ..worlds.tasks import Task
 from .config import AgentSettings
-from .format import OPENING, SYSTEM, Parsed, parse, play, prefix, turn_text
+from .format import OPENING, SYSTEM, Parsed, TurnResult, parse, play, prefix, turn_text
 
 
 @dataclass
@@ -27,6 +27,7 @@ class _Turn:
     said: str  # by the world
     answer: tuple[int, ...] = ()
     reward: float = 0.0  # the world's
+    left: int = 0  # actions that could still be made before it
     bonus: float = 0.0  # for states that were written right
 
 
@@ -50,6 +51,7 @@ class AgentEpisode:
     effective: int = 0  # turns whose last action had an effect
     success: bool = False
     done: bool = False
+    truncated: bool = False  # over because no actions were left
     fault: Invalid | None = None
 
     def __post_init__(self) -> None:
@@ -111,16 +113,24 @@ class AgentEpisode:
 
     def receive(self, sample: Sample) -> None:
         """Take the answer: parse it, execute its actions, note the state they led to."""
-        text = OPENING[self.settings.fmt] + readable(self.tokenizer, sample.ids)
-        parsed = parse(text, self.settings.fmt, self.settings.actions_per_turn)
+        parsed = self.parse(sample)
         result = attempt(
             play, self.world, parsed.actions, self.task.max_actions - self.actions, self.settings.format_penalty
         )
         if isinstance(result, Invalid):
             self.fault = result
-            return
+        else:
+            self.take(sample, parsed, result)
+
+    def parse(self, sample: Sample) -> Parsed:
+        """An answer taken apart."""
+        text = OPENING[self.settings.fmt] + readable(self.tokenizer, sample.ids)
+        return parse(text, self.settings.fmt, self.settings.actions_per_turn)
+
+    def take(self, sample: Sample, parsed: Parsed, result: TurnResult) -> None:
+        """Note an answer and what came of it."""
         turn = self.turns[-1]
-        turn.answer, turn.reward = sample.ids, result.reward
+        turn.answer, turn.reward, turn.left = sample.ids, result.reward, self.task.max_actions - self.actions
         self.parsed.append(parsed)
         self._note()
         paid = (self.settings.observation_reward, self.settings.prediction_reward)
@@ -128,7 +138,8 @@ class AgentEpisode:
         self.penalty += result.penalty
         self.actions += len(result.executed)
         self.effective += bool(result.info.get("action_is_effective", False))
-        self.success, self.done = bool(result.info.get("success", False)) and not result.truncated, result.done
+        self.success = bool(result.info.get("success", False)) and not result.truncated
+        self.done, self.truncated = result.done, result.truncated
 
     def score(self) -> tuple[list[float], float | Invalid, dict[str, Any]]:
         """Turn rewards, their sum with the format penalties, and the numbers of a report."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..worlds.base import World
+from ..worlds.base import Action, World
 from ..worlds.tasks import Task
 from .config import Format
 
@@ -140,12 +140,15 @@ def parse(text: str, fmt: Format, max_actions: int) -> Parsed:
     return Parsed(ok, words, f"<think> {think} </think> {canonical}" if fmt != "answer" else canonical, think)
 
 
-def play(world: World, words: tuple[str, ...], actions_left: int, format_penalty: float = -0.1) -> TurnResult:
-    """Execute the words of one answer. Unknown words are dropped; dropping any, or having none left, costs the
-    penalty once.
-    """
+def understood(world: World, words: tuple[str, ...], format_penalty: float) -> tuple[list[tuple[str, Action]], float]:
+    """The words of an answer that are actions, and the penalty: dropping one, or having none left, costs it once."""
     actions = [(word, action) for word in words if (action := world.parse_action(word)) is not None]
-    penalty = format_penalty if len(actions) != len(words) or not actions else 0.0
+    return actions, format_penalty if len(actions) != len(words) or not actions else 0.0
+
+
+def play(world: World, words: tuple[str, ...], actions_left: int, format_penalty: float = -0.1) -> TurnResult:
+    """Execute the words of one answer; unknown ones are dropped."""
+    actions, penalty = understood(world, words, format_penalty)
     total, done, info, executed = 0.0, False, {}, []
     for word, action in actions[:actions_left]:
         result = world.step(action)

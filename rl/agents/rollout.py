@@ -13,6 +13,7 @@ from ..multiturn import DEFAULT_LIMITS, Limits, rollout_worlds
 from ..rollout.sampler import Sampler, SamplingParams
 from ..worlds.base import World
 from ..worlds.tasks import Task
+from .dynamics import ImaginedEpisode
 from .episode import AgentEpisode, AgentSettings
 
 
@@ -22,6 +23,7 @@ class Instance:
 
     task: Task
     seed: int
+    imagined: bool = False  # a world model plays it, not the world
 
     def __str__(self) -> str:
         return f"{self.task.name}, seed {self.seed}"
@@ -38,6 +40,7 @@ class Seat:
     prompt_id: int
     sample_index: int
     episode: AgentEpisode | None = None
+    imagined: bool = False
 
 
 def seats_of(instances: Sequence[Instance], samples: int) -> list[Seat]:
@@ -55,14 +58,23 @@ class Player:
     settings: AgentSettings
     limits: Limits = DEFAULT_LIMITS
 
-    def play(self, sampler: Sampler, seats: Sequence[Seat], params: SamplingParams, seed: int) -> list[Trajectory]:
-        """All seats to the end of their episodes."""
+    def play(
+        self,
+        sampler: Sampler,
+        seats: Sequence[Seat],
+        params: SamplingParams,
+        seed: int,
+        imagination: Sampler | None = None,
+    ) -> list[Trajectory]:
+        """All seats to the end of their episodes; `imagination` plays the worlds of those that are imagined."""
         chat = chat_of(self.tokenizer)
-        return rollout_worlds(sampler, [self._maker(seat, chat) for seat in seats], params, seed, self.limits)
+        makers = [self._maker(seat, chat) for seat in seats]
+        return rollout_worlds(sampler, makers, params, seed, self.limits, imagination)
 
     def _maker(self, seat: Seat, chat: Chat) -> Callable[[], AgentEpisode]:
         def make() -> AgentEpisode:
-            seat.episode = AgentEpisode(
+            kind = ImaginedEpisode if seat.imagined else AgentEpisode
+            seat.episode = kind(
                 seat.task, seat.seed, seat.prompt_id, seat.sample_index, self.tokenizer, chat, self.settings
             )
             return seat.episode
@@ -82,9 +94,10 @@ def world_finder(seats: Sequence[Seat]) -> Callable[[tuple[int, ...]], World]:
     return find
 
 
-def actions_taken(trajectories: Sequence[Trajectory]) -> int:
-    """Environment steps: the actions that worlds executed."""
-    return sum(int(t.info.get("num_actions", 0)) for t in trajectories if not isinstance(t.reward, Invalid))
+def actions_taken(trajectories: Sequence[Trajectory], imagined: bool = False) -> int:
+    """Environment steps: the actions that worlds executed; those of imagined ones are counted apart."""
+    valid = [t.info for t in trajectories if not isinstance(t.reward, Invalid)]
+    return sum(int(info.get("num_actions", 0)) for info in valid if bool(info.get("imagined")) == imagined)
 
 
 def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[Any]]) -> dict[str, float]:
@@ -97,6 +110,10 @@ def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], 
     if not everywhere:
         return {}
     values = {f"agent/{name}": sum(row[i] for row in everywhere) / len(everywhere) for i, name in enumerate(names)}
+    imagined = [t.info["unreadable"] for t in trajectories if "unreadable" in t.info]
+    told = [value for part in gather(imagined) for value in part]
+    if told:
+        values["agent/unreadable"] = sum(told) / len(told)  # of what the world model said
     tags = sorted({row[-1] for row in everywhere})
     for tag in tags if len(tags) > 1 else ():
         successes = [row[0] for row in everywhere if row[-1] == tag]

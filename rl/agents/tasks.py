@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...core.errors import ConfigError
 from ...data.schema import TEXT
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Role, Trajectory
@@ -16,6 +17,7 @@ from ..rollout.sampler import Sampler, SamplingParams
 from ..tasks import Gather, Lesson, Scorer, Tasks
 from ..worlds.tasks import Task, named_tasks, rotation
 from .config import WorldsEnvironment
+from .dynamics import transitions
 from .evaluate import state_perplexity, summarise
 from .results import AgentResults
 from .rollout import Instance, Player, Seat, actions_taken, describe_agents, turns_of, world_finder
@@ -29,8 +31,8 @@ PROBED = 64  # instances whose state texts a model's perplexity is taken over
 class Instances(Sequence[Instance]):
     """Seeds from a first one on, dealt to tags by weight."""
 
-    def __init__(self, worlds: dict[str, Task], turns: list[str], first: int) -> None:
-        self.worlds, self.turns, self.first = worlds, turns, first
+    def __init__(self, worlds: dict[str, Task], turns: list[str], first: int, imagined: bool = False) -> None:
+        self.worlds, self.turns, self.first, self.imagined = worlds, turns, first, imagined
 
     def __len__(self) -> int:
         return SEEDS
@@ -38,7 +40,7 @@ class Instances(Sequence[Instance]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(SEEDS))]
-        return Instance(self.worlds[self.turns[at % len(self.turns)]], self.first + at)
+        return Instance(self.worlds[self.turns[at % len(self.turns)]], self.first + at, self.imagined)
 
 
 class WorldTasks(Tasks):
@@ -55,8 +57,11 @@ class WorldTasks(Tasks):
         self.worlds = worlds = named_tasks(tags, settings.tag_files, settings.config)
         train = dict(zip(settings.tags, settings.weights or [1.0] * len(settings.tags), strict=True))
         test = dict.fromkeys(settings.test_tags, 1.0) or dict.fromkeys(settings.tags, 1.0)
+        self.imagined_by = settings.imagined_by
+        if settings.imagined_by is not None:
+            self.counted = ("actions", "imagined_actions")
         self._instances: dict[Split, Instances] = {
-            "train": Instances(worlds, rotation(train), settings.first_seed),
+            "train": Instances(worlds, rotation(train), settings.first_seed, settings.imagined_by is not None),
             "test": Instances(worlds, rotation(test), settings.test_seed),
         }
         self._player = Player(tokenizer, settings)
@@ -74,7 +79,7 @@ class WorldTasks(Tasks):
         return self.of("test")[:n]  # type: ignore[return-value]
 
     def episode(self, task: Instance, prompt_id: int, sample_index: int) -> Seat:
-        return Seat(task.task, task.seed, prompt_id, sample_index)
+        return Seat(task.task, task.seed, prompt_id, sample_index, imagined=task.imagined)
 
     def parts(self, n: int) -> dict[str, list[Instance]]:
         """A part for each tag, all with the same seeds."""
@@ -101,7 +106,11 @@ class WorldTasks(Tasks):
         return AgentResults(evaluation).results()
 
     def play(self, sampler: Sampler, episodes: Sequence[Seat], params: SamplingParams, seed: int) -> list[Trajectory]:
-        return self._player.play(sampler, episodes, params, seed)
+        if self.imagination is None and any(seat.imagined for seat in episodes):
+            raise ConfigError(
+                "env.imagined_by: only RL trains in an imagined world; give it in the env of the stage of kind rl"
+            )
+        return self._player.play(sampler, episodes, params, seed, self.imagination)
 
     def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
         return describe_agents(trajectories, gather)
@@ -112,6 +121,9 @@ class WorldTasks(Tasks):
 
     def actions(self, trajectories: Sequence[Trajectory]) -> int:
         return actions_taken(trajectories)
+
+    def tally(self, trajectories: Sequence[Trajectory]) -> dict[str, int]:
+        return super().tally(trajectories) | {"imagined_actions": actions_taken(trajectories, imagined=True)}
 
     def progress(self, values: dict[str, Any]) -> str:
         return f"{super().progress(values)}  success {values.get('agent/success', float('nan')):.3f}"
@@ -125,10 +137,15 @@ class WorldTasks(Tasks):
         return RandomPlayer(world_finder(episodes), self.tokenizer, actions, self.settings.fmt)
 
     def taught(self, episode: Seat, trajectory: Trajectory, held_out_share: float) -> list[Lesson]:
-        """Every turn on its own, its state tags filled as the settings say."""
+        """Every turn on its own: the answer, its state tags filled as the settings say, or what followed it."""
         assert episode.episode is not None
         settings = self.settings
-        turns = lessons(episode.episode, settings.states, settings.only_tagged, held_out_share, settings.learn_blanks)
+        if settings.teaches == "transitions":
+            turns = transitions(episode.episode, held_out_share)
+        else:
+            turns = lessons(
+                episode.episode, settings.states, settings.only_tagged, held_out_share, settings.learn_blanks
+            )
         return [Lesson(turn.sequence, _fields(episode, turn), turn.held_out) for turn in turns]
 
     def counts(self, episodes: Sequence[Seat], trajectories: Sequence[Trajectory]) -> dict[str, int]:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from .sampler import Sample, Sampler, SampleRequest, SamplingParams
@@ -38,6 +38,19 @@ class Episode(Protocol):
 
     def score(self) -> tuple[list[float], float | Invalid, dict]:
         """Turn rewards, the trajectory's reward, and what the report should show."""
+        ...
+
+
+@runtime_checkable
+class Imagined(Protocol):
+    """An episode in a world that a model imagines: after an answer it may ask that model what follows."""
+
+    def question(self) -> tuple[int, ...] | None:
+        """What the world model is to continue, or None where nothing is asked."""
+        ...
+
+    def imagine(self, sample: Sample) -> None:
+        """Take the world model's continuation."""
         ...
 
 
@@ -74,7 +87,7 @@ def rollout(
         turn_rewards, reward, info = episode.score()
         return Trajectory(episode.prompt_id, episode.sample_index, sequences, reward, turn_rewards, info)
 
-    return play_all(sampler, [lambda ask, episode=episode: play(episode, ask) for episode in episodes])
+    return play_all([sampler], [lambda ask, episode=episode: play(episode, ask) for episode in episodes])
 
 
 async def patiently(ask: Ask, request: SampleRequest, retries: int) -> Sample | Invalid:
@@ -86,15 +99,15 @@ async def patiently(ask: Ask, request: SampleRequest, retries: int) -> Sample | 
     return await ask(request)
 
 
-def play_all(sampler: Sampler, plays: Sequence[Callable[[Ask], Awaitable[T]]]) -> list[T]:
-    """What all plays return, in their order. Each is given the way to ask the sampler."""
+def play_all(samplers: Sequence[Sampler], plays: Sequence[Callable[..., Awaitable[T]]]) -> list[T]:
+    """What all plays return, in their order. Each is given the ways to ask the samplers, an `Ask` for each."""
 
     async def together() -> list[T]:
-        round_ = _Round(sampler, len(plays))
+        round_ = _Round(len(plays))
 
         async def one(number: int) -> T:
             try:
-                return await plays[number](round_.asker(number))
+                return await plays[number](*(round_.asker(number, sampler) for sampler in samplers))
             finally:
                 round_.leave()
 
@@ -115,22 +128,22 @@ def play_all(sampler: Sampler, plays: Sequence[Callable[[Ask], Awaitable[T]]]) -
 
 
 class _Round:
-    """How episodes reach the sampler: one by one where it is a stream, else all live ones in one call, in the order
-    of their numbers.
+    """How episodes reach samplers: one by one where it is a stream; else once all live ones wait, those who ask the
+    same one in one call, in the order of their numbers.
     """
 
-    def __init__(self, sampler: Sampler, live: int) -> None:
-        self.sampler, self.live = sampler, live
-        self.asked: dict[int, tuple[SampleRequest, asyncio.Future[Sample | Invalid]]] = {}
+    def __init__(self, live: int) -> None:
+        self.live = live
+        self.asked: dict[int, tuple[Sampler, SampleRequest, asyncio.Future[Sample | Invalid]]] = {}
 
-    def asker(self, number: int) -> Ask:
-        submit = getattr(self.sampler, "submit", None)
+    def asker(self, number: int, sampler: Sampler) -> Ask:
+        submit = getattr(sampler, "submit", None)
         if submit is not None:
             return lambda request: asyncio.wrap_future(submit(request))
 
         async def ask(request: SampleRequest) -> Sample | Invalid:
             answer = asyncio.get_running_loop().create_future()
-            self.asked[number] = request, answer
+            self.asked[number] = sampler, request, answer
             self._call_when_all_wait()
             return await answer
 
@@ -144,12 +157,15 @@ class _Round:
     def _call_when_all_wait(self) -> None:
         if not self.asked or len(self.asked) < self.live:
             return
-        calls, self.asked = [self.asked[number] for number in sorted(self.asked)], {}
-        try:
-            samples = self.sampler.generate([request for request, _ in calls])
-        except BaseException as error:
-            for _, answer in calls:
-                answer.set_exception(error)
-            return
-        for (_, answer), sample in zip(calls, samples, strict=True):
-            answer.set_result(sample)
+        waiting, self.asked = [self.asked[number] for number in sorted(self.asked)], {}
+        for sampler in {id(sampler): sampler for sampler, _, _ in waiting}.values():
+            calls = [(request, answer) for asked, request, answer in waiting if asked is sampler]
+            try:
+                samples = sampler.generate([request for request, _ in calls])
+            except BaseException as error:
+                for _, _, answer in waiting:
+                    if not answer.done():
+                        answer.set_exception(error)
+                return
+            for (_, answer), sample in zip(calls, samples, strict=True):
+                answer.set_result(sample)
