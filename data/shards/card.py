@@ -149,26 +149,48 @@ def write_card(folder: str) -> dict[str, Any]:
     return card
 
 
+README_BODY = """
+`datasets.load_dataset(FOLDER)` reads these shards with any release from 4.0 on. A column NAME.json holds the text of
+the member's value as Python writes it, because releases before 4.7 have no type for JSON (and cannot stream such
+columns): `ast.literal_eval(row["NAME.json"])` is the value, but for a member that is a JSON string, which is that
+string itself. From 4.7 on you get the values themselves, streaming or not, with
+
+    from datasets import Features, Json, List, Value, load_dataset
+    columns = {COLUMNS}
+    rows = load_dataset(FOLDER, split="train", features=Features(columns))
+"""
+
+
 def _write_readme(folder: str, fields: list[str], kind: str | None) -> None:
     """The front matter by which `datasets.load_dataset(folder)` reads the shards; a README of the user's stays.
 
     Without it `datasets` would take dataset.json for the data, and guess columns from the first five samples, losing
-    keys that only later ones have. Where a member is neither JSON nor one row of ids (pictures), it may guess.
+    keys that only later ones have. Where a member is neither JSON nor one row of ids (pictures), it may guess. JSON is
+    text: no type that keeps unlike objects is known to every release, and a README with an unknown one is refused.
     """
     path = store.join(folder, README)
     begin = "---\n# written by terrella\nconfigs:\n- config_name: default\n  data_files: '*.tar'\n"
     if store.exists(path) and not store.read_bytes(path).startswith(begin.encode()):
         return
 
-    def column(field: str) -> str | None:
+    def column(field: str) -> tuple[str, str] | None:
+        """A field's type in the front matter, and in Python where JSON has one."""
         member = KINDS[kind].member(field) if kind in KINDS else None
-        rows_of_ids = member is not None and member.ndim == 1
-        return "dtype: json" if field.endswith(".json") else "list: int64" if rows_of_ids else None
+        if field.endswith(".json"):
+            return "dtype: string", "Json()"
+        return ("list: int64", 'List(Value("int64"))') if member is not None and member.ndim == 1 else None
 
-    columns = {field: column(field) for field in fields} | dict.fromkeys(("__key__", "__url__"), "dtype: string")
-    features = "".join(f"  - name: {json.dumps(field)}\n    {text}\n" for field, text in columns.items())
-    info = f"dataset_info:\n  features:\n{features}" if all(columns.values()) else ""
-    store.write_bytes(path, f"{begin}{info}---\n".encode())
+    text = ("dtype: string", 'Value("string")')
+    columns = {field: column(field) for field in fields} | dict.fromkeys(("__key__", "__url__"), text)
+    known = {field: found for field, found in columns.items() if found is not None}
+    info = body = ""
+    if len(known) == len(columns):
+        features = "".join(f"  - name: {json.dumps(field)}\n    {front}\n" for field, (front, _) in known.items())
+        info = f"dataset_info:\n  features:\n{features}"
+        if any(field.endswith(".json") for field in fields):
+            listed = ", ".join(f"{json.dumps(field)}: {python}" for field, (_, python) in known.items())
+            body = README_BODY.replace("COLUMNS", listed)
+    store.write_bytes(path, f"{begin}{info}---\n{body}".encode())
 
 
 def _seal(card: dict[str, Any]) -> str:
