@@ -116,6 +116,22 @@ def measure(readers: dict[str, Callable[[], int]], repeats: int, count: int) -> 
     return spent
 
 
+def lessons(folder: Path, window: int, take: int) -> Callable[[], int]:
+    """Samples one by one in a shuffled order, as an sft stage asks for them, of more shards than are kept open."""
+    shards = ShardSet(folder)
+    order = ShuffledOrder(shards.counts, seed=1, window=window)
+    return lambda: sum(1 for place in range(take) if shards[order[place]])
+
+
+def many_shards(root: Path, scale: float) -> tuple[Path, int]:
+    """256 shards of small transitions: more than a ShardSet keeps open, fewer files than a benchmark should leave."""
+    each = max(16, int(2000 * scale))
+    with ShardWriter(root / "many", max_samples=each) as writer:
+        for i in range(256 * each):
+            writer.write({"t.json": {"schema": TRANSITION, "state": "#" * 60, "action": i, "next_state": "." * 60}})
+    return root / "many", each
+
+
 def resume_cost(repeats: int) -> Iterator[tuple[str, list[float]]]:
     """Seconds until the next id is known, at the beginning and far into a large dataset (1,000 shards of 10,000
     samples).
@@ -164,6 +180,12 @@ def main() -> None:
                     recorder.add(case, impl, "bandwidth", rates[1], "MB/s", rates[0], rates[2])
                 else:
                     recorder.add(case, impl, "time a sample", middle * 1e6, "us", low * 1e6, high * 1e6)
+        folder, each = many_shards(root, given.scale)
+        for impl, window, take in (("window of 16 shards", 16, 16 * each), ("over all shards", 0, each)):
+            readers = {impl: lessons(folder, window, take)}
+            rates = [1 / second for second in measure(readers, given.repeats, take)[impl]]
+            low, middle, high = np.quantile(np.array(rates), [0.2, 0.5, 0.8]).tolist()
+            recorder.add("lessons of 256 shards", impl, "samples", middle, "1/s", low, high)
         for name, times in resume_cost(given.repeats):
             low, middle, high = (np.quantile(np.array(times), [0.2, 0.5, 0.8]) * 1e3).tolist()
             recorder.add(f"resume, {name}", "terrella", "time to the next id", middle, "ms", low, high)

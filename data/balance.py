@@ -40,6 +40,14 @@ class Spread:
         return [own[i] for i in sorted(own)]
 
 
+def dealt(places: Sequence[int], mesh: Mesh) -> Sequence[int]:
+    """This data rank's part of a step's samples, by their numbers. Neighbours lie in the same shard and go to the same
+    rank, so that a rank opens few shards; the step has the same samples at any number of ranks, and `spread` evens out
+    their work.
+    """
+    return mesh.share(places if mesh.data_size == 1 else sorted(places))
+
+
 def spread(rows: Sequence[TrainSequence], budget: int, mesh: Mesh, hidden: int = 2048) -> Spread:
     """Pack the rows of all data ranks into microbatches of at most `budget` positions and deal them out by cost.
     Collective.

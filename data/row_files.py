@@ -130,7 +130,7 @@ class ShardRows:
         self.folder, self.kinds = folder, {}
         self._set = ShardSet(folder)
         for number, path in enumerate(self._set.paths):
-            kind = self._set.shard(number).index.kind
+            kind = self._set.kind(number)
             if kind not in (TEXT, PAIR):
                 held = kind or "samples of another program"
                 raise ConfigError(f"{path}: holds {held}; rows are read from {TEXT} and {PAIR}")

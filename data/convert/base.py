@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ..codecs import encode_json
+from ..codecs import decoder, encode_json
 from ..errors import ShardError
 from ..schema import KINDS, PAIR, TASK, TEXT, VIDEO, check_sample
 from ..shards import store
@@ -40,10 +40,11 @@ Read = Callable[..., Iterator[Item]]
 class Converter:
     """A named converter; `module:function` is imported when it is used."""
 
-    kind: str
+    kind: str | None  # None: samples of any kind, or of the one that the option `kind` names
     target: str
     about: str
     options: tuple[str, ...] = ()
+    urls: bool = False  # its source may be something else than a path
 
     def read(self) -> Read:
         module, _, function = self.target.partition(":")
@@ -71,6 +72,13 @@ CONVERTERS: dict[str, Converter] = {
     "hf": Converter(TEXT, "parquet:read_hf", "a Hugging Face datasets folder (parquet or arrow) of chats"),
     "npz": Converter(VIDEO, "npz:read", "npz episodes: image, action", ("split", "frames")),
     "rt1": Converter(VIDEO, "rt1:read", "RT-1 episodes in TFRecord (RLDS), read without TensorFlow", ("image",)),
+    "webdataset": Converter(
+        None,
+        "foreign:read",
+        "shards of other programs: paths or URLs with braces, pipe: commands, gz",
+        ("kind", "keys"),
+        urls=True,
+    ),
 }
 
 
@@ -117,20 +125,21 @@ def convert(
         raise ConfigError(
             f"converter {name} has no option {unknown[0]!r}; it has {', '.join(chosen.options) or 'none'}"
         )
+    kind = chosen.kind or options.pop("kind", None)
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"-o kind={kind}: expected one of {', '.join(KINDS)}")
     report = ConvertReport(name, Path(source).name)
-    if not Path(source).exists():
+    if not chosen.urls and not Path(source).exists():
         raise ConfigError(f"{source}: not there")
-    writer = (
-        None if out is None else ShardWriter(out, kind=chosen.kind, max_bytes=max_bytes, resume=resume, check=False)
-    )
+    writer = None if out is None else ShardWriter(out, kind=kind, max_bytes=max_bytes, resume=resume, check=False)
     cursor = None
     if writer is not None and writer.cursor is not None:
         cursor, report = writer.cursor["at"], ConvertReport(**writer.cursor["report"])
-    items = chosen.read()(Path(source), cursor, **options)
+    items = chosen.read()(source if chosen.urls else Path(source), cursor, **options)
     if limit is not None:
         items = islice(items, max(0, limit - report.read))
     try:
-        for item, members, problem in ordered_map(partial(_prepare, chosen.kind), items, workers):
+        for item, members, problem in ordered_map(partial(_prepare, kind, chosen.kind is None), items, workers):
             report.read += 1
             _account(item, members, problem, writer, report)
             if tell is not None:
@@ -150,23 +159,32 @@ def convert(
 Prepared = tuple[Item, list[tuple[str, bytes]], str | None]
 
 
-def _prepare(kind: str, item: Item) -> Prepared:
-    """Check and encode; runs in a worker process, so the sample itself does not come back."""
+def _prepare(kind: str | None, as_bytes: bool, item: Item) -> Prepared:
+    """Check and encode; runs in a worker process, so the sample itself does not come back. Samples that come `as_bytes`
+    are decoded to be checked, and kept as they are.
+    """
     bare = replace(item, sample=None)
     if item.sample is None:
         return bare, [], item.dropped or "no reason given"
+    if kind is None:
+        return replace(bare, sample={}), encode_sample(item.sample), None
     try:
-        check_sample(KINDS[kind], item.sample, shard="", key=item.key or "")
+        values = {name: _decoded(name, v) for name, v in item.sample.items()} if as_bytes else item.sample
+        check_sample(KINDS[kind], values, shard="", key=item.key or "")
         flags = {
-            name: True
-            for part in ("extra.json", "meta.json")
-            for name, v in item.sample.get(part, {}).items()
-            if v is True
+            name: True for part in ("extra.json", "meta.json") for name, v in values.get(part, {}).items() if v is True
         }
         return replace(bare, sample=flags), encode_sample(item.sample), None
     except (ShardError, ValueError) as error:
         said = f"{getattr(error, 'field', None) or ''} {getattr(error, 'reason', error)}"
         return replace(bare, where=f"{item.where}: {said}"), [], "does not fit the schema"
+
+
+def _decoded(name: str, data: bytes) -> Any:
+    try:
+        return decoder(name)(memoryview(data))
+    except Exception as error:  # bytes of anybody
+        raise ValueError(f"{name} cannot be decoded: {error}") from error
 
 
 def _account(

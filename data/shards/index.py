@@ -8,8 +8,10 @@ fast and safely. Suffixes: S samples, M members.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import xxhash
@@ -22,11 +24,50 @@ VERSION = 1
 HEAD_BYTES = 65536
 
 
+class Keys(Sequence[str]):
+    """The keys of a shard, each made when it is asked for: a mapped index takes 4 bytes of memory a sample, a list of
+    strings 60.
+    """
+
+    def __init__(self, lines: memoryview, count: int) -> None:
+        self._lines, self._count = lines, count
+
+    @cached_property
+    def _starts(self) -> memoryview:
+        """Where each line begins, and where one after the last would."""
+        breaks = np.flatnonzero(np.frombuffer(self._lines, np.uint8) == ord("\n"))
+        starts = np.empty(len(breaks) + 2, np.uint32)
+        starts[0], starts[1:-1], starts[-1] = 0, breaks + 1, len(self._lines) + 1
+        return starts.data
+
+    def whole(self) -> bool:
+        """Whether there are as many lines as samples."""
+        return len(self._starts) == self._count + 1 if self._count else not len(self._lines)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        if isinstance(i, slice) or i < 0:
+            return list(self)[i]
+        starts = self._starts
+        return str(self._lines[starts[i] : starts[i + 1] - 1], "utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(str(self._lines, "utf-8").split("\n") if self._count else [])
+
+
 @dataclass(frozen=True)
 class ShardIndex:
     """Which member of which sample lies where."""
 
-    keys: list[str]
+    keys: Sequence[str]
     fields: list[str]
     first_S1: np.ndarray  # the first member of each sample, and the number of members
     field_M: np.ndarray
@@ -91,8 +132,10 @@ def read_header(tar: str) -> dict[str, Any]:
     """The index's first line: counts and checksums without the tables."""
     path = index_path(tar)
     raw = store.read_head(path, HEAD_BYTES)
-    if b"\n" not in raw:
-        raw = store.read_bytes(path)
+    return _parse_header(raw if b"\n" in raw else store.read_bytes(path), path)
+
+
+def _parse_header(raw: bytes, path: str) -> dict[str, Any]:
     try:
         head = json.loads(raw.split(b"\n", 1)[0])
         version, sealed = head["terrella_index"], head.pop("head_xxh3", None)  # the first releases wrote no seal
@@ -113,17 +156,22 @@ def read_header(tar: str) -> dict[str, Any]:
 
 
 def load_index(tar: str) -> ShardIndex:
-    """Read and check the index of a shard."""
+    """Read and check the index of a shard. Its tables stay in the mapped file, where that is local."""
     path = index_path(tar)
-    head = read_header(tar)
-    body = store.read_bytes(path).partition(b"\n")[2]
+    whole = memoryview(store.read_bytes(path)) if store.is_url(path) else store.view(path)
+    assert isinstance(whole, memoryview)
+    line = bytes(whole[:HEAD_BYTES])
+    if b"\n" not in line:
+        line = bytes(whole)
+    head = _parse_header(line, path)
+    body = whole[line.find(b"\n") + 1 :]
     if xxhash.xxh3_64_hexdigest(body) != head["body_xxh3"]:
         raise ShardError(f"the index is damaged (checksum); {_LOST}", shard=path)
     samples, members, at = head["samples"], head["members"], head["keys_bytes"]
-    keys = body[:at].decode("utf-8").split("\n") if samples else []
+    keys = Keys(body[:at], samples)
     tables = []
     parts = (("<u4", samples + 1), ("<u2", members), ("<u8", members), ("<u8", members), ("<u8", members))
-    if len(keys) != samples or len(body) != at + sum(np.dtype(dtype).itemsize * count for dtype, count in parts):
+    if not keys.whole() or len(body) != at + sum(np.dtype(dtype).itemsize * count for dtype, count in parts):
         raise ShardError(f"the index's counts do not fit its tables; {_LOST}", shard=path)
     for dtype, count in parts:
         tables.append(np.frombuffer(body, dtype, count, at))
@@ -146,7 +194,7 @@ def load_index(tar: str) -> ShardIndex:
     )
 
 
-def scan_index(tar: str, data: memoryview, *, sums: bool = False, kind: str | None = None) -> ShardIndex:
+def scan_index(tar: str, data: store.Bytes, *, sums: bool = False, kind: str | None = None) -> ShardIndex:
     """An index made from the tar itself: how shards of other writers are read. Consecutive members of one key are
     one sample.
     """
@@ -189,6 +237,6 @@ def scan_index(tar: str, data: memoryview, *, sums: bool = False, kind: str | No
         np.array(sizes, dtype="<u8"),
         found,
         len(data),
-        xxhash.xxh3_64_hexdigest(data) if sums else "",
+        store.checksum(data) if sums else "",
         kind,
     )

@@ -43,9 +43,9 @@ class Order(Protocol):
 
 class ShuffledOrder:
     """Every sample once an epoch. Shards are shuffled, then samples within windows of `window` shards, so few files are
-    open at a time.
+    open at a time, and memory does not grow with the data.
 
-    `window=0` shuffles over all shards at once; `shuffle=False` is file order.
+    `window=0` shuffles over all shards at once, as any window does that holds them all; `shuffle=False` is file order.
     """
 
     def __init__(
@@ -87,6 +87,16 @@ class ShuffledOrder:
                 out[chosen] = order[within[chosen] - (int(window_ends[window]) - len(order))]
         return out + self.first_id
 
+    def __getitem__(self, position: int) -> int:
+        """The id at one position, for who asks one by one."""
+        epoch, within = divmod(position, self.size)
+        if not self.shuffle:
+            return within + self.first_id
+        window_ends = self._epoch_windows(epoch)[1]
+        window = int(np.searchsorted(window_ends, within, side="right"))
+        order = self._window_order(epoch, window)
+        return int(order[within - (int(window_ends[window]) - len(order))]) + self.first_id
+
     def _epoch_windows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The shard order of an epoch and where each window of it ends."""
         if self._epoch is None or self._epoch[0] != epoch:
@@ -100,7 +110,7 @@ class ShuffledOrder:
         if (epoch, window) not in self._windows:
             shards = self._epoch_windows(epoch)[0][window * self.window : (window + 1) * self.window]
             members = np.concatenate([np.arange(self._starts[s], self._starts[s] + self.counts[s]) for s in shards])
-            if len(self._windows) > 3:
+            if len(self._windows) > 1:  # a step may reach into the next window
                 self._windows.pop(next(iter(self._windows)))
             self._windows[epoch, window] = members[permutation((self.seed, epoch, window), len(members))]
         return self._windows[epoch, window]

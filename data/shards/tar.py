@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Iterator
 
 from ..errors import ShardError
+from .store import Bytes
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -57,7 +58,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return folder + slash + stem, field.lower()
 
 
-def scan_tar(data: memoryview, shard: str) -> Iterator[tuple[str, int, int]]:
+def scan_tar(data: Bytes, shard: str) -> Iterator[tuple[str, int, int]]:
     """(name, offset, size) of every plain file of a tar, in order. A torn tar is a ShardError."""
     last = None
     end = 0
@@ -80,9 +81,9 @@ def scan_tar(data: memoryview, shard: str) -> Iterator[tuple[str, int, int]]:
 
 
 class _Reading(io.RawIOBase):
-    """A file over a memoryview, without copying it."""
+    """A file over mapped or fetched bytes."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: Bytes) -> None:
         self._data, self._at = data, 0
 
     def readable(self) -> bool:

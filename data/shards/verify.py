@@ -14,8 +14,8 @@ from .. import codecs
 from ..errors import ShardError
 from ..schema import KINDS, check_sample
 from . import store
-from .card import CARD, missing_shards, open_index
-from .dataset import QUARANTINE, find_shards, lost_members, quarantined_keys
+from .card import CARD, QUARANTINE, Folder, folder_of, open_index
+from .dataset import find_shards, lost_members
 from .index import ShardIndex
 
 
@@ -59,16 +59,15 @@ def verify(
     on. Damage to a shard as a whole (no tar, a foreign index) cannot be set aside sample by sample and stays a problem.
     """
     report = Verification()
-    paths = find_shards(where, complete=False)
+    paths, folders = find_shards(where, complete=False)
     if not str(where).endswith(".tar"):
-        present = [store.base_name(path) for path in paths]
-        for name in missing_shards(str(where), present):
+        for name in folders[folder_of(paths[0])].missing():
             report.problems.append(Problem(name, None, None, f"{CARD} lists it, and it is not here"))
     owners: dict[str, str] = {}
     for number, path in enumerate(paths):
         report.shards += 1
         try:
-            _verify_shard(path, report, owners)
+            _verify_shard(path, folders[folder_of(path)], report, owners)
         except ShardError as error:
             report.problems.append(Problem(store.base_name(path), None, None, error.reason))
         if tell is not None:
@@ -78,12 +77,12 @@ def verify(
     return report
 
 
-def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> None:
+def _verify_shard(path: str, folder: Folder, found: Verification, owners: dict[str, str]) -> None:
     name = store.base_name(path)
-    data = store.view(path)
-    index = open_index(path, data)
+    data = store.view(path, ahead=store.BLOCK)
+    index = open_index(path, data, folder)
     summed = index.xxh3_M is not None
-    aside = quarantined_keys(path)
+    aside = folder.aside.get(name, frozenset())
     kind = None
     if index.kind is not None:
         if index.kind not in KINDS:
@@ -115,13 +114,13 @@ def _verify_shard(path: str, found: Verification, owners: dict[str, str]) -> Non
         except ShardError as error:
             found.problems.append(Problem(name, key, error.field, error.reason))
     untouched = not lost and len(found.problems) == before and not aside
-    if summed and untouched and xxhash.xxh3_64_hexdigest(data) != index.tar_xxh3:
+    if summed and untouched and store.checksum(data) != index.tar_xxh3:
         raise ShardError(
             "every member is whole but the tar's checksum differs: a header or the padding changed", shard=name
         )
 
 
-def _members(index: ShardIndex, data: memoryview, i: int, shard: str) -> Iterator[tuple[str, Any]]:
+def _members(index: ShardIndex, data: store.Bytes, i: int, shard: str) -> Iterator[tuple[str, Any]]:
     for m in range(int(index.first_S1[i]), int(index.first_S1[i + 1])):
         member = index.fields[int(index.field_M[m])]
         part = data[int(index.offset_M[m]) : int(index.offset_M[m]) + int(index.size_M[m])]
@@ -156,12 +155,13 @@ def statistics(where: str | Path) -> dict[str, Any]:
     members: dict[str, list[np.ndarray]] = {}
     kinds: dict[str, int] = {}
     samples = total = aside = 0
-    paths = find_shards(where)
+    paths, folders = find_shards(where)
     for path in paths:
-        index = open_index(path, store.view(path))
+        folder = folders[folder_of(path)]
+        index = open_index(path, store.view(path), folder)
         samples += len(index)
         total += index.tar_bytes
-        aside += len(quarantined_keys(path))
+        aside += len(folder.aside.get(store.base_name(path), ()))
         kinds[index.kind or "not stated"] = kinds.get(index.kind or "not stated", 0) + len(index)
         for number, name in enumerate(index.fields):
             members.setdefault(name, []).append(index.size_M[index.field_M == number])

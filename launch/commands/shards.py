@@ -40,7 +40,7 @@ def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> 
 
 @shards.command()
 @click.argument("converter", required=False)
-@click.argument("source", required=False, type=click.Path(path_type=Path))
+@click.argument("source", required=False)
 @click.argument("out", required=False)
 @click.option(
     "-o", "option", multiple=True, metavar="NAME=VALUE", help="An option of the converter, such as which=gold."
@@ -53,7 +53,7 @@ def _options(pairs: tuple[str, ...], converter: str, known: tuple[str, ...]) -> 
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def make(
     converter: str | None,
-    source: Path | None,
+    source: str | None,
     out: str | None,
     option: tuple[str, ...],
     dry_run: bool,
@@ -69,13 +69,14 @@ def make(
 
     if converter is None:
         for name, c in CONVERTERS.items():
-            click.echo(f"{name:16} {c.kind:18} {c.about}" + (f"  (-o {', '.join(c.options)})" if c.options else ""))
+            options = f"  (-o {', '.join(c.options)})" if c.options else ""
+            click.echo(f"{name:16} {c.kind or 'any':18} {c.about}{options}")
         return
     if source is None or (out is None and not dry_run):
         raise ConfigError("name a converter, a source and an output folder (or --dry-run)")
-    if source.exists() and out is not None and Path(out).resolve() == source.resolve():
+    if Path(source).exists() and out is not None and Path(out).resolve() == Path(source).resolve():
         raise ConfigError(f"{out}: the output folder is the source")
-    progress = Progress(f"{converter} {source.name}", 1000, speak=not as_json)
+    progress = Progress(f"{converter} {Path(source).name}", 1000, speak=not as_json)
 
     def tell(done: float, report: ConvertReport) -> None:
         progress.update(min(int(1000 * done), 999), f"{report.written} written, {sum(report.dropped.values())} dropped")

@@ -12,8 +12,9 @@ import numpy as np
 
 from ...core.config import OptimizerConfig
 from ...core.errors import ConfigError
+from ...core.mesh import Mesh
 from ...core.rng import fold, shuffled
-from ...data.balance import spread
+from ...data.balance import dealt, spread
 from ...data.packing import TrainSequence, pack, role_weight
 from ...data.shards import ShardSet
 from ...data.trajectory import Role, TokenSequence
@@ -162,7 +163,7 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
 
         def portion(step: int) -> Portion:
             """This rank's microbatches of a step, and the answer tokens of all ranks."""
-            chosen = job.mesh.from_leader(lambda: lessons.at(job.mesh.share(places_of(step))))
+            chosen = job.mesh.from_leader(lambda: lessons.at(dealt(places_of(step), job.mesh)))
             total = sum(job.mesh.gather(answer_tokens(chosen)))
             read = stage.prompt_loss
             if read:  # of every prompt token
@@ -177,7 +178,7 @@ def run(stage: Tune, job: Job) -> dict[str, Any]:
             steps = max(1, round(stage.epochs * len(lessons) / stage.sequences_per_step))
         elif stage.match_tokens_of is not None:
             wanted = job.outcome(stage.match_tokens_of)["tokens"]
-            steps = job.mesh.from_leader(lambda: matched_steps(lessons, places_of, wanted))
+            steps = matched_steps(lessons, places_of, wanted, job.mesh)
         if stage.stretch_schedule:
             engine.optimizer_config = stretched(stage.optimizer, steps)
         outcome = fit(job, stage.name, engine, stage, steps, portion, make_loss(PolicySettings()), _described)
@@ -200,13 +201,14 @@ def stretched(optimizer: OptimizerConfig, steps: int) -> OptimizerConfig:
     return replace(optimizer, warmup_steps=min(warmup, steps - 1), total_steps=steps)
 
 
-def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wanted: int) -> int:
-    """Steps until the stream has given at least so many answer tokens."""
+def matched_steps(lessons: Lessons, places_of: Callable[[int], list[int]], wanted: int, mesh: Mesh) -> int:
+    """Steps until the stream has given at least so many answer tokens. Collective: every rank counts its part."""
     seen = 0
     for step in count():
         if seen >= wanted:
             return max(step, 1)
-        seen += lessons.tokens(places_of(step))
+        part = dealt(places_of(step), mesh)
+        seen += sum(mesh.gather(mesh.from_leader(lambda part=part: lessons.tokens(part))))
     raise AssertionError("unreachable")
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from ...core.errors import ConfigError
 from ...core.files import read_json
 from ...core.rng import fold
@@ -119,8 +117,7 @@ class GridTasks(Tasks):
     def lesson_order(self, seed: int) -> Callable[[int], int]:
         played = self._transitions
         counts = played.shards.counts if isinstance(played, Transitions) else [len(played)]
-        order = ShuffledOrder(counts, seed=seed, window=0)
-        return lambda place: int(order.ids(np.array([place]))[0])
+        return ShuffledOrder(counts, seed=seed).__getitem__
 
     def lessons(self, tasks: Sequence[dict[str, Any]], where: str) -> list[list[TokenSequence]]:
         cells = self.dynamics.cells

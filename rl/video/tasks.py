@@ -124,8 +124,7 @@ class VideoTasks(Tasks):
         return number
 
     def lesson_order(self, seed: int) -> Callable[[int], int]:
-        order = ShuffledOrder(self.of("train").shards.counts, seed=seed, window=0)
-        return lambda place: int(order.ids(np.array([place]))[0])
+        return ShuffledOrder(self.of("train").shards.counts, seed=seed).__getitem__
 
     def params(self, max_new_tokens: int | None, temperature: float) -> SamplingParams:
         allowed = self.layout.ids_of("frame") if self.settings.visual_ids_only else None

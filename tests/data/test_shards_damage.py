@@ -6,6 +6,7 @@ import json
 import random
 import re
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,9 +135,8 @@ def mend_kind(path):
 
     from terrella.data.shards.index import index_path
 
-    index = load_index(str(path))
-    with open(index_path(str(path)), "wb") as stream:
-        stream.write(replace(index, kind=TEXT).to_bytes())
+    changed = replace(load_index(str(path)), kind=TEXT).to_bytes()  # the index is mapped: read before it is cut
+    Path(index_path(str(path))).write_bytes(changed)
 
 
 def test_wrong_schema_version(folder):
@@ -160,7 +160,7 @@ def test_unknown_kind_and_index_version(folder):
         keys(folder)
     index.write_bytes(raw.replace(b'"terrella_index":1', b'"terrella_index":4'))
     with pytest.raises(ShardError, match=r"shard-000000\.index: index version 4, this release reads 1"):
-        ShardSet(folder)
+        keys(folder)
     index.write_bytes(raw[:-9] + b"x" + raw[-8:])
     with pytest.raises(ShardError, match=r"shard-000000\.index: the index is damaged"):
         keys(folder)

@@ -1,9 +1,11 @@
 """Shards are whole or absent, resume at the exact sample, are the same bytes every time, and other tools read them."""
 
+import ast
 import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,20 +274,36 @@ def test_readme_for_datasets(tmp_path):
     assert front["configs"] == [{"config_name": "default", "data_files": "*.tar"}]
     columns = {f["name"]: f.get("dtype") or f["list"] for f in front["dataset_info"]["features"]}
     ids = {"tokens.npy": "int64", "roles.npy": "int64", "__key__": "string", "__url__": "string"}
-    assert columns == dict.fromkeys(("prompt.json", "target.json", "extra.json"), "json") | ids
+    # of types that every release knows: one that it does not know would make it refuse the folder
+    assert columns == dict.fromkeys(("prompt.json", "target.json", "extra.json"), "string") | ids
     (tmp_path / "task" / "README.md").write_text("notes")
     write_card(str(tmp_path / "task"))
     assert (tmp_path / "task" / "README.md").read_text() == "notes"
 
 
-def test_datasets_reads_ours(tmp_path):
+def test_datasets_reads_ours(tmp_path, monkeypatch):
+    """As text with any release from 4.0 on, and as values from 4.7 on, with the columns that the README names."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
     write_unlike_rows(tmp_path)
-    options = {"split": "train", "streaming": True}
-    assert [row["task.json"] for row in datasets.load_dataset(str(tmp_path / "task"), **options)] == TASKS
-    rows = list(datasets.load_dataset(str(tmp_path / "pair"), **options))
-    assert [row["target.json"] for row in rows] == TARGETS
-    assert [len(row["tokens.npy"]) for row in rows] == list(range(1, 8)) and rows[6]["extra.json"]["k6"] == [6, "x"]
+    options = {"split": "train", "cache_dir": str(tmp_path / "cache")}
+    tasks = datasets.load_dataset(str(tmp_path / "task"), **options)
+    assert [ast.literal_eval(row["task.json"]) for row in tasks] == TASKS
+    pairs = list(datasets.load_dataset(str(tmp_path / "pair"), **options))
+    assert [row["target.json"] for row in pairs] == [str(target) for target in TARGETS]
+    assert [len(row["tokens.npy"]) for row in pairs] == list(range(1, 8))
+    if not hasattr(datasets, "Json"):
+        return
+    for streaming in (True, False):
+        rows = {}
+        for name in ("task", "pair"):
+            columns = re.search(r"columns = (.*)", (tmp_path / name / "README.md").read_text())[1]
+            features = datasets.Features(eval(columns, vars(datasets)))  # noqa: S307, our own README
+            found = datasets.load_dataset(str(tmp_path / name), **options, features=features, streaming=streaming)
+            rows[name] = list(found)
+        assert [row["task.json"] for row in rows["task"]] == TASKS
+        assert [row["target.json"] for row in rows["pair"]] == TARGETS
+        assert rows["pair"][6]["extra.json"]["k6"] == [6, "x"]
 
 
 def test_we_read_webdatasets(tmp_path):

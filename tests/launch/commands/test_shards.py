@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import webdataset
 from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError, StorageError
@@ -76,3 +77,14 @@ def test_contact_sheet(tmp_path):
     sheet = decode_png((tmp_path / "sheet.png").read_bytes())
     assert sheet.shape == (2 * 18, 6 * 22, 3)
     assert np.array_equal(sheet[1:17, 1:21], frames[0]) and np.array_equal(sheet[19:35, 1:21], frames[6])
+
+
+def test_make_of_other_programs_shards(tmp_path):
+    with webdataset.ShardWriter(str(tmp_path / "t-%06d.tar"), maxcount=4, verbose=0) as sink:
+        for i in range(8):
+            sink.write({"__key__": f"k{i}", "n.json": {"n": i}})
+    source = f"pipe:cat {tmp_path}//t-{{000000..000001}}.tar"  # two slashes, as in a URL, stay two
+    assert "wrote 8 of 8 records" in run("make", "webdataset", source, tmp_path / "out")
+    assert "8 samples in 1 shards, 0 already in quarantine, 0 problems" in run("verify", tmp_path / "out")
+    with pytest.raises(ConfigError, match="converter webdataset has no option 'which'"):
+        run("make", "webdataset", source, tmp_path / "more", "-o", "which=all")
