@@ -39,8 +39,8 @@ class Found:
 
 
 def layouts(work: Work, gpus: int, gpu: Gpu) -> Iterator[Layout]:
-    """All layouts worth a look: tensor parallelism stays in a node, products divide the GPUs."""
-    for tensor in (t for t in SIZES if t <= min(gpu.gpus_per_node, gpus)):
+    """All layouts worth a look: tensor parallelism stays within NVLink, products divide the GPUs."""
+    for tensor in (t for t in SIZES if t <= min(gpu.domain, gpus)):
         for pipeline in (p for p in SIZES if tensor * p <= gpus and p <= work.model.layers):
             for context in (c for c in SIZES if tensor * pipeline * c <= gpus and c <= max(1, work.sequence // 4096)):
                 if gpus % (tensor * pipeline * context):
