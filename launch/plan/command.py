@@ -5,6 +5,8 @@ trust the numbers.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,28 +15,36 @@ from ...core.errors import ConfigError
 from ...core.progress import clock
 from ...models.config import ModelConfig
 from ...models.geometry import GEOMETRIES, count
+from ...models.hub import pin, sizes_of
 from .. import recipe as recipes
+from ..recipe import Recipe
 from ..recipe_files import methods, shipped
 from .layout import Layout, Work, impossible
 from .machine import GPUS, PUBLISHED
 from .measured import expert_steps
 from .memory import memory, too_large
-from .published import ROWS, left_out, mean_error
+from .of_recipe import Trained, trained
+from .published import RL_ROWS, ROWS, left_out, mean_error
+from .rl import Rollout, once_lines, rl_lines, rl_step
 from .search import Candidate, explain, search
-from .simulate import FAILURES_PER_GPU_DAY, outlook
+from .simulate import FAILURES_PER_GPU_DAY, outlook, restart_seconds, save_seconds, start_seconds
 from .timing import fitted, step_time
 
+DEFAULT = "llama3-8b"
 SIMULATED = (1024, 2048, 4096, 8192, 16384)
 
 
 @click.command()
-@click.argument("model", default="llama3-8b")
-@click.option("--nodes", type=int, default=1, help="Nodes of the cluster.")
+@click.argument("name", metavar="[MODEL]", required=False)
+@click.option(
+    "--model", "folder", metavar="FOLDER", help="Hugging Face folder or hub id whose sizes count, a recipe's included."
+)
+@click.option("--nodes", type=int, help="Nodes of the cluster; default 1, or the ranks of the recipe.")
 @click.option("--gpus", type=int, help="GPUs in all, when it is not whole nodes.")
 @click.option("--gpu", "kind", type=click.Choice(list(GPUS)), default="h100", help="Kind of GPU.")
-@click.option("--sequence", type=int, default=4096, help="Tokens of a sequence.")
-@click.option("--batch", type=int, default=256, help="Sequences of an optimizer step.")
-@click.option("--precision", type=click.Choice(["bf16", "fp8"]), default="bf16")
+@click.option("--sequence", type=int, help="Tokens of a sequence; default 4096, or the recipe's.")
+@click.option("--batch", type=int, help="Sequences of an optimizer step; default 256, or the recipe's.")
+@click.option("--precision", type=click.Choice(["bf16", "fp8"]), help="Default bf16, or the recipe's.")
 @click.option(
     "--cache-tokens", type=int, default=0, help="Tokens in the key-value cache of a sampler on the same GPUs."
 )
@@ -44,37 +54,79 @@ SIMULATED = (1024, 2048, 4096, 8192, 16384)
     metavar="T,P,V,C,E,M",
     help="Judge one layout: tensor,pipeline,virtual,context,expert,microbatch.",
 )
+@click.option("--samples", type=int, help="Samples of a step of RL: what sampling and weight sync cost is added.")
+@click.option("--prompt-tokens", type=int, help="Tokens of a prompt; default 512.")
+@click.option("--new-tokens", type=int, help="Sampled tokens of a trajectory, on average; default 512, or the most.")
+@click.option("--most-tokens", type=int, default=0, help="Of the longest one; default: as the average.")
+@click.option("--sampler-gpus", type=int, help="GPUs that only sample; default: the trainer's take turns.")
+@click.option("--sampler-tensor", type=int, help="GPUs that share one sampler's model.")
 @click.option("--top", type=int, default=5, help="Layouts to print.")
 @click.option("--simulate", is_flag=True, help="Scale the best layout to 1,024 - 16,384 GPUs with failures.")
 @click.option("--published", is_flag=True, help="Print predicted beside published figures, and the error.")
 def plan(
-    model: str,
-    nodes: int,
+    name: str | None,
+    folder: str | None,
+    nodes: int | None,
     gpus: int | None,
     kind: str,
-    sequence: int,
-    batch: int,
-    precision: str,
+    sequence: int | None,
+    batch: int | None,
+    precision: str | None,
     cache_tokens: int,
     wanted: str | None,
+    samples: int | None,
+    prompt_tokens: int | None,
+    new_tokens: int | None,
+    most_tokens: int,
+    sampler_gpus: int | None,
+    sampler_tensor: int | None,
     top: int,
     simulate: bool,
     published: bool,
 ) -> None:
-    """Plan MODEL: a size by name (see --published for some), a recipe, or a recipe file."""
+    """Plan MODEL: a size by name (see --published for some), a Hugging Face folder, or a recipe, whose own sizes,
+    layout and stages count where no option says otherwise.
+    """
     if published:
-        click.echo("\n".join(published_table()))
+        click.echo("\n".join([*published_table(), *published_rl_table()]))
         return
+    for option, value in (
+        ("--nodes", nodes),
+        ("--gpus", gpus),
+        ("--sequence", sequence),
+        ("--batch", batch),
+        ("--samples", samples),
+        ("--prompt-tokens", prompt_tokens),
+        ("--new-tokens", new_tokens),
+        ("--sampler-tensor", sampler_tensor),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(f"{option}: {value} must be at least 1")
     gpu = GPUS[kind]
-    gpus = gpus or nodes * gpu.gpus_per_node
-    work = Work(geometry(model), sequence, batch, precision)  # type: ignore[arg-type]
+    model, recipe = target(name, folder)
+    asked: dict[str, Any] = {"prompt": prompt_tokens, "new": new_tokens, "gpus": sampler_gpus, "tensor": sampler_tensor}
+    asked = {key: value for key, value in asked.items() if value is not None} | {"most": most_tokens}
+    if recipe is not None and not (nodes or gpus or wanted or sequence or batch):
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for stage in trained(recipe, prompt_tokens, new_tokens):
+            alike.setdefault(tuple(stage_lines(stage, kind, asked, precision)), []).append(stage.name)
+        if not alike:
+            raise ConfigError(f"{name}: no stage trains; say what with --sequence and --batch")
+        for lines, names in alike.items():
+            click.echo(f"{', '.join(names)}: " + "\n  ".join(lines))
+        return
+    gpus = gpus or (nodes or 1) * gpu.gpus_per_node
+    work = Work(model, sequence or 4096, batch or 256, precision or "bf16")  # type: ignore[arg-type]
+    rollout = Rollout(samples, **asked) if samples else None
     counts = count(work.model)
     click.echo(
-        f"{model}: {counts.total / 1e9:.2f} B parameters, {counts.active / 1e9:.2f} B in a token's matmuls; "
-        f"{batch} x {sequence} tokens a step, {precision}, on {gpus} x {gpu.name}"
+        f"{folder or name or DEFAULT}: {counts.total / 1e9:.2f} B parameters, {counts.active / 1e9:.2f} B in a token's "
+        f"matmuls; {work.batch} x {work.sequence} tokens a step, {work.precision}, on {gpus} x {gpu.name}"
     )
     if wanted:
-        _judge(work, _parse(wanted, gpus), kind, cache_tokens)
+        layout = _parse(wanted, gpus)
+        _judge(work, layout, kind, cache_tokens)
+        _echo_rl(work, layout, rollout, kind)
         return
     found = search(work, gpus, gpu, cache_tokens)
     tried = len(found.fitting) + len(found.refused)
@@ -95,19 +147,68 @@ def plan(
         "memory of its fullest GPU: " + ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in best.memory.table())
     )
     click.echo(f"in a recipe: {schema.to_plain(best.layout.settings())}")
+    _echo_rl(work, best.layout, rollout, kind)
     if simulate:
         click.echo("\n".join(simulated_table(work, best.layout, kind)))
 
 
-def geometry(name: str) -> ModelConfig:
-    """A model by the name of its size, or out of a recipe."""
-    if name.lower() in GEOMETRIES:
-        return GEOMETRIES[name.lower()]
+def target(name: str | None, folder: str | None = None) -> tuple[ModelConfig, Recipe | None]:
+    """The sizes of a model by name, of a Hugging Face folder or out of a recipe, and the recipe."""
+    if name is None:
+        return (sizes_of(pin(folder)) if folder else GEOMETRIES[DEFAULT]), None
     if name in shipped() or name in methods() or name.endswith((".yaml", ".yml")):
-        return recipes.load(name).model.sizes
+        recipe = recipes.load(name, (f"model.folder={folder}",) if folder else ())
+        return recipe.model.sizes, recipe
+    if folder:
+        raise ConfigError(f"--model {folder}: '{name}' is no recipe; leave one of them out")
+    if name.lower() in GEOMETRIES:
+        return GEOMETRIES[name.lower()], None
+    if "/" in name or Path(name).is_dir():
+        return sizes_of(pin(name)), None
     raise ConfigError(
-        f"'{name}' is no model size and no recipe; sizes: {', '.join(GEOMETRIES)}; recipes: {', '.join(shipped())}"
+        f"'{name}' is no model size, no folder and no recipe; sizes: {', '.join(GEOMETRIES)}; recipes: "
+        f"{', '.join(shipped())}"
     )
+
+
+def stage_lines(stage: Trained, kind: str, asked: dict[str, Any], precision: str | None) -> list[str]:
+    """A training stage of a recipe on the layout and with the sizes that it has."""
+    gpu, layout, tokens = GPUS[kind], stage.layout, stage.microbatch_tokens
+    work = replace(stage.work, precision=precision) if precision else stage.work  # type: ignore[arg-type]
+    used = memory(replace(work, sequence=tokens, batch=layout.data), replace(layout, microbatch=1))
+    parts = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in used.table())
+    cut = layout.text().replace(f" MBS{layout.microbatch}", "")
+    lines = [
+        f"{cut} on {layout.gpus} x {gpu.name}, {tokens:,} tokens at a time",
+        f"memory of its fullest GPU: {parts}",
+    ]
+    if stage.rollout:
+        rollout = replace(stage.rollout, **asked)
+        step = rl_step(work, layout, rollout, gpu)
+        seconds = step.total
+        lines += rl_lines(step, rollout, stage.save_every)
+    else:
+        time = step_time(work, layout, gpu)
+        seconds = time.total
+        lines.append(
+            f"a step of {work.batch} sequences of at most {work.sequence:,} tokens: {seconds:.2f} s, "
+            f"{time.tokens_per_s:,.0f} tokens/s/GPU, MFU {100 * time.mfu(gpu):.0f} %"
+        )
+        start, restart = start_seconds(work, gpu, layout), restart_seconds(work, gpu, layout)
+        lines += once_lines(
+            layout.gpus, seconds, save_seconds(work, gpu, layout.gpus), stage.save_every, start, restart
+        )
+    if stage.steps:
+        lines.append(f"{stage.steps:,} steps take {clock(stage.steps * seconds)}")
+    if reason := too_large(used, gpu):
+        lines.append(f"does not fit: {reason}")
+    return lines
+
+
+def _echo_rl(work: Work, layout: Layout, rollout: Rollout | None, kind: str) -> None:
+    if rollout:
+        for line in rl_lines(rl_step(work, layout, rollout, GPUS[kind]), rollout):
+            click.echo(line)
 
 
 def _parse(text: str, gpus: int) -> Layout:
@@ -136,6 +237,20 @@ def _line(candidate: Candidate, kind: str) -> str:
         f"{candidate.layout.text()}: {t.total:.2f} s a step, {t.tokens_per_s:,.0f} tokens/s/GPU, "
         f"MFU {100 * t.mfu(GPUS[kind]):.0f} %, {candidate.memory.total / 1e9:.0f} GB"
     )
+
+
+def published_rl_table() -> list[str]:
+    """Whole steps of RL, predicted beside published."""
+    lines = ["seconds of a whole step of GRPO on H100, bf16, no constant fitted on them:"]
+    for p in RL_ROWS:
+        step = p.predicted()
+        lines.append(
+            f"{p.model:16} {p.layout.gpus:5}  {p.layout.text():28} {p.seconds:9.1f} {step.total:9.1f} "
+            f"{100 * (step.total / p.seconds - 1.0):+6.1f}%  {p.source}; sampling {step.sampling:.0f}, scoring "
+            f"{step.scoring:.0f}, training {step.training:.0f}, sync {step.sync.seconds:.1f}"
+        )
+    errors = [abs(p.predicted().total / p.seconds - 1.0) for p in RL_ROWS]
+    return [*lines, f"mean absolute error: {100 * sum(errors) / len(errors):.1f} % of {len(errors)}"]
 
 
 def simulated_table(work: Work, layout: Layout, kind: str) -> list[str]:

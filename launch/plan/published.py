@@ -15,6 +15,7 @@ import yaml
 from ...models.geometry import GEOMETRIES, flops_per_token
 from .layout import Layout, Work
 from .machine import GPUS, PUBLISHED, Constants
+from .rl import RlStep, Rollout, rl_step
 from .timing import fitted, step_time
 
 
@@ -51,14 +52,29 @@ class Published:
         return self.predicted(constants) / self.tokens_per_s - 1.0
 
 
-def _read(path: Path) -> tuple[Published, ...]:
-    rows = yaml.safe_load(path.read_text(encoding="utf-8"))["rows"]
-    return tuple(
-        Published(group, model, precision, Layout(**layout), *rest) for group, model, precision, layout, *rest in rows
-    )
+@dataclass(frozen=True)
+class PublishedRl:
+    """Seconds of a whole step of RL by other software, whose samplers take turns with its trainer."""
+
+    model: str
+    layout: Layout
+    rollout: Rollout
+    seconds: float
+    source: str
+
+    def predicted(self) -> RlStep:
+        work = Work(GEOMETRIES[self.model], self.rollout.most, self.rollout.samples, own=False)
+        return rl_step(work, self.layout, self.rollout, GPUS["h100"])
 
 
-ROWS = _read(Path(__file__).with_name("published.yaml"))
+_FILE = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+ROWS = tuple(
+    Published(group, model, precision, Layout(**layout), *rest)
+    for group, model, precision, layout, *rest in _FILE["rows"]
+)
+RL_ROWS = tuple(
+    PublishedRl(model, Layout(**layout), Rollout(**rollout), *rest) for model, layout, rollout, *rest in _FILE["rl"]
+)
 
 
 def mean_error(group: str | None = None, rows: Sequence[Published] = ROWS, constants: Constants | None = None) -> float:

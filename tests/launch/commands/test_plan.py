@@ -2,8 +2,10 @@
 formula.
 """
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,14 +13,18 @@ from click.testing import CliRunner
 from terrella.benchmarks import record
 from terrella.benchmarks.train import find_case
 from terrella.core.errors import ConfigError
+from terrella.launch import recipe as recipes
 from terrella.launch.plan import machine, measured, simulate
-from terrella.launch.plan.command import plan, published_table
+from terrella.launch.plan.command import plan, published_rl_table, published_table
 from terrella.launch.plan.layout import Layout, Work, impossible
 from terrella.launch.plan.machine import GPUS
 from terrella.launch.plan.memory import cache_bytes, memory, too_large
-from terrella.launch.plan.published import ROWS, fit, left_out, mean_error
+from terrella.launch.plan.of_recipe import trained
+from terrella.launch.plan.published import RL_ROWS, ROWS, fit, left_out, mean_error
+from terrella.launch.plan.rl import Rollout, rl_step, sampling_seconds, sync_seconds
 from terrella.launch.plan.search import search
 from terrella.launch.plan.timing import expert_factor, fitted, step_time
+from terrella.models.config import VIDEO_GPT
 from terrella.models.geometry import GEOMETRIES, count, flops_per_token
 
 H100 = GPUS["h100"]
@@ -164,9 +170,9 @@ def test_simulated_failures_agree_with_the_formula_and_the_interval_is_the_best(
     assert simulate.FAILURES_PER_GPU_DAY == pytest.approx(4.7e-4, rel=0.02)
     save, between = 30.0, 3 * 3600.0
     interval = simulate.best_interval(save, between)
-    lost = {f: simulate.lost_share(interval * f, save, between) for f in (0.5, 1.0, 2.0)}
+    lost = {f: simulate.lost_share(interval * f, save, between, 600.0) for f in (0.5, 1.0, 2.0)}
     assert lost[1.0] < lost[0.5] and lost[1.0] < lost[2.0]
-    shares = [simulate.play(interval, save, between, 54, seed) for seed in range(10)]
+    shares = [simulate.play(interval, save, between, 600.0, 54, seed) for seed in range(10)]
     assert sum(shares) / 10 == pytest.approx(1 - lost[1.0], abs=0.01)
 
 
@@ -188,6 +194,93 @@ def test_command_prints_the_best_layout_and_refuses_with_reasons() -> None:
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(plan, ["gpt-5"])
     assert isinstance(done.exception, ConfigError) and "llama3-8b" in str(done.exception)
+
+
+def test_sampling_as_it_was_measured() -> None:
+    """The runs that the two constants come from, and a whole step beside them."""
+    qwen, h200 = GEOMETRIES["qwen2.5-1.5b"], GPUS["h200"]
+    one = Rollout(2048, group=8, prompt=128, new=512, gpus=1, at_once=4096, vllm=False, microbatch_tokens=16384)
+    ragged = replace(one, new=600, most=8192)
+    video = replace(one, samples=512, prompt=640, new=640)
+    served = replace(one, at_once=256, vllm=True)
+    for model, rollout, seconds in (
+        (qwen, one, 8.66),
+        (qwen, ragged, 23.3),
+        (VIDEO_GPT, video, 1.71),
+        (qwen, served, 43.7),
+    ):
+        assert sampling_seconds(model, rollout, 1, h200) == pytest.approx(seconds, rel=0.08)
+    # run 20261115-fbcbbfc0, a step of GRPO: 22.5 s of training and 0.07 s of sync decided nothing here
+    step = rl_step(Work(qwen, 640, 2048), Layout(1), replace(served, gpus=0, scores=0), h200)
+    assert step.training == pytest.approx(22.5, rel=0.10) and 0.03 < step.sync.seconds < 0.07
+    assert step.total == pytest.approx(step.sampling + step.training + step.sync.seconds)
+    # more samplers take less time, and a tail costs passes whatever their number
+    assert sampling_seconds(qwen, ragged, 4, h200) > 6.0 > sampling_seconds(qwen, one, 4, h200)
+
+
+def test_weight_sync_of_three_sizes_at_400_gigabits() -> None:
+    """Goals: 2, 5 and 15 s. The largest is missed while loading waits for the network and the network for loading."""
+    seconds = {}
+    for name, payload in (("qwen2.5-7b", 15.2e9), ("llama3-70b", 141e9), ("qwen3-235b-a22b", 470e9)):
+        sync = sync_seconds(GEOMETRIES[name], 16, H100)
+        assert sync.payload == pytest.approx(payload, rel=0.01) and sync.moved == 16 * sync.payload
+        assert sync.seconds > sync.payload / H100.network  # no worker takes more than its link gives
+        seconds[name] = sync.seconds
+    assert seconds["qwen2.5-7b"] < 2.0 and seconds["llama3-70b"] < 5.0 and 15.0 < seconds["qwen3-235b-a22b"] < 18.0
+    assert sync_seconds(GEOMETRIES["qwen2.5-7b"], 16, H100, near=True).seconds < seconds["qwen2.5-7b"] / 2
+
+
+def test_published_steps_of_rl_are_printed_beside_ours() -> None:
+    errors = [p.predicted().total / p.seconds - 1.0 for p in RL_ROWS]
+    assert len(errors) == 4 and sum(map(abs, errors)) / 4 < 0.25
+    text = "\n".join(published_rl_table())
+    assert all(f"{100 * error:+6.1f}%" in text for error in errors)
+
+
+def test_a_rollout_ahead_hides_behind_training() -> None:
+    work, layout = Work(GEOMETRIES["qwen2.5-7b"], 4096, 256), Layout(16, tensor=2)
+    rollout = Rollout(1024, new=1024, gpus=16, scores=0)
+    after, ahead = (rl_step(work, layout, replace(rollout, ahead=flag), H100) for flag in (False, True))
+    assert ahead.total == max(after.sampling, after.training) + after.sync.seconds < after.total and after.gpus == 32
+    ppo = rl_step(work, layout, replace(rollout, critic=True), H100)
+    assert ppo.training == 2 * after.training and ppo.scoring > after.scoring == 0.0
+    assert after.restart > after.start > simulate.START_S
+
+
+def test_a_recipe_is_planned_with_its_own_sizes() -> None:
+    done = CliRunner().invoke(plan, ["webrl-webarena-lite-70b"])
+    assert done.exit_code == 0, done.output
+    # eight phases with the same two stages are told once
+    assert done.output.count("TP8 PP4 CP2 DP1 on 64 x H100") == 1 and "phase-8-actor: TP8" in done.output
+    assert "128 sequences of at most 16,384 tokens" in done.output
+    done = CliRunner().invoke(plan, ["text-game-rlvr-binary", "--new-tokens", "1000", "--gpu", "b200"])
+    assert done.exit_code == 0, done.output
+    assert "rlvr: TP1 PP1 DP8 on 8 x B200" in done.output and "640 samples of 512 + 1,000 tokens" in done.output
+    assert "every 20 steps" in done.output and "300 steps take" in done.output
+    stage = next(s for s in trained(recipes.load("text-game-rlvr-binary")) if s.rollout)
+    assert stage.rollout is not None and (stage.rollout.group, stage.rollout.updates) == (5, 2)
+    assert stage.rollout.scores == 1 and not stage.rollout.vllm  # a reference for the KL; the embedded sampler
+
+
+def test_a_folder_gives_the_sizes(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 28, "hidden_size": 3584,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--samples", "256", "--top", "1"]
+    for options in ([str(tmp_path), *words], ["--model", str(tmp_path), *words]):
+        done = CliRunner().invoke(plan, options)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert "7.62 B parameters" in done.output and "15.2 GB to each of 8 workers" in done.output
+    done = CliRunner().invoke(plan, ["grpo", "--model", str(tmp_path)])
+    assert done.exit_code == 0 and "128 samples of 512 + 512 tokens" in done.output and "does not fit" in done.output
+    done = CliRunner().invoke(plan, ["llama3-8b", "--model", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError) and "leave one of them out" in str(done.exception)
+    done = CliRunner().invoke(plan, ["llama3-8b", "--samples", "0"])
+    assert isinstance(done.exception, ConfigError) and "--samples: 0" in str(done.exception)
 
 
 def test_no_time_is_negative_or_undefined() -> None:
