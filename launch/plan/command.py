@@ -20,7 +20,7 @@ from .. import recipe as recipes
 from ..recipe import Recipe
 from ..recipe_files import methods, shipped
 from .layout import Layout, Work, impossible
-from .machine import GPUS, PUBLISHED
+from .machine import GPUS, PUBLISHED, Constants
 from .measured import expert_steps
 from .memory import memory, too_large
 from .of_recipe import Trained, trained
@@ -60,6 +60,12 @@ SIMULATED = (1024, 2048, 4096, 8192, 16384)
 @click.option("--most-tokens", type=int, default=0, help="Of the longest one; default: as the average.")
 @click.option("--sampler-gpus", type=int, help="GPUs that only sample; default: the trainer's take turns.")
 @click.option("--sampler-tensor", type=int, help="GPUs that share one sampler's model.")
+@click.option(
+    "--refit",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Rows of `terrella bench cluster` that decide constants; without MODEL: how well they are met.",
+)
 @click.option("--top", type=int, default=5, help="Layouts to print.")
 @click.option("--simulate", is_flag=True, help="Scale the best layout to 1,024 - 16,384 GPUs with failures.")
 @click.option("--published", is_flag=True, help="Print predicted beside published figures, and the error.")
@@ -80,6 +86,7 @@ def plan(
     most_tokens: int,
     sampler_gpus: int | None,
     sampler_tensor: int | None,
+    refit: Path | None,
     top: int,
     simulate: bool,
     published: bool,
@@ -102,6 +109,16 @@ def plan(
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{option}: {value} must be at least 1")
+    constants = None
+    if refit:
+        from . import refit as measured  # with the benchmarks, which not every installation has
+
+        seen = measured.read(refit)
+        if name is None and folder is None:
+            click.echo("\n".join([*measured.refit_table(seen), *measured.beside_published(refit)]))
+            return
+        constants, names = measured.refit(seen)
+        click.echo(f"by {refit}, {len(seen)} rows, which decide {', '.join(names)}")
     gpu = GPUS[kind]
     model, recipe = target(name, folder)
     asked: dict[str, Any] = {"prompt": prompt_tokens, "new": new_tokens, "gpus": sampler_gpus, "tensor": sampler_tensor}
@@ -109,7 +126,7 @@ def plan(
     if recipe is not None and not (nodes or gpus or wanted or sequence or batch):
         alike: dict[tuple[str, ...], list[str]] = {}
         for stage in trained(recipe, prompt_tokens, new_tokens):
-            alike.setdefault(tuple(stage_lines(stage, kind, asked, precision)), []).append(stage.name)
+            alike.setdefault(tuple(stage_lines(stage, kind, asked, precision, constants)), []).append(stage.name)
         if not alike:
             raise ConfigError(f"{name}: no stage trains; say what with --sequence and --batch")
         for lines, names in alike.items():
@@ -125,10 +142,10 @@ def plan(
     )
     if wanted:
         layout = _parse(wanted, gpus)
-        _judge(work, layout, kind, cache_tokens)
-        _echo_rl(work, layout, rollout, kind)
+        _judge(work, layout, kind, cache_tokens, constants)
+        _echo_rl(work, layout, rollout, kind, constants)
         return
-    found = search(work, gpus, gpu, cache_tokens)
+    found = search(work, gpus, gpu, cache_tokens, constants)
     tried = len(found.fitting) + len(found.refused)
     reasons = ", ".join(f"{kind} {n}" for kind, n in found.reasons().items())
     click.echo(f"{tried} layouts tried, {len(found.fitting)} fit; ruled out by: {reasons or 'nothing'}")
@@ -147,9 +164,9 @@ def plan(
         "memory of its fullest GPU: " + ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in best.memory.table())
     )
     click.echo(f"in a recipe: {schema.to_plain(best.layout.settings())}")
-    _echo_rl(work, best.layout, rollout, kind)
+    _echo_rl(work, best.layout, rollout, kind, constants)
     if simulate:
-        click.echo("\n".join(simulated_table(work, best.layout, kind)))
+        click.echo("\n".join(simulated_table(work, best.layout, kind, constants)))
 
 
 def target(name: str | None, folder: str | None = None) -> tuple[ModelConfig, Recipe | None]:
@@ -171,7 +188,9 @@ def target(name: str | None, folder: str | None = None) -> tuple[ModelConfig, Re
     )
 
 
-def stage_lines(stage: Trained, kind: str, asked: dict[str, Any], precision: str | None) -> list[str]:
+def stage_lines(
+    stage: Trained, kind: str, asked: dict[str, Any], precision: str | None, constants: Constants | None = None
+) -> list[str]:
     """A training stage of a recipe on the layout and with the sizes that it has."""
     gpu, layout, tokens = GPUS[kind], stage.layout, stage.microbatch_tokens
     work = replace(stage.work, precision=precision) if precision else stage.work  # type: ignore[arg-type]
@@ -184,11 +203,11 @@ def stage_lines(stage: Trained, kind: str, asked: dict[str, Any], precision: str
     ]
     if stage.rollout:
         rollout = replace(stage.rollout, **asked)
-        step = rl_step(work, layout, rollout, gpu)
+        step = rl_step(work, layout, rollout, gpu, constants)
         seconds = step.total
         lines += rl_lines(step, rollout, stage.save_every)
     else:
-        time = step_time(work, layout, gpu)
+        time = step_time(work, layout, gpu, constants)
         seconds = time.total
         lines.append(
             f"a step of {work.batch} sequences of at most {work.sequence:,} tokens: {seconds:.2f} s, "
@@ -205,9 +224,9 @@ def stage_lines(stage: Trained, kind: str, asked: dict[str, Any], precision: str
     return lines
 
 
-def _echo_rl(work: Work, layout: Layout, rollout: Rollout | None, kind: str) -> None:
+def _echo_rl(work: Work, layout: Layout, rollout: Rollout | None, kind: str, constants: Constants | None) -> None:
     if rollout:
-        for line in rl_lines(rl_step(work, layout, rollout, GPUS[kind]), rollout):
+        for line in rl_lines(rl_step(work, layout, rollout, GPUS[kind], constants), rollout):
             click.echo(line)
 
 
@@ -219,12 +238,12 @@ def _parse(text: str, gpus: int) -> Layout:
         raise ConfigError(f"--layout {text}: write up to six whole numbers, e.g. 4,8,5,1,1,1") from error
 
 
-def _judge(work: Work, layout: Layout, kind: str, cache_tokens: int) -> None:
+def _judge(work: Work, layout: Layout, kind: str, cache_tokens: int, constants: Constants | None) -> None:
     reason = impossible(layout, work)
     if reason:
         raise ConfigError(f"{layout.text()}: impossible: {reason}")
     used = memory(work, layout, cache_tokens)
-    click.echo(_line(Candidate(layout, used, step_time(work, layout, GPUS[kind])), kind))
+    click.echo(_line(Candidate(layout, used, step_time(work, layout, GPUS[kind], constants)), kind))
     click.echo("memory of its fullest GPU: " + ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in used.table()))
     reason = too_large(used, GPUS[kind])
     if reason:
@@ -253,7 +272,7 @@ def published_rl_table() -> list[str]:
     return [*lines, f"mean absolute error: {100 * sum(errors) / len(errors):.1f} % of {len(errors)}"]
 
 
-def simulated_table(work: Work, layout: Layout, kind: str) -> list[str]:
+def simulated_table(work: Work, layout: Layout, kind: str, constants: Constants | None = None) -> list[str]:
     """The same model-parallel layout with more data parallelism, the batch growing with it."""
     lines = [
         f"simulated, 54 days, {FAILURES_PER_GPU_DAY:.2e} failures per GPU and day (Llama 3), "
@@ -263,7 +282,7 @@ def simulated_table(work: Work, layout: Layout, kind: str) -> list[str]:
     for gpus in SIMULATED:
         scaled = replace(layout, gpus=gpus)
         batch = max(work.batch, scaled.data * scaled.microbatch * max(1, layout.microbatches(work)))
-        o = outlook(replace(work, batch=batch), scaled, GPUS[kind])
+        o = outlook(replace(work, batch=batch), scaled, GPUS[kind], constants=constants)
         lines.append(
             f"{gpus:8,} {batch:6,} {o.step.total:10.2f} {100 * o.step.mfu(GPUS[kind]):6.1f} {o.failures:9.0f} "
             f"{o.save_s:7.1f} {clock(o.interval_s):>11} {100 * o.efficiency:13.1f} {100 * o.simulated:12.1f}"

@@ -76,6 +76,9 @@ RL_ROWS = tuple(
     PublishedRl(model, Layout(**layout), Rollout(**rollout), *rest) for model, layout, rollout, *rest in _FILE["rl"]
 )
 
+# model, GPUs, their kind, seconds of a step, of sampling, of training, source; how long the answers were is not said
+VERL_ROWS = tuple((*row,) for row in _FILE["verl"])
+
 
 def mean_error(group: str | None = None, rows: Sequence[Published] = ROWS, constants: Constants | None = None) -> float:
     """Mean absolute error of a group, or of all figures."""

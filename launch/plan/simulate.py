@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...models.geometry import count
 from .layout import Layout, Work
-from .machine import Gpu
+from .machine import Constants, Gpu
 from .timing import StepTime, step_time
 
 # Llama 3 405B: 419 unexpected interruptions in 54 days on 16,384 H100
@@ -89,9 +89,9 @@ def play(
     return saved / now
 
 
-def outlook(work: Work, layout: Layout, gpu: Gpu, days: float = 54.0) -> Outlook:
+def outlook(work: Work, layout: Layout, gpu: Gpu, days: float = 54.0, constants: Constants | None = None) -> Outlook:
     """One size of cluster, saving at the optimum interval."""
-    step = step_time(work, layout, gpu)
+    step = step_time(work, layout, gpu, constants)
     between = 86400.0 / (FAILURES_PER_GPU_DAY * layout.gpus)
     save, restart = save_seconds(work, gpu, layout.gpus), restart_seconds(work, gpu, layout)
     interval = max(step.total, best_interval(save, between))

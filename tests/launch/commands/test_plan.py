@@ -4,6 +4,7 @@ formula.
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from terrella.benchmarks import record
+from terrella.benchmarks.cluster import Case
 from terrella.benchmarks.train import find_case
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
-from terrella.launch.plan import machine, measured, simulate
+from terrella.launch.plan import machine, measured, refit, simulate
 from terrella.launch.plan.command import plan, published_rl_table, published_table
 from terrella.launch.plan.layout import Layout, Work, impossible
 from terrella.launch.plan.machine import GPUS
@@ -281,6 +283,54 @@ def test_a_folder_gives_the_sizes(tmp_path: Path) -> None:
     assert isinstance(done.exception, ConfigError) and "leave one of them out" in str(done.exception)
     done = CliRunner().invoke(plan, ["llama3-8b", "--samples", "0"])
     assert isinstance(done.exception, ConfigError) and "--samples: 0" in str(done.exception)
+
+
+def cluster_rows(path: Path, truth: machine.Constants, gpu: str = "NVIDIA H100 80GB HBM3") -> list[refit.Seen]:
+    """A record as `terrella bench cluster` would write it on machines with these constants."""
+    cases = [
+        Case("llama3-8b", 128 * nodes, 4096, *sizes, "none", 8 * nodes, nodes, 8)
+        for nodes in (1, 2, 8)
+        for sizes in ((2, 1, 1, 1, 1, 2), (4, 1, 1, 1, 1, 4), (2, 2, 1, 1, 1, 2))
+    ]
+    cases += [Case("qwen3-30b-a3b", 256, 4096, 1, 1, 1, 1, 8, m, "full", 16, 2, 8) for m in (1, 2, 4)]
+    rows = record.Recorder("cluster", "x", gpu, "", commit="c", run_id="r")
+    for case in cases:
+        seen = refit.Seen(case, H100, 1.0, {})
+        rows.add(case.name, "terrella", "tokens_per_s_gpu", 1.0, "tok/s")  # an older one: the newest counts
+        rows.add(case.name, "terrella", "tokens_per_s_gpu", seen.predicted(truth), "tok/s")
+        rows.add(case.name, "terrella", "sync", 0.6, "s")
+    record.append(rows.rows, path)
+    return refit.read(path)
+
+
+def test_a_cluster_s_own_rows_decide_the_constants(tmp_path: Path) -> None:
+    truth = replace(fitted(), own_slack=1.3, network=0.5, count_s=6e-3)
+    seen = cluster_rows(tmp_path / "bench.csv", truth)
+    assert len(seen) == 12 and max(abs(s.error()) for s in seen) > 0.2
+    constants, names = refit.refit(seen)
+    assert names == ["own_slack", "network", "own_experts", "count_s", "nvlink"]
+    assert max(abs(s.error(constants)) for s in seen) < 0.03
+    assert constants.own_slack == pytest.approx(1.3, rel=0.05) and constants.network == pytest.approx(0.5, rel=0.10)
+    done = CliRunner().invoke(plan, ["--refit", str(tmp_path / "bench.csv")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "5 constants fitted on 12 rows" in done.output and "by a fit without it" in done.output
+    assert "NeMo-RL 0.4" in done.output and "(verl)" in done.output and "sync 0.60 s" in done.output
+    plain, own = (
+        CliRunner().invoke(plan, ["llama3-8b", "--nodes", "2", "--top", "1", *words]).output
+        for words in ([], ["--refit", str(tmp_path / "bench.csv")])
+    )
+    speeds = [float(re.findall(r"([\d,]+) tokens/s/GPU", text)[0].replace(",", "")) for text in (plain, own)]
+    assert speeds[1] < 0.85 * speeds[0]
+
+
+def test_rows_of_a_cpu_decide_nothing(tmp_path: Path) -> None:
+    assert cluster_rows(tmp_path / "bench.csv", fitted(), "none (one core, aarch64)") == []
+    done = CliRunner().invoke(plan, ["--refit", str(tmp_path / "bench.csv")])
+    assert done.exit_code == 0 and "its seconds do not" in done.output
+    done = CliRunner().invoke(plan, ["llama3-8b", "--refit", str(tmp_path / "bench.csv")])
+    assert isinstance(done.exception, ConfigError) and "no row" in str(done.exception)
+    kinds = {"NVIDIA GB200": "gb200", "NVIDIA B200": "b200", "NVIDIA H20": "h20", "NVIDIA H200": "h200"}
+    assert all(refit.kind_of(name) is GPUS[kind] for name, kind in kinds.items()) and refit.kind_of("T4") is None
 
 
 def test_no_time_is_negative_or_undefined() -> None:
