@@ -120,7 +120,7 @@ def rank_main(args: argparse.Namespace) -> None:
     for version in range(1, args.count + 2):  # the first connects
         took, _ = timed(
             lambda version=version: publish(
-                transport, samplers, lambda: own_parts(engine), version, speaks=first, gather=everyone
+                transport, samplers, lambda: own_parts(engine), version, sends=first, gather=everyone
             )
         )
         seconds.append(took)
@@ -143,13 +143,13 @@ def precision_bytes(name: str) -> float:
     return {"fp32": 4.0, "bf16": 2.0}[name]
 
 
-def spawn(ranks: int, words: list[str], timeout_s: float) -> dict[str, Any]:
-    """Ranks of this machine; the first's figures."""
+def spawn(module: str, ranks: int, words: list[str], timeout_s: float) -> dict[str, Any]:
+    """Ranks of this machine that run a module; the first's figures."""
     from ..core.ports import free_port
 
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     shared |= {"LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    command = [sys.executable, "-m", "terrella.benchmarks.moves", *words]
+    command = [sys.executable, "-m", module, *words]
     started = [
         subprocess.Popen(
             command,
@@ -164,7 +164,9 @@ def spawn(ranks: int, words: list[str], timeout_s: float) -> dict[str, Any]:
         for line in out.splitlines():
             if line.startswith("RESULT "):
                 return json.loads(line.removeprefix("RESULT "))
-        raise SystemExit(f"moves: no figures; the first rank ended with code {started[0].returncode}")
+        raise SystemExit(f"{module}: no figures; the first rank ended with code {started[0].returncode}")
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{module}: no figures within {timeout_s:.0f} s") from None
     finally:
         for process in started:
             if process.poll() is None:
@@ -194,7 +196,7 @@ def main() -> None:
     folder = args.folder or tempfile.mkdtemp()
     words = [*sys.argv[1:], "--folder", folder]
     try:
-        figures = spawn(args.ranks, words, args.timeout)
+        figures = spawn(__spec__.name, args.ranks, words, args.timeout)
     finally:
         if not args.folder:
             shutil.rmtree(folder, ignore_errors=True)

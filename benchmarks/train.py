@@ -75,7 +75,17 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "transformers compile": {"regimes": BOTH, "needs": "cuda"},
     "transformers torchao": {"regimes": BOTH, "needs": "torchao", "dense": True},
 }
-PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
+# a name that holds another comes first
+PEAK_TFLOPS = {
+    "GB300": 2500.0,
+    "GB200": 2500.0,
+    "B300": 2250.0,
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100": 989.0,
+    "H20": 148.0,
+    "A100": 312.0,
+}
 
 
 def find_case(name: str) -> tuple[ModelConfig, list[int]]:

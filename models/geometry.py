@@ -32,6 +32,7 @@ GEOMETRIES = {
     "llama3-8b": _dense(32, 4096, 32, 8, 14336, 128256),
     "qwen2.5-14b": _dense(48, 5120, 40, 8, 13824, 152064),
     "qwen2.5-32b": _dense(64, 5120, 40, 8, 27648, 152064),
+    "qwen3-32b": _dense(64, 5120, 64, 8, 25600, 151936, qk_norm=True),
     "llama3-70b": _dense(80, 8192, 64, 8, 28672, 128256),
     "llama3-405b": _dense(126, 16384, 128, 8, 53248, 128256),
     # gated MLP of the same parameter count as the original's 4 x hidden
@@ -42,6 +43,8 @@ GEOMETRIES = {
     "qwen3-235b-a22b": _dense(
         94, 4096, 64, 4, 12288, 151936, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=1536
     ),
+    "gpt-oss-20b": _dense(24, 2880, 64, 8, 2880, 201088, head_dim=64, experts=32, experts_per_token=4, expert_ffn=2880),
+    "mixtral-8x7b": _dense(32, 4096, 32, 8, 14336, 32000, experts=8, experts_per_token=2, expert_ffn=14336),
     "gpt-oss-120b": _dense(
         36, 2880, 64, 8, 2880, 201088, head_dim=64, experts=128, experts_per_token=4, expert_ffn=2880
     ),

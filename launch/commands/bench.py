@@ -30,6 +30,7 @@ BENCHES = {
     "ahead": "trajectories an hour in a slow world, by how far rollouts are ahead of training",
     "sync": "weights from the trainer to the samplers",
     "moves": "bytes that ranks move, and seconds, at start, save, load and sync",
+    "cluster": "one layout on many GPUs: training, sampling and weight sync; `terrella plan --refit` reads it",
     "data": "shards read and packed",
     "worlds": "steps of the worlds",
     "e2e": "a whole RL recipe: tokens/s, and where the time goes",
@@ -109,6 +110,10 @@ def bench(
     rows = record.read(path)
     new = rows[before:]
     click.echo(f"{len(new)} rows appended to {path}")
+    if name == "cluster" and new:
+        from ..plan.refit import beside_published, read, refit_table
+
+        click.echo("\n".join([*refit_table(read(path)), *beside_published(path)]))
     if compare and not code:
         judge(rows[:before], new)
     if baseline:  # also of a benchmark that was cut short: what it measured stands

@@ -40,7 +40,8 @@ class Layout:
     overlap_experts: bool = False  # likewise: token exchange hidden behind the other half of the batch
     # likewise: a token crosses the network once for each node (DeepEP, HybridEP), not once for each expert
     once_a_node: bool = False
-    drop: bool = False  # likewise: an expert takes a fixed number of tokens, so that nothing is padded
+    # likewise: an expert takes a fixed number of tokens, so that nothing is padded and no number is waited for
+    drop: bool = False
 
     @property
     def data(self) -> int:

@@ -1,10 +1,10 @@
 """The machines, and the constants of the time model with where each comes from.
 
-Fitted: measured by us on one H200 (torch 2.11, TransformerEngine 2.11, megatron-core 0.16.1), never on a published
-figure. Steps and the kernels seen in them are those of run 20261115-fbcbbfc0 in benchmarks/results.csv. fp8 matmuls are
-assumed to reach the same share of their peak: in the fp8 step of that run those of the layers took 0.55 of their time
-in bf16. Data sheet: the maker's number. Assumed: neither measured here nor fitted; a topology's usual share of its data
-sheet.
+Fitted: measured by us on one H200 (torch 2.11, TransformerEngine 2.11, megatron-core 0.16.1), but for the one constant
+in `PUBLISHED`, which only several GPUs show and published figures decide. Steps and the kernels seen in them are those
+of run 20261115-fbcbbfc0 in benchmarks/results.csv. fp8 matmuls are assumed to reach the same share of their peak: in
+the fp8 step of that run those of the layers took 0.55 of their time in bf16. Data sheet: the maker's number. Assumed:
+neither measured here nor fitted; a topology's usual share of its data sheet.
 """
 
 from __future__ import annotations
@@ -25,11 +25,20 @@ class Gpu:
     nvlink: float  # one direction
     network: float  # one direction, this GPU's share of the node's
     gpus_per_node: int = 8
+    domain: int = 8  # GPUs that NVLink joins
 
 
+# arithmetic without sparsity. A DGX A100 has 200 Gb/s a GPU, those with ConnectX-8 800, the others 400; an A100 has no
+# fp8, and works in bf16 instead
 GPUS = {
+    "a100": Gpu("A100 SXM 80 GB", 80e9, 312e12, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
+    "h20": Gpu("H20 96 GB", 96e9, 148e12, 296e12, 44e12, 4.0e12, 450e9, 50e9),
     "h100": Gpu("H100 SXM 80 GB", 80e9, 989e12, 1979e12, 67e12, 3.35e12, 450e9, 50e9),
     "h200": Gpu("H200 SXM 141 GB", 141e9, 989e12, 1979e12, 67e12, 4.8e12, 450e9, 50e9),
+    "b200": Gpu("B200 SXM 180 GB", 180e9, 2250e12, 4500e12, 75e12, 8.0e12, 900e9, 50e9),
+    "b300": Gpu("B300 SXM 288 GB", 288e9, 2250e12, 4500e12, 75e12, 8.0e12, 900e9, 100e9),
+    "gb200": Gpu("GB200 NVL72 186 GB", 186e9, 2500e12, 5000e12, 80e12, 8.0e12, 900e9, 50e9, 4, 72),
+    "gb300": Gpu("GB300 NVL72 288 GB", 288e9, 2500e12, 5000e12, 80e12, 8.0e12, 900e9, 100e9, 4, 72),
 }
 
 
@@ -78,6 +87,13 @@ class Constants:
     own_weight_s: float = 14.5e-6
     tile: float = 128.0  # rows of a matmul's tile: the last one of every expert is half empty on average
     hop_s: float = 8e-6  # latency of one step of a ring between nodes; assumed
+    # of the device in a pass with experts on several GPUs, while the host reads how many tokens go where before it can
+    # give out the rest; not where tokens are dropped, as their numbers are then known, nor with DeepEP and HybridEP,
+    # whose kernels find them. Published figures decide it (`published.fit`): one GPU exchanges nothing
+    count_s: float = 2.6e-3
+
+
+PUBLISHED = ("count_s",)  # the constants that published figures decide
 
 
 # One H200 step of Qwen2.5-1.5B, 4 x 4096 tokens, fp32 master weights: megatron-core with TransformerEngine's layers,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .layout import Layout, Work, impossible
-from .machine import Gpu
+from .machine import Constants, Gpu
 from .memory import Memory, memory, too_large
 from .timing import StepTime, step_time
 
@@ -39,8 +39,8 @@ class Found:
 
 
 def layouts(work: Work, gpus: int, gpu: Gpu) -> Iterator[Layout]:
-    """All layouts worth a look: tensor parallelism stays in a node, products divide the GPUs."""
-    for tensor in (t for t in SIZES if t <= min(gpu.gpus_per_node, gpus)):
+    """All layouts worth a look: tensor parallelism stays within NVLink, products divide the GPUs."""
+    for tensor in (t for t in SIZES if t <= min(gpu.domain, gpus)):
         for pipeline in (p for p in SIZES if tensor * p <= gpus and p <= work.model.layers):
             for context in (c for c in SIZES if tensor * pipeline * c <= gpus and c <= max(1, work.sequence // 4096)):
                 if gpus % (tensor * pipeline * context):
@@ -56,7 +56,7 @@ def layouts(work: Work, gpus: int, gpu: Gpu) -> Iterator[Layout]:
                                 yield Layout(gpus, tensor, pipeline, virtual, context, expert, microbatch, recompute)
 
 
-def search(work: Work, gpus: int, gpu: Gpu, cache_tokens: int = 0) -> Found:
+def search(work: Work, gpus: int, gpu: Gpu, cache_tokens: int = 0, constants: Constants | None = None) -> Found:
     """All layouts judged: refused by the engine's rules, too large, or timed."""
     found = Found()
     for layout in layouts(work, gpus, gpu):
@@ -66,7 +66,7 @@ def search(work: Work, gpus: int, gpu: Gpu, cache_tokens: int = 0) -> Found:
         if reason or used is None:
             found.refused.append((layout, reason or ""))
         else:
-            found.fitting.append(Candidate(layout, used, step_time(work, layout, gpu)))
+            found.fitting.append(Candidate(layout, used, step_time(work, layout, gpu, constants)))
     found.fitting.sort(
         key=lambda c: (c.time.total, c.layout.tensor * c.layout.pipeline * c.layout.context, c.layout.microbatch)
     )

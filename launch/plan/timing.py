@@ -190,9 +190,7 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
         )
     ring = 0.0
     if layout.context > 1:
-        speed = (
-            c.nvlink * gpu.nvlink if layout.tensor * layout.context <= gpu.gpus_per_node else c.network * gpu.network
-        )
+        speed = c.nvlink * gpu.nvlink if layout.tensor * layout.context <= gpu.domain else c.network * gpu.network
         moved = 3.0 * tokens * 4.0 * kv / layout.tensor * (layout.context - 1)
         ring = max(0.0, moved / speed - attention * _slack(work, c))
     return compute, tensor, _exchange(work, layout, gpu, c, shard, compute), ring
@@ -229,18 +227,21 @@ def _issue(work: Work, layout: Layout, c: Constants) -> float:
 
 
 def _exchange(work: Work, layout: Layout, gpu: Gpu, c: Constants, shard: float, hide_s: float) -> float:
-    """Tokens to their experts and back, forward and backward: within a node over NVLink, the rest over the network."""
+    """Tokens to their experts and back, forward and backward: over NVLink as far as it reaches, the rest over the
+    network. And the wait for their numbers.
+    """
     m = work.model
     if not m.experts or layout.expert == 1:
         return 0.0
     moved, top = 8.0 * shard * m.hidden, m.experts_per_token
-    nodes = max(1.0, layout.expert / gpu.gpus_per_node)
+    nodes = max(1.0, layout.expert / gpu.domain)
     away = top * (1.0 - 1.0 / nodes)  # experts of a token on other nodes; a copy goes to each
     if layout.once_a_node:
         away = (nodes - 1) * (1.0 - (1.0 - 1.0 / nodes) ** top)  # other nodes that it visits
-    inside = moved * top * (1.0 - 1.0 / min(layout.expert, gpu.gpus_per_node)) / (c.nvlink * gpu.nvlink)
+    inside = moved * top * (1.0 - 1.0 / min(layout.expert, gpu.domain)) / (c.nvlink * gpu.nvlink)
     seconds = max(inside, moved * away / (c.network * gpu.network))
-    return max(0.0, seconds - hide_s) if layout.overlap_experts else seconds
+    waits = 0.0 if layout.drop or layout.once_a_node else 2.0 if layout.recompute == "full" else 1.0
+    return (max(0.0, seconds - hide_s) if layout.overlap_experts else seconds) + waits * c.count_s
 
 
 def _between_stages(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float, hide_s: float) -> float:
@@ -249,7 +250,7 @@ def _between_stages(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: 
     """
     if layout.pipeline == 1:
         return 0.0
-    speed = c.nvlink * gpu.nvlink if layout.gpus <= gpu.gpus_per_node else c.network * gpu.network
+    speed = c.nvlink * gpu.nvlink if layout.gpus <= gpu.domain else c.network * gpu.network
     seconds = 2.0 * 2.0 * tokens / layout.tensor * work.model.hidden / speed * layout.virtual
     return max(0.0, seconds - hide_s) if layout.virtual > 1 else seconds
 
@@ -262,9 +263,9 @@ def _data(work: Work, layout: Layout, gpu: Gpu, c: Constants, hide_s: float, mic
     copies, expert_copies = layout.data * layout.context, max(1, layout.gpus // (layout.pipeline * layout.expert))
     if copies == 1 and expert_copies == 1:
         return 0.0
-    speed = c.nvlink * gpu.nvlink if layout.gpus <= gpu.gpus_per_node else c.network * gpu.network
+    speed = c.nvlink * gpu.nvlink if layout.gpus <= gpu.domain else c.network * gpu.network
     moved = 6.0 * (dense * (1 - 1 / copies) + expert * (1 - 1 / expert_copies))
-    hops = 2 * math.log2(max(2, layout.gpus / gpu.gpus_per_node)) * c.hop_s
+    hops = 2 * math.log2(max(2, layout.gpus / gpu.domain)) * c.hop_s
     if layout.fsdp:  # weights are gathered twice and gradients summed in every microbatch, behind its compute
         return micro * max(0.0, (2.0 + 2.0 + 4.0) * dense / speed + hops - hide_s)
     seconds = moved / speed + hops

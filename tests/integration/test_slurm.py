@@ -17,10 +17,13 @@ import psutil
 import pytest
 
 import terrella
+from terrella.benchmarks import record
+from terrella.benchmarks.cluster import SMALL_EXPERTS, find_case
 from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
 from terrella.launch.slurm.render import Plan, render
 from terrella.launch.slurm.settings import JobSettings
+from terrella.models.geometry import count
 from terrella.tests.golden.observe import comparable
 from terrella.tests.integration.slurm_cluster import Cluster, missing
 from terrella.tests.launch import tiny_run
@@ -340,3 +343,27 @@ def test_a_printed_script_runs_on_as_many_nodes_as_sbatch_asks_for(slurm: Cluste
     log = [line for line in slurm.log(slurm.wait(job)).splitlines() if not line.startswith("srun: ")]
     assert sorted(line.split(":")[0] for line in log) == ["n1 of 2", "n2 of 2"], log
     assert all(" --set ranks=4 " in line and line.endswith(" --until pretrain") for line in log), log
+
+
+def test_the_cluster_benchmark_counts_what_it_trains_samples_and_sends(slurm: Cluster, tmp_path: Path) -> None:
+    """The shipped script on gloo ranks: one node trains in tensor halves, the ranks of the other take the weights."""
+    script = Path(terrella.__file__).parent / "launch" / "sbatch" / "bench-cluster.sbatch"
+    small = {"MODEL": "small-experts", "LAYOUTS": "2,1,1,1,2,1", "BATCH": "4", "SEQUENCE": "32", "OUT": "out.csv"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    words = ["--steps", "1", "--warmup", "0", "--samples", "4", "--prompt-tokens", "8", "--new-tokens", "6"]
+    done = subprocess.run(
+        ["sbatch", "--parsable", "--ntasks-per-node=2", "--gpus-per-node=0", str(script), *words],
+        env={**slurm.environment, **small, "PATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    log = slurm.log(slurm.wait(done.stdout.strip(), deadline_s=PATIENCE_S))
+    assert "0 of 1 cases failed" in log and "published, seconds of a whole step of RL:" in log, log[-3000:]
+    rows = record.read(tmp_path / "out.csv")
+    (case,) = {find_case(row.case) for row in rows}
+    assert case is not None and (case.gpus, case.nodes, case.receivers, case.tensor, case.expert) == (2, 1, 2, 2, 2)
+    value = {row.metric: row.value for row in rows}
+    payload = 4 * count(SMALL_EXPERTS).total  # without norms, in fp32
+    assert value["tokens"] == 4 * 32 and value["sampled"] == 4 * 6 and value["step"] > 0 and value["sync"] > 0
+    # each byte once from the trainer, and at every receiver the whole model
+    assert 1.0 <= value["sync sent"] / payload < 1.02
+    assert value["sync arrived"] == pytest.approx(2 * payload, rel=0.02)

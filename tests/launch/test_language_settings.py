@@ -6,7 +6,7 @@ import pytest
 
 from terrella.core.errors import ConfigError
 from terrella.launch import recipe as recipes
-from terrella.launch.plan.command import geometry
+from terrella.launch.plan.command import target
 from terrella.launch.recipe_files import shipped
 from terrella.models.families import read_hf_config
 from terrella.models.geometry import count
@@ -44,13 +44,13 @@ def stages(name: str) -> dict:
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_recipe_can_be_planned(name: str) -> None:
-    assert count(geometry(name)).total > 0
+    assert count(target(name)[0]).total > 0
 
 
 @pytest.mark.parametrize("name", [*TEXT, *WEB])
 def test_models_are_the_published_ones(name: str) -> None:
-    assert geometry(name) == read_hf_config(PUBLISHED, "published")
-    assert count(geometry(name)).total / 1e9 == pytest.approx(1.777, abs=0.001)
+    assert target(name)[0] == read_hf_config(PUBLISHED, "published")
+    assert count(target(name)[0]).total / 1e9 == pytest.approx(1.777, abs=0.001)
 
 
 @pytest.mark.parametrize("name", ["text-game-sft-7b", "text-game-rlvr-binary-7b"])

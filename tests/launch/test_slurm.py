@@ -106,6 +106,9 @@ def test_a_shipped_script_is_short_and_what_its_command_renders(path: Path) -> N
     assert len(text.splitlines()) <= 40
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, timeout=30).stderr == ""
     command = COMMAND.search(text)
+    if path.stem == "bench-cluster":  # no recipe: a sweep of its own
+        assert command is None and "python -m terrella.benchmarks.cluster --slurm" in text
+        return
     if path.stem in ("bench", "convert"):  # no recipe: one command, and nothing to go on with after a signal
         assert command is None and f"srun terrella {path.stem} " in text
         return
@@ -127,7 +130,15 @@ def test_every_published_experiment_has_a_script() -> None:
         "video-rt1",
         "video-rt1-single",
     }
-    others = {"spa-sokoban", "webrl-webarena-lite", "webrl-webarena-lite-70b", "grpo", "bench", "convert"}
+    others = {
+        "spa-sokoban",
+        "webrl-webarena-lite",
+        "webrl-webarena-lite-70b",
+        "grpo",
+        "bench",
+        "bench-cluster",
+        "convert",
+    }
     assert rlvr_world | others <= {path.stem for path in SHIPPED}
 
 

@@ -2,23 +2,31 @@
 formula.
 """
 
+import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from terrella.benchmarks import record
+from terrella.benchmarks.cluster import Case
 from terrella.benchmarks.train import find_case
 from terrella.core.errors import ConfigError
-from terrella.launch.plan import machine, measured, simulate
-from terrella.launch.plan.command import plan, published_table
+from terrella.launch import recipe as recipes
+from terrella.launch.plan import machine, measured, refit, simulate
+from terrella.launch.plan.command import plan, published_rl_table, published_table
 from terrella.launch.plan.layout import Layout, Work, impossible
 from terrella.launch.plan.machine import GPUS
 from terrella.launch.plan.memory import cache_bytes, memory, too_large
-from terrella.launch.plan.published import HELD_OUT, mean_error
+from terrella.launch.plan.of_recipe import trained
+from terrella.launch.plan.published import RL_ROWS, ROWS, fit, left_out, mean_error
+from terrella.launch.plan.rl import Rollout, rl_step, sampling_seconds, sync_seconds
 from terrella.launch.plan.search import search
 from terrella.launch.plan.timing import expert_factor, fitted, step_time
+from terrella.models.config import VIDEO_GPT
 from terrella.models.geometry import GEOMETRIES, count, flops_per_token
 
 H100 = GPUS["h100"]
@@ -75,10 +83,22 @@ def test_a_small_step_is_paced_by_the_host() -> None:
         assert again > step
 
 
-def test_held_out_dense_figures_are_met_and_the_misses_are_printed() -> None:
-    assert len(HELD_OUT) >= 8 and mean_error("dense") <= 0.15
+def test_published_figures_are_met_and_the_misses_are_printed() -> None:
+    assert len(ROWS) >= 40 and mean_error() <= 0.15
+    # the two goals hold for rows that a fit did not see, and for GPUs that nothing was fitted on
+    assert mean_error("dense") <= 0.05 and mean_error("other GPUs") <= 0.10
+    assert mean_error("experts") <= left_out("row") <= left_out("model") <= 0.20
     text = "\n".join(published_table())
-    assert all(f"{100 * p.error():+6.1f}%" in text for p in HELD_OUT) and f"all: {100 * mean_error():.1f} %" in text
+    assert all(f"{100 * p.error():+6.1f}%" in text for p in ROWS) and f"all: {100 * mean_error():.1f} %" in text
+    assert f"1 constant fitted on 19 rows; each row by a fit without it: {100 * left_out('row'):.1f} %" in text
+
+
+def test_the_published_rows_decide_the_constant_that_they_are_said_to() -> None:
+    rows = [p for p in ROWS if p.group == "experts"]
+    assert fit(rows).count_s == pytest.approx(machine.Constants().count_s)
+    # rows of another wait give that one back
+    made = [replace(p, figure=p.predicted(replace(fitted(), count_s=5e-3))) for p in rows]
+    assert fit(made).count_s == pytest.approx(5e-3)
 
 
 def test_a_measured_step_with_experts_decides_its_constant(tmp_path) -> None:
@@ -102,9 +122,16 @@ def test_a_measured_step_with_experts_decides_its_constant(tmp_path) -> None:
 
 def test_where_tokens_cross_the_network() -> None:
     work = Work(GEOMETRIES["qwen3-30b-a3b"], 4096, 256, own=False)
-    plain, once = (step_time(work, Layout(32, expert=32, once_a_node=flag), H100).expert for flag in (False, True))
+    silent = replace(fitted(), count_s=0.0)
+    plain, once = (
+        step_time(work, Layout(32, expert=32, once_a_node=flag), H100, silent).expert for flag in (False, True)
+    )
     # 8 experts on 4 nodes: 6 copies go to other nodes, or 2.7 where each node is sent one
     assert plain / once == pytest.approx(8 * 0.75 / (3 * (1 - 0.75**8)))
+    waits, drops = (step_time(work, Layout(32, expert=32, drop=drop), H100).expert for drop in (False, True))
+    assert waits - drops == pytest.approx(256 / 32 * 48 * fitted().count_s)  # once in a layer and microbatch
+    # NVLink joins 72 of these, so that nothing goes over the network
+    assert step_time(work, Layout(32, expert=32), GPUS["gb200"], silent).expert < plain / 10
     hidden, shown = (step_time(work, Layout(32, pipeline=2, virtual=v), H100).stages for v in (4, 1))
     assert hidden == 0.0 and shown == pytest.approx(16 * 2 * 4096 * 2048 * 2 / (0.85 * 50e9))
 
@@ -145,9 +172,9 @@ def test_simulated_failures_agree_with_the_formula_and_the_interval_is_the_best(
     assert simulate.FAILURES_PER_GPU_DAY == pytest.approx(4.7e-4, rel=0.02)
     save, between = 30.0, 3 * 3600.0
     interval = simulate.best_interval(save, between)
-    lost = {f: simulate.lost_share(interval * f, save, between) for f in (0.5, 1.0, 2.0)}
+    lost = {f: simulate.lost_share(interval * f, save, between, 600.0) for f in (0.5, 1.0, 2.0)}
     assert lost[1.0] < lost[0.5] and lost[1.0] < lost[2.0]
-    shares = [simulate.play(interval, save, between, 54, seed) for seed in range(10)]
+    shares = [simulate.play(interval, save, between, 600.0, 54, seed) for seed in range(10)]
     assert sum(shares) / 10 == pytest.approx(1 - lost[1.0], abs=0.01)
 
 
@@ -169,6 +196,141 @@ def test_command_prints_the_best_layout_and_refuses_with_reasons() -> None:
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(plan, ["gpt-5"])
     assert isinstance(done.exception, ConfigError) and "llama3-8b" in str(done.exception)
+
+
+def test_sampling_as_it_was_measured() -> None:
+    """The runs that the two constants come from, and a whole step beside them."""
+    qwen, h200 = GEOMETRIES["qwen2.5-1.5b"], GPUS["h200"]
+    one = Rollout(2048, group=8, prompt=128, new=512, gpus=1, at_once=4096, vllm=False, microbatch_tokens=16384)
+    ragged = replace(one, new=600, most=8192)
+    video = replace(one, samples=512, prompt=640, new=640)
+    served = replace(one, at_once=256, vllm=True)
+    for model, rollout, seconds in (
+        (qwen, one, 8.66),
+        (qwen, ragged, 23.3),
+        (VIDEO_GPT, video, 1.71),
+        (qwen, served, 43.7),
+    ):
+        assert sampling_seconds(model, rollout, 1, h200) == pytest.approx(seconds, rel=0.08)
+    # run 20261115-fbcbbfc0, a step of GRPO: 22.5 s of training and 0.07 s of sync decided nothing here
+    step = rl_step(Work(qwen, 640, 2048), Layout(1), replace(served, gpus=0, scores=0), h200)
+    assert step.training == pytest.approx(22.5, rel=0.10) and 0.03 < step.sync.seconds < 0.07
+    assert step.total == pytest.approx(step.sampling + step.training + step.sync.seconds)
+    # more samplers take less time, and a tail costs passes whatever their number
+    assert sampling_seconds(qwen, ragged, 4, h200) > 6.0 > sampling_seconds(qwen, one, 4, h200)
+
+
+def test_weight_sync_of_three_sizes_at_400_gigabits() -> None:
+    """Goals: 2, 5 and 15 s. The largest is missed while loading waits for the network and the network for loading."""
+    seconds = {}
+    for name, payload in (("qwen2.5-7b", 15.2e9), ("llama3-70b", 141e9), ("qwen3-235b-a22b", 470e9)):
+        sync = sync_seconds(GEOMETRIES[name], 16, H100)
+        assert sync.payload == pytest.approx(payload, rel=0.01) and sync.moved == 16 * sync.payload
+        assert sync.seconds > sync.payload / H100.network  # no worker takes more than its link gives
+        seconds[name] = sync.seconds
+    assert seconds["qwen2.5-7b"] < 2.0 and seconds["llama3-70b"] < 5.0 and 15.0 < seconds["qwen3-235b-a22b"] < 18.0
+    assert sync_seconds(GEOMETRIES["qwen2.5-7b"], 16, H100, near=True).seconds < seconds["qwen2.5-7b"] / 2
+
+
+def test_published_steps_of_rl_are_printed_beside_ours() -> None:
+    errors = [p.predicted().total / p.seconds - 1.0 for p in RL_ROWS]
+    assert len(errors) == 4 and sum(map(abs, errors)) / 4 < 0.25
+    text = "\n".join(published_rl_table())
+    assert all(f"{100 * error:+6.1f}%" in text for error in errors)
+
+
+def test_a_rollout_ahead_hides_behind_training() -> None:
+    work, layout = Work(GEOMETRIES["qwen2.5-7b"], 4096, 256), Layout(16, tensor=2)
+    rollout = Rollout(1024, new=1024, gpus=16, scores=0)
+    after, ahead = (rl_step(work, layout, replace(rollout, ahead=flag), H100) for flag in (False, True))
+    assert ahead.total == max(after.sampling, after.training) + after.sync.seconds < after.total and after.gpus == 32
+    ppo = rl_step(work, layout, replace(rollout, critic=True), H100)
+    assert ppo.training == 2 * after.training and ppo.scoring > after.scoring == 0.0
+    assert after.restart > after.start > simulate.START_S
+
+
+def test_a_recipe_is_planned_with_its_own_sizes() -> None:
+    done = CliRunner().invoke(plan, ["webrl-webarena-lite-70b"])
+    assert done.exit_code == 0, done.output
+    # eight phases with the same two stages are told once
+    assert done.output.count("TP8 PP4 CP2 DP1 on 64 x H100") == 1 and "phase-8-actor: TP8" in done.output
+    assert "128 sequences of at most 16,384 tokens" in done.output
+    done = CliRunner().invoke(plan, ["text-game-rlvr-binary", "--new-tokens", "1000", "--gpu", "b200"])
+    assert done.exit_code == 0, done.output
+    assert "rlvr: TP1 PP1 DP8 on 8 x B200" in done.output and "640 samples of 512 + 1,000 tokens" in done.output
+    assert "every 20 steps" in done.output and "300 steps take" in done.output
+    stage = next(s for s in trained(recipes.load("text-game-rlvr-binary")) if s.rollout)
+    assert stage.rollout is not None and (stage.rollout.group, stage.rollout.updates) == (5, 2)
+    assert stage.rollout.scores == 1 and not stage.rollout.vllm  # a reference for the KL; the embedded sampler
+
+
+def test_a_folder_gives_the_sizes(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 28, "hidden_size": 3584,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--samples", "256", "--top", "1"]
+    for options in ([str(tmp_path), *words], ["--model", str(tmp_path), *words]):
+        done = CliRunner().invoke(plan, options)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert "7.62 B parameters" in done.output and "15.2 GB to each of 8 workers" in done.output
+    done = CliRunner().invoke(plan, ["grpo", "--model", str(tmp_path)])
+    assert done.exit_code == 0 and "128 samples of 512 + 512 tokens" in done.output and "does not fit" in done.output
+    done = CliRunner().invoke(plan, ["llama3-8b", "--model", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError) and "leave one of them out" in str(done.exception)
+    done = CliRunner().invoke(plan, ["llama3-8b", "--samples", "0"])
+    assert isinstance(done.exception, ConfigError) and "--samples: 0" in str(done.exception)
+
+
+def cluster_rows(path: Path, truth: machine.Constants, gpu: str = "NVIDIA H100 80GB HBM3") -> list[refit.Seen]:
+    """A record as `terrella bench cluster` would write it on machines with these constants."""
+    cases = [
+        Case("llama3-8b", 128 * nodes, 4096, *sizes, "none", 8 * nodes, nodes, 8)
+        for nodes in (1, 2, 8)
+        for sizes in ((2, 1, 1, 1, 1, 2), (4, 1, 1, 1, 1, 4), (2, 2, 1, 1, 1, 2))
+    ]
+    cases += [Case("qwen3-30b-a3b", 256, 4096, 1, 1, 1, 1, 8, m, "full", 16, 2, 8) for m in (1, 2, 4)]
+    rows = record.Recorder("cluster", "x", gpu, "", commit="c", run_id="r")
+    for case in cases:
+        seen = refit.Seen(case, H100, 1.0, {})
+        rows.add(case.name, "terrella", "tokens_per_s_gpu", 1.0, "tok/s")  # an older one: the newest counts
+        rows.add(case.name, "terrella", "tokens_per_s_gpu", seen.predicted(truth), "tok/s")
+        rows.add(case.name, "terrella", "sync", 0.6, "s")
+    record.append(rows.rows, path)
+    return refit.read(path)
+
+
+def test_a_cluster_s_own_rows_decide_the_constants(tmp_path: Path) -> None:
+    truth = replace(fitted(), own_slack=1.3, network=0.5, count_s=6e-3)
+    seen = cluster_rows(tmp_path / "bench.csv", truth)
+    assert len(seen) == 12 and max(abs(s.error()) for s in seen) > 0.2
+    constants, names = refit.refit(seen)
+    assert names == ["own_slack", "network", "own_experts", "count_s", "nvlink"]
+    assert max(abs(s.error(constants)) for s in seen) < 0.03
+    assert constants.own_slack == pytest.approx(1.3, rel=0.05) and constants.network == pytest.approx(0.5, rel=0.10)
+    done = CliRunner().invoke(plan, ["--refit", str(tmp_path / "bench.csv")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "5 constants fitted on 12 rows" in done.output and "by a fit without it" in done.output
+    assert "NeMo-RL 0.4" in done.output and "(verl)" in done.output and "sync 0.60 s" in done.output
+    plain, own = (
+        CliRunner().invoke(plan, ["llama3-8b", "--nodes", "2", "--top", "1", *words]).output
+        for words in ([], ["--refit", str(tmp_path / "bench.csv")])
+    )
+    speeds = [float(re.findall(r"([\d,]+) tokens/s/GPU", text)[0].replace(",", "")) for text in (plain, own)]
+    assert speeds[1] < 0.85 * speeds[0]
+
+
+def test_rows_of_a_cpu_decide_nothing(tmp_path: Path) -> None:
+    assert cluster_rows(tmp_path / "bench.csv", fitted(), "none (one core, aarch64)") == []
+    done = CliRunner().invoke(plan, ["--refit", str(tmp_path / "bench.csv")])
+    assert done.exit_code == 0 and "its seconds do not" in done.output
+    done = CliRunner().invoke(plan, ["llama3-8b", "--refit", str(tmp_path / "bench.csv")])
+    assert isinstance(done.exception, ConfigError) and "no row" in str(done.exception)
+    kinds = {"NVIDIA GB200": "gb200", "NVIDIA B200": "b200", "NVIDIA H20": "h20", "NVIDIA H200": "h200"}
+    assert all(refit.kind_of(name) is GPUS[kind] for name, kind in kinds.items()) and refit.kind_of("T4") is None
 
 
 def test_no_time_is_negative_or_undefined() -> None:
