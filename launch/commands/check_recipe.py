@@ -26,7 +26,7 @@ from ..extras import needed
 from ..plan.layout import Layout, Work
 from ..plan.memory import memory
 from ..recipe import Recipe
-from ..settings.base import Export, OnPolicy, dealt_evenly
+from ..settings.base import Export, OnPolicy, dealt_evenly, needs_reference
 from ..settings.verbs import Collect, Reinforce, Score, Tune
 from ..worker import model_of, stage_check
 from .check_env import SPLITS, check_for_run
@@ -137,7 +137,7 @@ def _memory(recipe: Recipe) -> Iterator[Check]:
     rl = [stage for stage in recipe.stages if isinstance(stage, OnPolicy)]
     parts = {"weights": used.weights * wide, "gradients": used.gradients, "optimizer": used.optimizer}
     parts["activations"] = (used.activations + used.working) * wide
-    if rl:
+    if any(map(needs_reference, rl)):
         parts["reference"] = parts["weights"]
     if any(stage.critic is not None for stage in rl):
         parts["critic"] = parts["weights"] + parts["gradients"] + parts["optimizer"]

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from ...core.config import OptimizerConfig
+from ...rl.algorithms import needs
 from ...rl.algorithms.config import Algorithm
 from ...rl.rollout.config import Rollouts, SamplerConfig
 
@@ -119,6 +120,11 @@ class Export:
     name: str
     model: str  # the stage whose model is exported
     uses: ClassVar[tuple[str, ...]] = ("model",)
+
+
+def needs_reference(stage: OnPolicy) -> bool:
+    """Whether an RL stage keeps the weights it began with: for a KL term, or to report the divergence from them."""
+    return stage.rollouts.report_kl or "reference" in needs(stage.algorithm)
 
 
 def sampler_of(stage: Any, stages: Iterable[Any]) -> SamplerConfig | None:

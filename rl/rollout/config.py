@@ -124,6 +124,9 @@ class Rollouts:
     max_invalid_share: float = 0.25
     health: HealthConfig = field(default_factory=HealthConfig)  # alarms on the metrics of a step
     validation: Validation = field(default_factory=Validation)  # held-out rollouts while training
+    # of rl whose algorithm has no KL term: measure the divergence from the stage's start every rollouts_every steps,
+    # for which its weights are kept a second time
+    report_kl: bool = False
 
     def __post_init__(self) -> None:
         if self.ahead < 0:
