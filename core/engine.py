@@ -380,6 +380,11 @@ class Engine:
         """
         checkpoint.save(self, Path(path), extra or {}, wait)
 
+    @property
+    def writing(self) -> bool:
+        """Whether this rank's part of a save is still being written in the background."""
+        return self.writer is not None and self.writer.is_alive()
+
     def finish_save(self) -> None:
         """Wait for a save that runs in the background, and raise its error if it had one. Collective."""
         checkpoint.finish(self)

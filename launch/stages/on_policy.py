@@ -48,7 +48,7 @@ class StageTrainer(Trainer):
         self.stage, self.job = stage, job
         engine = build_engine(job, stage.optimizer, stage.init, lora)
         self.frozen = build_engine(job, None, stage.init) if needs_reference(stage) else None
-        self.checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
+        self.checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps, stage.checkpoints)
         self.start, kept = self.checkpoints.resume(
             engine, beside=("critic",) if "values" in needs(stage.algorithm) else ()
         )
@@ -117,7 +117,7 @@ class StageTrainer(Trainer):
         finally:
             self.session.close()
         self.session.write_lengths(self.settings.seed)
-        return {**self.done, **self.counts, "checkpoint": self.checkpoints.final()}
+        return {**self.done, **self.counts, **self.checkpoints.outcome()}
 
     def episodes(self, step: int) -> list[Any]:
         made = self.deal(step)
