@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from ..health import HealthConfig
 
@@ -64,6 +64,8 @@ class Vllm:
     start_s: float = 600.0  # deadlines
     request_s: float = 600.0  # deadline of one request
     sync_s: float = 300.0  # deadline of one weight update
+    # the defaults of earlier releases
+    gone: ClassVar[dict[str, Any]] = {"backend": "gloo", "max_sequences": 256, "gpu_memory": 0.5}
 
     def __post_init__(self) -> None:
         if not self.devices and not self.urls:
