@@ -150,7 +150,7 @@ def train(case: Case, ahead: int, seed: int, steps: int, step_s: float, folder: 
             rewards.append(values["reward/mean"])
             oldest.append(values.get("staleness/max", 0.0))
 
-    settings = LoopSettings(microbatch_tokens=8192, drift_gate=0.05, seed=seed, kl_every=10**9, ahead=ahead)
+    settings = LoopSettings(microbatch_tokens=8192, drift_gate=0.05, seed=seed, ahead=ahead)
     params = SamplingParams(case.most, stop_ids=(STOP,))
     begun, cpu = time.monotonic(), time.process_time()
     try:

@@ -4,6 +4,7 @@
       manifest.json            written last: layout, model, step, size and xxh3-128 of every other file, and its own
                                digest
       shard_00000.safetensors  runs [start, end) of flattened tensor-parallel parts; the header says of what
+      moments_00000.safetensors  the same of the optimizer's moments, which `drop_moments` takes away
       extra.json               what the caller gave: data position, journal, curriculum
 
 The folder is built under a hidden name and renamed when whole, so a kill leaves the old checkpoints or the new one.
@@ -17,18 +18,19 @@ import logging
 import math
 import os
 import shutil
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from .background import Background
 from .config import LAYOUT, ParallelConfig, PrecisionConfig
-from .errors import ConfigError, DeadlineError, StorageError, TerrellaError
+from .errors import ConfigError, StorageError, TerrellaError
 from .files import (
     file_digest,
     json_digest,
@@ -44,6 +46,7 @@ from .mcore.params import Shard
 
 FORMAT = 2  # 1 had no digest of the manifest; it is still read
 MANIFEST = "manifest.json"
+WEIGHTS, MOMENTS = "shard", "moments"  # how the names of a rank's files begin
 WAIT_SECONDS = 1800.0  # for the slowest rank's file
 log = logging.getLogger("terrella")
 
@@ -112,41 +115,75 @@ def _collect(engine: Checkpointed) -> tuple[dict[str, torch.Tensor], list[Entry]
     return tensors, entries
 
 
-class _Writer(threading.Thread):
-    """Writes this rank's file in the background. Uses no collectives, and waits for no other rank."""
+class _Writer(Background):
+    """Writes this rank's files from a copy in host memory, which it holds until they are on disk: 12 bytes for every
+    trained parameter of this rank's share. Uses no collectives, and waits for no other rank.
+    """
 
     def __init__(
         self, folder: Path, final: Path, tensors: dict, entries: list[Entry], manifest: dict[str, Any]
     ) -> None:
-        super().__init__(name="checkpoint-writer", daemon=True)
-        self.folder, self.final, self.tensors, self.entries, self.manifest = folder, final, tensors, entries, manifest
-        self.stated: dict[str, Any] = {}
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.stated = write_shard(self.folder, dist.get_rank(), self.tensors, self.entries)
-            self.tensors = {}
-        except BaseException as error:
-            self.error = error
+        super().__init__(f"{folder}: the checkpoint", partial(_write_files, folder, tensors, entries))
+        self.folder, self.final, self.manifest = folder, final, manifest
 
 
-def write_shard(folder: Path, number: int, tensors: dict[str, torch.Tensor], entries: list[Entry]) -> dict[str, Any]:
-    """Write one file of tensors and flush it to disk; returns its size and digest, for the manifest."""
-    path = folder / f"shard_{number:05d}.safetensors"
+def _write_files(folder: Path, tensors: dict[str, torch.Tensor], entries: list[Entry]) -> dict[str, Any]:
+    """This rank's tensors, weights and moments apart."""
+    from .mcore import optimizer as adam
+
+    stated: dict[str, Any] = {}
+    states = {key: value for key, value in tensors.items() if not key.isdigit()}  # of generators
+    for prefix, beside in ((WEIGHTS, states), (MOMENTS, {})):
+        chosen = [i for i, entry in enumerate(entries) if (entry.kind in adam.MOMENTS) == (prefix == MOMENTS)]
+        if chosen or beside:
+            held = {str(key): tensors[str(i)] for key, i in enumerate(chosen)}
+            stated |= write_shard(folder, dist.get_rank(), held | beside, [entries[i] for i in chosen], prefix)
+    return stated
+
+
+def write_shard(
+    folder: Path, number: int, tensors: dict[str, torch.Tensor], entries: list[Entry], prefix: str = WEIGHTS
+) -> dict[str, Any]:
+    """Write one file of tensors and flush it to disk; returns its size and digest under its name, for the manifest."""
+    path = folder / f"{prefix}_{number:05d}.safetensors"
     save_tensors(path, tensors, {"entries": json.dumps([asdict(e) for e in entries])})
     settle(path)
-    return {"bytes": path.stat().st_size, "xxh3": file_digest(path)}
+    return {path.name: {"bytes": path.stat().st_size, "xxh3": file_digest(path)}}
 
 
 def seal(folder: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]]) -> None:
     """Write the manifest of shards that are all on disk, as `write_shard` stated them."""
-    files: dict[str, Any] = {f"shard_{number:05d}.safetensors": stated for number, stated in enumerate(shards)}
+    files: dict[str, Any] = {name: stated for shard in shards for name, stated in shard.items()}
     extra = folder / "extra.json"
     files["extra.json"] = {"bytes": extra.stat().st_size, "xxh3": file_digest(extra)}
-    # as it will be read: tuples are lists
-    content = json.loads(json.dumps({"format": FORMAT, **manifest, "files": files}))
+    _write_manifest(folder, {"format": FORMAT, **manifest, "files": files})
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    content = json.loads(json.dumps(manifest))  # as it will be read: tuples are lists
     write_json(folder / MANIFEST, {**content, "digest": manifest_digest(content)})
+
+
+def has_moments(path: Path) -> bool:
+    """Whether training can go on from a checkpoint; without the optimizer's state it holds weights alone."""
+    return bool(_read_manifest(path / MANIFEST).get("optimizer"))
+
+
+def drop_moments(path: Path) -> None:
+    """Delete the optimizer's state of a checkpoint, whose weights stay as they are; a kill leaves it with the state or
+    without. One of an earlier release has both in the same files, and stays whole.
+    """
+    manifest = _read_manifest(path / MANIFEST)
+    dropped = [name for name in manifest["files"] if name.startswith(MOMENTS)]
+    if dropped:
+        left = {name: stated for name, stated in manifest["files"].items() if name not in dropped}
+        kept = {key: value for key, value in manifest.items() if key != "digest"}
+        _write_manifest(path, {**kept, "optimizer": False, "files": left})
+        sync_folder(path)
+    if dropped or not manifest.get("optimizer"):
+        with storage_errors(path):
+            for file in path.glob(f"{MOMENTS}_*.safetensors"):
+                file.unlink()
 
 
 def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: Sequence[dict[str, Any]]) -> None:
@@ -156,14 +193,14 @@ def publish(folder: Path, final: Path, manifest: dict[str, Any], shards: Sequenc
         sync_folder(folder)
         replaced = final.with_name(f".replaced-{final.name}")
         if final.exists():
-            _discard(replaced)
+            discard(replaced)
             os.rename(final, replaced)
         os.rename(folder, final)
         sync_folder(final.parent)
-        _discard(replaced)
+        discard(replaced)
 
 
-def _discard(folder: Path) -> None:
+def discard(folder: Path) -> None:
     """Delete a checkpoint; a kill midway must not leave a folder that looks like one."""
     if folder.exists():
         hidden = folder.with_name(f".deleting-{uuid.uuid4().hex[:8]}")
@@ -225,11 +262,10 @@ def finish(engine: Checkpointed) -> None:
     writer = engine.writer
     if writer is None:
         return
-    writer.join(WAIT_SECONDS)
+    problem = writer.wait(WAIT_SECONDS)
     engine.writer = None
-    late = DeadlineError(f"{writer.folder}: the checkpoint was not written in {WAIT_SECONDS:.0f} s")
     try:
-        shards = _agree(late if writer.is_alive() else writer.error, writer.stated)
+        shards = _agree(problem, writer.value)
         error = None
         if dist.get_rank() == 0:
             try:

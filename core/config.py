@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from .errors import ConfigError
 
@@ -23,11 +23,15 @@ class ParallelConfig:
     expert: int = 1  # ranks that a layer's experts are dealt to
     sequence_parallel: bool = False  # norms and dropout share the sequence over the tensor ranks: less memory
     recompute: Literal["none", "full"] = "none"  # activations of whole layers are made again in the backward pass
-    overlap_grad_reduce: bool = False  # gradients are summed over data ranks while the backward pass still runs
-    overlap_param_gather: bool = False  # updated weights are gathered in the background, until something reads them
+    # gradients are summed over data ranks while the backward pass still runs; default: where there are several, and
+    # not with cuda_graphs
+    overlap_grad_reduce: bool | None = None
+    # updated weights are gathered in the background: a layer waits for its own, whatever else reads them for all
+    overlap_param_gather: bool = False
     # on a GPU: layers are replayed as graphs once a microbatch's shape has come back; for small models
     cuda_graphs: bool = False
     timeout_minutes: float = 10.0  # of every collective
+    gone: ClassVar[dict[str, Any]] = {"overlap_grad_reduce": False}  # the default of earlier releases
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "virtual_pipeline", "context", "expert"):
@@ -46,6 +50,12 @@ class ParallelConfig:
             )
         if self.timeout_minutes <= 0:
             raise ValueError("timeout_minutes: must be positive")
+
+    def settled(self, world: int) -> ParallelConfig:
+        """With what is not given chosen for so many ranks."""
+        several = world // (self.tensor * self.pipeline) > 1  # of data and context
+        overlap = several and not self.cuda_graphs if self.overlap_grad_reduce is None else self.overlap_grad_reduce
+        return replace(self, overlap_grad_reduce=overlap)
 
     @property
     def model_size(self) -> int:

@@ -111,6 +111,7 @@ class Engine:
         from .mcore import setup
 
         self.groups = setup.start_parallel(parallel, seed)
+        parallel = parallel.settled(dist.get_world_size())
         self.parallel, self.optimizer_config, self.precision, self.seed = parallel, optimizer, precision, seed
         self.build = build
         self.device = setup.device()
@@ -136,15 +137,20 @@ class Engine:
             self._gathering = False
 
     def _cast(self) -> None:
-        """Bring the model's fp8 copies of the weights up to date; what computes with the model begins with this."""
-        self._settle()
+        """Bring the model's fp8 copies of the weights up to date; what computes with the model begins with this.
+        Without such copies the layers wait themselves for weights that are still on their way.
+        """
+        if self.precision.own_fp8 or self.parallel.cuda_graphs:
+            self._settle()
         if self._uncast and self.precision.own_fp8:
             for chunk in self.chunks:
                 chunk.cast_weights()  # type: ignore[operator]
         self._uncast = False
 
-    def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], int]:
-        """Pad, slice over context ranks and move to the device. With a pipeline all microbatches get one length."""
+    def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], list[int]]:
+        """Pad, slice over context ranks and move to the device; also the padded lengths, before slicing. Where chunks
+        of a pipeline are interleaved all microbatches get one.
+        """
         if not microbatches:
             raise ConfigError("microbatches: a step needs at least one")
         if self.parallel.virtual_pipeline > 1 and len(microbatches) % self.parallel.pipeline:
@@ -159,7 +165,7 @@ class Engine:
             common = torch.tensor(lengths, device=self.device)
             dist.all_reduce(common, op=dist.ReduceOp.MAX)
             lengths = common.tolist()
-        if self.parallel.pipeline > 1:
+        if self.parallel.virtual_pipeline > 1:
             lengths = [max(lengths)] * len(lengths)
         items = []
         for batch, length in zip(microbatches, lengths, strict=True):
@@ -171,7 +177,7 @@ class Engine:
                     context_rows(length, self.parallel.context, self.groups.context_rank).to(padded.tokens_T.device),
                 )
             items.append(_Item(padded.to(self.device), layout.to(self.device), batch.num_tokens))
-        return items, max(lengths)
+        return items, lengths
 
     @staticmethod
     def _forward(chunk: torch.nn.Module, item: _Item) -> torch.Tensor:
@@ -214,13 +220,13 @@ class Engine:
             if not chunk.training:
                 chunk.train()
             chunk.zero_grad_buffer()
-        items, length = self._items(microbatches)
+        items, lengths = self._items(microbatches)
 
         def finish(chunk, output, item):
             value, sums = loss(*self._read(chunk, output, item), item.batch)
             return value, {name: torch.as_tensor(x).detach() for name, x in sums.items()}
 
-        records = schedule.run(self._wrapped, items, length, self._forward, finish, train=True)
+        records = schedule.run(self._wrapped, items, lengths, self._forward, finish, train=True)
         return self._sum_metrics(records)
 
     def step(self, microbatches: list[PackedBatch], loss: LossFn) -> StepResult:
@@ -280,12 +286,12 @@ class Engine:
         self._cast()
         for chunk in self._wrapped:
             chunk.eval()
-        items, length = self._items(microbatches)
+        items, lengths = self._items(microbatches)
 
         def finish(chunk, output, item):
             return score(*self._read(chunk, output, item), item.batch)
 
-        collected = schedule.run(self._wrapped, items, length, self._forward, finish, train=False)
+        collected = schedule.run(self._wrapped, items, lengths, self._forward, finish, train=False)
         results = (
             [self._whole(record, item.tokens) for record, item in zip(collected, items, strict=True)]
             if collected
@@ -379,6 +385,11 @@ class Engine:
         publishes them.
         """
         checkpoint.save(self, Path(path), extra or {}, wait)
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank's part of a save is still being written in the background."""
+        return self.writer is not None and self.writer.is_alive()
 
     def finish_save(self) -> None:
         """Wait for a save that runs in the background, and raise its error if it had one. Collective."""

@@ -6,7 +6,7 @@ X], nested dataclasses, and unions of dataclasses that each have a field `kind: 
 hashed here, where an error knows its line. No number may be NaN or infinite, and none negative but those that a
 dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live in its `__post_init__`, which raises
 ValueError("key: what is wrong"). Settings that earlier releases had are in `gone: ClassVar[dict]` with the value that
-says nothing: at that value they are passed over.
+says nothing: at that value they are passed over. One that is still there had that default: runs begun with it go on.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
     values: dict[str, Any] = {}
     for name, child in item.value.items():
         dotted = f"{key}.{name}" if key else name
-        if name in gone and plain(child) == gone[name]:
+        if name in gone and name not in names and plain(child) == gone[name]:
             continue
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
@@ -490,7 +490,9 @@ def differences(stored: Any, config: Any, key: str = "") -> list[tuple[str, Any,
     that was begun without it. Nor is one that is gone, at the value that its class names."""
     if dataclasses.is_dataclass(config) and isinstance(stored, dict):
         gone: dict[str, Any] = getattr(config, "gone", {})
-        stored = {name: value for name, value in stored.items() if name not in gone or value != gone[name]}
+        given = {f.name for f in ordered_fields(config) if f.init and not _at_default(config, f)}
+        silent = {name for name, value in gone.items() if name not in given and stored.get(name, gone) == value}
+        stored = {name: value for name, value in stored.items() if name not in silent}
         kept = [f for f in ordered_fields(config) if f.init and (f.name in stored or not _at_default(config, f))]
         now: dict[Any, Any] = {f.name: getattr(config, f.name) for f in kept}
     elif isinstance(config, dict) and isinstance(stored, dict):

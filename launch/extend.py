@@ -72,10 +72,18 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
     before, after = ({s.name: getattr(s, "steps", None) for s in c.stages} for c in (old, config))
     longer = [name for name, steps in after.items() if before.get(name) != steps]
     for name in longer:
-        trained = (read_json(folder / "stages" / f"{name}.json") or {}).get("steps", 0)
+        outcome = read_json(folder / "stages" / f"{name}.json") or {}
+        trained = outcome.get("steps", 0)
         if (after[name] or 0) < trained:
             raise ConfigError(
                 f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}"
+            )
+        left = read_json(folder / outcome["checkpoint"] / "manifest.json") if outcome.get("checkpoint") else None
+        if trained and left and not left.get("optimizer"):
+            raise ConfigError(
+                f"--steps: the optimizer's state of stage '{name}' of {folder} was dropped when a later stage trained; "
+                f"--back-to {name}:0 trains it again, and a run of stages.{name}.checkpoints.finished = whole keeps "
+                "the state"
             )
     free = {s.name: {"steps": after[s.name], **_freed(s)} for s in old.stages if s.name in longer}
     if not longer or replace(old, stages=[replace(s, **free.get(s.name, {})) for s in old.stages]) != config:

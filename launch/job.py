@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,23 @@ class Job:
     model: ModelConfig  # with the tokenizer's vocabulary
     stop_asked: bool = field(default=False)
     pace: Pace = field(default_factory=Pace)
+    saving_s: float = 0.0  # seconds that the stage stood still for its checkpoints, since it was last begun
 
     def __post_init__(self) -> None:
-        self.run = replace(self.run, beside=self.pace.values)
+        self.run = replace(self.run, beside=self._beside)
+
+    def _beside(self) -> dict[str, float]:
+        """What a row of the record has beside a step's own values."""
+        return self.pace.values() | ({"time/saving_s": round(self.saving_s, 6)} if self.saving_s else {})
+
+    @contextmanager
+    def stands_still(self) -> Iterator[None]:
+        """Counts the seconds of a block towards those that the stage stood still for its checkpoints."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.saving_s += time.monotonic() - begun
 
     def stage_folder(self, name: str) -> Path:
         """Where a stage keeps its data."""
@@ -77,16 +93,16 @@ class Job:
             log.warning("%s", text)
             print(f"warning: {text}", flush=True)
 
-    def end_of_step(self) -> bool:
-        """Whether any rank was asked to stop. Every rank calls it at the end of a step; it also finds ranks that
-        hold the others up.
+    def end_of_step(self, ready: bool = True) -> tuple[bool, bool]:
+        """Whether any rank was asked to stop, and whether all are `ready`. Every rank calls it at the end of a step; it
+        also finds ranks that hold the others up.
         """
         self.pace.waited = self.mesh.waited
-        everyone = self.mesh.everyone((self.stop_asked, self.pace.lap()))
+        everyone = self.mesh.everyone((self.stop_asked, ready, self.pace.lap()))
         self.mesh.waited = 0.0
         if len(everyone) > 1:
             had = bool(self.pace.slow)
-            new = self.pace.judge([lap for _, lap in everyone])
+            new = self.pace.judge([lap for *_, lap in everyone])
             if self.mesh.is_main and (new or had != bool(self.pace.slow)):
                 for slow in new:
                     log.warning("%s", slow.text())
@@ -94,4 +110,4 @@ class Job:
                 write_json(
                     self.run.path / SLOW, {"time": time.time(), "ranks": [asdict(slow) for slow in self.pace.slow]}
                 )
-        return any(stop for stop, _ in everyone)
+        return any(stop for stop, _, _ in everyone), all(ready for _, ready, _ in everyone)

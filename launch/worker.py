@@ -129,10 +129,12 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
             log.info("stage %s starts", stage.name)
             if job.mesh.is_main:
                 say(stage_line(recipe, stage.name, {name: run.outcome(name) for name in names}))
-            begun = time.monotonic()
+            begun, job.saving_s = time.monotonic(), 0.0
             outcome: dict[str, Any] = _module(stage.kind).run(stage, job)
             if job.mesh.is_main:
-                run.finish(stage.name, {**outcome, "time/stage_s": round(time.monotonic() - begun, 1)})
+                took = {"time/stage_s": round(time.monotonic() - begun, 1)}
+                took |= {"time/saving_s": round(job.saving_s, 3)} if job.saving_s else {}
+                run.finish(stage.name, {**outcome, **took})
             job.mesh.barrier()
     except StopRequested:
         log.info("saved and stopped on request")

@@ -25,17 +25,16 @@ class _GatherKeys(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
-        ctx.group, ctx.rows = group, x.shape[0]
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts)
+        ctx.group = group
+        whole = x.new_empty(x.shape[0] * dist.get_world_size(group), *x.shape[1:])
+        dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
+        return whole
 
     @staticmethod
     def backward(ctx, grad):
-        grad = grad.contiguous()
-        dist.all_reduce(grad, group=ctx.group)
-        rank = dist.get_rank(ctx.group)
-        return grad[rank * ctx.rows : (rank + 1) * ctx.rows], None
+        own = grad.new_empty(grad.shape[0] // dist.get_world_size(ctx.group), *grad.shape[1:])
+        dist.reduce_scatter_tensor(own, grad.contiguous(), group=ctx.group)
+        return own, None
 
 
 def packed_attention(

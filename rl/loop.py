@@ -183,7 +183,8 @@ class Trainer:
     def _update(self, step: int, kept: list[Trajectory], scores: Scores) -> tuple[list[StepResult], list[StepResult]]:
         """The optimizer's steps on one rollout: the policy's and the critic's."""
         rows = algorithms.prepare(self.algorithm, kept, scores, self.mesh.gather)
-        compare = scores.reference is None and step % self.settings.kl_every == 0
+        every = self.settings.kl_every
+        compare = scores.reference is None and every > 0 and step % every == 0
         results: list[StepResult] = []
         criticised: list[StepResult] = []
         for _ in range(self.settings.epochs):

@@ -12,7 +12,7 @@ class LoopSettings:
     microbatch_tokens: int
     drift_gate: float  # mean |sampler - trainer log-prob| above which the run stops
     seed: int
-    kl_every: int  # steps between two looks at the distance from the reference, for algorithms without a KL term
+    kl_every: int = 0  # steps between two looks at the distance from the reference without a KL term; 0: none
     minibatches: int = 1  # optimizer steps that a rollout is cut into, whole groups each
     epochs: int = 1  # times that a rollout is gone through
     ahead: int = 0  # steps that rollouts may begin before they are trained on

@@ -61,7 +61,30 @@ def wrap_ddp(chunks: list[torch.nn.Module], parallel: ParallelConfig) -> list[to
         # wait ourselves.
         for chunk in wrapped:
             chunk.disable_forward_pre_hook(param_sync=False)
+            _wait_by_layer(chunk)
     return wrapped
+
+
+def _wait_by_layer(chunk: Any) -> None:
+    """Let each layer wait, before it computes, for the buckets that hold any weight of its own; all that is outside of
+    layers is waited for before the chunk begins.
+    """
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    layers = [module for module in chunk.modules() if isinstance(module, TransformerLayer)]
+    inside = {id(param) for layer in layers for param in layer.parameters()}
+    outside = [param for param in chunk.module.parameters() if id(param) not in inside]
+    for module, params in ((chunk.module, outside), *((layer, list(layer.parameters())) for layer in layers)):
+        known = [chunk.param_to_bucket_group[p] for p in params if p in chunk.param_to_bucket_group]
+        buckets = list({id(bucket): bucket for bucket in known}.values())
+        module.register_forward_pre_hook(lambda *_, buckets=buckets: _await(buckets))
+
+
+def _await(buckets: list[Any]) -> None:
+    for bucket in buckets:
+        if bucket.param_gather_handle is not None:
+            bucket.param_gather_handle.wait()
+            bucket.param_gather_handle = None
 
 
 def start_gather(wrapped: list[Any]) -> None:
@@ -69,13 +92,14 @@ def start_gather(wrapped: list[Any]) -> None:
     says so. Collective.
     """
     for chunk in wrapped:
-        chunk.start_param_sync()
+        for bucket in reversed(chunk.bucket_groups + chunk.expert_parallel_bucket_groups):  # the first layers' first
+            bucket.start_param_sync()
 
 
 def finish_gather(wrapped: list[Any]) -> None:
     """Wait for the gathers that `start_gather` began."""
     for chunk in wrapped:
-        chunk.start_param_sync(force_sync=True)
+        _await(chunk.bucket_groups + chunk.expert_parallel_bucket_groups)
 
 
 def _finalize(chunks: list[torch.nn.Module], num_tokens: torch.Tensor | None = None, **options: Any) -> None:

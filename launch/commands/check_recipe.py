@@ -26,14 +26,14 @@ from ..extras import needed
 from ..plan.layout import Layout, Work
 from ..plan.memory import memory
 from ..recipe import Recipe
-from ..settings.base import Export, OnPolicy, dealt_evenly
+from ..settings.base import Export, OnPolicy, dealt_evenly, needs_reference, retention_of
 from ..settings.verbs import Collect, Reinforce, Score, Tune
 from ..worker import model_of, stage_check
 from .check_env import SPLITS, check_for_run
 
 SAVED = {"fp32": 4.0, "bf16": 2.0}  # bytes of a parameter
 TRAINED = 12.0  # bytes of a trained parameter in a checkpoint: fp32 weight and two moments
-KEPT = 2  # checkpoints of a stage that are kept
+MASTER = 4.0  # of these, of the weight
 SAFE = 1.1  # of the disk that is foreseen
 
 
@@ -137,7 +137,7 @@ def _memory(recipe: Recipe) -> Iterator[Check]:
     rl = [stage for stage in recipe.stages if isinstance(stage, OnPolicy)]
     parts = {"weights": used.weights * wide, "gradients": used.gradients, "optimizer": used.optimizer}
     parts["activations"] = (used.activations + used.working) * wide
-    if rl:
+    if any(map(needs_reference, rl)):
         parts["reference"] = parts["weights"]
     if any(stage.critic is not None for stage in rl):
         parts["critic"] = parts["weights"] + parts["gradients"] + parts["optimizer"]
@@ -173,19 +173,26 @@ def _size(amount: float) -> str:
 
 
 def disk_foreseen(recipe: Recipe) -> float:
-    """Bytes of checkpoints and of the export; shards, rollouts and logs come to little beside them, or are small."""
-    each = count(model_of(recipe)).total
-    total = 0.0
+    """Bytes of checkpoints and of the export when they take most; shards, rollouts and logs come to little beside them,
+    or are small. A stage that trains has its checkpoints that stay and the one being written.
+    """
+    each, saved = count(model_of(recipe)).total, SAVED[recipe.precision.params]
+    trained = [stage.name for stage in recipe.stages if retention_of(stage)]
+    total = most = 0.0
     for stage in recipe.stages:
-        if isinstance(stage, Export):
-            total += each * SAVED[recipe.precision.params]
-        elif stage.kind.endswith("start"):
-            total += each * SAVED[recipe.precision.params]
-        elif hasattr(stage, "checkpoint_every") or hasattr(stage, "training"):
-            adapters = getattr(stage, "lora", None)
-            saved = each * (SAVED[recipe.precision.params] if adapters else TRAINED)
-            total += KEPT * saved * (2 if getattr(stage, "critic", None) and isinstance(stage, OnPolicy) else 1)
-    return total
+        retention = retention_of(stage)
+        if isinstance(stage, Export) or stage.kind.endswith("start"):
+            total += each * saved
+        elif retention is not None:
+            adapters, best = getattr(stage, "lora", None), int(retention.best is not None)
+            whole = each * (saved if adapters else TRAINED)
+            whole *= 2 if getattr(stage, "critic", None) and isinstance(stage, OnPolicy) else 1
+            most = max(most, total + (retention.keep + best + 1) * whole)
+            if retention.finished == "whole" or stage.name == trained[-1]:
+                total += (retention.keep + best) * whole
+            else:
+                total += (1 + best) * each * (saved if adapters else MASTER)
+    return max(total, most)
 
 
 def _disk(recipe: Recipe, folder: Path) -> Check:

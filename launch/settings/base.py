@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from ...core.config import OptimizerConfig
+from ...rl.algorithms import needs
 from ...rl.algorithms.config import Algorithm
 from ...rl.rollout.config import Rollouts, SamplerConfig
 
@@ -57,6 +58,23 @@ class Lora:
         positive(self, "rank", "alpha")
 
 
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints of a stage stay."""
+
+    keep: int = 2  # the newest so many: where one is damaged, a resume takes the one before it
+    best: str | None = None  # and the one with the best value of this metric, such as validation/mean
+    lowest: bool = False  # the best is the lowest, as of a loss
+    # once a later stage trains, of a finished one: the weights of its last and best checkpoint; or all as they are,
+    # from which `--steps` and `--back-to` can go on. The last stage that trains stays as it is
+    finished: Literal["weights", "whole"] = "weights"
+
+    def __post_init__(self) -> None:
+        positive(self, "keep")
+        if self.lowest and self.best is None:
+            raise ValueError("lowest: needs best, the name of a metric")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnPolicy:
     """What every RL stage has, whatever its tasks are."""
@@ -74,6 +92,7 @@ class OnPolicy:
     temperature: float = 1.0
     drift_gate: float = 0.05  # mean |sampler - trainer log-prob| above which the run stops
     checkpoint_every: int = 10
+    checkpoints: Retention = field(default_factory=Retention)  # which of them stay
     rollouts_every: int = 10  # keep a sample of trajectories for the report
     rollouts: Rollouts = field(default_factory=Rollouts)
     critic: OptimizerConfig | None = None  # of ppo and starpo-s
@@ -121,6 +140,16 @@ class Export:
     name: str
     model: str  # the stage whose model is exported
     uses: ClassVar[tuple[str, ...]] = ("model",)
+
+
+def needs_reference(stage: OnPolicy) -> bool:
+    """Whether an RL stage keeps the weights it began with: for a KL term, or to report the divergence from them."""
+    return stage.rollouts.report_kl or "reference" in needs(stage.algorithm)
+
+
+def retention_of(stage: Any) -> Retention | None:
+    """Which checkpoints of a stage stay; None for one that trains nothing from step to step."""
+    return getattr(stage, "checkpoints", None) or getattr(getattr(stage, "training", None), "checkpoints", None)
 
 
 def sampler_of(stage: Any, stages: Iterable[Any]) -> SamplerConfig | None:

@@ -9,7 +9,7 @@ from ...core.by_path import ByPath, KindByPath
 from ...core.config import OptimizerConfig
 from ...rl.own.config import EnvironmentSettings
 from ...rl.rollout.config import Rollouts
-from .base import Comparison, Lora, OnPolicy, positive
+from .base import Comparison, Lora, OnPolicy, Retention, positive
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Tune:
     prompt_loss: float = 0.0
     microbatch_tokens: int = 8192
     checkpoint_every: int = 100
+    checkpoints: Retention = field(default_factory=Retention)  # which of them stay
     log_every: int = 10
     uses: ClassVar[tuple[str, ...]] = ("data", "init", "match_tokens_of")
 

@@ -12,7 +12,7 @@ from ...rl.own.config import EnvironmentSettings
 from ...rl.rollout.config import Rollouts
 from ...rl.webrl.config import WebSiteEnvironment
 from ...rl.webrl.plan_config import PlanArm
-from .base import positive
+from .base import Retention, positive
 from .verbs import Collect, Reinforce, Score
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
@@ -28,6 +28,7 @@ class Training:
     epochs: float = 1.0  # passes over the data
     microbatch_tokens: int = 16384
     checkpoint_every: int = 100
+    checkpoints: Retention = field(default_factory=Retention)  # which of them stay
     log_every: int = 10
 
     def __post_init__(self) -> None:
@@ -265,6 +266,7 @@ class WebPhases:
             optimizer=self.actor.optimizer,
             temperature=self.temperature,
             checkpoint_every=self.actor.checkpoint_every,
+            checkpoints=self.actor.checkpoints,
             rollouts_every=self.actor.log_every,
             rollouts=self.rollouts,
             microbatch_tokens=self.actor.microbatch_tokens,

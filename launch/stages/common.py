@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 
-from ...core.checkpoint import CheckpointReader, Stored, open_verified
+from ...core.checkpoint import CheckpointReader, Stored, discard, drop_moments, has_moments, open_verified
 from ...core.config import OptimizerConfig
 from ...core.engine import Engine
 from ...core.errors import ConfigError, StorageError
@@ -26,7 +29,7 @@ from ...rl.rollout.config import Embedded, Validation, Vllm
 from ...rl.rollout.open import open_sampler
 from ...rl.rollout.sampler import Sampler
 from ..job import Job, StopRequested
-from ..settings.base import Lora, sampler_of
+from ..settings.base import Lora, Retention, retention_of, sampler_of
 
 T = TypeVar("T")
 STEP = re.compile(r"step-(\d{6})")
@@ -179,19 +182,24 @@ def steps_in(folder: Path) -> list[int]:
 class Checkpoints:
     """A stage's checkpoints: the newest whole one to resume from, and when to write the next."""
 
-    def __init__(self, job: Job, stage: str, every: int, last: int) -> None:
-        self.job, self.stage, self.every, self.last = job, stage, every, last
+    def __init__(self, job: Job, stage: str, every: int, last: int, retention: Retention) -> None:
+        self.job, self.stage, self.every, self.last, self.retention = job, stage, every, last, retention
         self.folder = job.checkpoints(stage)
+        self._warned = False  # that there is no such metric
+        # engines whose files are being written, and what to do when they are whole
+        self._under_way: tuple[list[Engine], Callable[[], None]] | None = None
 
     def resume(self, engine: Engine, beside: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
         """The step to go on from and what was saved with it; the metrics record is cut back to that step.
 
         A damaged checkpoint, or one with a damaged one `beside` it, is named, and the one before it taken.
         """
-        found = [step for step in self.job.mesh.from_main(lambda: steps_in(self.folder)) if step]
+        found = [step for step in self.job.mesh.from_main(self._begin) if step]
         step, extra = 0, {}
         for step in reversed(found):
             try:
+                if (step < self.last or beside) and not has_moments(step_folder(self.folder, step)):
+                    raise ConfigError(no_moments(step_folder(self.folder, step), self.stage))
                 for name in beside:
                     open_verified(step_folder(self.beside(name), step))
                 extra = engine.load(step_folder(self.folder, step))
@@ -220,45 +228,153 @@ class Checkpoints:
             record.rewind(self.stage, step, tuple(name for name in later if not steps_in(self.job.checkpoints(name))))
         return step, extra
 
+    def _begin(self) -> list[int]:
+        drop_finished(self.job, self.stage)
+        return steps_in(self.folder)
+
     def beside(self, name: str) -> Path:
         """Where the checkpoints of another engine of the stage lie, such as a critic."""
         return self.folder.with_name(f"{self.folder.name}-{name}")
 
     def save(
-        self, engine: Engine, step: int, extra: dict[str, Any], others: Mapping[str, Engine] = MappingProxyType({})
+        self,
+        engine: Engine,
+        step: int,
+        extra: dict[str, Any],
+        others: Mapping[str, Engine] = MappingProxyType({}),
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage. `others` are
-        saved first.
+        """Save when it is time, or when a signal asked to stop; then StopRequested ends the stage. Every step ends with
+        this.
+
+        Files are written while training goes on, of one checkpoint at a time, which is there at the end of the first
+        step that finds all ranks done; an error of the writing is raised there. The next save, the last and one before
+        a stop wait. `then` is called on every rank when the checkpoint is there.
         """
-        stop = self.job.end_of_step()
-        if not (stop or step % self.every == 0 or step == self.last):
-            return
-        if self.job.mesh.is_main:
-            self.job.run.guard()
-        for name, other in others.items():
-            other.save(step_folder(self.beside(name), step), {})
-        # extra is written by the main rank
-        metrics = self.job.run.metrics.digest(self.stage, step) if self.job.mesh.is_main else None
-        engine.save(step_folder(self.folder, step), {**extra, "of": [self.stage, step], "metrics": metrics})
-        if self.job.mesh.is_main:
-            for folder in (self.folder, *map(self.beside, others)):
-                self._prune(folder, step)
+        engines = [*others.values(), engine]
+        stop, written = self.job.end_of_step(not any(one.writing for one in engines))
+        due = stop or step % self.every == 0 or step == self.last
+        with self.job.stands_still():
+            if written or due:
+                self._settle()
+            if not due:
+                return
+            if self.job.mesh.is_main:
+                self.job.run.guard()
+            for name, other in others.items():
+                other.save(step_folder(self.beside(name), step), {}, wait=False)
+            # extra is written by the main rank
+            metrics = self.job.run.metrics.digest(self.stage, step) if self.job.mesh.is_main else None
+            kept = {**extra, "of": [self.stage, step], "metrics": metrics}
+            engine.save(step_folder(self.folder, step), kept, wait=False)
+            self._under_way = engines, partial(self._published, step, tuple(others), then)
+            if stop or step == self.last:
+                self._settle()
         if stop and step < self.last:
             raise StopRequested
 
-    def _prune(self, folder: Path, newest: int) -> None:
-        """Keep the newest two: the one just proven whole, and the one before it. What killed saves left behind goes
-        too.
+    def _settle(self) -> None:
+        """Wait for what is being written, and put it in its place: the other engines' part first, as the stage's own
+        says that it is whole.
         """
-        import shutil
+        if self._under_way is None:
+            return
+        (engines, then), self._under_way = self._under_way, None
+        if self.job.mesh.is_main:
+            self.job.run.guard()
+        for engine in engines:
+            engine.finish_save()
+        then()
 
-        old = [step_folder(folder, step) for step in steps_in(folder) if step <= newest][:-2]
+    def _published(self, step: int, others: Sequence[str], then: Callable[[], None]) -> None:
+        if self.job.mesh.is_main:
+            kept = self._kept(step)
+            for folder in (self.folder, *map(self.beside, others)):
+                self._prune(folder, step, kept)
+        then()
+
+    def _kept(self, newest: int) -> set[int]:
+        """The steps whose checkpoints stay: the one just proven whole and so many before it, and the best."""
+        steps = [step for step in steps_in(self.folder) if step <= newest]
+        best = self.best()
+        return {*steps[-self.retention.keep :], *([] if best is None else [best[0]])}
+
+    def best(self) -> tuple[int, float] | None:
+        """The step with the best value of the metric among those that have a checkpoint, and that value. A value is
+        that of the newest look which was not at later weights.
+        """
+        name = self.retention.best
+        if name is None:
+            return None
+        rows = [row for row in self.job.run.metrics.rows() if row["stage"] == self.stage]
+        seen = {looked_at(row, name): float(row[name]) for row in rows if isinstance(row.get(name), int | float)}
+        if rows and not seen and not self._warned:
+            known = ", ".join(key for key in rows[-1] if key not in ("stage", "step"))
+            self.job.warn(
+                f"stages: {self.stage}.checkpoints.best: no row of the record has '{name}' yet, and no checkpoint is "
+                f"the best; there are {known}"
+            )
+            self._warned = True
+        sign = -1.0 if self.retention.lowest else 1.0
+        valued = [
+            (sign * seen[max(looks)], step)
+            for step in steps_in(self.folder)
+            if (looks := [look for look in seen if look <= step])
+        ]
+        return (max(valued)[1], sign * max(valued)[0]) if valued else None
+
+    def _prune(self, folder: Path, newest: int, kept: set[int]) -> None:
+        """Delete what does not stay, and what killed saves left behind."""
+        old = [step_folder(folder, step) for step in steps_in(folder) if step <= newest and step not in kept]
         for path in (*old, *folder.glob(".saving-*"), *folder.glob(".deleting-*")):
-            shutil.rmtree(path, ignore_errors=True)
+            discard(path)
 
-    def final(self) -> str:
-        """Where the stage's last checkpoint lies, relative to the run directory."""
-        return str(step_folder(self.folder, self.last).relative_to(self.job.run.path))
+    def outcome(self) -> dict[str, Any]:
+        """Where the stage's last checkpoint lies within the run, and its best one; for the main rank to keep."""
+        told: dict[str, Any] = {"checkpoint": self._place(self.last)}
+        if self.job.mesh.is_main and (best := self.best()) is not None:
+            told["best"] = {"checkpoint": self._place(best[0]), "step": best[0], "value": best[1]}
+        return told
+
+    def _place(self, step: int) -> str:
+        return str(step_folder(self.folder, step).relative_to(self.job.run.path))
+
+
+def looked_at(row: Mapping[str, Any], name: str) -> int:
+    """After how many steps the weights were looked at that a value of the record speaks of. A cut of the training tasks
+    is played before the step in whose row it stands.
+    """
+    return int(row["validation/steps" if name.startswith("validation/") and "validation/steps" in row else "step"])
+
+
+def drop_finished(job: Job, stage: str) -> None:
+    """Before a stage trains: of finished ones the weights stay, of the last and the best checkpoint, and nothing of
+    their critics.
+    """
+    earlier = takewhile(lambda other: other.name != stage, job.recipe.stages)
+    for other in earlier:
+        retention, outcome = retention_of(other), job.run.outcome(other.name)
+        if retention is None or retention.finished == "whole" or outcome is None or "checkpoint" not in outcome:
+            continue
+        job.run.guard()
+        folder = job.checkpoints(other.name)
+        stay = {Path(held["checkpoint"]).name for held in (outcome, outcome.get("best")) if held}
+        for path in (step_folder(folder, step) for step in steps_in(folder)):
+            if path.name not in stay:
+                discard(path)
+                continue
+            with suppress(StorageError):  # of a damaged one: whoever needs it is told
+                drop_moments(path)
+        shutil.rmtree(folder.with_name(f"{folder.name}-critic"), ignore_errors=True)
+
+
+def no_moments(path: Path, stage: str) -> str:
+    """Why training cannot go on from a checkpoint without the optimizer's state, and what can be done."""
+    return (
+        f"{path}: holds weights alone; the optimizer's state of a finished stage is dropped when a later one trains. "
+        f"--back-to {stage}:0 trains the stage again; a run of stages.{stage}.checkpoints.finished = whole keeps the "
+        "state"
+    )
 
 
 @contextmanager

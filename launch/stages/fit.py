@@ -31,7 +31,7 @@ def fit(
     """Train to the last step, going on from the stage's newest checkpoint: take a step's portion, learn, watch, log,
     save. What portions count is added up over the steps.
     """
-    checkpoints = Checkpoints(job, name, pace.checkpoint_every, steps)
+    checkpoints = Checkpoints(job, name, pace.checkpoint_every, steps, pace.checkpoints)
     start, kept = checkpoints.resume(engine)
     # beside what was counted, a checkpoint keeps whose it is and a digest, which are no numbers
     totals = {key: value for key, value in kept.items() if isinstance(value, int)}
@@ -49,4 +49,4 @@ def fit(
             job.run.metrics.append(name, step + 1, {**values, "time/step_s": took, **speed})
         progress.update(step + 1, f"loss {values['loss']:.4f}")
         checkpoints.save(engine, step + 1, totals)
-    return {"steps": steps, **totals, "checkpoint": checkpoints.final()}
+    return {"steps": steps, **totals, **checkpoints.outcome()}

@@ -20,7 +20,7 @@ from ...rl.loop_settings import LoopSettings
 from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import SamplingParams
 from ..job import Job
-from ..settings.base import Lora, OnPolicy
+from ..settings.base import Lora, OnPolicy, needs_reference
 from .common import Checkpoints, build_engine
 from .session import Session
 
@@ -46,8 +46,9 @@ class StageTrainer(Trainer):
     ) -> None:
         job.mesh.require_even(stage.prompts_per_step, f"stages: {stage.name}.prompts_per_step")
         self.stage, self.job = stage, job
-        engine, self.frozen = build_engine(job, stage.optimizer, stage.init, lora), build_engine(job, None, stage.init)
-        self.checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps)
+        engine = build_engine(job, stage.optimizer, stage.init, lora)
+        self.frozen = build_engine(job, None, stage.init) if needs_reference(stage) else None
+        self.checkpoints = Checkpoints(job, stage.name, stage.checkpoint_every, stage.steps, stage.checkpoints)
         self.start, kept = self.checkpoints.resume(
             engine, beside=("critic",) if "values" in needs(stage.algorithm) else ()
         )
@@ -58,7 +59,7 @@ class StageTrainer(Trainer):
             microbatch_tokens=microbatch_tokens,
             drift_gate=stage.drift_gate,
             seed=fold(job.recipe.seed, 2),
-            kl_every=stage.rollouts_every,
+            kl_every=stage.rollouts_every if stage.rollouts.report_kl else 0,
             minibatches=stage.updates_per_rollout,
             epochs=stage.epochs_per_rollout,
             ahead=stage.rollouts.ahead,
@@ -116,7 +117,7 @@ class StageTrainer(Trainer):
         finally:
             self.session.close()
         self.session.write_lengths(self.settings.seed)
-        return {**self.done, **self.counts, "checkpoint": self.checkpoints.final()}
+        return {**self.done, **self.counts, **self.checkpoints.outcome()}
 
     def episodes(self, step: int) -> list[Any]:
         made = self.deal(step)
@@ -133,6 +134,7 @@ class StageTrainer(Trainer):
         return self.mesh.share(range(number * each, (number + 1) * each))
 
     def reference(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
+        assert self.frozen is not None
         return [r["logprob"] for r in self.frozen.score(batches, logprob_score(self.stage.temperature))]
 
     def validate(self, step: int) -> dict[str, float]:

@@ -159,16 +159,17 @@ class Session:
         return critic
 
     def save(self, checkpoints: Checkpoints, step: int, state: dict[str, Any]) -> None:
-        """The checkpoint when it is time, with the alarms' memory in it; then samples that no resume can ask for are
-        forgotten.
+        """The checkpoint when it is time, with the alarms' memory in it; once it is there, samples that no resume can
+        ask for are forgotten.
         """
-        try:
-            checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others)
-        finally:
-            if step_folder(checkpoints.folder, step).exists():
-                self.note("saved", step)
-                if self.job.mesh.leads and not self.settings.keep_samples:
-                    self.journal.prune(self.engine.steps - self.staleness)
+        oldest = self.engine.steps - self.staleness
+
+        def saved() -> None:
+            self.note("saved", step)
+            if self.job.mesh.leads and not self.settings.keep_samples:
+                self.journal.prune(oldest)
+
+        checkpoints.save(self.engine, step, {**state, "health": self.health.state()}, self.others, saved)
 
 
 @contextmanager

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
+from ...core.background import Background
+from ...core.checkpoint import WAIT_SECONDS
 from ...core.errors import ConfigError, StorageError
 from ...core.files import file_digest, make_folder, settle, storage_errors, sync_folder
 from ...core.progress import Progress
@@ -90,6 +94,7 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
             f"stages: {stage.name}.clips_per_step = {stage.clips_per_step} must be a multiple of the {ranks} ranks"
         )
     share = stage.clips_per_step // ranks
+    writer: Background | None = None  # of a state, one at a time
     for step in range(start, stage.steps):
         begun = time.monotonic()
         frames, context = batch(stage, job, source, step * stage.clips_per_step + job.mesh.rank * share, share)
@@ -103,8 +108,13 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
             )
         progress.update(done, f"l1 {values['l1']:.4f}  psnr {values['psnr']:.1f}")
         stop = job.mesh.any_rank(job.stop_asked)
-        if stop or done % stage.checkpoint_every == 0:
-            keep(job, stage.name, folder, trainer)
+        with job.stands_still():
+            due = stop or done % stage.checkpoint_every == 0
+            settle_state(writer, wait=due or done == stage.steps)
+            if due and job.mesh.is_main:
+                writer = keep(job, stage.name, folder, trainer)
+            if stop or done == stage.steps:
+                settle_state(writer, wait=True)
         if stop and done < stage.steps:
             raise StopRequested
     return trainer.model
@@ -194,17 +204,32 @@ def resume(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> int
     return trainer.step_number
 
 
-def keep(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> None:
-    """Write the state to resume from, its digest in its name; the newest two stay."""
-    if not job.mesh.is_main:
-        return
+def keep(job: Job, stage: str, folder: Path, trainer: TokenizerTrainer) -> Background:
+    """Begin to write the state to resume from, from a copy in host memory; the newest two stay."""
     job.run.guard()
+    step = trainer.step_number
+    copied = tree_map(lambda x: x.detach().to("cpu", copy=True) if isinstance(x, torch.Tensor) else x, trainer.state())
+    held = {**copied, "metrics": job.run.metrics.digest(stage, step)}
+    writer = Background(f"{folder}: the state of step {step}", lambda: write_state(folder, step, held, job.run.guard))
+    writer.start()
+    return writer
+
+
+def settle_state(writer: Background | None, wait: bool) -> None:
+    """Raise the error of a state that was written, or with `wait` is to be."""
+    if writer is not None and (wait or not writer.is_alive()) and (error := writer.wait(WAIT_SECONDS)) is not None:
+        raise error
+
+
+def write_state(folder: Path, step: int, held: dict[str, Any], guard: Callable[[], None]) -> None:
+    """Write a state, its digest in its name, and delete all but the newest two."""
     partial = folder / ".state.partial"
     with storage_errors(partial):
         with open(partial, "wb") as stream:  # to a path torch would call a full disk "unexpected pos"
-            torch.save({**trainer.state(), "metrics": job.run.metrics.digest(stage, trainer.step_number)}, stream)
+            torch.save(held, stream)
         settle(partial)
-        partial.rename(folder / f"state-{trainer.step_number:07d}-{file_digest(partial)}.pt")
+        guard()
+        partial.rename(folder / f"state-{step:07d}-{file_digest(partial)}.pt")
         sync_folder(folder)
         for old in sorted(folder.glob("state-*.pt"))[:-2]:
             old.unlink()

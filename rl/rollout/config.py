@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 from ..health import HealthConfig
 
@@ -45,13 +45,16 @@ class Vllm:
     urls: list[str] = field(default_factory=list)  # addresses of servers that run already
     # how weights reach the servers: over the network, or through files
     transport: Literal["broadcast", "disk"] = "broadcast"
-    backend: Literal["gloo", "nccl"] = "gloo"  # library of the broadcast; nccl needs GPUs on both sides
+    # library of the broadcast; default: nccl where servers and trainer have GPUs of their own, else gloo
+    backend: Literal["gloo", "nccl"] | None = None
     host: str = "127.0.0.1"  # of the trainer, as the servers see it
     logprobs: Literal["raw", "processed"] = "raw"  # see VllmSettings
     tensor: int = 1  # GPUs that share one server's model, where `devices` does not name them
     max_length: int = 2048  # tokens of prompt and answer together
-    max_sequences: int = 256  # requests that a server answers at once
-    gpu_memory: float = 0.5  # share of a GPU's memory that vLLM takes
+    # requests that a server answers at once; default: 1024 on GPUs of its own, else 256
+    max_sequences: int | None = None
+    # share of a GPU's memory that vLLM takes; default: 0.9 on GPUs of its own, else 0.5
+    gpu_memory: float | None = None
     eager: bool = False  # no CUDA graphs: starts sooner, samples slower
     adapters_only: bool = False  # of a model with lora: vLLM keeps the frozen weights, and only the adapters are sent
     colocated: bool = False  # an engine in every rank instead of servers
@@ -61,13 +64,16 @@ class Vllm:
     start_s: float = 600.0  # deadlines
     request_s: float = 600.0  # deadline of one request
     sync_s: float = 300.0  # deadline of one weight update
+    # the defaults of earlier releases
+    gone: ClassVar[dict[str, Any]] = {"backend": "gloo", "max_sequences": 256, "gpu_memory": 0.5}
 
     def __post_init__(self) -> None:
         if not self.devices and not self.urls:
             raise ValueError("devices: name at least one server, or give urls")
         if min(self.start_s, self.request_s, self.sync_s) <= 0:
             raise ValueError("start_s: deadlines must be positive")
-        if not 0 < self.gpu_memory <= 1 or min(self.tensor, self.max_length, self.max_sequences) < 1:
+        sizes = [self.tensor, self.max_length, *([] if self.max_sequences is None else [self.max_sequences])]
+        if min(sizes) < 1 or (self.gpu_memory is not None and not 0 < self.gpu_memory <= 1):
             raise ValueError(
                 "gpu_memory: a share above 0 and up to 1; tensor, max_length and max_sequences are at least 1"
             )
@@ -82,6 +88,17 @@ class Vllm:
             raise ValueError("sleep: servers do not share the trainer's device; sleep and offload go with colocated")
         if self.adapters_only and self.sleep == 2:
             raise ValueError("sleep: 2 drops the weights that adapters_only does not send again; use 1")
+
+    def settled(self, own_gpus: bool, cuda: bool) -> Vllm:
+        """With what is not given chosen: by whether every server has GPUs that no rank trains on, and whether the
+        trainer has any.
+        """
+        chosen = {
+            "backend": "nccl" if own_gpus and cuda else "gloo",
+            "max_sequences": 1024 if own_gpus else 256,
+            "gpu_memory": 0.9 if own_gpus else 0.5,
+        }
+        return replace(self, **{name: value for name, value in chosen.items() if getattr(self, name) is None})
 
     def shares(self) -> list[tuple[str, int]]:
         """Each server's devices, and over how many it shares its model."""
@@ -124,6 +141,9 @@ class Rollouts:
     max_invalid_share: float = 0.25
     health: HealthConfig = field(default_factory=HealthConfig)  # alarms on the metrics of a step
     validation: Validation = field(default_factory=Validation)  # held-out rollouts while training
+    # of rl whose algorithm has no KL term: measure the divergence from the stage's start every rollouts_every steps,
+    # for which its weights are kept a second time
+    report_kl: bool = False
 
     def __post_init__(self) -> None:
         if self.ahead < 0:

@@ -5,12 +5,13 @@ at its end.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +32,11 @@ from .embedded import EmbeddedSampler
 from .sampler import Sampler
 from .stream import Stream
 from .vllm_config import VllmSettings
+
+if TYPE_CHECKING:
+    from .hosts import HostAddress
+
+log = logging.getLogger("terrella")
 
 
 @dataclass
@@ -145,6 +151,42 @@ def _elsewhere(mesh: Mesh) -> bool:
     return int(os.environ.get("LOCAL_WORLD_SIZE", mesh.ranks)) < mesh.ranks
 
 
+def own_gpus(devices: list[str], trained_on: list[str]) -> bool:
+    """Whether every server of a machine has GPUs named that no rank of the trainer computes on; "" is any."""
+    named = [name.strip() for entry in devices for name in entry.split(",")]
+    return all(named) and not {*named} & {*trained_on}
+
+
+def _trained_on(engine: Engine) -> str:
+    """The name of this rank's GPU, as CUDA_VISIBLE_DEVICES has it."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    index = engine.device.index or 0
+    return visible[index] if index < len(visible) else str(index)
+
+
+def _settled(config: Vllm, engine: Engine, mesh: Mesh, hosts: list[HostAddress], placed: bool) -> Vllm:
+    """The settings with what was not given chosen by what the machines have, which is printed. Collective."""
+    cuda = engine.device.type == "cuda"
+    ranks = mesh.everyone((socket.gethostname(), _trained_on(engine) if cuda else ""))
+    if config.colocated or config.urls:  # of others' servers nothing is known
+        own = False
+    elif placed:
+        own = mesh.from_main(lambda: all(host.gpus > 0 for host in hosts))
+    else:
+        # servers start beside the main rank
+        beside = [name for host, name in ranks if host == ranks[0][0]]
+        own = cuda and own_gpus(config.devices, beside)
+    settled = config.settled(own, cuda)
+    if mesh.is_main:
+        where = "GPUs of their own" if own else "the trainer's devices" if not config.urls else "unknown devices"
+        sync = "disk" if settled.transport == "disk" else settled.backend
+        text = "vllm on %s: gpu_memory %g, %d sequences at once%s"
+        log.info(
+            text, where, settled.gpu_memory, settled.max_sequences, "" if config.colocated else f", weights by {sync}"
+        )
+    return settled
+
+
 def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh, ahead: int) -> OpenSampler:
     from ...models.families import write_hf_config
     from .colocated import lora_of, open_colocated, write_base
@@ -152,6 +194,10 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
     from .vllm_client import Remote, ServedVllm
     from .vllm_server import VllmServer
 
+    placed = os.environ.get(VARIABLE) if not (config.urls or config.colocated) else None
+    hosts = find_hosts(placed, config.start_s) if placed and mesh.is_main else []
+    config = _settled(config, engine, mesh, hosts, bool(placed))
+    assert config.max_sequences and config.gpu_memory and config.backend
     dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"
     home = make_folder(folder / "model")
     if config.adapters_only:
@@ -175,9 +221,8 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
         mesh.barrier()  # the folder is there
         turns, bring = open_colocated(config, settings, engine, model, folder.absolute(), mesh)
         return OpenSampler(turns, bring, turns.local.close, rest=turns.rest)
-    placed = os.environ.get(VARIABLE) if not config.urls else None
     here = socket.gethostname() if placed and config.host == Vllm.host else config.host
-    weights, transport = engine_weights, None
+    weights, transport, backend = engine_weights, None, config.backend
     if config.adapters_only:
         weights, transport = (
             adapter_weights,
@@ -188,14 +233,13 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
     elif engine.parallel.model_size * engine.parallel.expert > 1 and getattr(engine.build, "lora", None) is None:
         # each rank is reached where it is
         address = socket.gethostname() if _elsewhere(mesh) or placed else config.host
-        weights, transport = own_parts, ShardedTransport(config.backend, address, mesh.everyone)
+        weights, transport = own_parts, ShardedTransport(backend, address, mesh.everyone)
     else:
-        transport = BroadcastTransport(config.backend, here)
+        transport = BroadcastTransport(backend, here)
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()  # what the trainer holds and does not use, a server on its GPU may
     servers: list[VllmServer] = []
     if mesh.is_main and placed:
-        hosts = find_hosts(placed, config.start_s)
         servers = [*hosted_servers(hosts, settings, config.shares(), folder, config.start_s)]
     elif mesh.is_main and not config.urls:
         # ranks of other machines sample from them too
@@ -226,7 +270,7 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
                 f"{target.name}: was restarted, but there is no copy of version {version}; set sampler.transport = disk"
             )
         else:
-            fresh = BroadcastTransport(config.backend, here)
+            fresh = BroadcastTransport(backend, here)
             send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)
 
     sampler = ServedVllm(settings, servers or known, request_s=config.request_s, resync=resync)

@@ -14,7 +14,7 @@ from terrella.tests.launch import tiny_run
 
 # what a row of the table in docs/promises.md speaks of -> the files of the killed run
 TARGETS = {
-    "checkpoint": "checkpoints/*/*/shard_*.safetensors",
+    "checkpoint": "checkpoints/*/*/*.safetensors",
     "manifest": "checkpoints/*/*/*.json",
     "journal": "stages/rlvr/journal/*.jsonl",
     "metrics": "metrics.jsonl",

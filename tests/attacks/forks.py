@@ -1,8 +1,9 @@
 """Starts of the attacked run as forks of one process that has everything imported, so that a signal costs a second and
 not ten.
 
-`python -m terrella.tests.attacks.forks FOLDER SIGNALS SEED` starts runs and signals them at random moments until so
-many signals were sent, compares every finished run with one that was left alone, and prints what it counted as JSON.
+`python -m terrella.tests.attacks.forks FOLDER SIGNALS SEED [SECONDS]` starts runs and signals them at random moments
+until so many signals were sent, compares every finished run with one that was left alone, and prints what it counted as
+JSON. With SECONDS each file of a checkpoint takes so long to write.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from terrella.core import run as runs
 from terrella.core.errors import TerrellaError
@@ -79,13 +81,26 @@ def wait(child: int, seconds: float) -> int | None:
     return None
 
 
+def slow_disk(seconds: float) -> None:
+    """Let every file of a checkpoint take so long, in this process and its forks."""
+    from terrella.core import checkpoint
+
+    write = checkpoint.write_shard
+
+    def write_shard(*args: Any) -> dict[str, Any]:
+        time.sleep(seconds)
+        return write(*args)
+
+    checkpoint.write_shard = write_shard
+
+
 def play(folder: Path, signals: int, seed: int) -> dict[str, int]:
     """Send the signals; returns counts, with every broken promise under a name in capitals."""
     for name in ("cold", "calm"):  # the first start of all is slower, and would make the signals come late
         begun = time.monotonic()
         assert wait(fork(folder / name), 10 * DEADLINE_S) == 0, (folder / f"{name}.log").read_text()
     took, expected = time.monotonic() - begun, tiny_run.results(folder / "calm")
-    draw, counts, number = random.Random(seed), Counter({"signals": 0}), 0
+    draw, counts, number = random.Random(seed), Counter({"signals": 0, "in flight": 0}), 0
     run, starts = folder / "run-0", 0
     while counts["signals"] < signals:
         child, starts = fork(run), starts + 1
@@ -94,6 +109,7 @@ def play(folder: Path, signals: int, seed: int) -> dict[str, int]:
             sent = draw.choice(SENT)
             os.kill(child, sent)
             counts["signals"] += 1
+            counts["in flight"] += any(run.glob("checkpoints/*/.saving-*"))
             code = wait(child, DEADLINE_S)
             if code is None:
                 counts["HANG"] += 1
@@ -133,6 +149,8 @@ def main() -> None:
     from terrella.launch.stages import collect, export, rl, sft  # noqa: F401
     from terrella.rl.grid import tasks  # noqa: F401
 
+    if len(sys.argv) > 4:
+        slow_disk(float(sys.argv[4]))
     print(json.dumps(play(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))), flush=True)
 
 

@@ -8,7 +8,7 @@ import importlib
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 RECIPE = Path(__file__).with_name("attacked.yaml")
 OWN = Path(__file__).with_name("attacked_own.yaml")
@@ -40,6 +40,42 @@ def start(
     with contextlib.redirect_stdout(said):
         code, message, unnamed = _start(recipe, Path(folder), overrides, back, stop_after)
     return End(code, said.getvalue() + message, unnamed)
+
+
+def start_writing(folder: str, how: Literal["late", "full"], overrides: tuple[str, ...]) -> End:
+    """As `start`, with a disk that does not take the files of the second RL step's checkpoint before the third step is
+    trained, or is full for them.
+    """
+    import errno
+    import os
+    import time
+
+    from terrella.core import checkpoint
+    from terrella.core.files import storage_errors
+    from terrella.core.metrics import MetricsFile
+
+    write = checkpoint.write_shard
+
+    def trained(step: int) -> bool:
+        rows = MetricsFile(Path(folder) / "metrics.jsonl").rows()
+        return any(row["stage"] == "rlvr" and row["step"] == step for row in rows)
+
+    def write_shard(to: Path, *args: Any) -> dict[str, Any]:
+        if to.parent.name == "rlvr" and to.name.startswith(".saving-step-000002"):
+            end = time.monotonic() + 60
+            while how == "late" and not trained(3):
+                assert time.monotonic() < end, "training waits for the checkpoint"
+                time.sleep(0.01)
+            with storage_errors(to):
+                if how == "full":
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to))
+        return write(to, *args)
+
+    checkpoint.write_shard = write_shard
+    try:
+        return start(folder, overrides)
+    finally:
+        checkpoint.write_shard = write
 
 
 def _start(
@@ -85,9 +121,9 @@ def _stop_in(job: Any, steps: int) -> None:
     """Ask for a stop at the end of the step `steps` of the stage that begins now."""
     ends = [0]
 
-    def end_of_step() -> bool:
+    def end_of_step(ready: bool = True) -> tuple[bool, bool]:
         ends[0] += 1
-        return ends[0] >= steps
+        return ends[0] >= steps, ready
 
     job.end_of_step = end_of_step
 

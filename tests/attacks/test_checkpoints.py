@@ -7,7 +7,9 @@ import pytest
 
 from terrella.core.checkpoint import CheckpointReader
 from terrella.core.errors import StorageError
+from terrella.core.metrics import MetricsFile
 from terrella.tests.attacks.conftest import Victim, start
+from terrella.tests.attacks.jobs import End
 from terrella.tests.launch import tiny_run
 from terrella.tests.parallel.pool import run_ranks
 
@@ -73,6 +75,33 @@ def test_a_checkpoint_under_another_name_is_not_that_step(victim: Victim, tmp_pa
     (folder / "step-000002").rename(folder / "step-000003")
     end = start(run)
     assert end.code == 0 and "under another name" in end.said and tiny_run.results(run) == victim.expected, end
+
+
+SELDOM = ("stages.rlvr.checkpoint_every=2",)
+
+
+def start_writing(run: Path, how: str) -> End:
+    return run_ranks("terrella.tests.attacks.jobs:start_writing", 1, folder=str(run), how=how, overrides=SELDOM)[0]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(victim: Victim, tmp_path: Path) -> None:
+    """The files of step 2 are written only once step 3 was trained, and the checkpoint is there and whole."""
+    end = start_writing(tmp_path / "run", "late")
+    assert end.code == 0 and tiny_run.results(tmp_path / "run") == victim.expected, end
+    rows = [row for row in MetricsFile(tmp_path / "run" / "metrics.jsonl").rows() if row["stage"] == "rlvr"]
+    stood = [row["time/saving_s"] for row in rows]  # of the stage before too, as this start does not count by stages
+    assert stood == sorted(stood) and stood[2] - stood[1] > stood[1] - stood[0]  # step 2 begins to save
+
+
+def test_a_checkpoint_that_could_not_be_written_is_named_at_the_end_of_the_next_step(
+    victim: Victim, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    end = start_writing(run, "full")
+    assert end.code == 3 and "rlvr/.saving-step-000002" in end.said and "free space" in end.said, end
+    assert [row["step"] for row in MetricsFile(run / "metrics.jsonl").rows() if row["stage"] == "rlvr"] == [1, 2, 3]
+    assert not list(run.glob("checkpoints/rlvr/*"))
+    assert start(run, overrides=SELDOM).code == 0 and tiny_run.results(run) == victim.expected
 
 
 def test_merged_adapters_of_a_damaged_checkpoint_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from terrella.launch import recipe as recipes
 from terrella.launch.job import Job
 from terrella.launch.stages.verbs import ROWS, _require_same_rows
 from terrella.launch.stages.video_real2sim import FIRST, TRUTH, keep_truth, load_truth
-from terrella.launch.stages.video_tokenizer import STATE, keep, resume
+from terrella.launch.stages.video_tokenizer import STATE, keep, resume, settle_state
 from terrella.launch.worker import model_of
 from terrella.models.video.config import TokenizerConfig, TokenizerLoss
 from terrella.models.video.training import TokenizerTrainer
@@ -46,7 +46,7 @@ def trained(job: Job, steps: int) -> tuple[Path, TokenizerTrainer]:
     folder, trainer = job.stage_folder("tokenizer"), fresh()
     for step in range(1, steps + 1):
         job.run.metrics.append("tokenizer", step, trainer.step(torch.full((1, 1, 3, 16, 16), 0.1 * step)))
-        keep(job, "tokenizer", folder, trainer)
+        settle_state(keep(job, "tokenizer", folder, trainer), wait=True)
     return folder, trainer
 
 
@@ -100,7 +100,7 @@ def test_a_full_disk_is_named_by_the_file(job: Job) -> None:
     folder, trainer = trained(job, 1)
     (folder / ".state.partial").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=r"\.state\.partial: No space left on device.*disk is full"):
-        keep(job, "tokenizer", folder, trainer)
+        settle_state(keep(job, "tokenizer", folder, trainer), wait=True)
     assert len(states(folder)) == 1
 
 

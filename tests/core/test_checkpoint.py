@@ -25,6 +25,8 @@ RESUMES = {
     "dp2": (2, {}, "fp32", True),
     "dp2-bf16-async": (2, {}, "bf16", False),
     "tp2-async": (2, {"tensor": 2}, "fp32", False),
+    "pp2-async": (2, {"pipeline": 2}, "fp32", False),
+    "dp2-overlap": (2, {"overlap_param_gather": True}, "fp32", False),
     "vpp2": (2, {"pipeline": 2, "virtual_pipeline": 2}, "fp32", True),
 }
 

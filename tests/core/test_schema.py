@@ -202,3 +202,15 @@ def test_a_setting_that_is_gone_is_passed_over_at_the_value_that_says_nothing() 
     assert [key for key, _, _ in schema.differences({"size": 2, "world": "grid"}, later)] == ["world"]
     with pytest.raises(ConfigError, match=r"old\.yaml:2: unknown key 'world'"):
         schema.build(Later, schema.parse_yaml("size: 2\nworld: grid\n", "old.yaml"))
+
+
+def test_a_run_that_was_begun_with_a_former_default_goes_on() -> None:
+    @dataclass(frozen=True)
+    class Later:
+        mode: str | None = None
+        gone: ClassVar[dict] = {"mode": "slow"}
+
+    assert schema.build(Later, schema.parse_yaml("mode: slow\n", "own.yaml")) == Later("slow")  # which is still there
+    assert schema.differences({"mode": "slow"}, Later()) == schema.differences({"mode": "slow"}, Later("slow")) == []
+    assert schema.differences({"mode": "slow"}, Later("fast")) == [("mode", "slow", "fast")]
+    assert schema.differences({"mode": "fast"}, Later()) == [("mode", "fast", None)]

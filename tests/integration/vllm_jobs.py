@@ -111,7 +111,7 @@ def learn_letters(
         def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
             record.append(values)
 
-    loop = LoopSettings(microbatch_tokens=512, drift_gate=1e-4, seed=seed, kl_every=10**9)
+    loop = LoopSettings(microbatch_tokens=512, drift_gate=1e-4, seed=seed)
     Learner(engine, sampler, GRPO(entropy_coef=0.05), SamplingParams(1), Mesh(), loop).run(range(steps))
     final = rollout(sampler, [Repeat(10**6 + i, 0) for i in range(episodes)], SamplingParams(1), seed=11)
     return {

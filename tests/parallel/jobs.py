@@ -211,6 +211,44 @@ def measure(parallel: dict[str, Any], kind: str = "dense", packed: bool = True) 
     }
 
 
+def two_steps(parallel: dict[str, Any], bucket: int | None = None) -> dict[str, Any]:
+    """Losses and norms of two optimizer steps and the weights after them, with buckets of so many elements; also how
+    many buckets there are, and how many were still on their way at most when a layer had waited for its own.
+    """
+    from functools import partial
+
+    import megatron.core.distributed as distributed
+
+    from terrella.core.mcore import optimizer as adam
+
+    settings, waits = distributed.DistributedDataParallelConfig, adam._await
+    groups: list[Any] = []
+    under_way = [0]
+
+    def awaited(buckets: list[Any]) -> None:
+        waits(buckets)
+        under_way.append(sum(group.param_gather_handle is not None for group in groups))
+
+    distributed.DistributedDataParallelConfig = partial(settings, bucket_size=bucket)  # type: ignore[assignment,misc]
+    adam._await = awaited
+    try:
+        engine = make_engine(parallel)
+        groups += [group for chunk in engine._wrapped for group in chunk.bucket_groups]
+        mine = share(engine, batches(4))
+        results = [engine.step(mine, cross_entropy) for _ in range(2)]
+        weights = {name: value.cpu().clone() for name, value in engine.parameters()}
+    finally:
+        distributed.DistributedDataParallelConfig, adam._await = settings, waits  # type: ignore[misc]
+    trace = [(result.metrics["loss"], result.grad_norm) for result in results]
+    return {"trace": trace, "weights": weights, "buckets": len(groups), "under way": max(under_way)}
+
+
+def padded_lengths(parallel: dict[str, Any]) -> dict[str, list[int]]:
+    """Tokens of microbatches, and what the engine computes for them."""
+    made = batches(4)
+    return {"tokens": [b.num_tokens for b in made], "lengths": make_engine(parallel)._items(made)[1]}
+
+
 WIDE = ModelConfig(
     layers=3, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1000, qkv_bias=True, tied=True
 )

@@ -29,7 +29,8 @@ def run_case(
 ) -> list[dict[str, Any]]:
     """Run a recipe in a folder of the tests', or one `stage` of it on what the run `source` left before it, with the
     samples that the run `samples` kept. Returns every optimizer step of every engine, in order: metrics, norm,
-    gradients and the weights after it. With `last_bits` the weights' last bits are changed before every step."""
+    gradients, the weights after it, and how many engines were built that only score. With `last_bits` the weights' last
+    bits are changed before every step."""
     recipe = replace(
         recipe,
         ranks=world,
@@ -87,7 +88,8 @@ def work(path: str, token: str, until: str | None, inside: str, last_bits: bool 
         "LOCAL_WORLD_SIZE": str(world),
     }
     seen: list[dict[str, Any]] = []
-    accumulate, step = Engine._accumulate, Engine._step
+    accumulate, step, init = Engine._accumulate, Engine._step, Engine.__init__
+    frozen = 0  # engines that can only score
 
     def change_last_bits(engine: Engine) -> None:
         numbers = torch.Generator().manual_seed(len(seen))
@@ -95,12 +97,17 @@ def work(path: str, token: str, until: str | None, inside: str, last_bits: bool 
             for parameter in chunk.parameters():
                 parameter.data *= 1 + 2.0**-23 * (2 * torch.rand(parameter.shape, generator=numbers) - 1)
 
+    def watched_init(self: Engine, *args: Any, **options: Any) -> None:
+        nonlocal frozen
+        init(self, *args, **options)
+        frozen += self.optimizer is None
+
     def watched_accumulate(engine: Engine, *args: Any) -> Any:
         if last_bits:
             change_last_bits(engine)
         result = accumulate(engine, *args)
         gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
-        seen.append({"gradients": gradients if rank == 0 else {}})
+        seen.append({"gradients": gradients if rank == 0 else {}, "frozen": frozen})
         return result
 
     def watched_step(engine: Engine, *args: Any) -> Any:
@@ -109,9 +116,9 @@ def work(path: str, token: str, until: str | None, inside: str, last_bits: bool 
         seen[-1] |= {"norm": result.grad_norm, "metrics": result.metrics, "weights": weights if rank == 0 else {}}
         return result
 
-    Engine._accumulate, Engine._step = watched_accumulate, watched_step
+    Engine._accumulate, Engine._step, Engine.__init__ = watched_accumulate, watched_step, watched_init
     try:
         worker.run_stages(Path(path), rank, world, until)
     finally:
-        Engine._accumulate, Engine._step = accumulate, step
+        Engine._accumulate, Engine._step, Engine.__init__ = accumulate, step, init
     return seen if rank == 0 else []

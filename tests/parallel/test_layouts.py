@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 
+from terrella.core.config import ParallelConfig
 from terrella.tests.parallel.pool import run_ranks
 
 ROWS = {
@@ -14,6 +15,7 @@ ROWS = {
     "pp2": (2, {"pipeline": 2}),
     "tp2_pp2": (4, {"tensor": 2, "pipeline": 2}),
     "dp2": (2, {}),
+    "dp2_in_turn": (2, {"overlap_grad_reduce": False}),
     "dp4": (4, {}),
     "dp2_overlap": (2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
     "vpp2": (2, {"pipeline": 2, "virtual_pipeline": 2}),
@@ -132,3 +134,36 @@ def test_a_gather_in_the_background_is_never_seen_half_done() -> None:
     plain, overlapped = measure(2, True), measure(2, True, overlap)
     for name, weight in plain["weights"].items():
         torch.testing.assert_close(overlapped["weights"][name], weight, atol=1e-6, rtol=0)
+
+
+def test_layers_wait_for_their_own_buckets() -> None:
+    """With small buckets weights of later layers are still on their way when the first begins; the second step is that
+    of ranks which reduce and gather at once.
+    """
+    job, overlap = "terrella.tests.parallel.jobs:two_steps", {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    plain = run_ranks(job, 2, parallel={"overlap_grad_reduce": False})[0]
+    found = run_ranks(job, 2, parallel=overlap, bucket=1000)[0]
+    assert plain["buckets"] == 1 and plain["under way"] == 0 and found["buckets"] > 4 and found["under way"] > 0
+    for ours, theirs in zip(found["trace"], plain["trace"], strict=True):
+        assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    for name, weight in plain["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, atol=1e-6, rtol=0)
+
+
+def test_a_pipeline_pads_no_microbatch_to_the_longest() -> None:
+    """Chunks that are interleaved still do; the rows above say that the results are those of one rank."""
+    ask = "terrella.tests.parallel.jobs:padded_lengths"
+    plain = run_ranks(ask, 1, parallel={})[0]
+    assert len({*plain["lengths"]}) > 1 and plain["lengths"] == plain["tokens"]
+    assert run_ranks(ask, 2, parallel={"pipeline": 2})[0] == plain
+    chunks = run_ranks(ask, 2, parallel={"pipeline": 2, "virtual_pipeline": 2})[0]
+    assert chunks["lengths"] == [max(plain["lengths"])] * len(plain["lengths"])
+
+
+def test_gradients_are_reduced_while_others_are_computed_where_there_are_several_data_ranks() -> None:
+    assert not ParallelConfig().settled(1).overlap_grad_reduce
+    assert not ParallelConfig(tensor=2, pipeline=2).settled(4).overlap_grad_reduce
+    assert ParallelConfig(tensor=2).settled(4).overlap_grad_reduce
+    assert ParallelConfig(context=2).settled(2).overlap_grad_reduce
+    assert not ParallelConfig(cuda_graphs=True).settled(2).overlap_grad_reduce
+    assert ParallelConfig(overlap_grad_reduce=False).settled(2).overlap_grad_reduce is False

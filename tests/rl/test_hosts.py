@@ -11,6 +11,7 @@ import pytest
 from terrella.core.errors import ConfigError, DeadlineError, WorkerError
 from terrella.rl.rollout.config import Vllm
 from terrella.rl.rollout.hosts import Host, HostAddress, find_hosts, hosted_servers
+from terrella.rl.rollout.open import own_gpus
 from terrella.rl.rollout.vllm_config import VllmSettings
 
 SETTINGS = VllmSettings(model="m", dtype="float32", tensor=2)
@@ -77,3 +78,18 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             find_hosts(bad, 0.1)
     with pytest.raises(ConfigError, match=r"sampler.tensor: 2 is more than the 1 GPUs"):
         hosted_servers([HostAddress("http://n1:1", "t", 1)], SETTINGS, [("", 2)], tmp_path, 1.0)
+
+
+def test_what_a_server_takes_follows_whether_its_gpus_are_its_own() -> None:
+    assert own_gpus(["1", "2,3"], ["0"]) and own_gpus(["4"], ["0", "1"])
+    assert not own_gpus(["0", "1"], ["0"]) and not own_gpus(["1,2"], ["0", "2"])
+    assert not own_gpus([""], ["0"])  # as the trainer sees them
+    own, shared = Vllm(devices=["1"]).settled(True, cuda=True), Vllm().settled(False, cuda=True)
+    assert (own.gpu_memory, own.max_sequences, own.backend) == (0.9, 1024, "nccl")
+    assert (shared.gpu_memory, shared.max_sequences, shared.backend) == (0.5, 256, "gloo")
+    assert Vllm(devices=["1"]).settled(True, cuda=False).backend == "gloo"  # a trainer without a GPU
+    given = Vllm(gpu_memory=0.3, max_sequences=8, backend="gloo")
+    assert given.settled(True, cuda=True) == given
+    for share, requests in ((0.0, 1), (1.5, 1), (0.5, 0)):
+        with pytest.raises(ValueError, match="gpu_memory"):
+            Vllm(gpu_memory=share, max_sequences=requests)

@@ -66,7 +66,7 @@ def test_nccl_between_two_gpus(tmp_path) -> None:
     from terrella.tests.integration.colocated_jobs import gap
 
     engine = random_engine(TINY, lr=1e-3)
-    settings = Vllm(devices=["1"], backend="nccl", max_length=128, max_sequences=16, gpu_memory=0.3)
+    settings = Vllm(devices=["1"], max_length=128, max_sequences=16, gpu_memory=0.3)
     opened = open_sampler(settings, engine, TINY, tmp_path)
     try:
         assert opened.publish is not None

@@ -21,6 +21,7 @@ from terrella.launch.commands.check_env import check_environment, settings_of
 from terrella.launch.commands.check_preview import Shown, preview
 from terrella.launch.commands.check_recipe import alone, disk_foreseen, look, own_environments
 from terrella.launch.recipe_files import shipped
+from terrella.launch.settings.base import Retention
 from terrella.launch.stages import eval as evaluation
 from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
@@ -284,7 +285,10 @@ def test_recipes_that_ship_show_a_prompt_before_their_stages_have_run(name: str,
 def test_disk_is_what_checkpoints_take() -> None:
     config = recipe.load(str(CASES / "own-data.yaml"))
     weights = 4 * count(config.model).total
-    assert disk_foreseen(config) == weights + 3 * 2 * 3 * weights + weights  # start; sft, rl and control; export
+    # start; sft and rl, whose optimizers are dropped; control while its third checkpoint is written
+    assert disk_foreseen(config) == weights + 2 * weights + 3 * 3 * weights
+    kept = [replace(s, checkpoints=Retention(1, "loss", True, "whole")) if s.name == "rl" else s for s in config.stages]
+    assert disk_foreseen(replace(config, stages=kept)) == weights + weights + 2 * 3 * weights + 3 * 3 * weights
 
 
 def test_layouts_are_cut_to_what_a_laptop_runs() -> None:
