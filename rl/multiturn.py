@@ -8,8 +8,10 @@ answer is no fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from .rollout.concurrent import Calls
@@ -46,15 +48,21 @@ def rollout_worlds(
     params: SamplingParams,
     seed: int,
     limits: Limits = DEFAULT_LIMITS,
+    seat: Callable[[int], AbstractAsyncContextManager[Any]] = lambda number: nullcontext(),
 ) -> list[Trajectory]:
     """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same
-    tokens, if the weights are still the same.
+    tokens, if the weights are still the same. An episode is played within its `seat`, by its number: where not all may
+    be open together it waits for one, which goes with a stream alone, as others ask once all wait for them.
     """
     lanes: list[_Lanes] = []
 
-    async def play(make: Callable[[], Episode], ask: Ask) -> Trajectory:
+    async def play(number: int, ask: Ask) -> Trajectory:
         if not lanes:
             lanes.append(_Lanes(Calls(limits.workers), Calls(1)))
+        async with seat(number):
+            return await attempts(makers[number], ask)
+
+    async def attempts(make: Callable[[], Episode], ask: Ask) -> Trajectory:
         name = (-1, -1)
         for restarts in range(limits.restarts + 1):
             attempt = _Attempt(lanes[0], limits)
@@ -68,7 +76,7 @@ def rollout_worlds(
         return Trajectory(*name, joined(attempt.turns), reward if fault is None else fault, turn_rewards, info)
 
     try:
-        return play_all(sampler, [lambda ask, make=make: play(make, ask) for make in makers])
+        return play_all(sampler, [partial(play, number) for number in range(len(makers))])
     finally:
         for lane in lanes:
             lane.worlds.close()
