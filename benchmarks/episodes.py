@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..models.config import ModelConfig
@@ -190,14 +191,13 @@ def main() -> None:
     for mode, outcomes in found.items():
 
         def put(metric: str, values: list[float], unit: str, impl: str = f"terrella, {mode}") -> None:
-            ordered = sorted(values)
-            rows.add(case, impl, metric, ordered[len(ordered) // 2], unit, ordered[0], ordered[-1])
+            rows.add(case, impl, metric, median(values), unit, min(values), max(values))
 
         put("episodes", [one.per_hour for one in outcomes], "1/h")
         put("sampler busy", [one.busy for one in outcomes], "%")
         put("turns of an episode", [sum(len(s) - 1 for s in o.said) / o.episodes for o in outcomes], "part")
-    ratios = sorted(y.per_hour / x.per_hour for x, y in pairs)
-    rows.add(case, "terrella, independent", "x lock-step", ratios[len(ratios) // 2], "part", ratios[0], ratios[-1])
+    ratios = [y.per_hour / x.per_hour for x, y in pairs]
+    rows.add(case, "terrella, independent", "x lock-step", median(ratios), "part", min(ratios), max(ratios))
     rows.add(
         case,
         "terrella, independent",
@@ -207,9 +207,7 @@ def main() -> None:
         min(same),
         max(same),
     )
-    print(
-        f"{where}: {ratios[len(ratios) // 2]:.2f} x lock-step, {sum(same) / len(same):.1f} % of the episodes the same"
-    )
+    print(f"{where}: {median(ratios):.2f} x lock-step, {sum(same) / len(same):.1f} % of the episodes the same")
     record.append(rows.rows, args.out)
 
 
