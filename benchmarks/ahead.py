@@ -35,6 +35,7 @@ class Case:
     prompts: int = 8
     samples: int = 8
     most: int = 8
+    turns: tuple[int, int] = (2, 6)  # at least and at most, of an episode
     cache_gib: float | None = None
 
 
@@ -54,6 +55,7 @@ def _model(layers: int, hidden: int, heads: int, vocab: int, init_std: float) ->
 
 CASES = {
     "tiny": Case(_model(1, 32, 2, 6, 0.1), 1e-2, prompts=4, samples=6, most=3),
+    "tiny, 4-12 turns": Case(_model(1, 32, 2, 4, 0.1), 1e-2, prompts=2, samples=6, most=3, turns=(4, 12)),
     "8 layers of 512": Case(_model(8, 512, 8, 64, 0.02), 3e-4, prompts=32, cache_gib=2.0),
 }
 
@@ -61,9 +63,11 @@ CASES = {
 class Spell:
     """An episode: the world says a letter in every turn, and after the answer takes its time."""
 
-    def __init__(self, prompt_id: int, sample_index: int, letters: int, step_s: float) -> None:
+    def __init__(self, prompt_id: int, sample_index: int, case: Case, step_s: float) -> None:
         self.prompt_id, self.sample_index, self.step_s = prompt_id, sample_index, step_s
-        self.letter, self.left = 1 + prompt_id * 7 % letters, 2 + prompt_id % 5
+        fewest, most = case.turns
+        self.letter = 1 + prompt_id * 7 % (case.model.vocab - 1)
+        self.left = fewest + prompt_id % (most - fewest + 1)
         self.ids, self.right = (self.letter,), []
 
     def context(self) -> tuple[int, ...] | None:
@@ -125,9 +129,9 @@ def train(case: Case, ahead: int, seed: int, steps: int, step_s: float, folder: 
 
     class Learner(Trainer):
         def episodes(self, step: int) -> list[Any]:
-            first, letters = step * case.prompts, case.model.vocab - 1
+            first = step * case.prompts
             made = [(first + i, k) for i in range(case.prompts) for k in range(case.samples)]
-            return [lambda p=p, k=k: Spell(p, k, letters, step_s) for p, k in made]
+            return [lambda p=p, k=k: Spell(p, k, case, step_s) for p, k in made]
 
         def play(self, sampler: Any, episodes: list[Any], seed: int) -> list[Any]:
             return rollout_worlds(sampler, episodes, self.params, seed, limits)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 PARENT_VARIABLE = "TERRELLA_PARENT"  # process id of the supervisor, for its workers
 
@@ -75,6 +76,18 @@ def unwind_on_sigterm() -> Iterator[None]:
 def usable_cores() -> int:
     """How many cores this process may run on: a batch job has fewer than its machine."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def usable_memory() -> int:
+    """Bytes of memory that are free for this process: of the machine, or less in a container with a limit."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no such limit, or "max"
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(stat.get("file", 0)))  # files in memory make room
+    return max(free, 0)
 
 
 @contextlib.contextmanager

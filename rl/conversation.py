@@ -6,9 +6,12 @@ says is encoded.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from ..core.errors import ConfigError
@@ -18,6 +21,7 @@ from .chat import chat_of, first_prompt
 from .environment import End, Prompt
 from .language import readable
 from .multiturn import joined
+from .rollout.episodes import Ask, patiently, play_all
 from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 RETRIES = 2  # of one continuation by the sampler
@@ -71,8 +75,12 @@ class Talk:
     def converse(
         self, sampler: Sampler, asked: Sequence[Conversation], params: SamplingParams, seed: int
     ) -> list[Trajectory]:
-        """Play all conversations to their end, turn by turn; the sampler answers all live ones together."""
+        """Play all conversations to their end. A stream answers each for itself; any other sampler all live ones
+        together, turn by turn.
+        """
         numbers = [next(self.numbers) for _ in asked]
+        if hasattr(sampler, "submit") and not getattr(self.table, "together", False):
+            return self._independently(sampler, dict(zip(numbers, asked, strict=True)), params, seed)
         begun = self.table.start_many([(number, talk.task) for number, talk in zip(numbers, asked, strict=True)])
         for talk, said in zip(asked, begun, strict=True):
             talk.hear(said)
@@ -87,9 +95,7 @@ class Talk:
                 sampler, {i: (asked[i], contexts[i]) for i in live if asked[i].end is None}, params, seed, turn
             )
             for i, answer in sampled.items():
-                asked[i].turns.append((contexts[i], answer))
-                ended = answer.ids[-1:] and answer.ids[-1] in self.tokenizer.stop_ids
-                asked[i].answers.append(readable(self.tokenizer, answer.ids[:-1] if ended else answer.ids))
+                self._take(asked[i], contexts[i], answer)
             heard = self.table.answer_many([(numbers[i], asked[i].answers[-1]) for i in sampled])
             for i, said in zip(sampled, heard, strict=True):
                 asked[i].hear(said)
@@ -97,8 +103,50 @@ class Talk:
             if not live:
                 break
         for i in live:
-            asked[i].end = End(Invalid(f"the episode was not over after max_turns = {self.max_turns} answers"))
+            asked[i].end = self._endless()
         return [self._finished(talk) for talk in asked]
+
+    def _independently(
+        self, sampler: Sampler, asked: dict[int, Conversation], params: SamplingParams, seed: int
+    ) -> list[Trajectory]:
+        """Each conversation goes on as soon as it was answered."""
+        lanes: list[_Lane] = []
+
+        async def play(number: int, talk: Conversation, ask: Ask) -> Trajectory:
+            if not lanes:
+                lanes.append(_Lane())
+            talk.hear(await lanes[0](self.table.start_many, (number, talk.task)))
+            for turn in range(self.max_turns):
+                if talk.end is not None:
+                    break
+                context = self.context(talk)
+                if self.max_length and len(context) + params.max_new_tokens > self.max_length:
+                    talk.end = self._too_long(talk, len(context), params)
+                    break
+                key = (seed, talk.prompt_id, talk.sample_index, turn)
+                answer = await patiently(ask, SampleRequest(context, key, params), RETRIES)
+                if isinstance(answer, Invalid):
+                    talk.end = End(answer)
+                    break
+                self._take(talk, context, answer)
+                talk.hear(await lanes[0](self.table.answer_many, (number, talk.answers[-1])))
+            if talk.end is None:
+                talk.end = self._endless()
+            return self._finished(talk)
+
+        try:
+            return play_all(sampler, [partial(play, number, talk) for number, talk in asked.items()])
+        finally:
+            for lane in lanes:
+                lane.thread.shutdown(wait=False)
+
+    def _take(self, talk: Conversation, context: tuple[int, ...], answer: Sample) -> None:
+        talk.turns.append((context, answer))
+        ended = answer.ids[-1:] and answer.ids[-1] in self.tokenizer.stop_ids
+        talk.answers.append(readable(self.tokenizer, answer.ids[:-1] if ended else answer.ids))
+
+    def _endless(self) -> End:
+        return End(Invalid(f"the episode was not over after max_turns = {self.max_turns} answers"))
 
     def _too_long(self, talk: Conversation, length: int, params: SamplingParams) -> End:
         if not talk.turns:
@@ -154,6 +202,43 @@ class Talk:
         valid = not isinstance(reward, Invalid)
         rewards = [0.0] * (len(talk.turns) - 1) + [float(reward)] if valid and talk.turns else []
         return Trajectory(talk.prompt_id, talk.sample_index, joined(talk.turns), reward, rewards, dict(talk.end.parts))
+
+
+class _Lane:
+    """Calls of a table in a thread, one at a time: what comes meanwhile goes together in the next. Tables keep their
+    deadlines themselves.
+    """
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="table")
+        self.waiting: list[tuple[Callable[..., list[Any]], tuple[int, Any], asyncio.Future[Any]]] = []
+        self.working: asyncio.Task[None] | None = None
+
+    async def __call__(self, call: Callable[..., list[Any]], item: tuple[int, Any]) -> Any:
+        """The answer to one item."""
+        answer = asyncio.get_running_loop().create_future()
+        self.waiting.append((call, item, answer))
+        if self.working is None:
+            self.working = asyncio.ensure_future(self._work())
+        return await answer
+
+    async def _work(self) -> None:
+        while self.waiting:
+            call = self.waiting[0][0]
+            now = [one for one in self.waiting if one[0] == call]
+            self.waiting = [one for one in self.waiting if one[0] != call]
+            items = [item for _, item, _ in now]
+            try:
+                said = await asyncio.get_running_loop().run_in_executor(self.thread, call, items)
+            except Exception as error:
+                for _, _, answer in now:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            for (_, _, answer), one in zip(now, said, strict=True):
+                if not answer.done():  # its conversation was given up
+                    answer.set_result(one)
+        self.working = None
 
 
 def text_of(prompt: Prompt) -> str:

@@ -8,8 +8,10 @@ answer is no fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from .rollout.concurrent import Calls
@@ -47,20 +49,27 @@ def rollout_worlds(
     seed: int,
     limits: Limits = DEFAULT_LIMITS,
     imagination: Sampler | None = None,
+    seat: Callable[[int], AbstractAsyncContextManager[Any]] = lambda number: nullcontext(),
 ) -> list[Trajectory]:
     """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same
-    tokens, if the weights are still the same. `imagination` answers what episodes ask of a world model.
+    tokens, if the weights are still the same. An episode is played within its `seat`, by its number: where not all may
+    be open together it waits for one, which goes with a stream alone, as others ask once all wait for them.
+    `imagination` answers what episodes ask of a world model.
     """
     foretell = SamplingParams(params.max_new_tokens, 0.0, stop_ids=params.stop_ids)
     lanes: list[_Lanes] = []
 
-    async def play(make: Callable[[], Episode], ask: Ask, imagine: Ask) -> Trajectory:
+    async def play(number: int, ask: Ask, imagine: Ask) -> Trajectory:
         if not lanes:
             lanes.append(_Lanes(Calls(limits.workers), Calls(1)))
+        async with seat(number):
+            return await attempts(makers[number], _Asked(ask, params), _Asked(imagine, foretell))
+
+    async def attempts(make: Callable[[], Episode], policy: _Asked, world: _Asked) -> Trajectory:
         name = (-1, -1)
         for restarts in range(limits.restarts + 1):
             attempt = _Attempt(lanes[0], limits)
-            scored = await attempt.run(make, _Asked(ask, params), _Asked(imagine, foretell), seed)
+            scored = await attempt.run(make, policy, world, seed)
             name = attempt.name or name
             fault = scored if isinstance(scored, Invalid) else scored[1] if isinstance(scored[1], Invalid) else None
             if fault is None or restarts == limits.restarts:
@@ -70,8 +79,7 @@ def rollout_worlds(
         return Trajectory(*name, joined(attempt.turns), reward if fault is None else fault, turn_rewards, info)
 
     try:
-        plays = [lambda ask, imagine, make=make: play(make, ask, imagine) for make in makers]
-        return play_all([sampler, imagination or sampler], plays)
+        return play_all([sampler, imagination or sampler], [partial(play, number) for number in range(len(makers))])
     finally:
         for lane in lanes:
             lane.worlds.close()

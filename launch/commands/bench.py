@@ -28,6 +28,7 @@ BENCHES = {
     "ragged": "sampled tokens/s of answers with long tails and of episodes with many turns",
     "copying": "sampled tokens/s of trained world models, plain and with copied proposals",
     "ahead": "trajectories an hour in a slow world, by how far rollouts are ahead of training",
+    "episodes": "web episodes an hour, each for itself and in lock-step",
     "sync": "weights from the trainer to the samplers",
     "moves": "bytes that ranks move, and seconds, at start, save, load and sync",
     "cluster": "one layout on many GPUs: training, sampling and weight sync; `terrella plan --refit` reads it",

@@ -71,6 +71,13 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def batched(self) -> bool:
+        """Whether it is a reward of many rows in one call."""
+        with self.lock:
+            self._ensure()
+            return bool(self.about["batched"])
+
     def tasks(self, split: str) -> list[Any]:
         """All tasks of a split. Values that are not plain come as `Sealed`, to be passed back unopened."""
         tasks: list[Any] = []

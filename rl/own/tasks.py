@@ -153,6 +153,11 @@ class DataTasks(Tasks):
     def table(self) -> Table:
         return self
 
+    @property
+    def together(self) -> bool:
+        """The table's part: a reward that judges many answers in one call gets all of a rollout in one."""
+        return self.host is not None and self.host.batched
+
     def of(self, split: Split) -> Sequence[Row]:
         return self._rows.get(split, [])
 

@@ -26,6 +26,8 @@ class WebSiteEnvironment:
     max_verdict_tokens: int = 16384  # of the outcome reward model
     pad_prompts_to: int = 1  # in front, to a multiple of this: the CPU sampler decodes prompts of one length together
     at_once: int = 64  # worlds that are open together
+    # Chromiums of a rank, which share those worlds; default: four a core, fewer where the memory is not enough for them
+    browsers: int | None = None
     # play the random policy on the sites of a task file too: it clicks anywhere, and they keep it
     random_elsewhere: bool = False
 
@@ -36,5 +38,7 @@ class WebSiteEnvironment:
         for name in ("max_prompt_tokens", "max_verdict_tokens", "pad_prompts_to", "at_once"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} must be above 0")
+        if self.browsers is not None and self.browsers < 1:
+            raise ValueError(f"browsers: {self.browsers} must be above 0")
         if not 0 <= self.noise < 1 or not 0 <= self.astray <= 1:
             raise ValueError(f"noise: {self.noise} must be in [0, 1), astray: {self.astray} in [0, 1]")

@@ -30,9 +30,10 @@ class WebEpisode:
     rounds: list[tuple[tuple[int, ...], tuple[int, ...], str, str, bool]] = field(default_factory=list)
     fault: Invalid | None = None
     cut: int = 0  # page tokens that did not fit, the most of any round
-    reward: float = 0.0  # this and the next two when it has ended
+    reward: float = 0.0  # this and the next three when it has ended
     answer: str = ""
     intent: str = ""
+    ended: bool = False
 
     def __post_init__(self) -> None:
         started = attempt(self.world.open_task, self.task.task, self.task.steps)
@@ -74,6 +75,7 @@ class WebEpisode:
         """Keep what the world says at the end: it may be used for another episode afterwards."""
         assert self.world.task is not None  # its intent: some pages say themselves what they ask for
         self.reward, self.answer, self.intent = max(0.0, self.world.score), self.world.answer, self.world.task.intent
+        self.ended = True
 
     @property
     def solved(self) -> bool:

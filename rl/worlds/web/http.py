@@ -4,7 +4,10 @@ browser.
 
 from __future__ import annotations
 
+import math
+import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,6 +55,30 @@ def make_request(method: str, url: str, body: str = "", cookies: dict[str, str] 
 
 
 WORLD_HEADER = "X-Terrella-World"  # which world's state a browser context talks to
+
+
+@dataclass
+class Slow:
+    """Sites that take their time for an answer, log-normal between two percentiles (the 5th and the 95th, in
+    milliseconds). The requests of a task take the same times whenever it is played.
+    """
+
+    fetch: Fetch
+    low_ms: float
+    high_ms: float
+    task: str = ""
+    asked: int = 0
+
+    def begin(self, task: str) -> None:
+        """A task begins anew."""
+        self.task, self.asked = task, 0
+
+    def __call__(self, request: Request) -> Response:
+        self.asked += 1
+        low, high = math.log(self.low_ms), math.log(self.high_ms)
+        drawn = random.Random(f"{self.task} {self.asked}").gauss((low + high) / 2, (high - low) / (2 * 1.645))
+        time.sleep(math.exp(drawn) / 1000)
+        return self.fetch(request)
 
 
 class SiteServer:

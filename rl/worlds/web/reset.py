@@ -4,10 +4,15 @@ a site or account.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ..base import WorldFault
@@ -58,27 +63,92 @@ def account_of(task: WebTask) -> str:
     return (task.storage_state or "+".join(task.sites)) if task.require_login else ""
 
 
-def parts(
-    seats: Sequence[Seat], task_of: Callable[[Seat], WebTask], at_once: int, per_site: int, per_account: int
-) -> list[list[Seat]]:
-    """The seats in parts that may be open together: at most `at_once`, `per_site` on one site and `per_account` as one
-    account (0 for any number). Every seat goes into the first part that has room, so without limits the order stays."""
-    found: list[tuple[list[Seat], Counter[str], Counter[str]]] = []
+@dataclass(frozen=True)
+class Shares:
+    """How many episodes may be open together: in all, on one site, and as one account (0 for any number)."""
+
+    at_once: int
+    per_site: int = 0
+    per_account: int = 0
+
+
+class Opened:
+    """The episodes that are open together."""
+
+    def __init__(self, shares: Shares) -> None:
+        self.shares, self.count = shares, 0
+        self.sites, self.accounts = Counter[str](), Counter[str]()
+
+    def fits(self, task: WebTask) -> bool:
+        """Whether a further one, of this task, may be opened."""
+        shares, account = self.shares, account_of(task)
+        crowded = shares.per_site and any(self.sites[site] >= shares.per_site for site in task.sites)
+        taken = shares.per_account and account and self.accounts[account] >= shares.per_account
+        return self.count < shares.at_once and not crowded and not taken
+
+    def add(self, task: WebTask, change: int = 1) -> None:
+        """Count a task in, or with -1 out."""
+        self.count += change
+        for site in task.sites:
+            self.sites[site] += change
+        self.accounts[account_of(task)] += change
+
+
+def parts(seats: Sequence[Seat], task_of: Callable[[Seat], WebTask], shares: Shares) -> list[list[Seat]]:
+    """The seats in parts that may be open together. Every seat goes into the first part that has room, so without
+    limits the order stays."""
+    found: list[tuple[list[Seat], Opened]] = []
     first = 0  # parts before it are full
     for seat in seats:
         task = task_of(seat)
-        account = account_of(task)
-        for held, sites, accounts in found[first:]:
-            crowded = per_site and any(sites[s] >= per_site for s in task.sites)
-            taken = per_account and account and accounts[account] >= per_account
-            if len(held) < at_once and not crowded and not taken:
-                break
-        else:
-            held, sites, accounts = [], Counter[str](), Counter[str]()
-            found.append((held, sites, accounts))
-        held.append(seat)
-        sites.update(task.sites)
-        accounts[account] += 1
-        while first < len(found) and len(found[first][0]) >= at_once:
+        place = next((part for part in found[first:] if part[1].fits(task)), None)
+        if place is None:
+            place = [], Opened(shares)
+            found.append(place)
+        place[0].append(seat)
+        place[1].add(task)
+        while first < len(found) and found[first][1].count >= shares.at_once:
             first += 1
-    return [held for held, _, _ in found]
+    return [held for held, _ in found]
+
+
+class Room:
+    """The same for episodes that begin and end at any time, in any rollout of the process: who does not fit waits in
+    line, and the first that fits goes in.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self._opened, self._lock = Opened(shares), threading.RLock()
+        self._line: list[tuple[WebTask, Future[None]]] = []
+
+    @asynccontextmanager
+    async def seat(self, task: WebTask) -> AsyncIterator[None]:
+        """Be open within this block; before it, wait until others have ended. All of them end by deadlines."""
+        entered: Future[None] = Future()
+        with self._lock:
+            self._line.append((task, entered))
+            self._admit()
+        try:
+            await asyncio.wrap_future(entered)
+        except BaseException:
+            if not entered.cancel():  # it was let in meanwhile
+                self._leave(task)
+            raise
+        try:
+            yield
+        finally:
+            self._leave(task)
+
+    def _leave(self, task: WebTask) -> None:
+        with self._lock:
+            self._opened.add(task, -1)
+            self._admit()
+
+    def _admit(self) -> None:
+        line, self._line = self._line, []
+        for task, entered in line:
+            if not self._opened.fits(task):
+                self._line.append((task, entered))
+            elif entered.set_running_or_notify_cancel():
+                self._opened.add(task)
+                entered.set_result(None)

@@ -20,6 +20,7 @@ from .dom import DomBackend
 from .elements import Element, Page
 from .evaluators import Dialect, evaluate
 from .generate import CONTENT, SiteTask, make_site_tasks, resolve, script_text
+from .http import Slow
 from .judge import Judge
 from .login import LoginForm, credentials, fill_in, read_state, redact
 from .miniwob_tasks import SITE, miniwob_tasks, place_of
@@ -59,6 +60,9 @@ class WebConfig:
     auth_folder: str = ""  # where the storage states of the task file are
     logins: dict[str, LoginForm] = field(default_factory=dict)  # site -> login form, where there is no storage state
     login: Literal["state", "form"] = "state"  # of the local sites
+    # how long the local sites take for an answer, log-normal: its 5th and 95th percentile, such as [50, 300] for what
+    # sites elsewhere take; empty for no time
+    latency_ms: tuple[float, ...] = ()
     dialect: Dialect = "webarena"
     judge_url: str = ""  # an OpenAI-compatible API; empty for no judge
     judge_model: str = ""
@@ -89,6 +93,8 @@ class WebConfig:
         unknown = [s for s in self.sites if s not in SITES]
         if unknown:
             raise ValueError(f"sites: {unknown[0]!r} is none of {', '.join(SITES)}")
+        if self.latency_ms and not (len(self.latency_ms) == 2 and 0 < self.latency_ms[0] <= self.latency_ms[1]):
+            raise ValueError("latency_ms: two numbers above 0, the lower one first")
         if bool(self.judge_url) != bool(self.judge_model):
             raise ValueError("judge_model: give both judge_url and judge_model, or neither")
         if (
@@ -132,6 +138,7 @@ class WebWorld(World):
         self.miniwob: Any = None
         self.own_sites: SiteSet | None = None
         self.secrets: tuple[str, ...] = (PASSWORD,)
+        self.slow: Slow | None = None
 
     @functools.cached_property
     def tasks(self) -> tuple[SiteTask, ...]:
@@ -155,12 +162,15 @@ class WebWorld(World):
         elif config.source == "sites":
             self.own_sites = SiteSet(config.content)
             limits = Limits(hosts=self.own_sites.hosts, deadline_s=config.deadline_s)
+            times = config.latency_ms
+            self.slow = Slow(self.own_sites.fetch, times[0], times[1]) if times else None
+            fetch = self.slow or self.own_sites.fetch
             if config.backend == "dom":
-                self.backend = DomBackend(self.own_sites.fetch, limits)
+                self.backend = DomBackend(fetch, limits)
             else:
                 from .chromium import ChromiumBackend
 
-                self.backend = ChromiumBackend(limits, self.own_sites.fetch, browser=config.browser)
+                self.backend = ChromiumBackend(limits, fetch, browser=config.browser)
         else:
             from .chromium import ChromiumBackend
 
@@ -207,6 +217,8 @@ class WebWorld(World):
     def _begin(self, task: WebTask, steps: tuple[Step, ...]) -> str:
         reset_episode(self.config.reset_command, task.sites, task.task_id, self.config.reset_deadline_s)
         backend = self._open_backend()
+        if self.slow is not None:
+            self.slow.begin(task.task_id)
         if self.own_sites is not None:
             self.own_sites.reset(int(task.raw.get(CONTENT, self.config.content)))
         width, height = task.viewport or (self.config.viewport[0], self.config.viewport[1])

@@ -164,7 +164,7 @@ def test_sites_elsewhere_are_reset_and_shared_by_few(tmp_path: Path) -> None:
     ]
 
     def made(*limits: int) -> list[list[str]]:
-        return [[t.task_id for t in part] for part in reset.parts(tasks, lambda t: t, *limits)]
+        return [[t.task_id for t in part] for part in reset.parts(tasks, lambda t: t, reset.Shares(*limits))]
 
     assert made(3, 0, 0) == [["0", "1", "2"], ["3", "4"]]
     assert made(9, 1, 0) == [["0", "2", "3", "4"], ["1"]]
