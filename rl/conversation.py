@@ -135,7 +135,7 @@ class Talk:
             return self._finished(talk)
 
         try:
-            return play_all(sampler, [partial(play, number, talk) for number, talk in asked.items()])
+            return play_all([sampler], [partial(play, number, talk) for number, talk in asked.items()])
         finally:
             for lane in lanes:
                 lane.thread.shutdown(wait=False)
