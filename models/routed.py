@@ -50,9 +50,13 @@ def route(x_TH: torch.Tensor, router_EH: torch.Tensor, config: ModelConfig) -> t
     return chosen_TK, probs_TK
 
 
-def routed(x_TH: torch.Tensor, weights: ExpertWeights, config: ModelConfig) -> torch.Tensor:
-    """What the experts add to every token."""
+def routed(
+    x_TH: torch.Tensor, weights: ExpertWeights, config: ModelConfig, chosen: list[torch.Tensor] | None = None
+) -> torch.Tensor:
+    """What the experts add to every token. Which they are (T, K) is added to `chosen`."""
     chosen_TK, probs_TK = route(x_TH, weights.router_EH, config)
+    if chosen is not None:
+        chosen.append(chosen_TK)
     grouped = can_group(x_TH) and not is_batch_invariant()
     fc1 = fc2 = None
     if grouped:

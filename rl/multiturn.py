@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
+from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory, continued
 from .rollout.concurrent import Calls
 from .rollout.episodes import Ask, Episode, patiently, play_all, sampled_sequence
 from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
@@ -136,6 +136,8 @@ def joined(turns: Sequence[tuple[tuple[int, ...], Sample]]) -> list[TokenSequenc
                 last.logprobs + fresh.logprobs,
                 version,
                 versions if len(set(versions)) > 1 else (),
+                # the last token of a turn is fed only when the next one begins
+                continued(last.experts, sample.experts, len(last.ids) - 1, len(context) + len(sample.ids)),
             )
         else:
             sequences.append(sampled_sequence(context, sample))
