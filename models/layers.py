@@ -33,7 +33,7 @@ from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
 from . import fp8, halves
 from .attention import packed_attention
-from .dispatch import keep_local
+from .dispatch import choose_dispatcher
 from .experts import GroupedExperts
 from .halves import weight_gradient
 from .replay import attach_replay
@@ -194,7 +194,7 @@ class Layer(TransformerLayer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        keep_local(self.mlp)
+        choose_dispatcher(self.mlp)
         self.replay = attach_replay(self.mlp)
         self.sandwiched = self.config.layernorm_zero_centered_gamma
         if self.sandwiched:

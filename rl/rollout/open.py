@@ -20,6 +20,7 @@ from ...core.files import make_folder
 from ...core.mesh import Mesh
 from ...models.config import ModelConfig
 from ...models.lora import merged
+from ...models.routed import lay_experts
 from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, engine_weights
 from ..sync.publish import SyncReport, faults
@@ -115,6 +116,7 @@ def _open_embedded(
     options |= {"batch_invariant": config.batch_invariant, "notes": notes}
     shares = engine.parallel.model_size * engine.parallel.expert == 1 and not aside
     held: dict[str, Any] = {}
+    laid: list[str] = []
     published = engine.steps
     lora = getattr(engine.build, "lora", None)
 
@@ -130,6 +132,9 @@ def _open_embedded(
                 held[name].copy_(tensor)  # in place: captured graphs know the addresses
             else:
                 held[name] = tensor.detach().clone()
+        if len(laid) < len(held):
+            lay_experts(held, model)
+            laid.extend(held)
         if aside and engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         published = version

@@ -51,6 +51,7 @@ SGD = {
 EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"expert": 2}),
     "tp2_ep2": (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}),
+    "ep2_alltoall": (2, {"expert": 2, "expert_dispatch": "alltoall"}),
 }
 EXPERTS = {
     "family": "qwen3_moe",
@@ -325,7 +326,12 @@ def test_adamw_at_a_layout_stays_near_one_rank() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "layout"),
-    [pytest.param("pretrain", "ep2", marks=pytest.mark.full), ("rlvr", "ep2"), ("pretrain", "tp2_ep2")],
+    [
+        pytest.param("pretrain", "ep2", marks=pytest.mark.full),
+        ("rlvr", "ep2"),
+        ("rlvr", "ep2_alltoall"),
+        ("pretrain", "tp2_ep2"),
+    ],
 )
 def test_a_stage_with_experts_agrees_with_one_rank(stage: str, layout: str) -> None:
     one, steps = measure_experts("sokoban", stage)
