@@ -356,7 +356,8 @@ def test_tokens_go_where_older_weights_in_bf16_sent_them() -> None:
         if stage.name != "rlvr":
             return stage
         rollouts = replace(stage.rollouts, ahead=1, replay_routing=replays)
-        return replace(stage, rollouts=rollouts, steps=4, drift_gate=10.0)
+        # steps that move weights by enough to change a choice
+        return replace(stage, rollouts=rollouts, steps=4, drift_gate=10.0, optimizer=OptimizerConfig(lr=0.02))
 
     for replays in (True, False):
         changed = replace(
