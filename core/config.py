@@ -21,6 +21,9 @@ class ParallelConfig:
     virtual_pipeline: int = 1  # model chunks on each pipeline rank
     context: int = 1  # ranks that share each sequence's tokens
     expert: int = 1  # ranks that a layer's experts are dealt to
+    # how tokens reach experts of other ranks: each is sent where it goes, or every rank gathers all; auto: sent on
+    # GPUs, gathered on CPUs
+    expert_dispatch: Literal["auto", "alltoall", "gather"] = "auto"
     sequence_parallel: bool = False  # norms and dropout share the sequence over the tensor ranks: less memory
     recompute: Literal["none", "full"] = "none"  # activations of whole layers are made again in the backward pass
     # gradients are summed over data ranks while the backward pass still runs; default: where there are several, and

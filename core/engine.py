@@ -124,6 +124,7 @@ class Engine:
         if optimizer is not None:
             self._wrapped = adam.wrap_ddp(self.chunks, parallel)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
+        self._routing_2: torch.Tensor | None = None  # of the last step: choices given to routers, those not their own
         self._gathering = False  # updated weights are still on their way
         self._uncast = True  # weights have changed since the fp8 copies of them were made
         self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
@@ -181,7 +182,7 @@ class Engine:
 
     @staticmethod
     def _forward(chunk: torch.nn.Module, item: _Item) -> torch.Tensor:
-        return chunk(item.batch.tokens_T, item.batch.positions_T, item.layout)
+        return chunk(item.batch.tokens_T, item.batch.positions_T, item.layout, item.batch.experts_T)
 
     def _read(self, chunk: Any, output: torch.Tensor, item: _Item) -> tuple[torch.Tensor, Head]:
         hidden_TH, weight_VH, values_T = chunk.readout(output)
@@ -220,6 +221,7 @@ class Engine:
             if not chunk.training:
                 chunk.train()
             chunk.zero_grad_buffer()
+        self._take_routing()  # what was scored does not count
         items, lengths = self._items(microbatches)
 
         def finish(chunk, output, item):
@@ -227,7 +229,17 @@ class Engine:
             return value, {name: torch.as_tensor(x).detach() for name, x in sums.items()}
 
         records = schedule.run(self._wrapped, items, lengths, self._forward, finish, train=True)
+        self._routing_2 = self._take_routing()
+        if self._routing_2 is not None:
+            dist.all_reduce(self._routing_2)  # each rank's routers saw other tokens or are of other layers
         return self._sum_metrics(records)
+
+    def _take_routing(self) -> torch.Tensor | None:
+        """Of a model with experts, this rank's counts of given choices since the last time; see `take_routing`."""
+        if not any(getattr(chunk, "routes", False) for chunk in self.chunks):
+            return None
+        counts: list[Any] = [chunk.take_routing() for chunk in self.chunks]  # type: ignore[operator]
+        return sum((x for x in counts if x is not None), start=torch.zeros(2, dtype=torch.int64, device=self.device))
 
     def step(self, microbatches: list[PackedBatch], loss: LossFn) -> StepResult:
         """One optimizer step over this data rank's microbatches (equally many on every data rank)."""
@@ -274,7 +286,8 @@ class Engine:
             box = [metrics]
             dist.broadcast_object_list(box, src=self.groups.last_rank, group=self.groups.pipeline)
             metrics = box[0]
-        return metrics
+        given, disagreed = self._routing_2.tolist() if self._routing_2 is not None else (0, 0)
+        return metrics | ({"routing_given": given, "routing_disagreed": disagreed} if given else {})
 
     @torch.no_grad()
     def score(self, microbatches: list[PackedBatch], score: ScoreFn) -> list[dict[str, torch.Tensor]]:

@@ -133,7 +133,8 @@ def pad_batch(batch: PackedBatch, length: int) -> PackedBatch:
     for field in fields(batch):
         value = getattr(batch, field.name)
         if field.name.endswith("_T") and value is not None:
-            changed[field.name] = torch.cat([value, value.new_zeros(extra)])
+            blank = -1 if field.name == "experts_T" else 0
+            changed[field.name] = torch.cat([value, value.new_full((extra, *value.shape[1:]), blank)])
     changed["positions_T"][batch.num_tokens :] = positions.to(batch.positions_T)
     changed["cu_seqlens_D1"] = torch.cat([batch.cu_seqlens_D1, torch.tensor(bounds[1:]).to(batch.cu_seqlens_D1)])
     return replace(batch, **changed)

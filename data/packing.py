@@ -53,14 +53,15 @@ class TrainSequence:
     ref_logprob: np.ndarray | None = None
     returns: np.ndarray | None = None
     old_value: np.ndarray | None = None
+    experts: np.ndarray | None = None  # int16 [ids, layers, experts of a token], see `Routing`
     source: int = 0  # the number of its trajectory
 
     @classmethod
     def of(cls, sequence: TokenSequence, source: int = 0, **arrays: np.ndarray) -> TrainSequence:
         """The sequence of a trajectory with its per-token arrays."""
-        return cls(
-            np.asarray(sequence.ids, dtype=np.int64), np.asarray(sequence.roles, dtype=np.int8), **arrays, source=source
-        )
+        ids, roles = np.asarray(sequence.ids, dtype=np.int64), np.asarray(sequence.roles, dtype=np.int8)
+        experts = None if sequence.experts is None else sequence.experts.array()
+        return cls(ids, roles, **arrays, experts=experts, source=source)
 
 
 def role_weight(sequence: TokenSequence, role: Role, weight: float = 1.0) -> np.ndarray:
@@ -78,6 +79,7 @@ class SequenceTable:
     starts_S: np.ndarray  # where each sequence begins in ids_N
     lengths_S: np.ndarray
     fields: dict[str, np.ndarray] = field(default_factory=dict)  # by name of FIELDS, each [N] float32
+    experts_N: np.ndarray | None = None  # int16 [N, layers, experts of a token]
 
     def __len__(self) -> int:
         return len(self.lengths_S)
@@ -102,7 +104,7 @@ class SequenceTable:
                 for a, n in zip(arrays, lengths_S, strict=True)
             ]
             fields[name] = np.concatenate(filled)
-        return cls(ids_N, np.cumsum(lengths_S) - lengths_S, lengths_S, fields)._checked()
+        return cls(ids_N, np.cumsum(lengths_S) - lengths_S, lengths_S, fields, _experts(sequences))._checked()
 
     def _checked(self) -> SequenceTable:
         if (self.lengths_S < 2).any():
@@ -226,7 +228,9 @@ def build_batch(table: SequenceTable, chosen: np.ndarray, size: int) -> PackedBa
     index = np.repeat(table.starts_S[chosen], spans) + positions
     blank = size - used
     boundaries = [0, *ends.tolist(), *([size] if blank else [])]
-    tensors = {name: _padded(values_N[index + 1], blank) for name, values_N in table.fields.items()}
+    tensors = {FIELDS[name]: _padded(values_N[index + 1], blank) for name, values_N in table.fields.items()}
+    if table.experts_N is not None:  # of the token that is fed, not of the one that is predicted
+        tensors["experts_T"] = _padded(table.experts_N[index], blank, -1)
     return PackedBatch(
         tokens_T=_padded(table.ids_N[index], blank),
         targets_T=_padded(table.ids_N[index + 1], blank),
@@ -234,7 +238,7 @@ def build_batch(table: SequenceTable, chosen: np.ndarray, size: int) -> PackedBa
         cu_seqlens_D1=torch.tensor(boundaries, dtype=torch.int32),
         max_seqlen=max(int(spans.max()) if len(spans) else 0, blank),
         sequence_ids=tuple(int(i) for i in chosen),
-        **{FIELDS[name]: t for name, t in tensors.items()},
+        **tensors,
     )
 
 
@@ -271,5 +275,22 @@ def _size(table: SequenceTable, chosen: np.ndarray, budget: int | None, pad: boo
     return max(-(-used // multiple) * multiple, multiple)
 
 
-def _padded(values: np.ndarray, blank: int) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([values, np.zeros(blank, values.dtype)]) if blank else values)
+def _experts(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
+    """The choices of all sequences end to end; those of sequences without any are the model's own."""
+    shapes = {s.experts.shape[1:] for s in sequences if s.experts is not None}
+    if not shapes:
+        return None
+    if len(shapes) > 1:
+        raise ValueError(f"sequences have experts of different models: {sorted(shapes)} layers and experts of a token")
+    (shape,) = shapes
+    parts = [np.full((len(s.ids), *shape), -1, np.int16) if s.experts is None else s.experts for s in sequences]
+    for i, (part, s) in enumerate(zip(parts, sequences, strict=True)):
+        if len(part) != len(s.ids):
+            raise ValueError(f"sequence {i}: experts of {len(part)} tokens for {len(s.ids)} ids")
+    return np.concatenate(parts)
+
+
+def _padded(values: np.ndarray, blank: int, filler: int = 0) -> torch.Tensor:
+    if not blank:
+        return torch.from_numpy(values)
+    return torch.from_numpy(np.concatenate([values, np.full((blank, *values.shape[1:]), filler, values.dtype)]))

@@ -4,7 +4,7 @@ The positions of a sequence lie in pages of the cache, [G, page, D] elements eac
 sequences may share a page, and sequences move between rows without moving their keys.
 
 Shape suffixes: T new tokens, N sequences, X tiles of queries, R sequences of a tile, H query heads, G key heads, E = H
-/ G + 2, D head dimension, P positions of the rotary table, C numbers of a row of it.
+/ G + 2, D head dimension, P positions of the rotary table, C numbers of a row of it, or noted of a token.
 """
 
 from __future__ import annotations
@@ -106,6 +106,23 @@ def append_kv(
 
         return triton_append(qkv_TGED, cache, rows, table_PC, tiles, norms, eps, interleaved)
     return reference_append(qkv_TGED, cache, rows, table_PC, tiles, norms, eps, interleaved)
+
+
+def append_notes(
+    x_TC: torch.Tensor, flat: torch.Tensor, base_1: torch.Tensor, rows: Rows, tiles: Tiles | None = None
+) -> None:
+    """Store C numbers for every token, which lie page by page as keys do, `base_1` elements behind the first of
+    `flat`.
+    """
+    if use_triton(x_TC):
+        from .triton.decode_attention import triton_append_notes
+
+        return triton_append_notes(x_TC, flat, base_1, rows, tiles)
+    row_T = torch.arange(len(x_TC), device=x_TC.device) if tiles is None else tiles.row_T
+    place_T = rows.len_N[row_T] + (0 if tiles is None else tiles.offset_T)
+    page_T = rows.table_NP[row_T, place_T // rows.page].long()
+    notes = _pages(flat, int(base_1), 1, rows.page, x_TC.shape[1])
+    notes[page_T, 0, place_T % rows.page] = x_TC
 
 
 def cached_attention(

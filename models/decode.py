@@ -77,6 +77,12 @@ class KVCache:
         self.k = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.v = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.lengths_B = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        self.chosen: list[torch.Tensor] = []  # of the last pass: the experts (B x S, K) of each layer
+
+    def noted(self, rows: int) -> torch.Tensor:
+        """The experts of the last pass: int16 [B, S, layers, experts of a token]."""
+        chosen_TLK = torch.stack(self.chosen, 1).to(torch.int16)
+        return chosen_TLK.view(rows, -1, *chosen_TLK.shape[1:])
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only these rows, in this order."""
@@ -124,6 +130,7 @@ class Decoder:
             mask = (torch.arange(end, device=device) <= positions_BS[..., None])[:, None]
             row_index = torch.arange(rows, device=device)[:, None]
         x = w.embedding[ids_BS]
+        cache.chosen = []
         per_group = c.heads // c.kv_heads
         for index, layer in enumerate(w.layers):
             h = F.linear(self._norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
@@ -155,7 +162,7 @@ class Decoder:
             x = x + F.linear(o.transpose(1, 2).reshape(rows, new, c.heads * c.head_dim), layer.projection)
             normed = self._norm(x, layer.mlp_norm)
             if isinstance(layer.mlp, ExpertWeights):
-                x = x + routed(normed.flatten(0, 1), layer.mlp, c).view_as(x)
+                x = x + routed(normed.flatten(0, 1), layer.mlp, c, cache.chosen).view_as(x)
                 continue
             gate, up = F.linear(normed, layer.mlp[0]).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.mlp[1])

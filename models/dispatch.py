@@ -1,5 +1,5 @@
-"""Tokens to experts and back where all experts are on one rank: two gathers, without a wait for the device or an atomic
-addition.
+"""Tokens to experts and back. Where all experts are on one rank: two gathers, without a wait for the device or an
+atomic addition.
 
 Megatron's own ways add the experts' outputs up in bf16 by atomics, in any order, and read sizes back to the host in
 every layer. Shape suffixes: T tokens, E experts, K experts of one token, N = T x K rows sorted by expert, H hidden.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
-from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher, MoEAlltoAllTokenDispatcher
 
 from .. import kernels
 from ..kernels.rows import row_order
@@ -62,13 +62,31 @@ class LocalDispatcher(MoEAllGatherTokenDispatcher):
         return out_TH
 
 
-def keep_local(layer: Any) -> None:
-    """Give a layer whose experts are all on this rank, whole, the dispatcher for that; others keep theirs."""
+class HostDispatcher(MoEAlltoAllTokenDispatcher):
+    """Megatron's all-to-all for gloo, which takes the sizes of what is exchanged as numbers, not as tensors."""
+
+    def preprocess(self, routing_map: torch.Tensor) -> torch.Tensor:
+        counts = super().preprocess(routing_map)
+        sent: Any = self.input_splits
+        received: Any = self.output_splits
+        self.input_splits, self.output_splits = sent.tolist(), received.tolist()
+        return counts
+
+
+def choose_dispatcher(layer: Any) -> None:
+    """Give a layer whose experts are all on this rank, whole, the dispatcher for that, and an all-to-all on a CPU ours;
+    others keep theirs.
+    """
     if not isinstance(layer, MoELayer):
         return
     dispatcher: Any = layer.token_dispatcher
+    kind: Any = None
     if dispatcher.tp_ep_group.size() == 1:
-        layer.token_dispatcher = LocalDispatcher(
+        kind = LocalDispatcher
+    elif isinstance(dispatcher, MoEAlltoAllTokenDispatcher) and not torch.cuda.is_available():
+        kind = HostDispatcher
+    if kind is not None:
+        layer.token_dispatcher = kind(
             layer.num_local_experts,
             layer.local_expert_indices,
             config=layer.config,

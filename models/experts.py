@@ -1,8 +1,8 @@
 """All experts of a rank at once: two grouped matrix products, where Megatron runs two small ones for every expert.
 
 Parameters stay Megatron's, one pair for each expert, so names, shards, checkpoints and weight sync know nothing of
-this. Shape suffixes: N rows (a token has one for each of its experts on this rank), E experts, H hidden, F width of an
-expert.
+this; they lie side by side in its buffers, and the products read them there. Shape suffixes: N rows (a token has one
+for each of its experts on this rank), E experts, H hidden, F width of an expert.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from .. import kernels
 from ..core.mcore.wgrad import add_weight_grad
 from ..kernels.batch_invariant import is_batch_invariant
-from .grouped import can_group, product
+from .grouped import can_group, lay_side_by_side, lie_evenly, product, side_by_side
 
 
 def _weight_grads(
@@ -62,36 +62,66 @@ class _Experts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, *weights: torch.Tensor):
-        fc1, fc2 = weights[: len(counts_E)], weights[len(counts_E) :]
+    def forward(
+        ctx,
+        x_NH: torch.Tensor,
+        probs_N: torch.Tensor,
+        counts_E: torch.Tensor,
+        fc1_E2FH: torch.Tensor,
+        fc2_EHF: torch.Tensor,
+        *weights: torch.Tensor,
+    ):
         ends_E = counts_E.cumsum(0, dtype=torch.int32).to(x_NH.device, non_blocking=True)
-        gates_N2F = product(x_NH, torch.stack(fc1).transpose(1, 2), ends_E)
-        ctx.save_for_backward(x_NH, probs_N, ends_E, gates_N2F, *weights)
+        gates_N2F = product(x_NH, fc1_E2FH.transpose(1, 2), ends_E)
+        ctx.save_for_backward(x_NH, probs_N, ends_E, gates_N2F, fc1_E2FH, fc2_EHF, *weights)
         ctx.counts = HostCounts(counts_E)
-        return product(kernels.weighted_swiglu(gates_N2F, probs_N), torch.stack(fc2).transpose(1, 2), ends_E)
+        return product(kernels.weighted_swiglu(gates_N2F, probs_N), fc2_EHF.transpose(1, 2), ends_E)
 
     @staticmethod
     def backward(ctx, grad_NH: torch.Tensor):  # type: ignore[override]
-        x_NH, probs_N, ends_E, gates_N2F, *weights = ctx.saved_tensors
+        x_NH, probs_N, ends_E, gates_N2F, fc1_E2FH, fc2_EHF, *weights = ctx.saved_tensors
         counts, grad_NH = ctx.counts.read(), grad_NH.contiguous()
         fc1, fc2 = weights[: len(counts)], weights[len(counts) :]
-        dy_NF = product(grad_NH, torch.stack(fc2), ends_E)
+        dy_NF = product(grad_NH, fc2_EHF, ends_E)
         dgates_N2F, dprobs_N, y_NF = kernels.weighted_swiglu_backward(gates_N2F, probs_N, dy_NF)
         dfc2 = _weight_grads(fc2, y_NF, grad_NH, counts)
         dfc1 = _weight_grads(fc1, x_NH, dgates_N2F, counts)
-        dx_NH = product(dgates_N2F, torch.stack(fc1), ends_E) if ctx.needs_input_grad[0] else None
-        return dx_NH, dprobs_N, None, *dfc1, *dfc2
+        dx_NH = product(dgates_N2F, fc1_E2FH, ends_E) if ctx.needs_input_grad[0] else None
+        return dx_NH, dprobs_N, None, None, None, *dfc1, *dfc2
 
 
 def grouped_experts(
-    x_NH: torch.Tensor, probs_N: torch.Tensor, counts_E: torch.Tensor, fc1: list[torch.Tensor], fc2: list[torch.Tensor]
+    x_NH: torch.Tensor,
+    probs_N: torch.Tensor,
+    counts_E: torch.Tensor,
+    fc1: list[torch.Tensor],
+    fc2: list[torch.Tensor],
+    joined: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Gated experts over rows that are sorted by expert, so many for each; a row's output is weighted by its
-    probability.
+    probability. `joined` are the same weights side by side.
     """
     if not counts_E.is_cuda and counts_E.sum() != len(x_NH):
         raise ValueError(f"{len(x_NH)} rows for experts that were given {counts_E.sum()}")
-    return _Experts.apply(x_NH.contiguous(), probs_N, counts_E, *fc1, *fc2)
+    joined = joined or (side_by_side(fc1), side_by_side(fc2))
+    return _Experts.apply(x_NH.contiguous(), probs_N, counts_E, *joined, *fc1, *fc2)
+
+
+class _LastFirst(torch.nn.ModuleList):
+    """Experts whose parameters are named from the last to the first: Megatron fills its buffers backwards, and so they
+    lie there in their order.
+    """
+
+    def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True):
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
+        yield prefix, self
+        for name, module in reversed(self._modules.items()):
+            if module is not None:
+                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
 
 class GroupedExperts(SequentialMLP):
@@ -100,6 +130,25 @@ class GroupedExperts(SequentialMLP):
     """
 
     _found: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+    _joined: tuple[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] | None = None  # where they lay, and views
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.local_experts = _LastFirst(self.local_experts)
+
+    def joined(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Both weights of all experts as one tensor each, without a copy; None where a buffer has gaps."""
+        fc1, fc2 = self._weights()
+        ends = (fc1[0], fc1[-1], fc2[0], fc2[-1])
+        if self._joined is None or self._joined[0] != tuple(w.data_ptr() for w in ends):
+            self._joined = None
+            for weights in (fc1, fc2):
+                if not any(hasattr(w, "main_grad") for w in weights):  # no optimizer's buffer holds them
+                    lay_side_by_side(weights)
+            if lie_evenly(fc1) and lie_evenly(fc2):
+                views = side_by_side(fc1), side_by_side(fc2)
+                self._joined = tuple(w.data_ptr() for w in ends), views
+        return self._joined[1] if self._joined else None
 
     def _weights(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Both weights of every expert; empty where an expert has to run by itself. Looked up once: 128 experts take
@@ -120,4 +169,5 @@ class GroupedExperts(SequentialMLP):
         fc1, fc2 = self._weights()
         if not fc1 or not can_group(permuted_local_hidden_states) or is_batch_invariant():
             return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
-        return grouped_experts(permuted_local_hidden_states, permuted_probs, tokens_per_expert, fc1, fc2), None
+        out = grouped_experts(permuted_local_hidden_states, permuted_probs, tokens_per_expert, fc1, fc2, self.joined())
+        return out, None

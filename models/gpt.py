@@ -29,6 +29,7 @@ from .graphed import GraphedBlock
 from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
 from .lora import LoraConfig, attach, initial_adapter, is_added
+from .replay import local_experts
 from .rope import inverse_frequencies, rotation_table
 
 
@@ -52,6 +53,7 @@ class GPT(GPTModel):
         )
         self.model = model
         self.vocab = model.vocab
+        self.routes = model.experts > 0
         self.layer_offset = get_transformer_layer_offset(config, chunk)
         inverse_R, self.rotary_factor = inverse_frequencies(model)
         self.register_buffer("inverse_R", inverse_R, persistent=False)
@@ -64,18 +66,38 @@ class GPT(GPTModel):
             if name.endswith("linear_fc1.weight"):
                 mark_halves(param)
 
-    def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, layout: DocumentLayout) -> torch.Tensor:  # type: ignore[override]
-        """Hidden states (T, 1, H); T is further divided by the tensor ranks under sequence parallelism."""
+    def forward(  # type: ignore[override]
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        layout: DocumentLayout,
+        experts_TLK: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states (T, 1, H); T is further divided by the tensor ranks under sequence parallelism. Tokens go to
+        `experts_TLK` where they are given.
+        """
         hidden = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
         if hidden is not None and self.model.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.model.embedding_scale, dtype=hidden.dtype, device=hidden.device)
         packed = self.packed_input(positions_T, layout)
+        if experts_TLK is not None:
+            packed = replace(packed, experts_TLK=local_experts(experts_TLK, self.config))
+            if any(getattr(layer, "replay", None) is None for layer in self.decoder.layers):
+                raise ConfigError("rollouts.replay_routing: needs our layers; set precision.layers: ours, or false")
         if self.graphs is not None and hidden is not None and self.training and torch.is_grad_enabled():
             return self.graphs(hidden, packed)
         return self._layers(hidden, packed)
 
     def _layers(self, hidden: torch.Tensor | None, packed: PackedInput) -> torch.Tensor:
         return self.decoder(hidden_states=hidden, attention_mask=None, packed_seq_params=packed)
+
+    def take_routing(self) -> torch.Tensor | None:
+        """Choices of experts that were given since the last time, and those that routers would not have made."""
+        counted = [layer.replay for layer in self._own_layers() if getattr(layer, "replay", None) is not None]
+        counts = [replay.counts_2 for replay in counted if replay.counts_2 is not None]
+        for replay in counted:
+            replay.counts_2 = None
+        return torch.stack(counts).sum(0) if counts else None
 
     def use_graphs(self) -> None:
         """Run the layers of training passes as CUDA graphs; the weights must have their gradient buffers by the

@@ -4,6 +4,7 @@ dimension, M columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,3 +24,30 @@ def product(x_NK: torch.Tensor, weight_EKM: torch.Tensor, ends_E: torch.Tensor) 
     if not len(x_NK):
         return x_NK.new_empty((0, weight_EKM.shape[-1]))
     return _grouped_mm(x_NK, weight_EKM, offs=ends_E)
+
+
+def lie_evenly(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether the experts' matrices follow each other at equal distances in one buffer, as an optimizer keeps them."""
+    first = weights[0]
+    storage = first.untyped_storage().data_ptr()
+    step = weights[1].data_ptr() - first.data_ptr() if len(weights) > 1 else 0
+    return step > 0 and all(
+        w.data_ptr() == first.data_ptr() + i * step and w.is_contiguous() and w.untyped_storage().data_ptr() == storage
+        for i, w in enumerate(weights)
+    )
+
+
+def side_by_side(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All experts' matrices as one tensor: a view where they lie evenly, else a copy."""
+    if not lie_evenly(weights):
+        return torch.stack([w.detach() for w in weights])
+    first = weights[0].detach()
+    step = (weights[1].data_ptr() - first.data_ptr()) // first.element_size()
+    return first.as_strided((len(weights), *first.shape), (step, *first.stride()))
+
+
+def lay_side_by_side(weights: Sequence[torch.Tensor]) -> None:
+    """Move the matrices into one buffer, unless they lie in one."""
+    if not lie_evenly(weights):
+        for weight, place in zip(weights, torch.stack([w.detach() for w in weights]), strict=True):
+            weight.data = place

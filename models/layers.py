@@ -33,9 +33,10 @@ from ..core.layout import DocumentLayout
 from ..kernels.batch_invariant import is_batch_invariant
 from . import fp8, halves
 from .attention import packed_attention
-from .dispatch import keep_local
+from .dispatch import choose_dispatcher
 from .experts import GroupedExperts
 from .halves import weight_gradient
+from .replay import attach_replay
 from .rope import rotate
 
 
@@ -48,6 +49,7 @@ class PackedInput:
     rows_T: torch.Tensor  # 0 .. T-1
     interleaved: bool
     local_T2R: torch.Tensor | None = None  # the table of sliding layers, where there are some
+    experts_TLK: torch.Tensor | None = None  # given choices, for the tokens of this tensor rank where they are shared
     qkv_format: str = "sbhd"
 
     def rotate(self, x_THD: torch.Tensor, sliding: bool = False) -> torch.Tensor:
@@ -192,7 +194,8 @@ class Layer(TransformerLayer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        keep_local(self.mlp)
+        choose_dispatcher(self.mlp)
+        self.replay = attach_replay(self.mlp)
         self.sandwiched = self.config.layernorm_zero_centered_gamma
         if self.sandwiched:
             size, eps = self.config.hidden_size, self.config.layernorm_epsilon
@@ -212,6 +215,9 @@ class Layer(TransformerLayer):
             normed, residual = self.pre_mlp_layernorm.with_residual(self.post_attention_norm(attended), residual)
             return residual + self.post_mlp_norm(self.mlp(normed)[0]), None
         normed, residual = self.pre_mlp_layernorm.with_residual(attended, residual)
+        if self.replay is not None:  # every time: a recomputed pass comes after others
+            given_TLK = packed_seq_params.experts_TLK
+            self.replay.given_TK = None if given_TLK is None else given_TLK[:, self.layer_number - 1]
         out, _ = self.mlp(normed)
         return residual + out, None
 

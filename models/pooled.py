@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from ..kernels import rmsnorm, rope, swiglu
 from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.copying import AHEAD
-from ..kernels.decode_attention import append_kv, cached_attention
+from ..kernels.decode_attention import append_kv, append_notes, cached_attention
 from ..kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from .config import ModelConfig
 from .decode import DecodeWeights
@@ -25,9 +25,10 @@ from .routed import ExpertWeights, routed
 Norms = tuple[torch.Tensor, torch.Tensor] | None
 
 
-def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Keys and values of one position in all layers."""
-    return config.layers * 2 * config.kv_heads * config.head_dim * dtype.itemsize
+def token_bytes(config: ModelConfig, dtype: torch.dtype, notes: bool = False) -> int:
+    """Keys and values of one position in all layers, and where they are noted its experts."""
+    experts = config.layers * config.experts_per_token * torch.int16.itemsize if notes else 0
+    return config.layers * 2 * config.kv_heads * config.head_dim * dtype.itemsize + experts
 
 
 def same_tensors(one: DecodeWeights, other: DecodeWeights) -> bool:
@@ -44,10 +45,10 @@ def same_tensors(one: DecodeWeights, other: DecodeWeights) -> bool:
 
 class Pool:
     """Room for a number of pages in every layer. Which of them are in use is the host's knowledge alone
-    (rl/rollout/pages.py).
+    (rl/rollout/pages.py). With `notes` a position also holds the experts that were chosen for it in every layer.
     """
 
-    def __init__(self, config: ModelConfig, pages: int, page: int, like: torch.Tensor) -> None:
+    def __init__(self, config: ModelConfig, pages: int, page: int, like: torch.Tensor, notes: bool = False) -> None:
         shape = (pages, config.kv_heads * page * config.head_dim)
         # one tensor a layer: a hundred gigabytes in one piece rarely fit between a trainer's tensors
         self.layers = [
@@ -55,18 +56,22 @@ class Pool:
             for _ in range(config.layers)
         ]
         self.pages, self.page = pages, page
+        each = config.layers * config.experts_per_token if notes else 0
+        self.experts = torch.empty((pages, page, each), dtype=torch.int16, device=like.device)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy whole pages."""
-        for x in (x for layer in self.layers for x in layer):
+        for x in (self.experts, *(x for layer in self.layers for x in layer)):
             x[target] = x[source]
 
 
 class PooledDecoder:
-    """The forward pass against a pool. Every tensor a captured graph refers to is held here, the pool is not."""
+    """The forward pass against a pool. Every tensor a captured graph refers to is held here, the pool is not. With
+    `notes` it writes down the experts that it chooses.
+    """
 
-    def __init__(self, weights: DecodeWeights, config: ModelConfig) -> None:
-        self.weights, self.config = weights, config
+    def __init__(self, weights: DecodeWeights, config: ModelConfig, notes: bool = False) -> None:
+        self.weights, self.config, self.notes = weights, config, notes
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         inverse_R, factor = inverse_frequencies(config)
         # proposals may reach past the last token
@@ -75,6 +80,8 @@ class PooledDecoder:
         self._anchor = torch.zeros(64, dtype=self.dtype, device=self.device)
         self._base_L2 = torch.zeros(config.layers, 2, dtype=torch.int64, device=self.device)
         self._caches: list[CacheLayer] = []
+        self._notes = torch.zeros(64, dtype=torch.int16, device=self.device)  # as the anchor is for keys and values
+        self._notes_base = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def attach(self, pool: Pool) -> None:
         """Use this pool from now on. On CUDA its addresses go into a tensor, so that graphs follow without being
@@ -85,10 +92,12 @@ class PooledDecoder:
                 CacheLayer(k.view(-1), v.view(-1), base)
                 for (k, v), base in zip(pool.layers, self._base_L2, strict=True)
             ]
+            self._notes = pool.experts.view(-1)
             return
         size, origin = self._anchor.element_size(), self._anchor.data_ptr()
         offsets = [[(x.data_ptr() - origin) // size for x in layer] for layer in pool.layers]
         self._base_L2.copy_(torch.tensor(offsets, dtype=torch.int64))
+        self._notes_base.fill_((pool.experts.data_ptr() - self._notes.data_ptr()) // self._notes.element_size())
         self._caches = [CacheLayer(self._anchor, self._anchor, base) for base in self._base_L2]
 
     @torch.no_grad()
@@ -165,6 +174,7 @@ class PooledDecoder:
         c = self.config
         x_TH = self.weights.embedding[ids_T]
         delta_TH: torch.Tensor | None = None
+        chosen: list[torch.Tensor] = []
         for index, layer in enumerate(self.weights.layers[:count]):
             normed_TH, x_TH = self._add_norm(delta_TH, x_TH, layer.attention_norm)
             q_THD = self._store(index, normed_TH, rows, tiles)
@@ -181,7 +191,16 @@ class PooledDecoder:
             delta_TH = F.linear(o_THD.flatten(1), layer.projection)
             normed_TH, x_TH = self._add_norm(delta_TH, x_TH, layer.mlp_norm)
             if isinstance(layer.mlp, ExpertWeights):
-                delta_TH = routed(normed_TH, layer.mlp, c)
+                delta_TH = routed(normed_TH, layer.mlp, c, chosen)
             else:
                 delta_TH = F.linear(swiglu(F.linear(normed_TH, layer.mlp[0])), layer.mlp[1])
+        if self.notes:
+            self._note(chosen, len(ids_T), rows, tiles)
         return delta_TH, x_TH
+
+    def _note(self, chosen: list[torch.Tensor], tokens: int, rows: Rows, tiles: Tiles | None) -> None:
+        """Write down which experts every layer chose; a layer that only stored chose none."""
+        c = self.config
+        none_TK = torch.full((tokens, c.experts_per_token), -1, dtype=torch.int16, device=self.device)
+        layers = [x_TK.to(torch.int16) for x_TK in chosen] + [none_TK] * (c.layers - len(chosen))
+        append_notes(torch.cat(layers, 1), self._notes, self._notes_base, rows, tiles)

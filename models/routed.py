@@ -6,7 +6,7 @@ expert.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from ..kernels import sum_rows, weighted_swiglu
 from ..kernels.batch_invariant import is_batch_invariant
 from ..kernels.rows import row_order
 from .config import ModelConfig
-from .grouped import can_group, product
+from .grouped import can_group, lay_side_by_side, product, side_by_side
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,14 @@ def expert_weights(named: Mapping[str, torch.Tensor], prefix: str, config: Model
     return ExpertWeights(named[f"{prefix}mlp.router.weight"], fc1, fc2)
 
 
+def lay_experts(named: Mapping[str, torch.Tensor], config: ModelConfig) -> None:
+    """Give weights that are nobody's parameters places in which a layer's experts are one tensor."""
+    for i in range(config.layers if config.experts else 0):
+        weights = expert_weights(named, f"decoder.layers.{i}.", config)
+        lay_side_by_side(weights.fc1)
+        lay_side_by_side(weights.fc2)
+
+
 def route(x_TH: torch.Tensor, router_EH: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Each token's experts (T, K), and their probabilities in fp32."""
     logits_TE = torch.mm(x_TH.float(), router_EH.float().t())
@@ -50,16 +58,17 @@ def route(x_TH: torch.Tensor, router_EH: torch.Tensor, config: ModelConfig) -> t
     return chosen_TK, probs_TK
 
 
-def routed(x_TH: torch.Tensor, weights: ExpertWeights, config: ModelConfig) -> torch.Tensor:
-    """What the experts add to every token."""
+def routed(
+    x_TH: torch.Tensor, weights: ExpertWeights, config: ModelConfig, chosen: list[torch.Tensor] | None = None
+) -> torch.Tensor:
+    """What the experts add to every token. Which they are (T, K) is added to `chosen`."""
     chosen_TK, probs_TK = route(x_TH, weights.router_EH, config)
+    if chosen is not None:
+        chosen.append(chosen_TK)
     grouped = can_group(x_TH) and not is_batch_invariant()
     fc1 = fc2 = None
     if grouped:
-        (fc1, backwards), (fc2, again) = side_by_side(weights.fc1), side_by_side(weights.fc2)
-        if backwards != again:
-            fc1, fc2, backwards = torch.stack(weights.fc1), torch.stack(weights.fc2), False
-        chosen_TK = config.experts - 1 - chosen_TK if backwards else chosen_TK
+        fc1, fc2 = side_by_side(weights.fc1), side_by_side(weights.fc2)
     shape = (len(x_TH), config.experts)
     map_TE = torch.zeros(shape, dtype=torch.bool, device=x_TH.device).scatter_(1, chosen_TK, True)
     probs_TE = torch.zeros(shape, device=x_TH.device).scatter_(1, chosen_TK, probs_TK)
@@ -77,21 +86,3 @@ def routed(x_TH: torch.Tensor, weights: ExpertWeights, config: ModelConfig) -> t
         gate, linear = F.linear(rows, up).chunk(2, -1)
         outs.append(F.linear((F.silu(gate) * linear * probs[:, None]).to(rows.dtype), down))
     return sum_rows(torch.cat(outs), row_TK)
-
-
-def side_by_side(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
-    """All experts' matrices as one tensor, and whether the last comes first: a view where they lie evenly in one
-    buffer, as an optimizer keeps them, else a copy.
-    """
-    first, last = weights[0], weights[-1]
-    storage, size = first.untyped_storage().data_ptr(), first.element_size()
-    step = weights[1].data_ptr() - first.data_ptr() if len(weights) > 1 else 0
-    places = [first.data_ptr() + i * step for i in range(len(weights))]
-    even = step and all(
-        w.data_ptr() == place and w.is_contiguous() and w.untyped_storage().data_ptr() == storage
-        for w, place in zip(weights, places, strict=True)
-    )
-    if not even:
-        return torch.stack(list(weights)), False
-    lead = first if step > 0 else last
-    return lead.as_strided((len(weights), *lead.shape), (abs(step) // size, *lead.stride())), step < 0

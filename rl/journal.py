@@ -9,15 +9,18 @@ weights now asked for is not sampled again. The same files replay a run. Importa
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
 import re
 import shutil
 import threading
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +29,7 @@ import xxhash
 
 from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, storage_errors, write_atomic
-from ..data.trajectory import Invalid
+from ..data.trajectory import Invalid, Routing
 from .rollout.sampler import Sample, Sampler, SampleRequest
 from .rollout.stream import Stream
 
@@ -88,6 +91,7 @@ class Journal:
             row = {"key": list(request.key), "ids": list(s.ids), "logprobs": list(s.logprobs), "finish": s.finish}
             row |= {"forced": [i for i, given in enumerate(s.given) if given]} if s.forced is not None else {}
             row |= {"versions": [[v, len([*run])] for v, run in groupby(s.versions)]} if s.versions else {}
+            row |= {"experts": _packed(s.experts)} if s.experts else {}
             row["context"] = _asked(request)[1]
             by_version.setdefault(max(s.versions or (s.weight_version,)), []).append(row)
         with self._lock:
@@ -120,6 +124,7 @@ class Journal:
                     min(versions or (int(match[1]),)),
                     forced,
                     versions,
+                    _unpacked(row["experts"]) if "experts" in row else None,
                 )
         return found
 
@@ -197,12 +202,16 @@ class JournalStream(JournalSampler):
 
 
 class ReplaySampler:
-    """Answers from a finished run's journal alone: the same rollouts again, without any model."""
+    """Answers from a finished run's journal alone: the same rollouts again, without any model; with `routing` they tell
+    the experts that were chosen.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, routing: bool = True) -> None:
         if not Path(folder).is_dir():
             raise ConfigError(f"{folder}: no journal to replay; give a run whose stage kept one")
         self.folder, self.saved = Path(folder), Journal(folder).samples(strict=True)
+        if not routing:
+            self.saved = {asked: replace(sample, experts=None) for asked, sample in self.saved.items()}
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample | Invalid]:
         """The saved continuation of every key; a key that was never sampled means that settings differ from the
@@ -216,6 +225,15 @@ class ReplaySampler:
                     "own settings and keep_samples"
                 )
         return [sample for sample in found if sample is not None]
+
+
+def _packed(experts: Routing) -> list[Any]:
+    """Choices of experts as a row keeps them: layers, experts of a token, and the numbers, compressed."""
+    return [experts.layers, experts.each, base64.b64encode(zlib.compress(experts.data, 1)).decode()]
+
+
+def _unpacked(kept: list[Any]) -> Routing:
+    return Routing(kept[0], kept[1], zlib.decompress(base64.b64decode(kept[2])))
 
 
 def _asked(request: SampleRequest) -> Asked:
@@ -285,7 +303,7 @@ def _row(text: str, is_sample: bool) -> dict[str, Any]:
     if "sum" in row and row.pop("sum") != _sum(text[: text.rindex(", ")] + "}"):
         raise ValueError("its checksum does not match")
     wanted = {"key", "ids", "logprobs", "finish"} if is_sample else {"event", "step", "prompts"}
-    if row.keys() - ({"forced", "versions", "context"} if is_sample else set()) != wanted:
+    if row.keys() - ({"forced", "versions", "experts", "context"} if is_sample else set()) != wanted:
         raise ValueError(f"its keys are {', '.join(row)}")
     numbers = [*row["key"], *row["ids"], *row.get("forced", ())] if is_sample else [row["step"], *row["prompts"]]
     if not all(isinstance(n, int) for n in numbers):

@@ -168,7 +168,7 @@ class Trainer:
 
     def _score(self, kept: list[Trajectory]) -> Scores:
         """What the algorithm asks of the models before the first update; all updates of a rollout compare with it."""
-        scorers = {"reference": self.reference, "policy": self._policy, "values": self._values}
+        scorers = {"reference": self._reference, "policy": self._policy, "values": self._values}
         needed = algorithms.needs(self.algorithm)
         return score_rows(needed, kept, scorers, self.settings.microbatch_tokens, self.mesh, self.engine.device)
 
@@ -177,8 +177,12 @@ class Trainer:
         with batch_invariant(getattr(getattr(self.sampler, "inner", self.sampler), "batch_invariant", False)):
             return [r["logprob"] for r in self.engine.score(batches, logprob_score(self.params.temperature))]
 
+    def _reference(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
+        return self.reference([batch.without_experts() for batch in batches])
+
     def _values(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
-        return [r["value"] for r in self.critic.score(batches, ppo.value_score)] if self.critic else []
+        own = [batch.without_experts() for batch in batches]
+        return [r["value"] for r in self.critic.score(own, ppo.value_score)] if self.critic else []
 
     def _update(self, step: int, kept: list[Trajectory], scores: Scores) -> tuple[list[StepResult], list[StepResult]]:
         """The optimizer's steps on one rollout: the policy's and the critic's."""
@@ -192,8 +196,9 @@ class Trainer:
                 batches = microbatches(
                     self.algorithm, part, self.settings.microbatch_tokens, self.mesh, self.engine.build.width
                 )
-                compared = with_reference(batches, self.reference(batches)) if compare else batches
+                compared = with_reference(batches, self._reference(batches)) if compare else batches
                 results.append(self.engine.step(compared, self.loss))
                 if self.critic is not None and isinstance(self.algorithm, PPO):
-                    criticised.append(self.critic.step(batches, ppo.value_loss(self.algorithm)))
+                    own = [batch.without_experts() for batch in batches]
+                    criticised.append(self.critic.step(own, ppo.value_loss(self.algorithm)))
         return results, criticised

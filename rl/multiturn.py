@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory
+from ..data.trajectory import Invalid, Role, TokenSequence, Trajectory, continued
 from .rollout.concurrent import Calls
 from .rollout.episodes import Ask, Episode, Imagined, patiently, play_all, sampled_sequence
 from .rollout.sampler import Sample, Sampler, SampleRequest, SamplingParams
@@ -166,6 +166,8 @@ def joined(turns: Sequence[tuple[tuple[int, ...], Sample]]) -> list[TokenSequenc
                 last.logprobs + fresh.logprobs,
                 version,
                 versions if len(set(versions)) > 1 else (),
+                # the last token of a turn is fed only when the next one begins
+                continued(last.experts, sample.experts, len(last.ids) - 1, len(context) + len(sample.ids)),
             )
         else:
             sequences.append(sampled_sequence(context, sample))

@@ -50,6 +50,8 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
     # sampler against trainer: later updates have moved away from what was sampled, as they should
     if begun and "drift" in first:
         values["logprob_drift/mean"] = first["drift"] / begun
+    if first.get("routing_given"):  # of the experts that tokens were sent to when they were sampled
+        values["routing/disagreed"] = first["routing_disagreed"] / first["routing_given"]
     if trained and "reference_kl" in sums:
         values["kl"] = sums["reference_kl"] / trained
     return values

@@ -54,6 +54,7 @@ def transformer_config(
     dtype = DTYPES[precision.params]
     cuda = torch.cuda.is_available()
     options: dict = {}
+    sent = cuda if parallel.expert_dispatch == "auto" else parallel.expert_dispatch == "alltoall"
     if experts:
         options.update(
             num_moe_experts=experts,
@@ -64,7 +65,7 @@ def transformer_config(
             moe_router_load_balancing_type="none",
             moe_router_dtype="fp32",
             moe_aux_loss_coeff=0.0,
-            moe_token_dispatcher_type="alltoall" if cuda else "allgather",  # gloo has no all-to-all with tensor splits
+            moe_token_dispatcher_type="alltoall" if sent else "allgather",
             moe_grouped_gemm=False,
             add_bias_linear=False,
         )

@@ -69,6 +69,23 @@ def _append_kernel(
 
 
 @triton.jit
+def _notes_kernel(
+    x_ptr, flat_ptr, base_ptr, row_ptr, offset_ptr, pages_ptr, len_ptr, width, PAGE: tl.constexpr, C: tl.constexpr,
+    CP: tl.constexpr, RAGGED: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    row, offset = token, 0
+    if RAGGED:
+        row = tl.load(row_ptr + token)
+        offset = tl.load(offset_ptr + token)
+    position = tl.load(len_ptr + row) + offset
+    page = tl.load(pages_ptr + row * width + position // PAGE).to(tl.int64)
+    c = tl.arange(0, CP)
+    x = tl.load(x_ptr + token * C + c, mask=c < C, other=0)
+    tl.store(flat_ptr + tl.load(base_ptr) + (page * PAGE + position % PAGE) * C + c, x, mask=c < C)
+
+
+@triton.jit
 def _pages(table_ptr, low, end, PAGE: tl.constexpr, BN: tl.constexpr):
     """The pages of the keys low .. low + BN: one number where they lie in one page. `low` is a multiple of BN."""
     if PAGE % BN == 0:
@@ -242,6 +259,19 @@ def triton_append(
             num_warps=2 if per > 1 else 1,
         )  # fmt: skip
     return q_THD
+
+
+def triton_append_notes(
+    x_TC: torch.Tensor, flat: torch.Tensor, base_1: torch.Tensor, rows: Rows, tiles: Tiles | None
+) -> None:
+    """See `append_notes`."""
+    ragged = tiles is not None
+    if len(x_TC):
+        _notes_kernel[(len(x_TC),)](
+            x_TC.contiguous(), flat, base_1, tiles.row_T if ragged else rows.len_N,
+            tiles.offset_T if ragged else rows.len_N, rows.table_NP, rows.len_N, rows.table_NP.stride(0),
+            PAGE=rows.page, C=x_TC.shape[1], CP=power_of_2(x_TC.shape[1]), RAGGED=ragged, num_warps=1,
+        )  # fmt: skip
 
 
 def triton_attention(

@@ -56,7 +56,7 @@ class Session:
         if "health" in extra:
             self.health.load(extra["health"])
         if settings.replay is not None:
-            self.sampler: Sampler = ReplaySampler(Path(settings.replay))
+            self.sampler: Sampler = ReplaySampler(Path(settings.replay), settings.replay_routing)
             self.publish, self.close, self.rest = None, lambda: None, dict
             return
         opened = open_sampler(
@@ -68,6 +68,7 @@ class Session:
             ahead=settings.ahead,
             streamed=streamed,
             pause_s=settings.deadline_s,
+            notes=settings.replay_routing and job.model.experts > 0,
         )
         inner, settled = opened.sampler, {"version": lambda: engine.steps, "staleness": self.staleness}
         if isinstance(inner, Stream):

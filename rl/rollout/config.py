@@ -136,6 +136,9 @@ class Rollouts:
     independent: bool = False
     keep_samples: bool = False  # keep every continuation for a replay, not only those a resume may need
     replay: str | None = None  # folder of a journal whose continuations are used instead of sampling
+    # of a model with experts: the trainer sends every token to the experts that the sampler sent it to, whatever its
+    # own router would choose by other rounding or newer weights; a reference and a critic choose for themselves
+    replay_routing: bool = True
     deadline_s: float = 3600.0  # for all continuations of one step
     # of a step's samples that may fail, after retries, without stopping the run; they train nothing
     max_invalid_share: float = 0.25

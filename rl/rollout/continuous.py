@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from ...core.errors import NumericsError
 from ...core.rng import fold, signed
+from ...data.trajectory import Routing
 from ...kernels.decode_cache import Rows, Tiles
 from ...models.pooled import Pool, PooledDecoder
 from .copying import Copying
@@ -142,6 +143,7 @@ class ContinuousBatch:
         self.read = np.zeros(len(requests), np.int64)
         self.stopped = np.zeros(len(requests), bool)
         self.pending: deque[Window] = deque()
+        self.routes: dict[int, tuple[torch.Tensor, torch.cuda.Event | None]] = {}  # experts of requests that are over
         self.version = 0
         self.tickets: dict[int, Ticket] = {}  # of a stream: the requests that have no answer yet
         self.by: np.ndarray | None = None  # of a stream: which version sampled each token
@@ -241,7 +243,21 @@ class ContinuousBatch:
         if not np.isfinite(self.logprobs[index, :n]).all():
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
         ids, logprobs = self.ids[index, :n].tolist(), self.logprobs[index, :n].tolist()
-        return interleave(ids, logprobs, self.requests[index], "stop" if self.stopped[index] else "length", version)
+        request = self.requests[index]
+        sample = interleave(ids, logprobs, request, "stop" if self.stopped[index] else "length", version)
+        return replace(sample, experts=self._routing(index, len(request.ids) + len(sample.ids))) if n else sample
+
+    def _routing(self, index: int, length: int) -> Routing | None:
+        """The experts that were chosen for a request's tokens, where they are noted."""
+        if index not in self.routes:
+            return None
+        pages, ready = self.routes.pop(index)
+        if ready is not None:
+            ready.synchronize()
+        config = self.decoder.config
+        chosen = pages.view(-1, config.layers, config.experts_per_token)[:length].numpy().copy()
+        chosen[-1] = -1  # never fed, or only by chance
+        return Routing.of(chosen)
 
     def _ahead(self) -> int:
         """Proposals a row in the next window; 0 where it is a plain one."""
@@ -278,10 +294,12 @@ class ContinuousBatch:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Give back the pages of rows that are over; where they are kept, once it is known what they hold."""
+        """Give back the pages of rows that are over; where they are kept or noted on, once it is known what they
+        hold.
+        """
         left = []
         for row in self.leaving:
-            if self.keep and self.read[row.index] < self.ends[row.index]:
+            if (self.keep or self.decoder.notes) and self.read[row.index] < self.ends[row.index]:
                 left.append(row)
                 continue
             if self.keep:
@@ -727,8 +745,21 @@ class ContinuousBatch:
         self.ids[where], self.logprobs[where] = tokens_BW[ok_BW], logprobs_BW[ok_BW]
         if self.by is not None:
             self.by[where] = self.version
-        self.read[index_B] = np.minimum(window.count_B + window.made_B, self.ends[index_B])
+        read_B = np.minimum(window.count_B + window.made_B, self.ends[index_B])
+        over_B = (read_B >= self.ends[index_B]) & (window.count_B < self.ends[index_B])
+        self.read[index_B] = read_B
+        if self.decoder.notes:
+            self._fetch_routes([window.rows[i] for i in np.flatnonzero(over_B)])
         self._let_go()
+
+    def _fetch_routes(self, rows: list[Row]) -> None:
+        """Bring what is noted of these rows' tokens to the host, while they still have their pages."""
+        if not rows:
+            return
+        pages = to_device(np.array([page for row in rows for page in row.pages], np.int64), self.decoder.device)
+        (notes,), ready = _to_host(self.pool.experts[pages])
+        for row, part in zip(rows, notes.split([len(row.pages) for row in rows]), strict=True):
+            self.routes[row.index] = part, ready
 
 
 def _grown(array: np.ndarray | None, axis: int, more: int) -> np.ndarray:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from ...core.errors import ConfigError, NumericsError
 from ...core.rng import key_tensor
-from ...data.trajectory import Invalid
+from ...data.trajectory import Invalid, Routing
 from ...kernels.batch_invariant import batch_invariant
 from ...kernels.decode_cache import PAGE
 from ...models.config import ModelConfig
@@ -45,7 +45,8 @@ class EmbeddedSampler:
     `batch_invariant` makes log-probs equal, bit for bit, to those of a trainer that scores under the mode of that name;
     it is slower. `copy` proposes that many tokens a pass out of a request's own context, which changes no sample (None:
     as many as pay, on CUDA; 0: none). With `keep` the cache stays between calls until `rest`, and what requests of one
-    weight version have in common with earlier ones, such as the turns of an episode, is not computed again.
+    weight version have in common with earlier ones, such as the turns of an episode, is not computed again. With
+    `notes` samples of a model with experts tell which were chosen.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class EmbeddedSampler:
         keep: bool = False,
         copy: int | None = 0,
         aside: bool = False,
+        notes: bool = False,
     ) -> None:
         self.weights, self.config, self.version, self.aside = weights, config, version, aside
         self.max_batch, self.cache_gib, self.continuous = max_batch, cache_gib, continuous
         self.batch_invariant, self.keep, self.copy = batch_invariant, keep, copy
+        self.notes = notes and config.experts > 0
         self._step: DecodeStep | None = None
         self._room: Room | None = None
         self._use = Use()
@@ -209,7 +212,7 @@ class EmbeddedSampler:
         slots = min(self.max_batch or SLOTS, SLOTS, max(asked, self._step.slots if self._step else 0))
         if self._step is None or not same_tensors(self._step.decoder.weights, weights):
             self._room = None
-            self._step = DecodeStep(PooledDecoder(weights, self.config), slots, PAGE)
+            self._step = DecodeStep(PooledDecoder(weights, self.config, self.notes), slots, PAGE)
         elif self._step.slots < slots:
             self._step = DecodeStep(self._step.decoder, slots, PAGE)
         step, version = self._step, self.version()
@@ -252,6 +255,12 @@ class EmbeddedSampler:
             at: torch.tensor([dict(r.forced)[at] for r in requests], device=device) for at, _ in requests[0].forced
         }
         seen_BV = self._seen(prompts[members], params)
+        routes: torch.Tensor | None = None
+        if self.notes:
+            first_BSLK = cache.noted(len(unique))[members]
+            shape = (len(requests), requests[0].length, *first_BSLK.shape[2:])
+            routes = torch.full(shape, -1, dtype=torch.int16, device=device)
+            routes[:, :length] = first_BSLK
         for step in range(params.max_new_tokens):
             logits_BV = F.linear(hidden_BH, decoder.weights.head)[:, : self.config.vocab]
             token_B, logprob_B = choose(logits_BV, keys_B, step, params, seen_BV)
@@ -270,12 +279,18 @@ class EmbeddedSampler:
             if seen_BV is not None:
                 seen_BV.scatter_(1, new_BS, True)
             hidden_BH = decoder.forward(new_BS, cache, same_start=length)[:, -1]
+            if routes is not None:
+                routes[alive, length : length + new_BS.shape[1]] = cache.noted(len(alive))
             length += new_BS.shape[1]
         if not bool(torch.isfinite(logprobs).all()):
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
         version = self.version()
         rows = zip(requests, ids.tolist(), logprobs.tolist(), counts.tolist(), stopped.tolist(), strict=True)
-        return [interleave(i[:n], p[:n], r, "stop" if s else "length", version) for r, i, p, n, s in rows]
+        samples = [interleave(i[:n], p[:n], r, "stop" if s else "length", version) for r, i, p, n, s in rows]
+        if routes is None:
+            return samples
+        sized = zip(routes.cpu().numpy(), requests, samples, strict=True)
+        return [replace(s, experts=Routing.of(x[: len(r.ids) + len(s.ids)])) for x, r, s in sized]
 
     def _seen(self, prompts_BS: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
         """Which tokens each row holds already, where a penalty asks for it."""

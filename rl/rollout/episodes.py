@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Protocol, TypeVar, runtime_checkable
 
-from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
+from ...data.trajectory import Invalid, Role, Routing, TokenSequence, Trajectory
 from .sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 T = TypeVar("T")
@@ -55,14 +55,19 @@ class Imagined(Protocol):
 
 
 def sampled_sequence(context: Sequence[int], sample: Sample) -> TokenSequence:
-    """Context and continuation as one sequence: the mask covers exactly the sampled tokens."""
+    """Context and continuation as one sequence: the mask covers exactly the sampled tokens. The context may be the end
+    of what was continued.
+    """
     sampled = (Role.ACTION,) * len(sample.ids)
     if sample.forced is not None:
         sampled = tuple(Role.OBSERVATION if given else Role.ACTION for given in sample.forced)
     roles = (Role.PROMPT,) * len(context) + sampled
     versions = (sample.versions[0],) * len(context) + sample.versions if sample.versions else ()
     logprobs = (0.0,) * len(context) + sample.logprobs
-    return TokenSequence((*context, *sample.ids), roles, logprobs, sample.weight_version, versions)
+    experts = sample.experts
+    if experts is not None and len(experts) > len(roles):
+        experts = Routing.of(experts.array()[-len(roles) :])
+    return TokenSequence((*context, *sample.ids), roles, logprobs, sample.weight_version, versions, experts)
 
 
 def rollout(

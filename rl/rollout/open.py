@@ -21,6 +21,7 @@ from ...core.files import make_folder
 from ...core.mesh import Mesh
 from ...models.config import ModelConfig
 from ...models.lora import merged
+from ...models.routed import lay_experts
 from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, engine_weights
 from ..sync.publish import SyncReport, faults
@@ -31,7 +32,7 @@ from .config import Embedded, SamplerConfig, Vllm
 from .embedded import EmbeddedSampler
 from .sampler import Sampler
 from .stream import Stream
-from .vllm_config import VllmSettings
+from .vllm_config import VllmSettings, check_notes
 
 if TYPE_CHECKING:
     from .hosts import HostAddress
@@ -73,15 +74,17 @@ def open_sampler(
     ahead: int = 0,
     streamed: bool = False,
     pause_s: float = 3600.0,
+    notes: bool = False,
 ) -> OpenSampler:
     """Every rank calls this, and leaders sample. The main rank owns the servers; the others sample from them by
     address. `folder` takes logs and weights. `streamed` gives a `Stream`, which pauses within `pause_s` for new
-    weights; with `ahead` it samples while the engine is trained."""
+    weights; with `ahead` it samples while the engine is trained. With `notes` samples of a model with experts tell
+    which were chosen."""
     mesh = mesh or Mesh()
     if isinstance(config, Embedded):
-        opened = _open_embedded(config, engine, model, mesh, ahead > 0)
+        opened = _open_embedded(config, engine, model, mesh, ahead > 0, notes)
     else:
-        opened = _open_vllm(config, engine, model, make_folder(Path(folder)), mesh, ahead)
+        opened = _open_vllm(config, engine, model, make_folder(Path(folder)), mesh, ahead, notes)
     return _streamed(opened, ahead > 0, pause_s) if streamed else opened
 
 
@@ -109,14 +112,17 @@ def _streamed(opened: OpenSampler, aside: bool, pause_s: float) -> OpenSampler:
     return OpenSampler(stream, bring if publish else None, close, rest=pause)
 
 
-def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh, aside: bool) -> OpenSampler:
+def _open_embedded(
+    config: Embedded, engine: Engine, model: ModelConfig, mesh: Mesh, aside: bool, notes: bool
+) -> OpenSampler:
     """On the engine's own weights where a rank holds them all and trains at other times than it samples; else on a
     whole copy that the leader gathers at every publish.
     """
     options = {"max_batch": config.max_batch, "cache_gib": config.cache_gib, "copy": config.copy}
-    options |= {"batch_invariant": config.batch_invariant}
+    options |= {"batch_invariant": config.batch_invariant, "notes": notes}
     shares = engine.parallel.model_size * engine.parallel.expert == 1 and not aside
     held: dict[str, Any] = {}
+    laid: list[str] = []
     published = engine.steps
     lora = getattr(engine.build, "lora", None)
 
@@ -132,6 +138,9 @@ def _open_embedded(config: Embedded, engine: Engine, model: ModelConfig, mesh: M
                 held[name].copy_(tensor)  # in place: captured graphs know the addresses
             else:
                 held[name] = tensor.detach().clone()
+        if len(laid) < len(held):
+            lay_experts(held, model)
+            laid.extend(held)
         if aside and engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         published = version
@@ -187,7 +196,9 @@ def _settled(config: Vllm, engine: Engine, mesh: Mesh, hosts: list[HostAddress],
     return settled
 
 
-def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh, ahead: int) -> OpenSampler:
+def _open_vllm(
+    config: Vllm, engine: Engine, model: ModelConfig, folder: Path, mesh: Mesh, ahead: int, notes: bool
+) -> OpenSampler:
     from ...models.families import write_hf_config
     from .colocated import lora_of, open_colocated, write_base
     from .hosts import VARIABLE, find_hosts, hosted_servers
@@ -198,6 +209,9 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
     hosts = find_hosts(placed, config.start_s) if placed and mesh.is_main else []
     config = _settled(config, engine, mesh, hosts, bool(placed))
     assert config.max_sequences and config.gpu_memory and config.backend
+    notes = notes and model.experts > 0
+    if notes and (config.colocated or not (config.urls or os.environ.get(VARIABLE))):
+        check_notes()  # engines elsewhere say so themselves
     dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"
     home = make_folder(folder / "model")
     if config.adapters_only:
@@ -215,6 +229,7 @@ def _open_vllm(config: Vllm, engine: Engine, model: ModelConfig, folder: Path, m
         gpu_memory=config.gpu_memory,
         eager=config.eager,
         sleep=config.sleep > 0,
+        notes=notes,
         lora_rank=lora_of(engine).rank if config.adapters_only else 0,
     )
     if config.colocated:

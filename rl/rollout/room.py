@@ -63,7 +63,8 @@ def make_room(
     # proposals behind a row's last token
     count = (pages + (step.slots if copying else 0)) * (SPARE if keep else 1)
     count = max(1, count if most is None else min(count, most))
-    return Room(Pool(decoder.config, count, size, decoder.weights.embedding), Pages(count, size), most, version)
+    pool = Pool(decoder.config, count, size, decoder.weights.embedding, decoder.notes)
+    return Room(pool, Pages(count, size), most, version)
 
 
 def wanted(requests: Sequence[SampleRequest], slots: int, size: int) -> int:
@@ -77,7 +78,7 @@ def position_limit(cache_gib: float | None, decoder: PooledDecoder, slots: int, 
     """How many positions may be held: by the setting, else what fits into most of the free device memory; on CPU
     without bound.
     """
-    each = token_bytes(decoder.config, decoder.dtype)
+    each = token_bytes(decoder.config, decoder.dtype, decoder.notes)
     if cache_gib is not None:
         return int(cache_gib * 2**30) // each
     if decoder.device.type != "cuda":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ...data.trajectory import Invalid
+from ...data.trajectory import Invalid, Routing
 
 FinishReason = Literal["stop", "length"]
 
@@ -80,6 +80,7 @@ class Sample:
     weight_version: int
     forced: tuple[bool, ...] | None = None  # which of `ids` were given; None means none of them
     versions: tuple[int, ...] | None = None  # None means `weight_version` for all
+    experts: Routing | None = None  # of prompt and `ids`; the last id was not fed and has none
 
     @property
     def given(self) -> tuple[bool, ...]:

@@ -5,10 +5,10 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...core.rng import fold
-from ...data.trajectory import Invalid
+from ...data.trajectory import Invalid, Routing, continued
 from .sampler import FinishReason, Sample, SampleRequest, interleave
 
 
@@ -29,6 +29,7 @@ class Piece:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason
+    experts: Routing | None = None  # of what was continued and `ids`
 
 
 @dataclass
@@ -37,6 +38,7 @@ class _Progress:
     logprobs: list[float] = field(default_factory=list)
     whole: tuple[int, ...] = ()  # prompt, sampled and forced so far
     span: int = 0
+    experts: Routing | None = None
 
 
 def generate_in_spans(
@@ -59,6 +61,9 @@ def generate_in_spans(
                 results[i] = piece
                 continue
             s, forced = state[i], requests[i].forced
+            if piece.experts is not None:  # what was read before keeps the choices of then
+                read = len(s.experts) - 1 if s.experts else 0
+                s.experts = continued(s.experts, piece.experts, read, len(piece.experts))
             s.ids += piece.ids
             s.logprobs += piece.logprobs
             s.whole += piece.ids
@@ -67,6 +72,7 @@ def generate_in_spans(
                 s.span += 1
                 going.append(i)
             else:
-                results[i] = interleave(s.ids, s.logprobs, requests[i], piece.finish, version)
+                sample = interleave(s.ids, s.logprobs, requests[i], piece.finish, version)
+                results[i] = replace(sample, experts=s.experts)
         live = going
     return [r for r in results if r is not None]

@@ -6,7 +6,9 @@ A request's seed is its own, so that it gives the same tokens whichever server a
 
 from __future__ import annotations
 
+import base64
 import http.client
+import io
 import json
 import logging
 import math
@@ -18,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from ...core.errors import ConfigError, NumericsError, SyncError, WorkerError
 from ...data.trajectory import Invalid
 from .guard import KEY_VARIABLE, header
@@ -25,7 +29,7 @@ from .routing import Routing
 from .sampler import Sample, SampleRequest
 from .spans import Piece, Plain, generate_in_spans
 from .stream import Stream, Ticket
-from .vllm_config import VllmSettings, request_arguments
+from .vllm_config import VllmSettings, noted, request_arguments
 from .vllm_server import VllmServer
 
 log = logging.getLogger("terrella")
@@ -255,7 +259,12 @@ class ServedVllm:
             return Invalid(f"vllm server {target.name}: {len(ids)} tokens with {len(logprobs)} log-probs")
         if not all(math.isfinite(p) and p > IMPOSSIBLE for p in logprobs):
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
-        return Piece(ids, logprobs, choice["finish_reason"])
+        experts = None
+        if self.settings.notes:
+            told = choice.get("routed_experts")
+            chosen = None if told is None else np.load(io.BytesIO(base64.b64decode(told)), allow_pickle=False)
+            experts = noted(chosen, len(plain.ids) + len(ids), f"vllm server {target.name}")
+        return Piece(ids, logprobs, choice["finish_reason"], experts)
 
     def _mend(self) -> None:
         """Restart servers of ours that died or stopped answering; wait for those of others. All must hold the

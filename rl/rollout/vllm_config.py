@@ -6,7 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from ...core.errors import ConfigError
+from ...data.trajectory import Routing
 from .sampler import SampleRequest
 
 EXTENSION = "terrella.rl.sync.receiver.WeightReceiver"
@@ -19,14 +22,27 @@ def graph_sizes(largest: int) -> list[int]:
     return [s for s in sizes if s < largest] + [largest]
 
 
-def use_newest_runner() -> None:
+def use_newest_runner(notes: bool = False) -> None:
     """Let vLLM on a GPU use its newer model runner, unless the environment says which. It draws every request's random
     numbers at once; the older one does so request by request, which takes longer than the model itself when hundreds
-    are decoded together."""
+    are decoded together. The newer one alone notes the experts that were chosen."""
     import torch
 
+    if notes:
+        check_notes()
     if torch.cuda.is_available():
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
+
+
+def check_notes() -> None:
+    """Refuse to ask for the experts that were chosen where vLLM cannot tell them."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "rollouts.replay_routing: vLLM on a CPU cannot tell which experts it chose; set replay_routing: false, or "
+            "sampler.kind: embedded"
+        )
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,7 @@ class VllmSettings:
     eager: bool = False  # no compilation, no CUDA graphs
     sleep: bool = False  # the engine can give its memory back between rollouts
     lora_rank: int = 0  # above 0: adapters of this rank are loaded beside fixed weights
+    notes: bool = False  # answers tell the experts that were chosen
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,6 +89,8 @@ class VllmSettings:
             "enable_prefix_caching": True,
             "worker_extension_cls": EXTENSION,
         }
+        if self.notes:
+            arguments["enable_return_routed_experts"] = True
         if self.sleep:
             arguments["enable_sleep_mode"] = True
         if self.lora_rank:
@@ -100,6 +119,18 @@ class VllmSettings:
                 f"temperature: {p.temperature} needs vllm.logprobs = processed; raw log-probs are those at "
                 "temperature 1"
             )
+
+
+def noted(chosen_TLK: Any, tokens: int, engine: str) -> Routing:
+    """The experts that an engine chose for `tokens` tokens, the last of which it did not read."""
+    if chosen_TLK is None or len(chosen_TLK) not in (tokens - 1, tokens):
+        raise ConfigError(
+            f"rollouts.replay_routing: {engine} tells the experts of {0 if chosen_TLK is None else len(chosen_TLK)} "
+            f"tokens, not of {tokens - 1}; this vLLM cannot, set replay_routing: false"
+        )
+    whole = np.full((tokens, *chosen_TLK.shape[1:]), -1, np.int16)
+    whole[:-1] = chosen_TLK[: tokens - 1]
+    return Routing.of(whole)
 
 
 def request_arguments(request: SampleRequest, ids: tuple[int, ...], limit: int, seed: int) -> dict[str, Any]:

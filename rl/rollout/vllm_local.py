@@ -20,7 +20,7 @@ from ...core.errors import ConfigError, DeadlineError, NumericsError, WorkerErro
 from ...data.trajectory import Invalid
 from .sampler import Sample, SampleRequest
 from .spans import Piece, Plain, generate_in_spans
-from .vllm_config import VllmSettings, request_arguments, use_newest_runner
+from .vllm_config import VllmSettings, noted, request_arguments, use_newest_runner
 
 log = logging.getLogger("terrella")
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class LocalVllm:
         # with one worker and no process of its own the engine shares our process, so that tensors need no transport
         if self.process or self.settings.tensor == 1:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(self.process))
-        use_newest_runner()
+        use_newest_runner(self.settings.notes)
         from vllm import LLM
 
         before = set(multiprocessing.active_children())
@@ -146,7 +146,8 @@ class LocalVllm:
         gc.disable()  # a million small objects come and none of them is garbage
         try:
             outputs = self._watched(lambda: self.llm.generate(prompts, params, use_tqdm=False, **self._adapter()))
-            return [self._piece(output.outputs[0]) for output in outputs]
+            pairs = zip(plain, outputs, strict=True)
+            return [self._piece(output.outputs[0], len(p.ids)) for p, output in pairs]
         finally:
             if collecting:
                 gc.enable()
@@ -160,8 +161,7 @@ class LocalVllm:
         folder, version = self.adapter
         return {"lora_request": LoRARequest(f"v{version}", version + 1, folder)}  # its number must be above 0
 
-    @staticmethod
-    def _piece(output: Any) -> Piece | Invalid:
+    def _piece(self, output: Any, prompt: int) -> Piece | Invalid:
         if output.finish_reason not in ("stop", "length"):
             return Invalid(f"vllm: finish reason {output.finish_reason!r}")
         ids = tuple(output.token_ids)
@@ -170,7 +170,8 @@ class LocalVllm:
             return Invalid(f"vllm: {len(ids)} tokens with {len(logprobs)} log-probs")
         if not all(map(math.isfinite, logprobs)):
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
-        return Piece(ids, logprobs, output.finish_reason)
+        experts = noted(output.routed_experts, prompt + len(ids), "vllm") if self.settings.notes else None
+        return Piece(ids, logprobs, output.finish_reason, experts)
 
     def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]:
         """Call the weight receiver of every worker."""

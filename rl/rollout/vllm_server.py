@@ -141,7 +141,7 @@ def main() -> None:
     end_group_with(parent)
     import runpy
 
-    use_newest_runner()
+    use_newest_runner("--enable-return-routed-experts" in sys.argv)
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 

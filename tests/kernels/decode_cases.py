@@ -5,7 +5,13 @@ import torch
 
 from terrella.kernels.batch_invariant import batch_invariant, matmul
 from terrella.kernels.copying import LONGEST, SURE, propose
-from terrella.kernels.decode_attention import append_kv, cached_attention, reference_append, reference_attention
+from terrella.kernels.decode_attention import (
+    append_kv,
+    append_notes,
+    cached_attention,
+    reference_append,
+    reference_attention,
+)
 from terrella.kernels.decode_cache import CacheLayer, Rows, Shared, Tiles
 from terrella.kernels.dispatch import interpreting
 from terrella.kernels.rope import rope_table
@@ -107,6 +113,24 @@ def test_many_tokens_a_sequence(heads, groups, dim) -> None:
     want = reference_attention(want_q, cache, rows, groups, dim**-0.5, plain)
     for splits in (1, 3):
         close(cached_attention(q, mine, my_rows, groups, scale=dim**-0.5, tiles=tiles, splits=splits), want)
+
+
+@pytest.mark.parametrize("new", [None, [3, 1, 6]])
+@pytest.mark.parametrize("width", [1, 12, 384])
+def test_notes_lie_beside_the_keys(new, width) -> None:
+    page, base = 4, 5
+    lengths, table = torch.tensor([0, 7, 3]), torch.tensor([[3, 1, 0], [2, 5, 4], [6, 7, 8]], dtype=torch.int32)
+    tokens = sum(new) if new else 3
+    x = torch.arange(tokens * width, dtype=torch.int16).view(tokens, width)
+    flat = torch.full((base + 9 * page * width,), -1, dtype=torch.int16, device=DEVICE)
+    tiles = tiles_of(new, 2, DEVICE) if new else None
+    rows = Rows(table.to(DEVICE), lengths.to(DEVICE), page)
+    append_notes(x.to(DEVICE), flat, torch.tensor([base], device=DEVICE), rows, tiles)
+    want, t = torch.full((9, page, width), -1, dtype=torch.int16), 0
+    for row, count in enumerate(new or [1, 1, 1]):
+        for place in range(int(lengths[row]), int(lengths[row]) + count):
+            want[int(table[row, place // page]), place % page], t = x[t], t + 1
+    assert torch.equal(flat[base:].view(9, page, width).cpu(), want) and (flat[:base] == -1).all()
 
 
 @pytest.mark.parametrize("room", [40, 2500] if CUDA else [40, 1100])  # one block of a row, and several

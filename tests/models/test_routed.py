@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from terrella.models.config import ModelConfig
-from terrella.models.routed import ExpertWeights, route, routed, side_by_side
+from terrella.models.grouped import lay_side_by_side, side_by_side
+from terrella.models.routed import ExpertWeights, route, routed
+from terrella.tests.parallel.pool import run_ranks
 
 CONFIG = ModelConfig(
     family="qwen3_moe", layers=1, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=16, vocab=32, qk_norm=True,
@@ -15,17 +17,24 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_matrices_that_lie_evenly_are_viewed_and_others_copied(backwards: bool) -> None:
+def test_matrices_that_lie_evenly_are_viewed_and_others_copied() -> None:
     buffer = torch.randn(6 * 48)
     parts = [buffer[i * 48 : i * 48 + 32].view(4, 8) for i in range(6)]
-    given = parts[::-1] if backwards else parts
-    joined, reversed_ = side_by_side(given)
-    assert reversed_ == backwards and joined.data_ptr() == buffer.data_ptr()
-    assert torch.equal(joined, torch.stack(parts))
-    for others in ([*given[:-1], given[-1].clone()], [given[0], given[2], given[1], *given[3:]]):
-        joined, reversed_ = side_by_side(others)
-        assert not reversed_ and torch.equal(joined, torch.stack(others)) and joined.data_ptr() != buffer.data_ptr()
+    joined = side_by_side(parts)
+    assert joined.data_ptr() == buffer.data_ptr() and torch.equal(joined, torch.stack(parts))
+    for others in ([*parts[:-1], parts[-1].clone()], [parts[0], parts[2], parts[1], *parts[3:]], parts[::-1]):
+        joined = side_by_side(others)
+        assert torch.equal(joined, torch.stack(others)) and joined.data_ptr() != buffer.data_ptr()
+        copies = [part.clone() for part in others]
+        lay_side_by_side(copies)
+        assert side_by_side(copies).data_ptr() == copies[0].data_ptr() and torch.equal(side_by_side(copies), joined)
+
+
+@pytest.mark.parametrize(("world", "layout"), [(1, {}), (2, {"expert": 2}), (2, {"overlap_grad_reduce": True})])
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_engines_experts_are_read_where_they_lie(world: int, layout: dict, trained: bool) -> None:
+    for found in run_ranks("terrella.tests.parallel.jobs:experts_in_place", world, parallel=layout, trained=trained):
+        assert found["views"] == found["layers"] == 2 and found["equal"] and found["after"]
 
 
 @pytest.mark.parametrize("to_one", [True, False])

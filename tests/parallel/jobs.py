@@ -346,3 +346,27 @@ def measure_experts(grouped: bool, parallel: dict[str, Any], precision: str = "f
         "weights": weights,
         "calls": len(calls),
     }
+
+
+def experts_in_place(parallel: dict[str, Any], trained: bool) -> dict[str, Any]:
+    """Whether each layer's experts are one tensor without a copy, and still are it after a step."""
+    from terrella.models.gpt import build_gpt
+
+    optimizer = OptimizerConfig(lr=1e-3) if trained else None
+    engine = Engine(build_gpt(WIDE_MOE), ParallelConfig(**parallel), optimizer, PrecisionConfig(), seed=3)
+    layers: list[Any] = [layer.mlp.experts for chunk in engine.chunks for layer in chunk.decoder.layers]  # type: ignore[union-attr]
+
+    def views() -> list[bool]:
+        found = []
+        for experts in layers:
+            lists, joined = experts._weights(), experts.joined()
+            assert joined is not None
+            for weights, view in zip(lists, joined, strict=True):
+                shared = [part.data_ptr() == w.data_ptr() for part, w in zip(view, weights, strict=True)]
+                found.append(all(shared) and torch.equal(view, torch.stack([w.detach() for w in weights])))
+        return found
+
+    before = views()
+    if trained:
+        engine.step(share(engine, batches(4, vocab=WIDE_MOE.vocab)), fused_loss)
+    return {"layers": len(layers), "views": len(before) // 2, "equal": all(before), "after": all(views())}

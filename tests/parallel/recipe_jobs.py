@@ -78,6 +78,7 @@ def work(path: str, token: str, until: str | None, inside: str, last_bits: bool 
 
     from terrella.core.engine import Engine
     from terrella.launch import worker
+    from terrella.tests.rl.routing_jobs import Watch
 
     os.chdir(inside)  # what the cases read lies there
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -105,9 +106,13 @@ def work(path: str, token: str, until: str | None, inside: str, last_bits: bool 
     def watched_accumulate(engine: Engine, *args: Any) -> Any:
         if last_bits:
             change_last_bits(engine)
+        watch = Watch(engine) if getattr(engine.chunks[0], "routes", False) else None
         result = accumulate(engine, *args)
         gradients = {name: value.cpu().clone() for name, value in engine.gradients()}
         seen.append({"gradients": gradients if rank == 0 else {}, "frozen": frozen})
+        if watch is not None:
+            watch.end()
+            seen[-1] |= {"replayed": watch.tokens, "misrouted": watch.wrong}
         return result
 
     def watched_step(engine: Engine, *args: Any) -> Any:

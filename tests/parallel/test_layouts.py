@@ -41,6 +41,12 @@ KIND_ROWS = {
     "moe-ep2": ("moe", 2, {"expert": 2}),
     "moe-sp": ("moe", 2, {"tensor": 2, "sequence_parallel": True}),
     "moe-ep2_sp_dp2": ("moe", 4, {"expert": 2, "tensor": 2, "sequence_parallel": True}),
+    "moe-ep2-alltoall": ("moe", 2, {"expert": 2, "expert_dispatch": "alltoall"}),
+    "moe-ep2_sp-alltoall": (
+        "moe",
+        4,
+        {"expert": 2, "tensor": 2, "sequence_parallel": True, "expert_dispatch": "alltoall"},
+    ),
     "moe-ep2_pp2": ("moe", 4, {"expert": 2, "pipeline": 2}),
     "value-tp2": ("value", 2, {"tensor": 2}),
     "value-sp": ("value", 2, {"tensor": 2, "sequence_parallel": True}),

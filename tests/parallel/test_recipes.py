@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from terrella.core.config import OptimizerConfig
+from terrella.core.config import OptimizerConfig, PrecisionConfig
 from terrella.core.metrics import MetricsFile
 from terrella.launch import recipe as recipes
 from terrella.tests.golden.inputs import make_inputs
@@ -51,6 +51,7 @@ SGD = {
 EXPERT_LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"expert": 2}),
     "tp2_ep2": (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}),
+    "ep2_alltoall": (2, {"expert": 2, "expert_dispatch": "alltoall"}),
 }
 EXPERTS = {
     "family": "qwen3_moe",
@@ -325,12 +326,50 @@ def test_adamw_at_a_layout_stays_near_one_rank() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "layout"),
-    [pytest.param("pretrain", "ep2", marks=pytest.mark.full), ("rlvr", "ep2"), ("pretrain", "tp2_ep2")],
+    [
+        pytest.param("pretrain", "ep2", marks=pytest.mark.full),
+        ("rlvr", "ep2"),
+        ("rlvr", "ep2_alltoall"),
+        ("pretrain", "tp2_ep2"),
+    ],
 )
 def test_a_stage_with_experts_agrees_with_one_rank(stage: str, layout: str) -> None:
     one, steps = measure_experts("sokoban", stage)
     other, at_layout = measure_experts("sokoban", stage, layout)
+    if stage == "rlvr":  # the samples tell where tokens went, and they go there at every layout
+        assert all(step["replayed"] > 0 and step["misrouted"] == 0 for step in [*steps, *at_layout])
+        assert [s["metrics"]["routing_given"] for s in steps] == [s["metrics"]["routing_given"] for s in at_layout]
     compare_steps(
         steps, at_layout, of_rewards(one, stage), lambda: measure_experts("sokoban", stage, last_bits=True)[1]
     )
     compare_records(one, other, stage)
+
+
+def test_tokens_go_where_older_weights_in_bf16_sent_them() -> None:
+    """Rollouts a step ahead, in bf16, with experts on two ranks: routers would choose otherwise, and none does; without
+    replay nothing is given to them.
+    """
+    recipe = load("sokoban", **EXPERTS)
+    world, parallel = EXPERT_LAYOUTS["ep2"]
+
+    def ahead(stage: Any, replays: bool) -> Any:
+        if stage.name != "rlvr":
+            return stage
+        rollouts = replace(stage.rollouts, ahead=1, replay_routing=replays)
+        # steps that move weights by enough to change a choice
+        return replace(stage, rollouts=rollouts, steps=4, drift_gate=10.0, optimizer=OptimizerConfig(lr=0.02))
+
+    for replays in (True, False):
+        changed = replace(
+            recipe, stages=[ahead(stage, replays) for stage in recipe.stages], precision=PrecisionConfig("bf16")
+        )
+        folder = place() / "runs" / f"sokoban-rlvr-experts-ahead-{replays}"
+        steps = run_case(changed, folder, world, parallel, experts("sokoban"), "rlvr")
+        rows = [r for r in MetricsFile(folder / "metrics.jsonl").rows() if r["stage"] == "rlvr"]
+        assert len(steps) == len(rows) == 4
+        assert all(step["misrouted"] == 0 for step in steps)
+        if replays:
+            assert all(step["replayed"] > 0 for step in steps)
+            assert max(row["staleness/max"] for row in rows) == 1 and max(row["routing/disagreed"] for row in rows) > 0
+        else:
+            assert not any(step["replayed"] for step in steps) and not any("routing/disagreed" in row for row in rows)
