@@ -4,6 +4,7 @@ to a home thread, one of a pool.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import queue
@@ -23,6 +24,7 @@ from .world import WebConfig, WebWorld
 PER_CORE = 4  # browsers: most of a step is waiting for frames and for sites
 BROWSER_BYTES = 1 << 29  # of a Chromium with a few open pages
 LIMIT = 12  # deadlines of the browser in one call: a step acts, looks and may have to open pages to judge
+END_S = 20.0  # for the browsers' threads at the end of the process
 LOOK_S = 0.25  # how often those who wait see whether the call in front is late
 
 
@@ -52,7 +54,7 @@ class Home:
     def __init__(self) -> None:
         self.worlds: weakref.WeakSet[HostedWorld] = weakref.WeakSet()
         self.lost = ""
-        self._waiting: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._now: _Call | None = None
         self._lock = threading.RLock()  # the end of another world, whenever memory is tidied up, asks for it too
         self.thread = threading.Thread(target=self._work, daemon=True, name="browser")
@@ -74,6 +76,10 @@ class Home:
             self._give_up_if_late()
         return answer.result()
 
+    def end(self) -> None:
+        """Let the thread go when its calls are over."""
+        self._waiting.put(None)
+
     def _give_up_if_late(self) -> None:
         with self._lock:
             now = self._now
@@ -82,7 +88,7 @@ class Home:
             self.lost = f"web: a browser's thread did not return within {now.limit_s:g} s (deadline_s)"
             lost = [now]
             while not self._waiting.empty():
-                lost.append(self._waiting.get())
+                lost += filter(None, [self._waiting.get()])
         for world in list(self.worlds):
             world.kill()
         for call in lost:
@@ -90,8 +96,7 @@ class Home:
                 call.answer.set_exception(WorldFault(self.lost))
 
     def _work(self) -> None:
-        while not self.lost:
-            call = self._waiting.get()
+        while not self.lost and (call := self._waiting.get()) is not None:
             call.begun = time.monotonic()
             self._now = call
             try:
@@ -106,6 +111,16 @@ class Home:
 
 _homes: list[Home] = []
 _choosing = threading.Lock()
+
+
+@atexit.register
+def _end_homes() -> None:
+    """Threads that are still in a browser's library while Python is taken down would crash the process."""
+    for home in _homes:
+        home.end()
+    end = time.monotonic() + END_S
+    for home in _homes:
+        home.thread.join(max(0.0, end - time.monotonic()))
 
 
 def home_of(world: HostedWorld, browsers: int | None) -> Home:
