@@ -37,7 +37,8 @@ class Routing:
 
     @classmethod
     def of(cls, chosen_TLK: np.ndarray) -> Routing:
-        return cls(*chosen_TLK.shape[1:], chosen_TLK.astype(np.int16, copy=False).tobytes())
+        _, layers, each = chosen_TLK.shape
+        return cls(layers, each, chosen_TLK.astype(np.int16, copy=False).tobytes())
 
     def array(self) -> np.ndarray:
         """int16 [tokens, layers, experts of a token]."""

@@ -39,8 +39,8 @@ def attach_replay(layer: Any) -> Replay | None:
     """Let a layer's router take given choices, where it has one."""
     if not isinstance(layer, MoELayer):
         return None
-    replay: Any = Replay()
-    layer.router.router_replay = replay
+    router: Any = layer.router
+    router.router_replay = replay = Replay()
     return replay
 
 

@@ -161,7 +161,7 @@ class Players:
         for part in [numbered] if hasattr(sampler, "submit") else self.parts(seats, ranks):
             stays = [_Stay(self, room, seat) for _, seat in part]
             results = rollout_worlds(
-                sampler, [stay.make for stay in stays], params, seed, limits, lambda n, s=stays: s[n].seated()
+                sampler, [stay.make for stay in stays], params, seed, limits, seat=lambda n, s=stays: s[n].seated()
             )
             played.update(zip((number for number, _ in part), results, strict=True))
         return [played[number] for number in range(len(seats))]
