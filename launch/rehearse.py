@@ -75,6 +75,14 @@ SITES = {
     "tag_files": [],
 }  # local sites, in place of those that somebody runs
 SCENE = {"episodes": 6, "heldout_episodes": 2, "frames": 16}
+SIDE = 32  # pixels of a frame
+IN_SCENE = {
+    "tasks": ["open", "close"],
+    "policies": ["scripted", "random"],
+    "shards": None,
+    "judge": None,
+    "truth": None,
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class Rehearsal:
     settings: dict[str, Any]
     stand_ins: list[str]
     folders: dict[str, ModelConfig]  # start folders to write, by path
+    episodes: dict[str, tuple[Any, list[int]]]  # small copies of video episodes to write, by path: of what, which
 
 
 def parse_layout(text: str) -> dict[str, int]:
@@ -141,6 +150,7 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     plain: dict[str, Any] = schema.to_plain(recipe)
     notes: list[str] = []
     folders: dict[str, ModelConfig] = {}
+    copied: dict[str, tuple[Any, list[int]]] = {}
     stages = _first_phases(plain["stages"])
     sections = [(f"stages.{s['name']}", part) for s in stages for part in (s, *s.get("arms", ()))]
     for place, env in (("env", plain["env"]), *((f"{place}.env", part.get("env")) for place, part in sections)):
@@ -181,7 +191,10 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
             notes.append(f"stages.{stage['name']}.folder: {note}")
     if codes:
         sections = [section for stage in stages for section in (stage, *stage.get("arms", ()))]
-        notes += _lower_video([plain["env"], *(section["env"] for section in sections if section.get("env"))], stages)
+        environments = [plain["env"], *(section["env"] for section in sections if section.get("env"))]
+        notes += _lower_video(environments, stages)
+        copied = _small_episodes(recipe, environments, stages, folder)
+        notes += [f"{path}: frames of {SIDE} x {SIDE} from episodes of yours" for path in copied]
     kept = next(iter(folders), None) if recipe.model.folder else None
     changed = {
         "stages": stages,
@@ -191,7 +204,7 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         "sinks": [],
         "precision": asdict(PrecisionConfig()),
     }
-    return Rehearsal(plain | changed, notes, folders)
+    return Rehearsal(plain | changed, notes, folders, copied)
 
 
 def _lower(section: dict[str, Any], copies: int) -> None:
@@ -298,8 +311,8 @@ def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]
     are not: in words.
     """
     small = {
-        "height": 32,
-        "width": 32,
+        "height": SIDE,
+        "width": SIDE,
         "channels": [8, 16, 32],
         "encoder_resnets": 1,
         "latent": 16,
@@ -324,7 +337,50 @@ def _lower_video(environments: list[dict[str, Any]], stages: list[dict[str, Any]
     for stage in stages:
         if "frames_per_clip" in stage:
             stage |= {"frames_per_clip": 2, "window": 6 if stage["window"] else 0}
+        if stage["kind"] == "video-real2sim":
+            stage["frames"] = min(stage["frames"], 6)
+            gone = environments[0]["shards"] is None and not set(stage["tasks"]) <= set(IN_SCENE["tasks"]) | {"push"}
+            if stage["shards"] and not Path(stage["shards"]).exists():
+                notes.append(f"stages.{stage['name']}: {stage['shards']} is not there; held-out episodes of env begin")
+                stage["shards"] = None
+            if gone:
+                notes.append(f"stages.{stage['name']}: policies that ship play in the scene in place of yours")
+                stage |= IN_SCENE
+            elif not _on_recordings(stage, environments[0]):
+                stage["truth"] = None  # made for other frames
     return notes + _without_learnt_metrics([*environments, *stages])
+
+
+def _small_episodes(
+    recipe: Recipe, environments: list[dict[str, Any]], stages: list[dict[str, Any]], folder: Path
+) -> dict[str, tuple[Any, list[int]]]:
+    """Small copies to be made of the user's episodes, by path; sections that read those read the copies from now on."""
+    from ..rl.video.clips import Episodes
+    from ..rl.video.config import VideoEnvironment
+    from ..rl.video.recorded import find_episodes
+
+    assert isinstance(recipe.env, VideoEnvironment)
+    copied: dict[str, tuple[Any, list[int]]] = {}
+    shards = recipe.env.shards
+    for stage in stages:
+        if stage["kind"] != "video-real2sim" or not _on_recordings(stage, environments[0]):
+            continue
+        split = {} if stage["shards"] else {"every": recipe.env.heldout_every, "heldout": True}
+        source = Episodes(stage["shards"] or shards, **split)
+        found = find_episodes(source, stage["tasks"], stage["episodes"], f"stages: {stage['name']}")
+        stage["shards"] = str(folder / f"episodes-{stage['name']}")
+        copied[stage["shards"]] = source, sorted({number for some in found.values() for number in some})
+    for name in dict.fromkeys(env["shards"] for env in environments if env["shards"] is not None):
+        where, source = str(folder / f"episodes-{len(copied)}"), Episodes(name)
+        copied[where] = source, list(range(min(len(source), 9)))  # three of them are held out
+        for env in environments:
+            env["shards"] = where if env["shards"] == name else env["shards"]
+    return copied
+
+
+def _on_recordings(stage: dict[str, Any], env: dict[str, Any]) -> bool:
+    """Whether a Real2Sim stage begins with recorded episodes, not in the scene."""
+    return stage["shards"] is not None or env["actions"] != "tabletop"
 
 
 def _without_learnt_metrics(sections: list[dict[str, Any]]) -> list[str]:
@@ -377,6 +433,10 @@ def write(rehearsal: Rehearsal, folder: Path) -> Path:
         from ..models.stand_in import write_weights
 
         write_weights(model, Path(where))
+    for where, (source, numbers) in rehearsal.episodes.items():
+        from ..rl.video.clips import copy_small
+
+        copy_small(source, numbers, Path(where), SIDE, SCENE["frames"])
     path = folder / "rehearsal.yaml"
     path.write_text(yaml.safe_dump(rehearsal.settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return path

@@ -36,6 +36,18 @@ _ALLOWED = {
 }
 
 
+def _mcore_classes() -> dict[tuple[str, str], type]:
+    """megatron-core writes classes of its own, whose meaning depends on its version, in place of torch's."""
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    module = "megatron.core.dist_checkpointing.strategies.torch"
+    return {
+        (module, "MCoreMetadata"): type("MCoreMetadata", (Metadata,), {}),
+        (module, "MCoreSavePlan"): type("MCoreSavePlan", (SavePlan,), {}),
+    }
+
+
 class DistributedTensors:
     """The tensors of such a folder by name, each read when asked for."""
 
@@ -45,12 +57,13 @@ class DistributedTensors:
         self.folder, self.described = folder, folder / ".metadata"
         try:
             with open(self.described, "rb") as stream:
-                metadata = load_listed(stream, str(self.described), _ALLOWED)
+                metadata = load_listed(stream, str(self.described), _ALLOWED, _mcore_classes())
         except OSError as error:
             raise ConfigError(f"{self.described}: {error.strerror}; it says which tensors the folder holds") from error
         if not isinstance(metadata, Metadata) or not isinstance(metadata.state_dict_metadata, dict):
             raise StorageError(f"{self.described}: is not the description of a distributed checkpoint")
         self._tensors, self._storage = metadata.state_dict_metadata, metadata.storage_data
+        self._flattened: dict[str, Any] = getattr(metadata, "mcore_data", None) or {}
         self._bytes = sum(path.stat().st_size for path in folder.iterdir())
 
     def get(self, name: str) -> torch.Tensor:
@@ -60,6 +73,8 @@ class DistributedTensors:
         meta = self._tensors.get(name)
         if not isinstance(meta, TensorStorageMetadata):
             raise ConfigError(f"{self.folder}: has no tensor '{name}'")
+        if self._flattened.get(name):
+            raise ConfigError(f"{self.folder}: '{name}' was written flattened, which is not supported")
         try:
             if meta.size.numel() * meta.properties.dtype.itemsize > self._bytes:
                 raise StorageError(

@@ -1,11 +1,12 @@
 """NeMo 2 checkpoint folders: `weights/` in megatron's distributed checkpoint format, `context/model.yaml` beside it.
 
-Not verified: written from the public description of the format; no folder written by NeMo itself has been read.
-nemo-toolkit 3 no longer holds language models, so nothing of it is needed or used here.
+nemo-toolkit 3 no longer holds language models, so nothing of it is needed or used here; docs/packages.md says which
+folders of version 2.7 were read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 
 from ..core.errors import ConfigError
 from ..core.files import make_folder, whole_folder, write_atomic
-from .config import ModelConfig
+from .config import ModelConfig, RopeScaling
 from .dcp import DistributedTensors
 from .families import parameter_names
 from .source import Source, one_rank, weight
@@ -24,6 +25,15 @@ _FUSED = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
 }
+
+_ONLY = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "add_bias_linear": False,
+    "layernorm_zero_centered_gamma": False,
+    "rotary_interleaved": False,
+    "seq_len_interpolation_factor": None,
+}  # settings that only come so
 
 
 def _stacked_key(name: str) -> tuple[str, int | None]:
@@ -52,14 +62,29 @@ def model_settings(config: ModelConfig) -> dict[str, Any]:
         "qk_layernorm": config.qk_norm,
         "seq_length": config.max_positions,
         "vocab_size": config.vocab,
-        "normalization": "RMSNorm",
-        "gated_linear_unit": True,
-        "add_bias_linear": False,
+        **_ONLY,
+        **_scaling_settings(config),
     }
 
 
-def read_settings(path: Path) -> ModelConfig:
-    """Our config from `context/model.yaml`; tags of Python objects in it are ignored, never executed."""
+def _scaling_settings(config: ModelConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    if scaling is None:
+        return {}
+    if scaling.kind != "llama3":
+        raise ConfigError(f"rope_scaling: {scaling.kind} is not supported for NeMo folders, which know Llama 3.1's")
+    return {
+        "scale_factor": scaling.factor,
+        "old_context_len": scaling.original_max_positions,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+    }
+
+
+def read_settings(path: Path, rows: Callable[[], int]) -> ModelConfig:
+    """Our config from `context/model.yaml`; tags of Python objects in it are ignored, never executed. Where it leaves
+    the vocabulary to a tokenizer, it is as large as the embedding has rows.
+    """
 
     class Plain(yaml.SafeLoader):
         pass
@@ -74,7 +99,8 @@ def read_settings(path: Path) -> ModelConfig:
     Plain.add_multi_constructor("", as_data)
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Plain)
-        return _config_of(tree.get("config", tree), path)
+        values = tree.get("config", tree)
+        return _config_of(values | {"vocab_size": values.get("vocab_size") or rows()}, path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: missing") from error
     except KeyError as error:
@@ -84,11 +110,14 @@ def read_settings(path: Path) -> ModelConfig:
 
 
 def _config_of(values: dict[str, Any], path: Path) -> ModelConfig:
-    for key, wanted in (("normalization", "RMSNorm"), ("gated_linear_unit", True), ("add_bias_linear", False)):
+    for key, wanted in _ONLY.items():
         if values.get(key, wanted) != wanted:
             raise ConfigError(f"{path}: {key} is {values[key]}, only {wanted} is supported")
     if values.get("num_moe_experts"):
         raise ConfigError(f"{path}: num_moe_experts is not supported for NeMo folders")
+    activation = values.get("activation_func")
+    if isinstance(activation, dict) and activation.get("_target_") != "torch.nn.functional.silu":
+        raise ConfigError(f"{path}: activation_func is {activation.get('_target_')}, only silu is supported")
     heads = int(values["num_attention_heads"])
     family = "qwen3" if values.get("qk_layernorm") else "qwen2" if values.get("add_qkv_bias") else "llama"
     return ModelConfig(
@@ -102,6 +131,8 @@ def _config_of(values: dict[str, Any], path: Path) -> ModelConfig:
         vocab=int(values["vocab_size"]),
         max_positions=int(values["seq_length"]),
         rope_theta=float(values["rotary_base"]),
+        rope_scaling=_scaling_of(values),
+        rotary_fraction=float(values.get("rotary_percent", 1.0)),
         norm_eps=float(values["layernorm_epsilon"]),
         tied=bool(values.get("share_embeddings_and_output_weights", False)),
         qkv_bias=bool(values.get("add_qkv_bias", False)),
@@ -109,11 +140,26 @@ def _config_of(values: dict[str, Any], path: Path) -> ModelConfig:
     )
 
 
+def _scaling_of(values: dict[str, Any]) -> RopeScaling | None:
+    """That of Llama 3.1 and later, which NeMo keeps in settings of its own."""
+    if not values.get("scale_factor"):
+        return None
+    return RopeScaling(
+        "llama3",
+        factor=float(values["scale_factor"]),
+        original_max_positions=int(values["old_context_len"]),
+        low_freq_factor=float(values["low_freq_factor"]),
+        high_freq_factor=float(values["high_freq_factor"]),
+    )
+
+
 def open_nemo(folder: Path) -> Source:
     """Open a NeMo 2 folder. A tensor's layers are stacked, so what was read once is kept."""
 
-    config = read_settings(folder / "context" / "model.yaml")
     stored = cache(DistributedTensors(folder / "weights").get)
+    config = read_settings(
+        folder / "context" / "model.yaml", lambda: stored("module.embedding.word_embeddings.weight").shape[0]
+    )
 
     def tensor(name: str) -> torch.Tensor:
         key, layer = _stacked_key(name)

@@ -221,14 +221,16 @@ os._exit(0)
 
 
 def _own_code(recipe: Recipe) -> Iterator[Check]:
-    """Stages and algorithms of the user's run in the ranks: each is imported, in a process of its own, as it may
-    hang or end it.
+    """Stages, algorithms, policies and judges of the user's run in the ranks: each is imported, in a process of its
+    own, as it may hang or end it.
     """
-    algorithms = {f"stages.{stage.name}.algorithm": getattr(stage, "algorithm", None) for stage in recipe.stages}
-    named = {f"stages.{stage.name}": stage for stage in recipe.stages} | algorithms
-    for what, own in named.items():
-        if isinstance(own, ByPath):
-            yield guarded(what, partial(_imported, own))
+    for stage in recipe.stages:
+        parts = {name: getattr(stage, name, None) for name in ("algorithm", "judge")}
+        parts |= {f"policies[{i}]": policy for i, policy in enumerate(getattr(stage, "policies", ()))}
+        named = {f"stages.{stage.name}": stage} | {f"stages.{stage.name}.{name}": own for name, own in parts.items()}
+        for what, own in named.items():
+            if isinstance(own, ByPath):
+                yield guarded(what, partial(_imported, own))
 
 
 def _imported(own: ByPath) -> str:

@@ -76,18 +76,18 @@ def push(folder: Path, repo: str, base: str | None, notes: str, public: bool) ->
 @convert.command("to-nemo")
 @_source
 def to_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:
-    """Write SOURCE as the NeMo 2 folder OUT. Not verified: no folder written by NeMo has been read."""
+    """Write SOURCE as the NeMo 2 folder OUT: its weights, and the settings of the model."""
     from ...models.convert import open_source
     from ...models.nemo import write_nemo
 
     write_nemo(open_source(source, kind=kind, base=base), out)
-    click.echo(f"{out}: written; not verified against NeMo")
+    click.echo(f"{out}: written")
 
 
 @convert.command("from-nemo")
 @_source
 def from_nemo(source: Path, out: Path, kind: Any, base: Path | None) -> None:
-    """Write the NeMo 2 folder SOURCE as the checkpoint OUT. Not verified: no folder written by NeMo has been read."""
+    """Write the NeMo 2 folder SOURCE as the checkpoint OUT."""
     from ...models.convert import from_any
 
     _say(from_any(source, out, kind="nemo", base=base), out)

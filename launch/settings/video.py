@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from ...core.by_path import ByPath, OwnFile
 from ...core.config import OptimizerConfig
 from ...models.video.config import TokenizerLoss
 from ...rl.rollout.config import SamplerConfig
 from .base import positive
+
+Skill = Literal["scripted", "noisy", "weak", "random"]
 
 
 @dataclass(frozen=True)
@@ -40,22 +43,31 @@ class VideoTokenizerTraining:
 
 @dataclass(frozen=True)
 class VideoReal2Sim:
-    """Policies of graded skill, tried inside world models and in the true simulator: do the two agree on who is
-    better?
+    """Policies tried inside world models, beside what became of them in reality: do the two agree on who is better?
+    Reality is the table-top scene's simulator; for recorded episodes of another robot, a file says what it was.
     """
 
     kind: Literal["video-real2sim"]
     name: str
     models: list[str]  # the stages whose world models are tried
-    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])  # of the table-top scene
-    # whose success rates are compared
-    policies: list[str] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
+    # of the table-top scene by name; of recorded episodes their instructions, in which * stands for any words
+    tasks: list[str] = field(default_factory=lambda: ["push", "open", "close"])
+    # whose success rates are compared: the scene's by name, yours as `file.py:Name`
+    policies: list[Skill | ByPath] = field(default_factory=lambda: ["scripted", "noisy", "weak", "random"])
+    # recorded episodes that trials begin with: a folder of video_episode shards; default: those held out by env
+    shards: str | None = None
+    # says from imagined frames, instruction and recorded frames whether the task was done, as `file.py:function`;
+    # default: the scene's detector; of recorded episodes, whether the last frame is nearer to their end than to their
+    # start
+    judge: ByPath | None = None
     episodes: int = 30  # initial frames of each task
-    frames: int = 24  # of an episode
+    frames: int = 24  # of an episode, at most
     top_k: int = 100  # tokens to sample from
     repetition_penalty: float = 1.0  # the publication has 1.2 here
     first_seed: int = 900_000
-    truth: str | None = None  # JSON of true success rates, for machines without the simulator
+    # of the scene: JSON that a machine with the simulator wrote; of recorded episodes: YAML or JSON with true success
+    # by task and policy, each a rate or [successes, episodes]
+    truth: OwnFile | None = None
     bf16: bool = False
     sampler: SamplerConfig | None = None  # default: that of the recipe's first RL stage
     env: ClassVar[None] = None  # the recipe's
@@ -64,6 +76,10 @@ class VideoReal2Sim:
 
     def __post_init__(self) -> None:
         positive(self, "episodes", "frames")
+        names = [p.path.rpartition(":")[2] if isinstance(p, ByPath) else p for p in self.policies]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"policies: two are called '{twice}'; tables could not tell them apart")
 
 
 VideoStage = VideoTokenizerTraining | VideoReal2Sim

@@ -116,10 +116,12 @@ def check(config: Recipe, settings: JobSettings) -> None:
         for key in dict.fromkeys(("prompts_per_step", "sequences_per_step", *dealt_evenly(stage))):
             size = getattr(stage, key, None)
             if size is not None and size % copies:
-                up = -(-size // copies) * copies
+                up, wider = -(-size // copies) * copies, parallel.tensor * copies // size
+                fits = copies % size == 0 and model.kv_heads % wider == 0
+                same = f"--set parallel.tensor={wider} (the batch stays), " if fits else ""
                 raise ConfigError(
                     f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of "
-                    f"{settings.nodes} nodes; use fewer nodes, or --set stages.{stage.name}.{key}={up}"
+                    f"{settings.nodes} nodes; use fewer nodes, {same}or --set stages.{stage.name}.{key}={up}"
                 )
 
 

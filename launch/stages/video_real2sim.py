@@ -1,10 +1,13 @@
-"""Real2Sim: graded policies in world models and in the true simulator; r, MMRV and the mean gap say whether a model
-may stand in.
+"""Real2Sim: policies in world models beside what became of them in reality; r, MMRV and the mean gap say whether a
+model may stand in.
+
+Reality is the simulator of the table-top scene, or for recorded episodes (RT-1's) a file of success rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,66 +20,222 @@ from ...core.files import file_digest, json_digest, read_json, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.statistics import proportion
+from ...rl.video import recorded
+from ...rl.video.clips import Episodes
 from ...rl.video.detector import succeeded
 from ...rl.video.imagine import ClipDecoder
 from ...rl.video.made import action_bins, frozen_tokenizer
-from ...rl.video.policies import make_policy
-from ...rl.video.real2sim import ENDINGS, WorldModelSimulator, agreement, policy_seed, run_policy
-from ...rl.worlds.tabletop import TASKS
+from ...rl.video.policies import VideoPolicy
+from ...rl.video.real2sim import (
+    ENDINGS,
+    Ending,
+    Rate,
+    WorldModelSimulator,
+    agreement,
+    agreement_cells,
+    policy_seed,
+    run_policy,
+)
+from ...rl.worlds.tabletop import ACTION_RANGES, TASKS
 from ..job import Job
 from ..settings.video import VideoReal2Sim
 from .common import sampling
 from .verbs import made_for
+from .video_tokenizer import episodes as held_episodes
 from .video_tokenizer import video_settings
 
 TRUTH = "truth.json"
 FIRST = "first.npz"
+REPLAYED, WAITING = "recorded actions", "standing still"  # what every world model is tried with besides policies
+
+
+def on_recordings(stage: VideoReal2Sim, job: Job) -> bool:
+    """Whether trials begin with recorded episodes; otherwise in the table-top scene."""
+    return stage.shards is not None or video_settings(job).actions != "tabletop"
 
 
 def check(stage: VideoReal2Sim, job: Job) -> None:
-    """A robot whose policies and judge are here, and the truth where the simulator is not."""
-    robot = video_settings(job).actions
-    if robot != "tabletop":
+    """What is not the scene's is there: policies, the recorded episodes, the truth."""
+    place = f"stages: {stage.name}"
+    if not on_recordings(stage, job):
+        unknown = next((task for task in stage.tasks if task not in TASKS), None)
+        if unknown is not None:
+            raise ConfigError(f"{place}.tasks: '{unknown}' is none of the table-top scene's: {', '.join(TASKS)}")
+        if stage.judge is not None:
+            raise ConfigError(f"{place}.judge: judges recorded episodes; the table-top scene has its detector")
+        if stage.truth is not None:
+            load_truth(stage.truth)
+        return
+    recorded.require_own(stage.policies, f"{place}.policies")
+    if stage.truth is None:
         raise ConfigError(
-            f"stages: {stage.name} runs on the table-top scene and not with env.actions = {robot}: RT-1's policies "
-            "are TensorFlow files, "
-            "and their success was judged by a person who watched the last frame; take the stage out"
+            f"{place}.truth: name a file with the true success of each policy in each task; no simulator of "
+            f"env.actions = {video_settings(job).actions} is here to find out"
         )
-    if stage.truth is not None:
-        load_truth(stage.truth)
+    recorded.read_rates(stage.truth, stage.tasks, [recorded.name_of(p) for p in stage.policies])
+    for own in (*stage.policies, stage.judge):
+        if not isinstance(own, str) and own is not None:
+            own.load()
+    if video_settings(job).shards is not None or stage.shards is not None:
+        recorded.find_episodes(recordings(stage, job), stage.tasks, stage.episodes, place)
+
+
+def recordings(stage: VideoReal2Sim, job: Job) -> Episodes:
+    """The episodes that trials may begin with."""
+    return Episodes(stage.shards) if stage.shards is not None else held_episodes(job, "test")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One policy's episodes of one task, those of this rank."""
+
+    first_BHW3: np.ndarray
+    instructions: list[str]
+    players: list[VideoPolicy]
+    judge: Callable[[int, np.ndarray, int], bool]  # which one, its frames, how many until it was over
 
 
 def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
-    """Rank 0 asks the simulator; every rank imagines its share of the episodes."""
+    """Every rank imagines its share of the episodes; reality is asked once."""
     job.mesh.require_even(stage.episodes, f"stages: {stage.name}.episodes")
-    truth = in_simulator(stage, job)
     chosen = video_settings(job)
     made = made_for(chosen, job)
     assert made is not None
     decoder = ClipDecoder(frozen_tokenizer(chosen, made), chosen.layout, stage.bf16)
-    bins = action_bins(chosen, made)
+    bins, ending = action_bins(chosen, made), ENDINGS.get(chosen.actions)
+    world = (Recordings if on_recordings(stage, job) else Scene)(stage, job)
     successes: dict[str, dict[str, int]] = {}
-    progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(stage.policies), speak=job.mesh.is_main)
-    done = 0
     share = job.mesh.share(range(stage.episodes))
+    progress = Progress(stage.name, len(stage.models) * len(stage.tasks) * len(world.played), speak=job.mesh.is_main)
+    done = 0
+    waiting = None if ending is None else ending.still(chosen.action_dims, over=False)
     with sampling(job, stage) as of:
         for name in stage.models:
             successes[name] = {}
             with of(name) as (sampler, _):
-                choice = {"top_k": stage.top_k, "repetition_penalty": stage.repetition_penalty}
+                choice = {"top_k": stage.top_k, "repetition_penalty": stage.repetition_penalty, "waiting_A": waiting}
                 simulator = partial(WorldModelSimulator, sampler, decoder, bins, **choice)
-                for task, policy in product(stage.tasks, stage.policies):
-                    given = (stage, job, simulator, task, policy, share, np.asarray(truth["first"][task]))
-                    successes[name][f"{task}/{policy}"] = sum(
-                        job.mesh.gather(job.mesh.from_leader(lambda g=given: imagined(*g)))
-                    )
+                for task, (number, policy) in product(stage.tasks, enumerate(world.played)):
+                    seed = fold(job.recipe.seed, 51, number, world.task_number(task), share[0])
+                    given = partial(world.trial, task, policy, share), partial(simulator, seed=seed)
+                    tried = partial(imagined, *given, stage.frames, ending)
+                    wins = sum(job.mesh.gather(job.mesh.from_leader(tried)))
+                    successes[name][f"{task}/{recorded.name_of(policy)}"] = wins
                     progress.update(done := done + 1)
-    results = describe(stage, truth, successes)
+    results = describe(stage, world, successes, job.recipe.seed)
     if job.mesh.is_main:
-        job.run.write_result(stage.name, results["table"])
-        job.run.write_result(f"{stage.name}-agreement", results["agreement"])
+        for table, value in results["tables"].items():
+            job.run.write_result(f"{stage.name}{table}", value)
     job.mesh.barrier()
     return results["outcome"]
+
+
+def imagined(
+    begin: Callable[[], Trial], simulator: Callable[[], WorldModelSimulator], frames: int, ending: Ending | None
+) -> int:
+    """How many of this rank's episodes succeed inside the model."""
+    trial = begin()
+    clips, lasted = run_policy(simulator(), trial.players, trial.first_BHW3, trial.instructions, frames, ending)
+    return sum(trial.judge(i, clip, int(n)) for i, (clip, n) in enumerate(zip(clips, lasted, strict=True)))
+
+
+class Scene:
+    """The table-top scene, judged by the detector; the simulator says what is true."""
+
+    real_name = "true simulator"
+
+    def __init__(self, stage: VideoReal2Sim, job: Job) -> None:
+        self.stage, self.dims = stage, video_settings(job).action_dims
+        self.truth = in_simulator(stage, job)
+        self.played: list[Any] = list(stage.policies)
+        if self.truth["episodes"] != stage.episodes:
+            raise ConfigError(
+                f"truth: made with {self.truth['episodes']} episodes, the stage asks for {stage.episodes}"
+            )
+        rates = self.truth["rates"]
+        keys = [f"{task}/{recorded.name_of(p)}" for task in stage.tasks for p in stage.policies]
+        missing = next((key for key in keys if key not in rates), None)
+        if missing is not None:
+            raise ConfigError(f"truth: {stage.truth} has no {missing}; write it anew with these tasks and policies")
+        n = stage.episodes
+        self.real = {key: Rate(rates[key]["wins"] / n, n) for key in keys}
+        judged = [proportion(rates[key]["judged"], n).to_cell() for key in keys]
+        self.rows = [{"name": "true frames, judged by the detector", "kind": "other", "cells": judged}]
+        agree, of = sum(rates[key]["agree"] for key in keys), n * len(keys)
+        self.outcome = {"detector_agrees": agree / of}
+        self.note = f"the detector agrees with the simulator on {agree} of {of} true ones"
+
+    def task_number(self, task: str) -> int:
+        return sorted(TASKS).index(task)
+
+    def trial(self, task: str, policy: Any, share: Sequence[int]) -> Trial:
+        first = np.asarray(self.truth["first"][task])
+        players = [recorded.player(policy, self.dims) for _ in share]
+        for one, e in zip(players, share, strict=True):
+            one.reset(policy_seed(self.stage.first_seed, e))
+
+        def judge(i: int, frames: np.ndarray, lasted: int) -> bool:
+            return succeeded(task, frames[-1], first[share[i]])
+
+        return Trial(first[list(share)], [TASKS[task]] * len(share), players, judge)
+
+
+class Recordings:
+    """Recorded episodes of any robot; a file says what is true. Besides the policies, recorded actions are played again
+    and nothing at all is done, which says what the model and the judge are worth.
+    """
+
+    real_name = "in reality"
+
+    def __init__(self, stage: VideoReal2Sim, job: Job) -> None:
+        self.stage, self.env = stage, video_settings(job)
+        self.names = [recorded.name_of(p) for p in stage.policies]
+        self.real = recorded.read_rates(str(stage.truth), stage.tasks, self.names)
+        self.episodes = recordings(stage, job)
+        self.found = recorded.find_episodes(self.episodes, stage.tasks, stage.episodes, f"stages: {stage.name}")
+        self.played: list[Any] = [*stage.policies, REPLAYED, WAITING]
+        self.rows: list[dict[str, Any]] = []
+        self.outcome: dict[str, float] = {}
+        share = job.mesh.share(range(stage.episodes))
+        self.judged: dict[str, dict[str, int]] = {"recorded frames": {}, "the first frame for ever": {}}
+        for task in stage.tasks:
+            verdicts = job.mesh.gather(job.mesh.from_leader(partial(self._verdicts, task, share)))
+            for wins, each in zip(self.judged.values(), zip(*verdicts, strict=True), strict=True):
+                wins[task] = sum(each)
+        total = stage.episodes * len(stage.tasks)
+        for name, wins in self.judged.items():
+            self.outcome[f"judged done/{name}"] = sum(wins.values()) / total
+        done = sum(self.judged["recorded frames"].values())
+        self.note = f"the judge takes {done} of {total} recorded ones for done"
+
+    def _held(self, task: str, share: Sequence[int]) -> list[recorded.Recording]:
+        size = self.env.tokenizer.height, self.env.tokenizer.width
+        return [recorded.recording(self.episodes, self.found[task][e], *size) for e in share]
+
+    def _verdicts(self, task: str, share: Sequence[int]) -> tuple[int, int]:
+        """How many episodes as they were recorded are taken for done, and how many of their first frames."""
+        held, judge = self._held(task, share), partial(recorded.verdict, self.stage.judge)
+        return sum(judge(r.frames_THW3, r) for r in held), sum(judge(r.frames_THW3[:1], r) for r in held)
+
+    def task_number(self, task: str) -> int:
+        return self.stage.tasks.index(task)
+
+    def trial(self, task: str, policy: Any, share: Sequence[int]) -> Trial:
+        held, dims, ending = self._held(task, share), self.env.action_dims, ENDINGS.get(self.env.actions)
+        if policy == REPLAYED:
+            players: list[Any] = [recorded.Replay(r.actions_TA) for r in held]
+        elif policy == WAITING:
+            still = np.zeros(dims) if ending is None else ending.still(dims, over=False)
+            players = [recorded.Still(still) for _ in held]
+        else:
+            players = [recorded.player(policy, dims) for _ in held]
+            for one, e in zip(players, share, strict=True):
+                one.reset(policy_seed(self.stage.first_seed, e))
+
+        def judge(i: int, frames: np.ndarray, lasted: int) -> bool:
+            return recorded.verdict(self.stage.judge, frames[:lasted], held[i])
+
+        return Trial(np.stack([r.frames_THW3[0] for r in held]), [r.instruction for r in held], players, judge)
 
 
 def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
@@ -102,12 +261,13 @@ def make_truth(stage: VideoReal2Sim, folder: Any, height: int, width: int) -> No
         for policy in stage.policies:
             wins, judged, starts = [], [], []
             for e in range(stage.episodes):
-                plan = EpisodePlan(stage.first_seed + e, task, policy, stage.frames, height, width)
-                frames, _, success = play(plan, policy_seed(stage.first_seed, e))
+                plan = EpisodePlan(stage.first_seed + e, task, recorded.name_of(policy), stage.frames, height, width)
+                one = recorded.player(policy, len(ACTION_RANGES))
+                frames, _, success = play(plan, policy_seed(stage.first_seed, e), one)
                 wins.append(success)
                 judged.append(succeeded(task, frames[-1], frames[0]))
                 starts.append(frames[0])
-            rates[f"{task}/{policy}"] = {
+            rates[f"{task}/{recorded.name_of(policy)}"] = {
                 "wins": sum(wins),
                 "judged": sum(judged),
                 "agree": sum(a == b for a, b in zip(wins, judged, strict=True)),
@@ -144,76 +304,61 @@ def load_truth(path: str) -> dict[str, Any]:
         return truth | {"first": {name: held[name] for name in held.files}}
 
 
-def imagined(
-    stage: VideoReal2Sim,
-    job: Job,
-    simulator: Callable[..., WorldModelSimulator],
-    task: str,
-    policy: str,
-    which: Sequence[int],
-    first: np.ndarray,
-) -> int:
-    """Successes of this rank's episodes inside the model, by the detector."""
-    players = [make_policy(policy) for _ in which]
-    for player, e in zip(players, which, strict=True):
-        player.reset(policy_seed(stage.first_seed, e))
-    seed = fold(job.recipe.seed, 51, stage.policies.index(policy), sorted(TASKS).index(task), which[0])
-    ending = ENDINGS[video_settings(job).actions]
-    starts, instructions = first[list(which)], [TASKS[task]] * len(which)
-    frames = run_policy(simulator(seed=seed), players, starts, instructions, stage.frames, ending)
-    return sum(succeeded(task, clip[-1], first[e]) for clip, e in zip(frames, which, strict=True))
-
-
-def describe(stage: VideoReal2Sim, truth: dict[str, Any], found: dict[str, dict[str, int]]) -> dict[str, Any]:
+def describe(
+    stage: VideoReal2Sim, world: Scene | Recordings, found: dict[str, dict[str, int]], seed: int
+) -> dict[str, Any]:
     """Success rates side by side, and how well each model agrees with reality."""
-    keys = [f"{task}/{policy}" for task in stage.tasks for policy in stage.policies]
-    n, rates = stage.episodes, truth["rates"]
-    if truth["episodes"] != n:
-        raise ConfigError(f"truth: made with {truth['episodes']} episodes, the stage asks for {n}")
-    real = [rates[k]["wins"] / n for k in keys]
-    rows = [
-        {
-            "name": "true simulator",
-            "kind": "ceiling",
-            "cells": [proportion(rates[k]["wins"], n).to_cell() for k in keys],
-        }
-    ]
-    rows.append(
-        {
-            "name": "true frames, judged by the detector",
-            "kind": "other",
-            "cells": [proportion(rates[k]["judged"], n).to_cell() for k in keys],
-        }
-    )
-    agree = sum(rates[k]["agree"] for k in keys)
+    n, names = stage.episodes, [recorded.name_of(p) for p in stage.policies]
+    keys = [f"{task}/{name}" for task in stage.tasks for name in names]
+    rows = [{"name": world.real_name, "kind": "ceiling", "cells": [world.real[k].to_cell() for k in keys]}, *world.rows]
     rows += [
         {"name": name, "kind": "model", "cells": [proportion(wins[k], n).to_cell() for k in keys]}
         for name, wins in found.items()
     ]
-    half = {k: 0.5 for k in keys}
-    lines, outcome = [], {"detector_agrees": agree / (n * len(keys))}
+    half = {k: Rate(0.5) for k in keys}
+    lines, outcome = [], dict(world.outcome)
     for name, model in [
         ("every policy succeeds half the time", half),
-        *((name, {k: w / n for k, w in wins.items()}) for name, wins in found.items()),
+        *((name, {k: Rate(wins[k] / n, n) for k in keys}) for name, wins in found.items()),
     ]:
-        a = agreement(real, [model[k] for k in keys])
         kind = "baseline" if model is half else "model"
-        lines.append({"name": name, "kind": kind, "cells": [a.r if a.r == a.r else "no spread", a.mmrv, a.gap]})
+        groups = {name: keys}
+        if kind == "model" and len(stage.tasks) > 1:  # as SIMPLER has it: policies are ranked within a task
+            groups |= {f"{name}, {task}": [f"{task}/{policy}" for policy in names] for task in stage.tasks}
+        for line, chosen in groups.items():
+            real, imagined = ([rates[k] for k in chosen] for rates in (world.real, model))
+            lines.append({"name": line, "kind": kind, "cells": agreement_cells(real, imagined, fold(seed, 52))})
         if kind == "model":
+            a = agreement([world.real[k].value for k in keys], [model[k].value for k in keys])
             outcome |= {f"{name}/r": a.r if a.r == a.r else None, f"{name}/mmrv": a.mmrv, f"{name}/gap": a.gap}
-    note = (
-        f"{n} episodes of {stage.frames} frames each; the detector agrees with the simulator on {agree} of "
-        f"{n * len(keys)} true ones."
-    )
+    note = f"{n} episodes of {stage.frames} frames each; {world.note}."
     columns = ["Pearson r", "MMRV", "mean gap"]
-    return {
-        "table": {"title": f"Success of policies: {stage.name}", "columns": keys, "rows": rows, "note": note},
-        "agreement": {
-            "title": f"Agreement with the simulator: {stage.name}",
+    tables = {
+        "": {"title": f"Success of policies: {stage.name}", "columns": keys, "rows": rows, "note": note},
+        "-agreement": {
+            "title": f"Agreement with {'reality' if isinstance(world, Recordings) else 'the simulator'}: {stage.name}",
             "columns": columns,
             "rows": lines,
             "note": note,
             "lower": columns[1:],
         },
-        "outcome": outcome,
     }
+    if isinstance(world, Recordings):
+        tables["-judge"] = judge_table(stage, world, found, note)
+    return {"tables": tables, "outcome": outcome}
+
+
+def judge_table(stage: VideoReal2Sim, world: Recordings, found: dict[str, dict[str, int]], note: str) -> dict[str, Any]:
+    """How often the judge takes for done what should be, and what should not."""
+
+    def row(name: str, kind: str, wins: dict[str, int]) -> dict[str, Any]:
+        cells = [proportion(wins[task], stage.episodes).to_cell() for task in stage.tasks]
+        return {"name": name, "kind": kind, "cells": cells}
+
+    kinds = {"recorded frames": "ceiling", "the first frame for ever": "baseline"}
+    rows = [row(name, kinds[name], wins) for name, wins in world.judged.items()]
+    for name, wins in found.items():
+        for played, kind in ((REPLAYED, "model"), (WAITING, "baseline")):
+            rows.append(row(f"{name}, {played}", kind, {task: wins[f"{task}/{played}"] for task in stage.tasks}))
+    title = f"Judged done without a policy: {stage.name}"
+    return {"title": title, "columns": list(stage.tasks), "rows": rows, "note": note}

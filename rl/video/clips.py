@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ...core.rng import fold, uniform
+from ...data.convert.npz import episode_sample
 from ...data.pictures import decode_picture
-from ...data.shards import ShardSet
+from ...data.schema import VIDEO
+from ...data.shards import ShardSet, ShardWriter
 
 CACHE_BYTES = 2 << 30  # decoded episodes that are kept
 
@@ -73,6 +75,22 @@ class Episodes:
             )
         actions = np.load(io.BytesIO(raw["actions.npy"]), allow_pickle=False)
         return actions[np.minimum(np.asarray(wanted), len(actions) - 1)]
+
+
+def copy_small(source: Episodes, numbers: Sequence[int], folder: Path, side: int, most: int) -> None:
+    """Copies of some episodes, cut to `most` frames of `side` x `side` pixels, as shards."""
+    with ShardWriter(folder, kind=VIDEO) as writer:
+        for number in numbers:
+            steps = range(min(source.length(number), most))
+            frames = source.frames(number, steps)
+            rows, columns = (np.arange(side) * size // side for size in frames.shape[1:3])
+            told = source.raw(number).get("instruction.txt")
+            small = episode_sample(
+                {"image": frames[:, rows][:, :, columns]},
+                source.actions(number, steps),
+                None if told is None else told.decode("utf-8"),
+            )
+            writer.write(small, key=f"{number:08d}")
 
 
 def _pictures(raw: dict[str, bytes]) -> list[str]:

@@ -19,10 +19,12 @@ from ...data.trajectory import Invalid
 from ...data.video_actions import ActionBins
 from ...models.video.tokenizer import Codes, CompressiveTokenizer
 from ..rollout.sampler import Sampler, SampleRequest, SamplingParams
+from ..statistics import Estimate, proportion
 from .imagine import ClipDecoder, to_frames, to_pictures
 from .policies import VideoPolicy
 
 REPLIES = 3  # attempts to get an answer from the sampler
+DRAWS = 4000  # of success rates, for an interval
 
 
 @dataclass(frozen=True)
@@ -31,20 +33,22 @@ class Ending:
 
     at: int
     done: tuple[int, ...]
+    going: tuple[int, ...]  # what they are while it goes on
 
     def said(self, actions_BA: np.ndarray) -> np.ndarray:
         """Which of the actions end their episode."""
         part = actions_BA[:, self.at : self.at + len(self.done)] >= 0.5
         return (part == np.array(self.done, bool)).all(1)
 
-    def still(self, dims: int) -> np.ndarray:
-        """The action of one who is done: no motion."""
+    def still(self, dims: int, over: bool = True) -> np.ndarray:
+        """No motion: the action of one who is done, or who waits."""
         action = np.zeros(dims)
-        action[self.at : self.at + len(self.done)] = self.done
+        action[self.at : self.at + len(self.done)] = self.done if over else self.going
         return action
 
 
-ENDINGS = {"tabletop": Ending(2, (1,)), "rt1": Ending(7, (1, 0, 0))}  # RT-1: terminate_episode, one of three
+# RT-1: terminate_episode, one of three. Actions of other robots end nothing.
+ENDINGS = {"tabletop": Ending(2, (1,), (0,)), "rt1": Ending(7, (1, 0, 0), (0, 1, 0))}
 
 
 class WorldModelSimulator:
@@ -59,8 +63,10 @@ class WorldModelSimulator:
         top_k: int,
         repetition_penalty: float,
         seed: int,
+        waiting_A: np.ndarray | None = None,  # the action before the first frame; default: zeros
     ) -> None:
         self.sampler, self.decoder, self.bins, self.layout, self.seed = sampler, decoder, bins, decoder.layout, seed
+        self.waiting_A = np.zeros(self.layout.action_dims) if waiting_A is None else waiting_A
         self.params = SamplingParams(
             max_new_tokens=self.layout.frame_tokens,
             top_k=top_k,
@@ -77,7 +83,7 @@ class WorldModelSimulator:
             codes = tokenizer.tokenize(x[:, None], x)
         self._take_context(codes.context_BK)
         frame_BN = codes.frames_BTN[:, 0].cpu().numpy()
-        still = np.zeros((len(x), self.layout.action_dims))
+        still = np.tile(self.waiting_A, (len(x), 1))
         given = self.layout.history
         self.frames: list[np.ndarray] = [frame_BN] * given
         self.actions: list[np.ndarray] = [self.bins.encode(still)] * (given - 1)
@@ -155,21 +161,26 @@ def run_policy(
     first_BHW3: np.ndarray,
     instructions: Sequence[str],
     frames: int,
-    ending: Ending,
-) -> np.ndarray:
-    """Imagined episodes, uint8 [B, frames, H, W, 3]; a policy that says done stands still from then on."""
+    ending: Ending | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Imagined episodes, uint8 [B, frames, H, W, 3], and how many frames each policy saw until it said done; from then
+    on it stands still.
+    """
     seen = [simulator.reset(first_BHW3)]
     done = np.zeros(len(first_BHW3), bool)
+    lasted = np.full(len(first_BHW3), frames)
     for _ in range(frames - 1):
         actions = np.stack([p.act(f, text) for p, f, text in zip(policies, seen[-1], instructions, strict=True)])
-        done |= ending.said(actions)
-        actions[done] = ending.still(actions.shape[1])
+        if ending is not None:
+            said = ending.said(actions) & ~done
+            lasted[said], done = len(seen), done | said
+            actions[done] = ending.still(actions.shape[1])
         seen.append(simulator.step(actions))
         if done.all():
             break
     while len(seen) < frames:
         seen.append(seen[-1])
-    return np.stack(seen, 1)
+    return np.stack(seen, 1), lasted
 
 
 @dataclass(frozen=True)
@@ -186,12 +197,51 @@ def agreement(real: Sequence[float], model: Sequence[float]) -> Agreement:
 
     A violation is a pair that the model ranks the other way than reality; it weighs the real difference of the pair.
     """
-    x, y = np.asarray(real, float), np.asarray(model, float)
-    dx, dy = x - x.mean(), y - y.mean()
-    norm = math.sqrt(float((dx**2).sum() * (dy**2).sum()))
-    wrong = (x[:, None] < x[None, :]) != (y[:, None] < y[None, :])
-    mmrv = float((np.abs(x[:, None] - x[None, :]) * wrong).max(1).mean())
-    return Agreement(float((dx * dy).sum()) / norm if norm else math.nan, mmrv, float(np.abs(x - y).mean()))
+    return Agreement(*(float(value[0]) for value in _agreements(np.asarray([real], float), np.asarray([model], float))))
+
+
+def _agreements(x_SK: np.ndarray, y_SK: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same for S pairs of sets at once."""
+    dx, dy = x_SK - x_SK.mean(1, keepdims=True), y_SK - y_SK.mean(1, keepdims=True)
+    norm = np.sqrt((dx**2).sum(1) * (dy**2).sum(1))
+    r = np.divide((dx * dy).sum(1), norm, out=np.full(len(norm), math.nan), where=norm > 0)
+    wrong = (x_SK[:, :, None] < x_SK[:, None, :]) != (y_SK[:, :, None] < y_SK[:, None, :])
+    mmrv = (np.abs(x_SK[:, :, None] - x_SK[:, None, :]) * wrong).max(2).mean(1)
+    return r, mmrv, np.abs(x_SK - y_SK).mean(1)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A success rate: so many of n episodes, or, where nobody says of how many (n = 0), taken as exact."""
+
+    value: float
+    n: int = 0
+
+    def draws(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Rates that would explain it: from Jeffreys' posterior, which stays honest where all episodes agree."""
+        wins = self.value * self.n
+        return rng.beta(wins + 0.5, self.n - wins + 0.5, count) if self.n else np.full(count, self.value)
+
+    def to_cell(self) -> Any:
+        return proportion(round(self.value * self.n), self.n).to_cell() if self.n else self.value
+
+
+def agreement_cells(real: Sequence[Rate], model: Sequence[Rate], seed: int) -> list[Any]:
+    """r, MMRV and gap with 95 % intervals that say how far the episodes decide them; the policies and tasks are
+    taken as given.
+    """
+    found = agreement([x.value for x in real], [y.value for y in model])
+    rng = np.random.default_rng(seed)
+    drawn = [np.stack([rate.draws(rng, DRAWS) for rate in rates], 1) for rates in (real, model)]
+    cells: list[Any] = []
+    for value, several in zip((found.r, found.mmrv, found.gap), _agreements(*drawn), strict=True):
+        if math.isnan(value) or np.isnan(several).all():
+            cells.append("no spread" if math.isnan(value) else value)
+            continue
+        low, high = np.nanquantile(several, (0.025, 0.975))
+        n = sum(rate.n for rate in model)
+        cells.append(Estimate(value, min(value, float(low)), max(value, float(high)), n).to_cell())
+    return cells
 
 
 def policy_seed(seed: int, episode: int) -> int:

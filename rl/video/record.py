@@ -18,7 +18,7 @@ from ...data.schema import VIDEO
 from ...data.shards import ShardWriter
 from ...data.shards.writer import encode_sample, ordered_map
 from ..worlds.tabletop import TASKS, Tabletop
-from .policies import make_policy
+from .policies import VideoPolicy, make_policy
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,13 @@ def world(height: int, width: int) -> Tabletop:
     return Tabletop(height, width)
 
 
-def play(plan: EpisodePlan, policy_seed: int | None = None) -> tuple[np.ndarray, np.ndarray, bool]:
-    """(frames, actions, success): action t is taken in frame t; after the policy says done it stands still."""
-    scene, policy = world(plan.height, plan.width), make_policy(plan.policy)
+def play(
+    plan: EpisodePlan, policy_seed: int | None = None, policy: VideoPolicy | None = None
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """(frames, actions, success): action t is taken in frame t; after the policy says done it stands still. It is the
+    plan's by name where none is given.
+    """
+    scene, policy = world(plan.height, plan.width), policy or make_policy(plan.policy)
     scene.reset(plan.seed, plan.task)
     policy.reset(plan.seed if policy_seed is None else policy_seed)
     frames, actions = [], []

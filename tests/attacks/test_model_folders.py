@@ -164,4 +164,4 @@ def test_settings_of_a_nemo_folder_that_are_none(tmp_path: Path, text: str) -> N
 
     (tmp_path / "model.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"model\.yaml: "):
-        read_settings(tmp_path / "model.yaml")
+        read_settings(tmp_path / "model.yaml", lambda: 8)

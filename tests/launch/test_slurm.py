@@ -237,6 +237,24 @@ def test_a_recipe_that_cannot_run_there_is_refused_before_submission(overrides: 
         render(Plan("sokoban-tiny", "run", JobSettings(), overrides))
 
 
+PUBLISHED = {
+    **{name: [] for name in ("text-game-sft", "text-game-rlvr-binary", "text-game-rlvr-task", "web-page-rlvr")},
+    **{name: [] for name in ("video-rt1", "video-rt1-single", "spa-sokoban", "spa-webshop", "webrl-webarena-lite")},
+    "web-page-sft": ["--set", "parallel.tensor=2"],  # eight sequences a step, as published
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_batches_can_be_dealt_over_two_nodes(name: str) -> None:
+    done = CliRunner().invoke(launch, [name, "--dry-run", "--nodes", "2", *PUBLISHED[name]], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_batch_smaller_than_the_ranks_is_refused_with_a_layout_that_keeps_it() -> None:
+    with pytest.raises(ConfigError, match=r"use fewer nodes, --set parallel\.tensor=2 \(the batch stays\), or --set"):
+        render(Plan("web-page-sft", "run", JobSettings(nodes=2)))
+
+
 def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--rollout-nodes: no stage .* --set 'stages.rlvr.rollouts="):
         render(Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1)))

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from terrella.core.by_path import ByPath, OwnFile
 from terrella.core.errors import ConfigError
 from terrella.core.mesh import Mesh
 from terrella.launch import recipe, released
 from terrella.launch.settings.video import VideoReal2Sim
 from terrella.rl.video.config import VideoEnvironment, VideoReward
+from terrella.tests.rl.video import drawers
 
 
 def test_shipped_recipes_have_the_published_layouts() -> None:
@@ -103,6 +105,7 @@ def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pyte
     check_stages(
         [replace(stages["tokenizer"], released=kept), Start("start", "pretrain", world), stages["pretrain"]], job
     )
+    own = ByPath(f"{drawers.__file__}:Skilled")
     alexnet = replace(loaded.env, metrics=["mae", "lpips_alex"], headline="mae")
     for stage, told in (
         (stages["tokenizer"], r"LPIPS needs .*vgg\.safetensors"),
@@ -110,7 +113,14 @@ def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pyte
         (replace(stages["evaluate"], env=alexnet), r"LPIPS needs .*alex\.safetensors"),
         (Start("start", "pretrain", str(tmp_path / "nowhere")), "nowhere: neither a folder nor a pinned hub id"),
         (replace(stages["tokenizer"], released=world), r"block_out_channels|channels is|config\.json"),
-        (VideoReal2Sim("video-real2sim", "sim", ["pretrain"]), "RT-1's policies are TensorFlow files"),
+        (VideoReal2Sim("video-real2sim", "sim", ["pretrain"]), "'scripted' plays the table-top scene"),
+        (VideoReal2Sim("video-real2sim", "sim", ["pretrain"], policies=[own]), "name a file with the true success"),
+        (
+            VideoReal2Sim(
+                "video-real2sim", "sim", ["pretrain"], ["open"], [own], truth=OwnFile(tmp_path / "none.yaml")
+            ),
+            r"none\.yaml cannot be read",
+        ),
     ):
         assert stage.kind in STAGES
         with pytest.raises(ConfigError, match=told):
@@ -118,6 +128,20 @@ def test_what_a_stage_needs_is_checked_by_name(tmp_path: Path, monkeypatch: pyte
     job.model = replace(job.model, ffn=64)
     with pytest.raises(ConfigError, match="ffn is 192, the engine's model has 64"):
         check_stages([Start("start", "pretrain", world)], job)
+
+
+def test_real2sim_takes_policies_by_name_and_by_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Weak: ...\nclass weak: ...\n")
+    for given, message in (
+        ("[scripted, sctipted]", "did you mean 'scripted'"),
+        (f"['{tmp_path}/mine.py:weak', weak]", "two are called 'weak'"),
+        (f"['{tmp_path}/gone.py:Weak']", r"gone\.py"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            recipe.load("video-tiny", (f"stages.real2sim.policies={given}",))
+    held = recipe.load("video-tiny", (f"stages.real2sim.policies=['{tmp_path}/mine.py:Weak', weak]",))
+    stage = next(s for s in held.stages if s.name == "real2sim")
+    assert stage.policies[1] == "weak" and stage.policies[0].path.endswith("mine.py:Weak")
 
 
 def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage() -> None:

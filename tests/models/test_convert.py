@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -320,6 +321,35 @@ def test_a_nemo_folder_reads_nothing_outside_itself(tmp_path: Path) -> None:
     described.write_bytes(pickle.dumps(metadata))
     with pytest.raises(StorageError, match="outside the folder"):
         open_source(tmp_path / "nemo").tensor("embedding.word_embeddings.weight")
+
+
+def test_a_nemo_folder_as_its_own_version_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seen in folders of NeMo 2.7.3: megatron-core's class describes the tensors, and the tokenizer decides the
+    vocabulary.
+    """
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    folder = nemo_folder(tmp_path / "nemo")
+    module = "megatron.core.dist_checkpointing.strategies.torch"
+    theirs = type("MCoreMetadata", (Metadata,), {"__module__": module})
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(MCoreMetadata=theirs))
+    described = folder / "weights" / ".metadata"
+    metadata = theirs(**vars(pickle.loads(described.read_bytes())))  # noqa: S301
+    described.write_bytes(pickle.dumps(metadata))
+    settings = folder / "context" / "model.yaml"
+    written = yaml.safe_load(settings.read_text())
+    scaling = {"scale_factor": 8.0, "old_context_len": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    settings.write_text(yaml.safe_dump({"config": written["config"] | scaling | {"vocab_size": None}}))
+    source = open_source(folder)
+    true = hf.read_config(tiny("qwen2")[0])
+    assert source.config.vocab >= true.vocab and source.config.rope_scaling is not None
+    assert source.config.rope_scaling.original_max_positions == 8192
+    name = "decoder.layers.1.input_layernorm.weight"
+    assert torch.equal(source.tensor(name), hf.weight_source(tiny("qwen2")[0], true)[0](name))
+    for setting in ({"rotary_interleaved": True}, {"activation_func": {"_target_": "torch.nn.functional.gelu"}}):
+        settings.write_text(yaml.safe_dump({"config": written["config"] | setting}))
+        with pytest.raises(ConfigError, match=next(iter(setting))):
+            open_source(folder)
 
 
 @pytest.mark.full

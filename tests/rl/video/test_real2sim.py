@@ -97,9 +97,10 @@ def test_a_policy_that_is_done_stands_still() -> None:
     world = WorldModelSimulator(
         sampler, decoder, ActionBins(((-1.0, 1.0),) * 2, 8), top_k=0, repetition_penalty=1.0, seed=0
     )
-    frames = run_policy(world, [Two(0), Two(1)], np.zeros((2, 16, 16, 3), np.uint8), ["", ""], 6, Ending(1, (1,)))
+    ending = Ending(1, (1,), (0,))
+    frames, lasted = run_policy(world, [Two(0), Two(1)], np.zeros((2, 16, 16, 3), np.uint8), ["", ""], 6, ending)
     assert frames.shape == (2, 6, 16, 16, 3) and len(sampler.prompts) == 2  # both are done after the second question
-    assert (frames[:, 2:] == frames[:, 2:3]).all()
+    assert (frames[:, 2:] == frames[:, 2:3]).all() and lasted.tolist() == [1, 2]
 
 
 def test_an_rt1_policy_is_done_when_it_terminates_and_not_when_it_reaches_up() -> None:
@@ -127,8 +128,8 @@ def test_an_rt1_policy_is_done_when_it_terminates_and_not_when_it_reaches_up() -
     going, over = (0, 1, 0), (1, 0, 0)
     world = Recorder()
     robots = [Robot([going, over, going, going]), Robot([going] * 3 + [over])]
-    frames = run_policy(world, robots, np.zeros((2, 4, 4, 3), np.uint8), ["", ""], 9, ENDINGS["rt1"])  # type: ignore[arg-type]
-    assert len(world.actions) == 4 and frames.shape[:2] == (2, 9)
+    frames, lasted = run_policy(world, robots, np.zeros((2, 4, 4, 3), np.uint8), ["", ""], 9, ENDINGS["rt1"])  # type: ignore[arg-type]
+    assert len(world.actions) == 4 and frames.shape[:2] == (2, 9) and lasted.tolist() == [2, 4]
     said = [[tuple(a[7:10]) == over for a in actions] for actions in world.actions]
     assert said == [[False, False], [True, False], [True, False], [True, True]]
     # one stands still, the other goes on
