@@ -110,8 +110,8 @@ class Engine:
         from .mcore import optimizer as adam
         from .mcore import setup
 
-        self.groups = setup.start_parallel(parallel, seed)
         parallel = parallel.settled(dist.get_world_size())
+        self.groups = setup.start_parallel(parallel, seed)
         self.parallel, self.optimizer_config, self.precision, self.seed = parallel, optimizer, precision, seed
         self.build = build
         self.device = setup.device()
