@@ -70,6 +70,7 @@ def test_policies_of_ones_own_are_ranked(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("there", [True, False], ids=["with-episodes", "without"])
 def test_it_is_rehearsed(there: bool, tmp_path: Path) -> None:
     write_folder(tmp_path, 48, 60)  # larger than a rehearsal's
