@@ -25,7 +25,7 @@ from terrella.kernels import triton as triton_kernels
 from terrella.kernels.advantage import METHODS
 from terrella.kernels.batch_invariant import matmul
 from terrella.kernels.copying import propose
-from terrella.kernels.decode_attention import append_kv, cached_attention
+from terrella.kernels.decode_attention import append_kv, append_notes, cached_attention
 from terrella.kernels.decode_cache import PAGE, CacheLayer, Rows, Shared, Tiles
 from terrella.kernels.sample import sample_tokens
 from terrella.kernels.triton.logprob import merge_shards
@@ -165,7 +165,11 @@ def decode(heads: int, groups: int, dim: int) -> None:
     for options in ({}, {"splits": 4}, {"shared": shared}):
         cached_attention(q, cache, rows, groups, scale=0.1, **options)
     tile = torch.tensor([[0, 0, 0, count]], dtype=torch.int32)
-    cached_attention(q, cache, rows, groups, scale=0.1, tiles=Tiles(tile, column * 0, column, count), splits=4)
+    tiles = Tiles(tile, column * 0, column, count)
+    cached_attention(q, cache, rows, groups, scale=0.1, tiles=tiles, splits=4)
+    notes, base = torch.zeros(count, 6, dtype=torch.int16), torch.zeros(1, dtype=torch.int64)
+    for options in ({}, {"tiles": tiles}):
+        append_notes(notes, torch.zeros(8 * PAGE * 6, dtype=torch.int16), base, rows, **options)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 # a few numbers a row; rows of any length, which begin anywhere
 NARROW = {"logprob._finish_kernel", "logprob._merge_kernel", "advantage._group_kernel", "advantage._spread_kernel"}
 NARROW |= {"copying._propose_kernel"}  # compares a text with itself at every distance
+NARROW |= {"decode_attention._notes_kernel"}  # the few experts of a token
 
 ROWS = {"logprob._stats_kernel", "logprob._backward_kernel"}  # wide for every vocabulary, odd ones too
 
