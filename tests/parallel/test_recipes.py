@@ -345,6 +345,7 @@ def test_a_stage_with_experts_agrees_with_one_rank(stage: str, layout: str) -> N
     compare_records(one, other, stage)
 
 
+@pytest.mark.full
 def test_tokens_go_where_older_weights_in_bf16_sent_them() -> None:
     """Rollouts a step ahead, in bf16, with experts on two ranks: routers would choose otherwise, and none does; without
     replay nothing is given to them.

@@ -64,7 +64,9 @@ def trained(
     return steps[-2:], journal.samples(), journal.trained()
 
 
-@pytest.mark.parametrize("backend", ["dom", pytest.param("chromium", marks=pytest.mark.integration)])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("dom", marks=pytest.mark.full), pytest.param("chromium", marks=pytest.mark.integration)]
+)
 @pytest.mark.timeout(1800)
 def test_a_recipe_trains_to_the_bit_as_in_lock_step(tmp_path: Path, request, backend: str) -> None:
     if backend == "chromium":
