@@ -1,5 +1,5 @@
 """A colocated vLLM on CPU: weights through shared memory, a killed engine, adapters alone. The GPU has
-tests/rl/test_vllm_gpu.py.
+tests/rl/rollout/test_vllm_gpu.py.
 """
 
 import importlib.util

@@ -78,7 +78,7 @@ def work(path: str, token: str, until: str | None, inside: str, last_bits: bool 
 
     from terrella.core.engine import Engine
     from terrella.launch import worker
-    from terrella.tests.rl.routing_jobs import Watch
+    from terrella.tests.rl.rollout.routing_jobs import Watch
 
     os.chdir(inside)  # what the cases read lies there
     rank, world = dist.get_rank(), dist.get_world_size()

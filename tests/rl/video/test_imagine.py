@@ -17,7 +17,7 @@ from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 from terrella.rl.video import evaluate
 from terrella.rl.video.imagine import ImaginedClip, Judge, to_frames, to_pictures
 from terrella.tests.data.helpers import policy_mask
-from terrella.tests.rl.test_forced_tokens import CONFIG, NAMED
+from terrella.tests.rl.rollout.test_forced_tokens import CONFIG, NAMED
 from terrella.tests.rl.video.helpers import COMPRESSIVE, FRAME, Oracle, decoder_of, tasks_of
 
 BOTH = pytest.mark.parametrize("config", [FRAME, COMPRESSIVE], ids=["single", "multi"])

@@ -13,7 +13,7 @@ from terrella.rl.rollout.config import Embedded
 from terrella.rl.rollout.copying import LONGEST_PAUSE, MOST_TOKENS, TRIAL, Copying
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
-from terrella.tests.rl.test_embedded_sampler import weights
+from terrella.tests.rl.rollout.test_embedded_sampler import weights
 
 SMALL = ModelConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, ffn=16, vocab=11, max_positions=128, qkv_bias=True)  # noqa: E501  # fmt: skip
 

@@ -12,7 +12,7 @@ from terrella.rl.sync.names import engine_weights
 from terrella.rl.sync.publish import publish
 from terrella.rl.sync.sharded import ShardedTransport, own_parts
 from terrella.tests.parallel import jobs
-from terrella.tests.rl.sync_targets import Engine as Target
+from terrella.tests.rl.sync.sync_targets import Engine as Target
 
 WIDE = {"hidden": 128, "heads": 8, "kv_heads": 4, "head_dim": 16, "ffn": 256, "vocab": 509}
 

@@ -17,7 +17,7 @@ from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.pages import Pages
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.tests.parallel.pool import run_ranks
-from terrella.tests.rl.test_embedded_sampler import CONFIG, weights
+from terrella.tests.rl.rollout.test_embedded_sampler import CONFIG, weights
 
 NAMED = weights()
 PAGE = 4

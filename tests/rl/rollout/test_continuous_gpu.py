@@ -17,7 +17,7 @@ from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.open import sampling_weights
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 from terrella.tests.rl.invariant_jobs import gaps
-from terrella.tests.rl.test_embedded_sampler import weights
+from terrella.tests.rl.rollout.test_embedded_sampler import weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

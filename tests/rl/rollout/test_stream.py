@@ -16,8 +16,8 @@ from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams, interleave
 from terrella.rl.rollout.stream import Stream
-from terrella.tests.rl.test_continuous import gib, mixed
-from terrella.tests.rl.test_embedded_sampler import CONFIG, weights
+from terrella.tests.rl.rollout.test_continuous import gib, mixed
+from terrella.tests.rl.rollout.test_embedded_sampler import CONFIG, weights
 
 NAMED = weights()
 WAIT_S = 120.0

@@ -20,8 +20,8 @@ from terrella.rl.rollout.spans import Piece, Plain, generate_in_spans
 from terrella.rl.rollout.vllm_config import VllmSettings, noted
 from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.rl.invariant_jobs import EXPERTS
-from terrella.tests.rl.routing_jobs import shapes
-from terrella.tests.rl.test_continuous import gib, mixed
+from terrella.tests.rl.rollout.routing_jobs import shapes
+from terrella.tests.rl.rollout.test_continuous import gib, mixed
 
 NAMED = {name: initial_weight(name, shape, 0, 0.3) for name, shape in shapes(EXPERTS).items()}
 
@@ -115,7 +115,7 @@ def test_an_engine_of_plain_continuations() -> None:
 
 
 def test_an_engine_that_cannot_tell_is_refused() -> None:
-    (message,) = run_ranks("terrella.tests.rl.routing_jobs:vllm_on_cpu", 1)
+    (message,) = run_ranks("terrella.tests.rl.rollout.routing_jobs:vllm_on_cpu", 1)
     assert "rollouts.replay_routing: vLLM on a CPU" in message
 
 
@@ -141,8 +141,8 @@ def test_the_journal_keeps_them(tmp_path) -> None:
 )
 def test_routers_use_given_choices_at_every_layout(layout) -> None:
     """Random choices, which no router would make: every token goes to these, and what comes out is one rank's."""
-    (one,) = run_ranks("terrella.tests.rl.routing_jobs:given", 1)
-    found = run_ranks("terrella.tests.rl.routing_jobs:given", 2 if layout else 1, **layout)
+    (one,) = run_ranks("terrella.tests.rl.rollout.routing_jobs:given", 1)
+    found = run_ranks("terrella.tests.rl.rollout.routing_jobs:given", 2 if layout else 1, **layout)
     assert one["given"] == found[0]["given"] > 0 and one["disagreed"] == found[0]["disagreed"] > 0
     assert sum(rank["tokens"] for rank in found) == one["tokens"] > 0  # (token, layer) pairs that routers saw
     assert all(rank["wrong"] == 0 for rank in found)
@@ -152,12 +152,12 @@ def test_routers_use_given_choices_at_every_layout(layout) -> None:
 
 
 def test_a_wrong_shape_is_refused() -> None:
-    (message,) = run_ranks("terrella.tests.rl.routing_jobs:misfit", 1)
+    (message,) = run_ranks("terrella.tests.rl.rollout.routing_jobs:misfit", 1)
     assert "rollouts.replay_routing" in message and "3 layers" in message
 
 
 def test_bf16_and_older_weights() -> None:
     """Sampled by weights of a step ago, trained in bf16: routers would disagree, and do not."""
-    (found,) = run_ranks("terrella.tests.rl.routing_jobs:older", 1)
+    (found,) = run_ranks("terrella.tests.rl.rollout.routing_jobs:older", 1)
     assert found["disagreed"] > 0 and found["wrong"] == 0 and found["tokens"] > 0
     assert torch.isfinite(torch.tensor(found["loss"]))

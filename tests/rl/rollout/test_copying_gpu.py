@@ -10,7 +10,7 @@ import torch
 
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
-from terrella.tests.rl.test_continuous_gpu import CONFIG, named
+from terrella.tests.rl.rollout.test_continuous_gpu import CONFIG, named
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -14,7 +14,7 @@ from terrella.rl.sync.shared_memory import Shared, open_shared
 from terrella.rl.sync.straight import joined, plan_copies
 from terrella.rl.sync.transports import BroadcastTransport, DirectTransport, DiskTransport, IpcTransport, buckets
 from terrella.tests.parallel.pool import run_ranks
-from terrella.tests.rl.sync_targets import Engine
+from terrella.tests.rl.sync.sync_targets import Engine
 
 WEIGHTS = {
     "a": torch.arange(12.0).view(3, 4),
@@ -217,7 +217,7 @@ def test_buckets_keep_order_and_limits() -> None:
     ids=["tp2_dp2", "tp2_pp2", "tp2_ep2"],
 )
 def test_ranks_send_what_they_hold_and_each_byte_once(world: int, parallel: dict, kind: str) -> None:
-    found = run_ranks("terrella.tests.rl.sync_jobs:send_parts", world, parallel=parallel, kind=kind)
+    found = run_ranks("terrella.tests.rl.sync.sync_jobs:send_parts", world, parallel=parallel, kind=kind)
     assert all(rank["same"] for rank in found) and found[0]["version"] == [2, 2]
     payload, sent = found[0]["payload"], [rank["sent"] for rank in found]
     assert payload <= sum(sent) <= 1.1 * payload
