@@ -194,6 +194,7 @@ class Checkpoints:
 
         A damaged checkpoint, or one with a damaged one `beside` it, is named, and the one before it taken.
         """
+        self.job.mesh.barrier()  # others may still read what is dropped
         found = [step for step in self.job.mesh.from_main(self._begin) if step]
         step, extra = 0, {}
         for step in reversed(found):
