@@ -5,6 +5,7 @@ and not ten.
 from __future__ import annotations
 
 import importlib
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,47 @@ def merge_damaged_adapters(folder: str) -> str:
     except StorageError as error:
         return str(error)
     return "loaded"
+
+
+def drop_beside_a_slow_reader(folder: str) -> tuple[bool, bool]:
+    """Two ranks take a finished stage's weights, one of them slowly, and begin the next stage, which drops the rest.
+    Whether there were moments before and after.
+    """
+    from types import SimpleNamespace
+
+    import torch.distributed as dist
+
+    from terrella.core.checkpoint import CheckpointReader, has_moments
+    from terrella.core.mesh import Mesh
+    from terrella.core.metrics import MetricsFile
+    from terrella.launch.settings.base import Retention
+    from terrella.launch.stages.common import Checkpoints, load_final
+    from terrella.tests.parallel import jobs
+
+    run, kept = Path(folder), {"first": {"checkpoint": "checkpoints/first/step-000001"}}
+    engine = jobs.make_engine({})
+    engine.step(jobs.share(engine, jobs.batches(4)), jobs.cross_entropy)
+    engine.save(run / kept["first"]["checkpoint"], {})
+    before = has_moments(run / kept["first"]["checkpoint"])
+    stages = [SimpleNamespace(name=name, checkpoints=Retention()) for name in ("first", "second")]
+    metrics = MetricsFile(run / "metrics.jsonl")
+    job: Any = SimpleNamespace(
+        recipe=SimpleNamespace(stages=stages),
+        run=SimpleNamespace(path=run, outcome=kept.get, guard=lambda: None, metrics=metrics),
+        mesh=Mesh(dist.get_rank(), dist.get_world_size()),
+        outcome=kept.__getitem__,
+        checkpoints=lambda stage: run / "checkpoints" / stage,
+        later=lambda stage: (),
+    )
+    index, slow = CheckpointReader.index, [1.0] if dist.get_rank() == 1 else []
+    look: Any = property(lambda reader: (time.sleep(slow.pop()) if slow else None) or index.fget(reader))
+    CheckpointReader.index = look
+    try:
+        load_final(job, engine, "first", plain=True)
+    finally:
+        CheckpointReader.index = index  # ranks serve other tests too
+    Checkpoints(job, "second", 1, 1, Retention()).resume(engine)
+    return before, has_moments(run / kept["first"]["checkpoint"])
 
 
 def start_with_faults(folder: str, failing: str, overrides: tuple[str, ...] = ()) -> End:

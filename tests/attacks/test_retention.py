@@ -15,7 +15,9 @@ from terrella.tests.attacks.conftest import Victim, start
 from terrella.tests.attacks.jobs import RECIPE
 from terrella.tests.attacks.test_checkpoints import flip
 from terrella.tests.launch import tiny_run
+from terrella.tests.parallel.pool import run_ranks
 
+JOB = "terrella.tests.attacks.jobs:drop_beside_a_slow_reader"
 WEIGHTS = "stages.pretrain.checkpoints.finished=weights"
 STEPS = "stages.rlvr.steps=5"
 KEEP = ("stages.rlvr.checkpoints={keep: 1, best: entropy, lowest: true}",)
@@ -46,6 +48,10 @@ def test_the_optimizer_of_a_finished_stage_is_dropped_when_a_later_one_trains(vi
     end = start(run, back="pretrain", **how)
     assert end.code == 3 and "--back-to pretrain:0" in end.said, end
     assert start(run, back="pretrain:0", **how).code == 0 and tiny_run.results(run) == victim.expected
+
+
+def test_a_slow_rank_has_read_the_weights_before_anything_is_dropped(tmp_path: Path) -> None:
+    assert run_ranks(JOB, 2, folder=str(tmp_path)) == [(True, False)] * 2
 
 
 def test_training_does_not_go_on_from_weights_alone(victim: Victim, tmp_path: Path) -> None:
