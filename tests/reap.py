@@ -48,7 +48,11 @@ def reap() -> None:
 
 def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    code = subprocess.run(sys.argv[1:]).returncode
+    command = subprocess.Popen(sys.argv[1:])
+    # orphans become this process's children: those that end are collected at once, or tests would see them as zombies
+    while (ended := os.waitpid(-1, 0))[0] != command.pid:
+        pass
+    code = os.waitstatus_to_exitcode(ended[1])
     deadline = time.monotonic() + PATIENCE_S
     while left_over() and time.monotonic() < deadline:
         time.sleep(0.5)

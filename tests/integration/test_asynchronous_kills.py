@@ -17,6 +17,7 @@ import pytest
 from terrella.core.metrics import MetricsFile
 from terrella.rl.journal import Journal
 from terrella.tests.golden.observe import comparable
+from terrella.tests.reap import is_running
 from terrella.tests.rl.test_conversations import ENVIRONMENT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(4 * 3600)]
@@ -58,9 +59,10 @@ def kill(words: list[str], run: Path, dice: random.Random, last_s: float) -> boo
             worker.send_signal(signal.SIGKILL)
         if chosen != "worker" and process.poll() is None:
             process.send_signal(signal.SIGKILL)
-        code = process.wait(PATIENCE_S)
-        psutil.wait_procs(workers, PATIENCE_S)
-        assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+        code, end = process.wait(PATIENCE_S), time.monotonic() + PATIENCE_S
+        while any(is_running(worker.pid) for worker in workers):
+            assert time.monotonic() < end, "a worker outlived its launcher"
+            time.sleep(0.05)
         return code != 0
     finally:
         process.kill()
