@@ -366,7 +366,9 @@ def _small_episodes(
         if stage["kind"] != "video-real2sim" or not _on_recordings(stage, environments[0]):
             continue
         split = {} if stage["shards"] else {"every": recipe.env.heldout_every, "heldout": True}
-        source = Episodes(stage["shards"] or shards, **split)
+        recorded = stage["shards"] or shards
+        assert recorded is not None, "a stage on recordings names some"
+        source = Episodes(recorded, **split)
         found = find_episodes(source, stage["tasks"], stage["episodes"], f"stages: {stage['name']}")
         stage["shards"] = str(folder / f"episodes-{stage['name']}")
         copied[stage["shards"]] = source, sorted({number for some in found.values() for number in some})
