@@ -56,16 +56,16 @@ def rollout_worlds(
     be open together it waits for one, which goes with a stream alone, as others ask once all wait for them.
     `imagination` answers what episodes ask of a world model.
     """
-    foretell = SamplingParams(params.max_new_tokens, 0.0, stop_ids=params.stop_ids)
+    foretell = SamplingParams(params.max_new_tokens, 0.0, stop_ids=params.stop_ids)  # the likeliest, in as many tokens
     lanes: list[_Lanes] = []
 
-    async def play(number: int, ask: Ask, imagine: Ask) -> Trajectory:
+    async def play(number: int, ask: Ask, imagine: Ask | None = None) -> Trajectory:
         if not lanes:
             lanes.append(_Lanes(Calls(limits.workers), Calls(1)))
         async with seat(number):
-            return await attempts(makers[number], _Asked(ask, params), _Asked(imagine, foretell))
+            return await attempts(makers[number], _Asked(ask, params), _Asked(imagine, foretell) if imagine else None)
 
-    async def attempts(make: Callable[[], Episode], policy: _Asked, world: _Asked) -> Trajectory:
+    async def attempts(make: Callable[[], Episode], policy: _Asked, world: _Asked | None) -> Trajectory:
         name = (-1, -1)
         for restarts in range(limits.restarts + 1):
             attempt = _Attempt(lanes[0], limits)
@@ -79,7 +79,8 @@ def rollout_worlds(
         return Trajectory(*name, joined(attempt.turns), reward if fault is None else fault, turn_rewards, info)
 
     try:
-        return play_all([sampler, imagination or sampler], [partial(play, number) for number in range(len(makers))])
+        samplers = [sampler] if imagination is None else [sampler, imagination]
+        return play_all(samplers, [partial(play, number) for number in range(len(makers))])
     finally:
         for lane in lanes:
             lane.worlds.close()
@@ -112,7 +113,7 @@ class _Attempt:
     turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
 
     async def run(
-        self, make: Callable[[], Episode], policy: _Asked, world: _Asked, seed: int
+        self, make: Callable[[], Episode], policy: _Asked, world: _Asked | None, seed: int
     ) -> tuple[list[float], float | Invalid, dict] | Invalid:
         """The episode's score, or what went wrong."""
         worlds, limits = self.lanes.worlds, self.limits
@@ -121,6 +122,8 @@ class _Attempt:
             return episode
         self.name = episode.prompt_id, episode.sample_index
         imagined = isinstance(episode, Imagined)
+        if imagined and world is None:
+            return Invalid("episode: its world is imagined, and there is no world model to ask")
         for turn in range(limits.max_turns):
             context = await self.lanes.contexts(episode.context, limits.world_s, "context")
             if isinstance(context, Invalid):
@@ -138,7 +141,7 @@ class _Attempt:
             asked = await self.lanes.contexts(episode.question, limits.world_s, "question") if imagined else None
             if isinstance(asked, Invalid):
                 return asked
-            if asked is not None:
+            if asked is not None and world is not None:
                 request = SampleRequest(asked, (seed, *self.name, turn), world.params)
                 foretold = await patiently(world.ask, request, limits.retries)
                 if isinstance(foretold, Invalid):

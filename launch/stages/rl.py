@@ -56,9 +56,8 @@ def _imagination(stage: Reinforce, job: Job, tasks: Tasks) -> Iterator[None]:
         yield
         return
     engine = build_engine(job, None, tasks.imagined_by)
-    streamed = stage.rollouts.independent or stage.rollouts.ahead > 0
     folder = job.stage_folder(stage.name) / "imagination"
-    opened = open_sampler(Embedded(), engine, job.model, folder, mesh=job.mesh, streamed=streamed)
+    opened = open_sampler(Embedded(), engine, job.model, folder, mesh=job.mesh, streamed=stage.rollouts.streamed)
     try:
         if opened.publish is not None:
             opened.publish(engine.steps)

@@ -45,7 +45,7 @@ class Session:
         self.job, self.settings, self.engine, self.ahead = job, settings, engine, settings.ahead
         self.staleness = settings.ahead * updates  # optimizer steps that a rollout may be behind
         self.journal = Journal(folder / "journal", job.mesh.data_rank)
-        streamed = settings.independent or settings.ahead > 0
+        streamed = settings.streamed
         newest = engine.steps if streamed else None  # later weights will be others: what is sampled when varies
         found = self.journal.resume(start, newest) if job.mesh.leads else []
         for damage in chain.from_iterable(job.mesh.everyone(found)):

@@ -148,6 +148,11 @@ class Rollouts:
     # for which its weights are kept a second time
     report_kl: bool = False
 
+    @property
+    def streamed(self) -> bool:
+        """Whether requests are answered one by one, as they come."""
+        return self.independent or self.ahead > 0
+
     def __post_init__(self) -> None:
         if self.ahead < 0:
             raise ValueError(f"ahead: {self.ahead} must be 0 (on-policy) or above")

@@ -122,12 +122,12 @@ def _open_embedded(
     options |= {"batch_invariant": config.batch_invariant, "notes": notes}
     shares = engine.parallel.model_size * engine.parallel.expert == 1 and not aside
     held: dict[str, Any] = {}
-    laid: list[str] = []
     published = engine.steps
     lora = getattr(engine.build, "lora", None)
 
     def publish(version: int) -> None:
         nonlocal published
+        first = not held
         stream = merged(engine.parameters(), model, lora) if lora else engine.parameters()
         if aside and engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)  # the sampler has a stream of its own
@@ -138,9 +138,8 @@ def _open_embedded(
                 held[name].copy_(tensor)  # in place: captured graphs know the addresses
             else:
                 held[name] = tensor.detach().clone()
-        if len(laid) < len(held):
+        if first and held:
             lay_experts(held, model)
-            laid.extend(held)
         if aside and engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
         published = version
@@ -209,7 +208,6 @@ def _open_vllm(
     hosts = find_hosts(placed, config.start_s) if placed and mesh.is_main else []
     config = _settled(config, engine, mesh, hosts, bool(placed))
     assert config.max_sequences and config.gpu_memory and config.backend
-    notes = notes and model.experts > 0
     if notes and (config.colocated or not (config.urls or os.environ.get(VARIABLE))):
         check_notes()  # engines elsewhere say so themselves
     dtype = "bfloat16" if engine.precision.params == "bf16" else "float32"

@@ -99,6 +99,8 @@ def test_a_fault_of_the_world_model_is_invalid() -> None:
     player = RandomPlayer(world_finder(seats), TOKENIZER, 1, "answer")
     (found,) = Player(TOKENIZER, AgentSettings(fmt="answer")).play(player, seats, SamplingParams(50), 0, Broken())
     assert isinstance(found.reward, Invalid) and "out of order" in found.reward.reason
+    (found,) = Player(TOKENIZER, AgentSettings(fmt="answer")).play(player, seats, SamplingParams(50), 0)
+    assert isinstance(found.reward, Invalid) and "no world model to ask" in found.reward.reason
 
 
 @pytest.mark.parametrize("tag", TAGS)
