@@ -82,6 +82,25 @@ def test_a_world_imagined_by_one_who_knows_it_is_the_true_one(tag: str) -> None:
     assert sum(t.info["success"] for t in real) > 0
 
 
+def test_some_ask_the_policy_while_others_ask_the_world_model() -> None:
+    """An answer without an action asks nothing of the world model."""
+
+    class Half(RandomPlayer):
+        def generate(self, requests):
+            ids = (*TOKENIZER.encode(" nothing </answer>"), TOKENIZER.eos_id)
+            idle = Sample(ids, (0.0,) * len(ids), "stop", 0)
+            return [idle if r.key[1] % 2 else a for r, a in zip(requests, super().generate(requests), strict=True)]
+
+    tag, count = "SimpleSokoban", 6
+    seats = seats_of([Instance(TASKS[tag], 500 + i) for i in range(count)], 1)
+    for seat in seats:
+        seat.imagined = True
+    player = Half(world_finder(seats), TOKENIZER, 1, "answer")
+    settings = AgentSettings(fmt="answer", max_turns=3, actions_per_turn=1)
+    found = Player(TOKENIZER, settings).play(player, seats, SamplingParams(200), 7, Truth(tag, 500))
+    assert [t.info["num_actions"] > 0 for t in found] == [True, False] * (count // 2)
+
+
 def test_what_cannot_be_read_changes_nothing_and_is_counted() -> None:
     seats, found = played("SimpleSokoban", True, lies=1, count=4)
     assert all(seat.episode.states[0] == seat.episode.states[1] for seat in seats)
