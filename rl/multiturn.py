@@ -42,13 +42,21 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
+@dataclass(frozen=True)
+class Imagination:
+    """A world model that episodes may ask, and how many tokens a question and its answer may have together."""
+
+    sampler: Sampler
+    room: int | None = None
+
+
 def rollout_worlds(
     sampler: Sampler,
     makers: Sequence[Callable[[], Episode]],
     params: SamplingParams,
     seed: int,
     limits: Limits = DEFAULT_LIMITS,
-    imagination: Sampler | None = None,
+    imagination: Imagination | None = None,
     seat: Callable[[int], AbstractAsyncContextManager[Any]] = lambda number: nullcontext(),
 ) -> list[Trajectory]:
     """Run all episodes to their end; `makers` build them, again after a fault. A begun-anew episode samples the same
@@ -56,16 +64,16 @@ def rollout_worlds(
     be open together it waits for one, which goes with a stream alone, as others ask once all wait for them.
     `imagination` answers what episodes ask of a world model.
     """
-    foretell = SamplingParams(params.max_new_tokens, 0.0, stop_ids=params.stop_ids)  # the likeliest, in as many tokens
     lanes: list[_Lanes] = []
 
     async def play(number: int, ask: Ask, imagine: Ask | None = None) -> Trajectory:
         if not lanes:
             lanes.append(_Lanes(Calls(limits.workers), Calls(1)))
         async with seat(number):
-            return await attempts(makers[number], _Asked(ask, params), _Asked(imagine, foretell) if imagine else None)
+            world = _Foretold(imagine, imagination.room, params.stop_ids) if imagine and imagination else None
+            return await attempts(makers[number], _Asked(ask, params), world)
 
-    async def attempts(make: Callable[[], Episode], policy: _Asked, world: _Asked | None) -> Trajectory:
+    async def attempts(make: Callable[[], Episode], policy: _Asked, world: _Foretold | None) -> Trajectory:
         name = (-1, -1)
         for restarts in range(limits.restarts + 1):
             attempt = _Attempt(lanes[0], limits)
@@ -79,7 +87,7 @@ def rollout_worlds(
         return Trajectory(*name, joined(attempt.turns), reward if fault is None else fault, turn_rewards, info)
 
     try:
-        samplers = [sampler] if imagination is None else [sampler, imagination]
+        samplers = [sampler] if imagination is None else [sampler, imagination.sampler]
         return play_all(samplers, [partial(play, number) for number in range(len(makers))])
     finally:
         for lane in lanes:
@@ -103,6 +111,22 @@ class _Asked:
     params: SamplingParams
 
 
+@dataclass(frozen=True)
+class _Foretold:
+    """A world model, asked for its likeliest answer."""
+
+    ask: Ask
+    room: int | None
+    stop_ids: tuple[int, ...]
+
+    def params(self, asked: int) -> SamplingParams:
+        """An answer holds a state as its question does, so a multiple of the question's length is enough for it."""
+        longest = 2 * asked + 16
+        return SamplingParams(
+            longest if self.room is None else max(1, min(longest, self.room - asked)), 0.0, stop_ids=self.stop_ids
+        )
+
+
 @dataclass
 class _Attempt:
     """One try at an episode."""
@@ -113,7 +137,7 @@ class _Attempt:
     turns: list[tuple[tuple[int, ...], Sample]] = field(default_factory=list)
 
     async def run(
-        self, make: Callable[[], Episode], policy: _Asked, world: _Asked | None, seed: int
+        self, make: Callable[[], Episode], policy: _Asked, world: _Foretold | None, seed: int
     ) -> tuple[list[float], float | Invalid, dict] | Invalid:
         """The episode's score, or what went wrong."""
         worlds, limits = self.lanes.worlds, self.limits
@@ -142,7 +166,7 @@ class _Attempt:
             if isinstance(asked, Invalid):
                 return asked
             if asked is not None and world is not None:
-                request = SampleRequest(asked, (seed, *self.name, turn), world.params)
+                request = SampleRequest(asked, (seed, *self.name, turn), world.params(len(asked)))
                 foretold = await patiently(world.ask, request, limits.retries)
                 if isinstance(foretold, Invalid):
                     return foretold

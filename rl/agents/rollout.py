@@ -9,7 +9,7 @@ from typing import Any
 from ...data.tokenizers import Tokenizer
 from ...data.trajectory import Invalid, Trajectory
 from ..chat import Chat, chat_of
-from ..multiturn import DEFAULT_LIMITS, Limits, rollout_worlds
+from ..multiturn import DEFAULT_LIMITS, Imagination, Limits, rollout_worlds
 from ..rollout.sampler import Sampler, SamplingParams
 from ..worlds.base import World
 from ..worlds.tasks import Task
@@ -64,7 +64,7 @@ class Player:
         seats: Sequence[Seat],
         params: SamplingParams,
         seed: int,
-        imagination: Sampler | None = None,
+        imagination: Imagination | None = None,
     ) -> list[Trajectory]:
         """All seats to the end of their episodes; `imagination` plays the worlds of those that are imagined."""
         chat = chat_of(self.tokenizer)

@@ -13,6 +13,7 @@ from ...data.trajectory import Invalid, Role, Trajectory
 from ..environment import Split
 from ..evaluation import Evaluation, Results
 from ..language_tasks import Made
+from ..multiturn import Imagination
 from ..rollout.sampler import Sampler, SamplingParams
 from ..tasks import Gather, Lesson, Scorer, Tasks
 from ..worlds.tasks import Task, named_tasks, rotation
@@ -110,7 +111,8 @@ class WorldTasks(Tasks):
             raise ConfigError(
                 "env.imagined_by: only RL trains in an imagined world; give it in the env of the stage of kind rl"
             )
-        return self._player.play(sampler, episodes, params, seed, self.imagination)
+        world = Imagination(self.imagination, self.max_length) if self.imagination else None
+        return self._player.play(sampler, episodes, params, seed, world)
 
     def measures(self, trajectories: Sequence[Trajectory], gather: Gather) -> dict[str, float]:
         return describe_agents(trajectories, gather)

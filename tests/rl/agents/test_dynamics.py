@@ -19,6 +19,7 @@ from terrella.rl.agents.episode import AgentEpisode
 from terrella.rl.agents.rollout import Instance, Player, actions_taken, seats_of, world_finder
 from terrella.rl.agents.selfplay import RandomPlayer
 from terrella.rl.agents.tasks import WorldTasks
+from terrella.rl.multiturn import Imagination
 from terrella.rl.rollout.sampler import Sample, SamplingParams
 from terrella.rl.worlds.tasks import load_tasks
 
@@ -55,7 +56,7 @@ class Truth:
                 mark = WON if result.info["success"] else LOST
                 break
         said = "I do not know" if turn < self.lies else answer(world.render(), reward, mark)
-        ids = (*TOKENIZER.encode(said), TOKENIZER.eos_id)
+        ids = (*TOKENIZER.encode(said), TOKENIZER.eos_id)[: request.params.max_new_tokens]
         return Sample(ids, (0.0,) * len(ids), "stop", 0)
 
 
@@ -65,7 +66,7 @@ def played(tag: str, imagined: bool, lies: int = 0, count: int = 24):
     for seat in seats:
         seat.imagined = imagined
     player = RandomPlayer(world_finder(seats), TOKENIZER, 2, "answer")
-    found = Player(TOKENIZER, settings).play(player, seats, SamplingParams(200), 7, Truth(tag, 500, lies))
+    found = Player(TOKENIZER, settings).play(player, seats, SamplingParams(4), 7, Imagination(Truth(tag, 500, lies)))
     return seats, found
 
 
@@ -97,7 +98,7 @@ def test_some_ask_the_policy_while_others_ask_the_world_model() -> None:
         seat.imagined = True
     player = Half(world_finder(seats), TOKENIZER, 1, "answer")
     settings = AgentSettings(fmt="answer", max_turns=3, actions_per_turn=1)
-    found = Player(TOKENIZER, settings).play(player, seats, SamplingParams(200), 7, Truth(tag, 500))
+    found = Player(TOKENIZER, settings).play(player, seats, SamplingParams(200), 7, Imagination(Truth(tag, 500)))
     assert [t.info["num_actions"] > 0 for t in found] == [True, False] * (count // 2)
 
 
@@ -116,7 +117,7 @@ def test_a_fault_of_the_world_model_is_invalid() -> None:
     seats = seats_of([Instance(TASKS["SimpleSokoban"], 1, imagined=True)], 1)
     seats[0].imagined = True
     player = RandomPlayer(world_finder(seats), TOKENIZER, 1, "answer")
-    (found,) = Player(TOKENIZER, AgentSettings(fmt="answer")).play(player, seats, SamplingParams(50), 0, Broken())
+    (found,) = Player(TOKENIZER, AgentSettings(fmt="answer")).play(player, seats, SamplingParams(50), 0, Imagination(Broken()))
     assert isinstance(found.reward, Invalid) and "out of order" in found.reward.reason
     (found,) = Player(TOKENIZER, AgentSettings(fmt="answer")).play(player, seats, SamplingParams(50), 0)
     assert isinstance(found.reward, Invalid) and "no world model to ask" in found.reward.reason
