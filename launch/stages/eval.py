@@ -114,6 +114,9 @@ def cost_of(job: Job, model: str) -> tuple[int, int]:
             continue
         found.add(name)
         stage = next(s for s in job.recipe.stages if s.name == name)
+        if isinstance(stage, Collect) and stage.again is not None:
+            left.append(stage.again)  # the very same actions
+            continue
         outcome = job.outcome(name)
         actions += outcome.get("actions", 0)
         if isinstance(stage, Collect):
