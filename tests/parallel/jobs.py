@@ -113,6 +113,7 @@ INTERLEAVED = replace(DENSE, rotary_interleaved=True, rotary_fraction=0.5)
 GEMMA = replace(
     DENSE, tied=True, qk_norm=True, qkv_bias=False, block="gemma", sliding_window=4, global_every=2, query_scale=0.3
 )
+ONE_KV = replace(DENSE, kv_heads=1)
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 
@@ -166,6 +167,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma": {"model": GEMMA},
     "moe": {"model": MOE},
     "lora": {"lora": LORA},
+    "one-kv": {"model": ONE_KV},
+    "one-kv-norms": {"model": replace(TIED, kv_heads=1)},
+    "one-kv-moe": {"model": replace(MOE, kv_heads=1)},
+    "one-kv-lora": {"model": ONE_KV, "lora": LORA},
     "value": {"value_head": "scalar"},
 }
 

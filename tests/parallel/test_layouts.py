@@ -54,6 +54,22 @@ KIND_ROWS = {
     "kernel-tp2": ("kernel", 2, {"tensor": 2}),
     "kernel-sp": ("kernel", 2, {"tensor": 2, "sequence_parallel": True}),
     "kernel-cp2": ("kernel", 2, {"context": 2}),
+    # more tensor ranks than key heads
+    "one-kv-tp2": ("one-kv", 2, {"tensor": 2}),
+    "one-kv-sp": ("one-kv", 2, {"tensor": 2, "sequence_parallel": True}),
+    "one-kv-tp2_pp2": ("one-kv", 4, {"tensor": 2, "pipeline": 2}),
+    "one-kv-tp2_dp2": ("one-kv", 4, {"tensor": 2}),
+    "one-kv-sp_cp2": ("one-kv", 4, {"tensor": 2, "sequence_parallel": True, "context": 2}),
+    "one-kv-tp2-recompute": ("one-kv", 2, {"tensor": 2, "recompute": "full"}),
+    "one-kv-tp4": ("one-kv", 4, {"tensor": 4}),
+    "one-kv-norms-sp": ("one-kv-norms", 2, {"tensor": 2, "sequence_parallel": True}),
+    "one-kv-norms-tp2": ("one-kv-norms", 2, {"tensor": 2}),
+    "one-kv-moe-sp": ("one-kv-moe", 2, {"tensor": 2, "sequence_parallel": True}),
+    "one-kv-lora-tp2": ("one-kv-lora", 2, {"tensor": 2}),
+    "one-kv-lora-sp_dp2": ("one-kv-lora", 4, {"tensor": 2, "sequence_parallel": True}),
+    "dense-tp4": ("dense", 4, {"tensor": 4}),
+    "dense-tp4_sp": ("dense", 4, {"tensor": 4, "sequence_parallel": True}),
+    "lora-tp4_sp": ("lora", 4, {"tensor": 4, "sequence_parallel": True}),
 }
 
 
