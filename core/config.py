@@ -170,12 +170,14 @@ def check_layout(
         if size % p.tensor:
             raise ConfigError(f"parallel.tensor: {p.tensor} does not divide the model's {what} ({size})")
     if not heads_fit(p.tensor, heads, kv_heads, head_dim):
+        rows = (heads + 2 * kv_heads) * head_dim
         raise ConfigError(
-            f"parallel.tensor: {p.tensor} does not divide the model's kv_heads ({kv_heads}), and ranks cannot share them"
+            f"parallel.tensor: {p.tensor} does not divide the model's kv_heads ({kv_heads}), and ranks cannot share "
+            "them: it "
             + (
-                f": it is no multiple of {kv_heads} either"
+                f"is no multiple of {kv_heads} either"
                 if p.tensor % kv_heads
-                else f": it does not divide the {(heads + 2 * kv_heads) * head_dim} rows of queries, keys and values"
+                else f"does not divide the {rows} rows of queries, keys and values"
             )
         )
     if layers % (p.pipeline * p.virtual_pipeline):

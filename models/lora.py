@@ -95,7 +95,9 @@ class Adapter(nn.Module):
 
 
 def own_parts(name: str, rows: int, model: ModelConfig, rank: int = 0) -> torch.Tensor:
-    """(rows, parts, 1): 1 where a row of a linear, or of the share of a tensor rank, belongs to that Hugging Face part."""
+    """(rows, parts, 1): 1 where a row of a linear, or of a tensor rank's share of one, belongs to that Hugging Face
+    part.
+    """
     if name == "linear_qkv":
         group = torch.tensor([0] * (model.heads // model.kv_heads) + [1, 2]).repeat_interleave(model.head_dim)
         part_R, parts = group.repeat(model.kv_heads)[rank * rows : (rank + 1) * rows], 3

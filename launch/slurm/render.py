@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 import yaml
 
-from ...core.config import heads_fit, check_layout
+from ...core.config import check_layout, heads_fit
 from ...core.errors import ConfigError
 from ...rl.rollout.config import Vllm
 from .. import recipe as recipes

@@ -52,8 +52,10 @@ def hf_parts(
         first = shard.rank * len(part)
         yield names[0], part[: max(0, config.vocab - first)], one
     elif "linear_qkv" in name:
-        runs = [qkv_runs(config.heads, config.kv_heads, config.head_dim, rank, shard.size) for rank in range(shard.size)]
-        pieces = list(zip(runs[shard.rank], part.split([high - low for _, low, high in runs[shard.rank]]), strict=True))
+        sizes = config.heads, config.kv_heads, config.head_dim
+        runs = [qkv_runs(*sizes, rank, shard.size) for rank in range(shard.size)]
+        own = runs[shard.rank]
+        pieces = list(zip(own, part.split([high - low for _, low, high in own]), strict=True))
         for index, hf in enumerate(names):  # of ranks that share a key head not all hold rows of it
             holders = [rank for rank, found in enumerate(runs) if any(which == index for which, _, _ in found)]
             if shard.rank in holders:

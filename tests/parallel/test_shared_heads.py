@@ -68,9 +68,7 @@ def test_a_stage_agrees_with_one_rank(row: str, stage: str) -> None:
     one, steps = measure(stage, kv_heads, None)
     other, at_layout = measure(stage, kv_heads, row)
     assert stage == "eval" or len(steps) > 1
-    compare_steps(
-        steps, at_layout, of_rewards(one, stage), lambda: measure(stage, kv_heads, None, last_bits=True)[1]
-    )
+    compare_steps(steps, at_layout, of_rewards(one, stage), lambda: measure(stage, kv_heads, None, last_bits=True)[1])
     compare_records(one, other, stage)
     if stage == "sft":  # what was read of the folder
         told = [read_json(folder / "stages" / "start.json") for folder in (one, other)]
