@@ -16,6 +16,7 @@ from terrella.core.checkpoint import CheckpointReader
 from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
 from terrella.launch import recipe as recipes
+from terrella.launch.settings.base import Lora
 from terrella.models.folder import PROOF, HFFolder
 from terrella.models.stand_in import byte_vocab, write_byte_tokenizer, write_weights
 from terrella.tests.parallel.recipe_jobs import run_case
@@ -83,6 +84,21 @@ def test_an_export_is_that_of_one_rank(row: str) -> None:
     assert theirs.names() == ours.names() and len(ours.names()) > 10
     assert all(torch.equal(theirs.get(name), ours.get(name)) for name in ours.names())
     assert 0 <= read_json(other / PROOF)["max_logit_difference"] <= 1e-5
+
+
+def test_adapters_agree_with_one_rank() -> None:
+    """A rank's rows of B belong to queries, keys or values wherever its share begins."""
+    kv_heads, world, parallel = ROWS["tp4_sp"]
+    made = recipe(kv_heads, True)
+    stages: list[Any] = [
+        replace(stage, lora=Lora(rank=4, alpha=8.0)) if stage.name == "sft" else stage for stage in made.stages
+    ]
+    runs = [
+        run_case(replace(made, stages=stages), place() / "runs" / f"shared-lora-{ranks}", ranks, layout, stage="sft")
+        for ranks, layout in ((1, {}), (world, parallel))
+    ]
+    assert any("linear_qkv.lora.b" in name for name in runs[0][0]["gradients"])
+    compare_steps(*runs, 0.0, lambda: runs[0])
 
 
 def test_the_embedded_sampler_follows_ranks_that_share_heads(tmp_path: Path) -> None:
