@@ -84,6 +84,8 @@ class OptimizerConfig:
     eps: float = 1e-8  # AdamW's term against division by zero
     weight_decay: float = 0.0  # AdamW's
     clip_grad: float = 1.0  # 0 turns clipping off
+    # of a model with experts: weight of the loss that keeps each layer's choices even within every sequence; 0: none
+    balance: float = 0.0
 
     def __post_init__(self) -> None:
         if self.lr < 0:
@@ -92,6 +94,8 @@ class OptimizerConfig:
             raise ValueError(f"total_steps: schedule '{self.schedule}' needs total_steps > warmup_steps")
         if self.min_lr > self.lr:
             raise ValueError("min_lr: must not exceed lr")
+        if self.balance < 0:
+            raise ValueError("balance: must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} must be at least 0 and below 1")
 

@@ -37,7 +37,7 @@ from .attention import packed_attention
 from .dispatch import choose_dispatcher
 from .experts import GroupedExperts
 from .halves import weight_gradient
-from .replay import attach_replay
+from .replay import Balance, attach_replay
 from .rope import rotate
 
 
@@ -51,6 +51,7 @@ class PackedInput:
     interleaved: bool
     local_T2R: torch.Tensor | None = None  # the table of sliding layers, where there are some
     experts_TLK: torch.Tensor | None = None  # given choices, for the tokens of this tensor rank where they are shared
+    balance: Balance | None = None
     qkv_format: str = "sbhd"
 
     def rotate(self, x_THD: torch.Tensor, sliding: bool = False) -> torch.Tensor:
@@ -238,6 +239,7 @@ class Layer(TransformerLayer):
         if self.replay is not None:  # every time: a recomputed pass comes after others
             given_TLK = packed_seq_params.experts_TLK
             self.replay.given_TK = None if given_TLK is None else given_TLK[:, self.layer_number - 1]
+            self.replay.balance = packed_seq_params.balance
         out, _ = self.mlp(normed)
         return residual + out, None
 
