@@ -84,6 +84,8 @@ class OptimizerConfig:
     eps: float = 1e-8  # AdamW's term against division by zero
     weight_decay: float = 0.0  # AdamW's
     clip_grad: float = 1.0  # 0 turns clipping off
+    # of a model with experts: weight of the loss that keeps each layer's choices even within every sequence; 0: none
+    balance: float = 0.0
 
     def __post_init__(self) -> None:
         if self.lr < 0:
@@ -92,6 +94,8 @@ class OptimizerConfig:
             raise ValueError(f"total_steps: schedule '{self.schedule}' needs total_steps > warmup_steps")
         if self.min_lr > self.lr:
             raise ValueError("min_lr: must not exceed lr")
+        if self.balance < 0:
+            raise ValueError("balance: must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: {self.betas} must be at least 0 and below 1")
 
@@ -139,8 +143,25 @@ def learning_rate(config: OptimizerConfig, step: int) -> float:
     return config.min_lr + (config.lr - config.min_lr) * left
 
 
+def heads_fit(tensor: int, heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether attention can be cut over so many tensor ranks: each has its own key and value heads, or several ranks
+    use the same one with queries of their own. In that case the rows of a head are cut too.
+    """
+    own = kv_heads % tensor == 0 or (tensor % kv_heads == 0 and (heads + 2 * kv_heads) * head_dim % tensor == 0)
+    return heads % tensor == 0 and own
+
+
 def check_layout(
-    parallel: ParallelConfig, *, world: int, layers: int, heads: int, kv_heads: int, ffn: int, experts: int, vocab: int
+    parallel: ParallelConfig,
+    *,
+    world: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    experts: int,
+    vocab: int,
 ) -> None:
     """Refuse a layout the model cannot be cut into, naming the setting to change. `vocab` is the padded size."""
     p = parallel
@@ -149,9 +170,20 @@ def check_layout(
             f"parallel: tensor {p.tensor} x pipeline {p.pipeline} x context {p.context} does not divide the {world} "
             "ranks"
         )
-    for what, size in (("heads", heads), ("kv_heads", kv_heads), ("ffn", ffn), ("padded vocabulary", vocab)):
+    for what, size in (("heads", heads), ("ffn", ffn), ("padded vocabulary", vocab)):
         if size % p.tensor:
             raise ConfigError(f"parallel.tensor: {p.tensor} does not divide the model's {what} ({size})")
+    if not heads_fit(p.tensor, heads, kv_heads, head_dim):
+        rows = (heads + 2 * kv_heads) * head_dim
+        raise ConfigError(
+            f"parallel.tensor: {p.tensor} does not divide the model's kv_heads ({kv_heads}), and ranks cannot share "
+            "them: it "
+            + (
+                f"is no multiple of {kv_heads} either"
+                if p.tensor % kv_heads
+                else f"does not divide the {rows} rows of queries, keys and values"
+            )
+        )
     if layers % (p.pipeline * p.virtual_pipeline):
         raise ConfigError(
             f"parallel.pipeline: pipeline {p.pipeline} x virtual_pipeline {p.virtual_pipeline} does not divide the "

@@ -10,7 +10,7 @@ import contextlib
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,15 @@ from . import checkpoint, profile
 from .batch import PackedBatch
 from .config import OptimizerConfig, ParallelConfig, PrecisionConfig, learning_rate
 from .errors import ConfigError
-from .layout import DocumentLayout, context_rows, document_layout, pad_batch, slice_batch
+from .layout import (
+    DocumentLayout,
+    balance_weights,
+    context_rows,
+    document_layout,
+    pad_batch,
+    slice_batch,
+    trained_lengths,
+)
 
 
 @dataclass(frozen=True)
@@ -122,9 +130,12 @@ class Engine:
         self.optimizer: Any = None
         self._wrapped: list[Any] = list(self.chunks)
         if optimizer is not None:
+            if optimizer.balance and not all(getattr(chunk, "routes", False) for chunk in self.chunks):
+                raise ConfigError("optimizer.balance: the model has no experts; leave it at 0")
             self._wrapped = adam.wrap_ddp(self.chunks, parallel)
             self.optimizer = adam.build_optimizer(optimizer, precision, self._wrapped)
         self._routing_2: torch.Tensor | None = None  # of the last step: choices given to routers, those not their own
+        self._balance: torch.Tensor | None = None  # of the last step: the experts' balancing loss, where there is one
         self._gathering = False  # updated weights are still on their way
         self._uncast = True  # weights have changed since the fp8 copies of them were made
         self._profiler = profile.claim(dist.get_rank()) if optimizer is not None else None
@@ -148,7 +159,19 @@ class Engine:
                 chunk.cast_weights()  # type: ignore[operator]
         self._uncast = False
 
-    def _items(self, microbatches: list[PackedBatch]) -> tuple[list[_Item], list[int]]:
+    def _balance_tokens(self, microbatches: list[PackedBatch]) -> float:
+        """Over how many tokens of all data ranks the experts' balance of a step is a mean; 0 where none is asked for.
+        Collective.
+        """
+        if self.optimizer_config is None or not self.optimizer_config.balance:
+            return 0.0
+        tokens = torch.tensor(
+            float(sum(int(trained_lengths(batch).sum()) for batch in microbatches)), dtype=torch.float64
+        ).to(self.device)
+        dist.all_reduce(tokens, group=self.groups.reduce)
+        return float(tokens) / self.parallel.context  # whose ranks all counted the same documents
+
+    def _items(self, microbatches: list[PackedBatch], balance_tokens: float = 0.0) -> tuple[list[_Item], list[int]]:
         """Pad, slice over context ranks and move to the device; also the padded lengths, before slicing. Where chunks
         of a pipeline are interleaved all microbatches get one.
         """
@@ -172,6 +195,9 @@ class Engine:
         for batch, length in zip(microbatches, lengths, strict=True):
             padded = pad_batch(batch, length)
             layout = document_layout(padded.cu_seqlens_D1.tolist(), self.parallel.context, self.groups.context_rank)
+            if balance_tokens and self.optimizer_config is not None:
+                weights_D = balance_weights(trained_lengths(padded), balance_tokens, self.optimizer_config.balance)
+                layout = replace(layout, balance_D=weights_D)
             if self.parallel.context > 1:
                 padded = slice_batch(
                     padded,
@@ -222,7 +248,7 @@ class Engine:
                 chunk.train()
             chunk.zero_grad_buffer()
         self._take_routing()  # what was scored does not count
-        items, lengths = self._items(microbatches)
+        items, lengths = self._items(microbatches, self._balance_tokens(microbatches))
 
         def finish(chunk, output, item):
             value, sums = loss(*self._read(chunk, output, item), item.batch)
@@ -232,6 +258,10 @@ class Engine:
         self._routing_2 = self._take_routing()
         if self._routing_2 is not None:
             dist.all_reduce(self._routing_2)  # each rank's routers saw other tokens or are of other layers
+        self._balance = None
+        if items[0].layout.balance_D is not None:
+            self._balance = torch.stack([chunk.take_balance() for chunk in self.chunks]).sum()  # type: ignore[operator]
+            dist.all_reduce(self._balance)
         return self._sum_metrics(records)
 
     def _take_routing(self) -> torch.Tensor | None:
@@ -287,6 +317,8 @@ class Engine:
             dist.broadcast_object_list(box, src=self.groups.last_rank, group=self.groups.pipeline)
             metrics = box[0]
         given, disagreed = self._routing_2.tolist() if self._routing_2 is not None else (0, 0)
+        if self._balance is not None:
+            metrics["balance_loss"] = float(self._balance)
         return metrics | ({"routing_given": given, "routing_disagreed": disagreed} if given else {})
 
     @torch.no_grad()

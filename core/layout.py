@@ -41,6 +41,7 @@ class DocumentLayout:
     k_rows: torch.Tensor | None  # keys of all segments end to end, in the global order
     k_order_S: torch.Tensor | None  # global order of the keys gathered over context ranks
     document_T: torch.Tensor  # document of each local token
+    balance_D: torch.Tensor | None = None  # of all documents: weight of their experts' balance, see `balance_weights`
 
     def to(self, device: torch.device) -> DocumentLayout:
         def move(value: Any) -> Any:
@@ -144,3 +145,22 @@ def slice_batch(batch: PackedBatch, rows: torch.Tensor) -> PackedBatch:
     """The per-token fields of some rows; `cu_seqlens_D1` still bounds the whole documents."""
     per_token = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name.endswith("_T")}
     return replace(batch, **{name: value[rows] for name, value in per_token.items() if value is not None})
+
+
+def trained_lengths(batch: PackedBatch) -> torch.Tensor:
+    """Lengths of a whole batch's documents, 0 of those that no term of the loss reads, such as padding."""
+    lengths_D = batch.cu_seqlens_D1.diff()
+    used_D = torch.zeros_like(lengths_D, dtype=torch.bool)
+    document_T = torch.repeat_interleave(torch.arange(len(lengths_D), device=lengths_D.device), lengths_D)
+    for field in fields(batch):
+        weight_T = getattr(batch, field.name) if field.name.endswith("_weight_T") else None
+        if weight_T is not None:
+            used_D[document_T.to(weight_T.device)[weight_T != 0].to(used_D.device)] = True
+    return torch.where(used_D, lengths_D, 0)
+
+
+def balance_weights(lengths_D: torch.Tensor, total: float, coefficient: float) -> torch.Tensor:
+    """What a document's counts of choices are multiplied by, so that the sum over a step's documents is a mean over its
+    `total` tokens: the same however documents are cut and dealt.
+    """
+    return torch.where(lengths_D > 0, coefficient / (lengths_D.clamp(min=1) * total), 0.0).float()

@@ -128,14 +128,17 @@ def small_layout(recipe: Recipe, asked: str | None) -> tuple[ParallelConfig, int
     return parallel, ranks * sizes["dp"]
 
 
-def small_model(model: ModelConfig, parallel: ParallelConfig) -> ModelConfig:
-    """The same family and switches with a few narrow layers."""
+def small_model(model: ModelConfig, parallel: ParallelConfig, tensor: int = 1) -> ModelConfig:
+    """The same family and switches with a few narrow layers. Where more than one of the recipe's `tensor` ranks use a
+    key head, those of the rehearsal do too.
+    """
+    grouped = 1 if tensor > model.kv_heads else 2
     layers = max(2, parallel.pipeline * parallel.virtual_pipeline)
     experts = {"experts": 4, "experts_per_token": 2, "expert_ffn": 32} if model.experts else {}
     narrow = {
         "hidden": 64,
         "heads": 4,
-        "kv_heads": 4 if model.kv_heads == model.heads else 2,
+        "kv_heads": 4 if model.kv_heads == model.heads else grouped,
         "head_dim": 16,
         "ffn": 128,
     }
@@ -146,7 +149,8 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     """The recipe as it is rehearsed; start folders that it needs are to be written under `folder`."""
     parallel, ranks = small_layout(recipe, layout)
     copies = ranks // parallel.model_size
-    model = small_model(recipe.model.sizes, parallel)
+    tensor = parse_layout(layout).get("tp", 1) if layout else recipe.parallel.tensor
+    model = small_model(recipe.model.sizes, parallel, tensor)
     plain: dict[str, Any] = schema.to_plain(recipe)
     notes: list[str] = []
     folders: dict[str, ModelConfig] = {}

@@ -29,7 +29,7 @@ from .graphed import GraphedBlock
 from .heads import ValueHead, make_head
 from .layers import PackedInput, block_spec, layer_spec
 from .lora import LoraConfig, attach, initial_adapter, is_added
-from .replay import local_experts
+from .replay import balance_of, local_experts
 from .rope import inverse_frequencies, rotation_table
 
 
@@ -84,6 +84,10 @@ class GPT(GPTModel):
             packed = replace(packed, experts_TLK=local_experts(experts_TLK, self.config))
             if any(getattr(layer, "replay", None) is None for layer in self.decoder.layers):
                 raise ConfigError("rollouts.replay_routing: needs our layers; set precision.layers: ours, or false")
+        if layout.balance_D is not None:
+            packed = replace(packed, balance=balance_of(layout, self.config))
+            if any(getattr(layer, "replay", None) is None for layer in self.decoder.layers):
+                raise ConfigError("optimizer.balance: needs our layers; set precision.layers: ours, or it to 0")
         if self.graphs is not None and hidden is not None and self.training and torch.is_grad_enabled():
             return self.graphs(hidden, packed)
         return self._layers(hidden, packed)
@@ -98,6 +102,14 @@ class GPT(GPTModel):
         for replay in counted:
             replay.counts_2 = None
         return torch.stack(counts).sum(0) if counts else None
+
+    def take_balance(self) -> torch.Tensor:
+        """The experts' balancing loss since the last time, of the tokens that this rank's routers saw."""
+        counted = [layer.replay for layer in self._own_layers()]
+        losses = [replay.loss for replay in counted if replay.loss is not None]
+        for replay in counted:
+            replay.loss = None
+        return sum(losses, start=torch.zeros((), dtype=torch.float64, device=self.inverse_R.device))
 
     def use_graphs(self) -> None:
         """Run the layers of training passes as CUDA graphs; the weights must have their gradient buffers by the

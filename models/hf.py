@@ -10,7 +10,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from ..core.errors import ConfigError, NumericsError, StorageError
 from ..core.files import make_folder, read_json, save_tensors, write_json
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, hf_names, read_config, to_hf, write_hf_config
-from .families.base import VOCABULARIES, Tensors, check_hf, join_qkv
+from .families.base import VOCABULARIES, Tensors, check_hf, qkv_runs
 from .families.glm import chatglm_name, from_chatglm
 from .folder import CARRIED, PROOF, HFFolder, check_left, describe_tensor, same_tensor, write_proof
 from .lora import is_added, merged
@@ -96,14 +96,15 @@ class InFolder:
             return torch.nn.functional.pad(found, (0, 0, 0, each - len(found)))
         if shard.dim == 1:
             return shard_columns(self.files, names[0], shard)
+        if "linear_qkv" in self.name:
+            runs = qkv_runs(c.heads, c.kv_heads, c.head_dim, shard.rank, shard.size)
+            return torch.cat([self.files.rows_of(names[part], low, high) for part, low, high in runs])
         parts = []
         for name in names:  # a fused gate and up is two halves in one tensor
             halves = shard.halves // len(names) if shard.halves > 1 else 1
             each = self.files.shape(name)[0] // halves // shard.size
             starts = [(half * shard.size + shard.rank) * each for half in range(halves)]
             parts += [self.files.rows_of(name, start, start + each) for start in starts]
-        if "linear_qkv" in self.name:
-            return join_qkv(replace(c, heads=c.heads // shard.size, kv_heads=c.kv_heads // shard.size), *parts)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

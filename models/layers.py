@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import (
     RowParallelLinear,
+    all_gather_last_dim_from_tensor_parallel_region,
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
@@ -36,7 +37,7 @@ from .attention import packed_attention
 from .dispatch import choose_dispatcher
 from .experts import GroupedExperts
 from .halves import weight_gradient
-from .replay import attach_replay
+from .replay import Balance, attach_replay
 from .rope import rotate
 
 
@@ -50,6 +51,7 @@ class PackedInput:
     interleaved: bool
     local_T2R: torch.Tensor | None = None  # the table of sliding layers, where there are some
     experts_TLK: torch.Tensor | None = None  # given choices, for the tokens of this tensor rank where they are shared
+    balance: Balance | None = None
     qkv_format: str = "sbhd"
 
     def rotate(self, x_THD: torch.Tensor, sliding: bool = False) -> torch.Tensor:
@@ -157,12 +159,31 @@ class PackedSelfAttention(SelfAttention):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.linear_qkv: Any
-        self.linear_qkv.skip_bias_add = True  # the kernel that cuts the heads adds it
+        tensor: int = self.config.tensor_model_parallel_size
+        groups: Any = self.config.num_query_groups
+        self.sharers = tensor // groups if groups < tensor else 1  # ranks that use the same key and value head
+        if self.sharers > 1:  # Megatron counts the queries of the whole group
+            self.num_attention_heads_per_partition = self.config.num_attention_heads // tensor
+        # the kernel that cuts the heads adds it, but where ranks share them each has rows of the bias for another's
+        self.linear_qkv.skip_bias_add = self.sharers == 1
 
     def forward(self, hidden_states, attention_mask=None, *, packed_seq_params, **_: object):
         x, bias = self.linear_qkv(hidden_states)
-        out_TA = self.attend(x.squeeze(1), bias, packed_seq_params)
+        x_TC = self._own_heads(x).squeeze(1) if self.sharers > 1 else x.squeeze(1)
+        out_TA = self.attend(x_TC, bias, packed_seq_params)
         return self.linear_proj(out_TA[:, None])
+
+    def _own_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's queries with their key and value, from the projections of all tensor ranks.
+
+        More ranks than key heads: no weight is there twice. The rows of the projection are cut evenly, wherever a head
+        ends, and what they give is gathered; on the way back the gradients of all ranks that used it are summed.
+        """
+        whole = all_gather_last_dim_from_tensor_parallel_region(x, group=self.tp_group)
+        groups: Any = self.config.num_query_groups
+        own, (group, place) = self.num_attention_heads_per_partition, divmod(self.tp_group.rank(), self.sharers)
+        heads = whole.view(*x.shape[:-1], groups, own * self.sharers + 2, -1)[..., group, :, :]
+        return torch.cat([heads[..., place * own : (place + 1) * own, :], heads[..., -2:, :]], -2).flatten(-2)
 
     def attend(self, x_TC: torch.Tensor, bias: torch.Tensor | None, packed: PackedInput) -> torch.Tensor:
         """What lies between the projections: (T, A)."""
@@ -218,6 +239,7 @@ class Layer(TransformerLayer):
         if self.replay is not None:  # every time: a recomputed pass comes after others
             given_TLK = packed_seq_params.experts_TLK
             self.replay.given_TK = None if given_TLK is None else given_TLK[:, self.layer_number - 1]
+            self.replay.balance = packed_seq_params.balance
         out, _ = self.mlp(normed)
         return residual + out, None
 

@@ -63,11 +63,11 @@ class Adapter(nn.Module):
         super().__init__()
         from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
-        from ..core.mcore.params import mark_halves
+        from ..core.mcore.params import mark_halves, tensor_rank
 
         self.column = column = name in ("linear_qkv", "linear_fc1")
         self.scale, self.sequence_parallel = config.scale, sequence_parallel
-        own_RP1 = own_parts(name, weight.shape[0], model).to(weight.dtype)
+        own_RP1 = own_parts(name, weight.shape[0], model, tensor_rank()).to(weight.dtype)
         self.register_buffer("own_RP1", own_RP1, persistent=False)
         self.a = nn.Parameter(torch.empty(own_RP1.shape[1] * config.rank, weight.shape[1], dtype=weight.dtype))
         self.b = nn.Parameter(torch.empty(weight.shape[0], config.rank, dtype=weight.dtype))
@@ -94,13 +94,13 @@ class Adapter(nn.Module):
         return (low @ spread(self.b, self.own_RP1).T) * self.scale
 
 
-def own_parts(name: str, rows: int, model: ModelConfig) -> torch.Tensor:
+def own_parts(name: str, rows: int, model: ModelConfig, rank: int = 0) -> torch.Tensor:
     """(rows, parts, 1): 1 where a row of a linear, or of a tensor rank's share of one, belongs to that Hugging Face
     part.
     """
     if name == "linear_qkv":
         group = torch.tensor([0] * (model.heads // model.kv_heads) + [1, 2]).repeat_interleave(model.head_dim)
-        part_R, parts = group.repeat(rows // len(group)), 3
+        part_R, parts = group.repeat(model.kv_heads)[rank * rows : (rank + 1) * rows], 3
     elif name == "linear_fc1" and not FAMILIES[model.family].fused_mlp:
         part_R, parts = torch.arange(2).repeat_interleave(rows // 2), 2
     else:

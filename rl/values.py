@@ -52,6 +52,8 @@ def training_values(results: Sequence[StepResult], sampled: int) -> dict[str, An
         values["logprob_drift/mean"] = first["drift"] / begun
     if first.get("routing_given"):  # of the experts that tokens were sent to when they were sampled
         values["routing/disagreed"] = first["routing_disagreed"] / first["routing_given"]
+    if "balance_loss" in sums:
+        values["balance_loss"] = sums["balance_loss"] / len(results)
     if trained and "reference_kl" in sums:
         values["kl"] = sums["reference_kl"] / trained
     return values

@@ -70,6 +70,13 @@ def mark_halves(param: torch.nn.Parameter) -> None:
     param.terrella_halves = 2  # type: ignore[attr-defined]
 
 
+def tensor_rank() -> int:
+    """This rank's place among those that share each layer's matrices."""
+    from megatron.core import parallel_state as state
+
+    return state.get_tensor_model_parallel_rank()
+
+
 def named_parameters(chunks: list[torch.nn.Module]) -> list[NamedParameter]:
     """This rank's parameters, in order, with global names and shards."""
     from megatron.core import parallel_state as state

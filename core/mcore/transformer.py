@@ -47,6 +47,7 @@ def transformer_config(
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
+        head_dim=head_dim,
         ffn=expert_ffn if experts else ffn,
         experts=experts,
         vocab=vocab,

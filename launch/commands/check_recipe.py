@@ -83,6 +83,7 @@ def _layout(recipe: Recipe) -> Iterator[Check]:
         "layers": m.layers,
         "heads": m.heads,
         "kv_heads": m.kv_heads,
+        "head_dim": m.head_dim,
         "ffn": m.ffn,
         "experts": m.experts,
         "vocab": m.padded_vocab,

@@ -82,6 +82,7 @@ def impossible(layout: Layout, work: Work) -> str | None:
             layers=m.layers,
             heads=m.heads,
             kv_heads=m.kv_heads,
+            head_dim=m.head_dim,
             ffn=m.ffn,
             experts=m.experts,
             vocab=m.padded_vocab,

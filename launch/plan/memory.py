@@ -54,10 +54,10 @@ def parameters_here(work: Work, layout: Layout) -> tuple[float, float]:
 
 def cache_bytes(work: Work, layout: Layout, tokens: int) -> float:
     """Keys and values of `tokens` tokens that a sampler on the same GPUs keeps, at the trainer's tensor-parallel
-    size.
+    size; ranks beyond the key heads hold copies.
     """
     m = work.model
-    return 4.0 * m.layers * m.kv_heads * m.head_dim * tokens / layout.tensor
+    return 4.0 * m.layers * m.kv_heads * m.head_dim * tokens / min(layout.tensor, m.kv_heads)
 
 
 def memory(work: Work, layout: Layout, cache_tokens: int = 0) -> Memory:

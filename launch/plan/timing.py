@@ -177,11 +177,12 @@ def _layer(work: Work, layout: Layout, gpu: Gpu, c: Constants, tokens: float) ->
     compute = max(forward, issue) + max(compute - forward, issue * (2.0 if layout.recompute == "full" else 1.0))
     tensor = 0.0
     if layout.tensor > 1:
-        gathers = (5.0 if m.experts else 10.0) * passes
+        width = (5.0 if m.experts else 10.0) * m.hidden
+        width += 2.0 * (q + 2 * kv) if layout.tensor > m.kv_heads else 0.0  # ranks that share key heads
         tensor = (
-            gathers
+            passes
             * tokens
-            * m.hidden
+            * width
             * 2.0
             * (layout.tensor - 1)
             / layout.tensor

@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 import yaml
 
-from ...core.config import check_layout
+from ...core.config import check_layout, heads_fit
 from ...core.errors import ConfigError
 from ...rl.rollout.config import Vllm
 from .. import recipe as recipes
@@ -101,6 +101,7 @@ def check(config: Recipe, settings: JobSettings) -> None:
         layers=model.layers,
         heads=model.heads,
         kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
         ffn=model.ffn,
         experts=model.experts,
         vocab=parallel.tensor,  # the tokenizer decides it later; padding makes it divide
@@ -117,7 +118,7 @@ def check(config: Recipe, settings: JobSettings) -> None:
             size = getattr(stage, key, None)
             if size is not None and size % copies:
                 up, wider = -(-size // copies) * copies, parallel.tensor * copies // size
-                fits = copies % size == 0 and model.kv_heads % wider == 0
+                fits = copies % size == 0 and heads_fit(wider, model.heads, model.kv_heads, model.head_dim)
                 same = f"--set parallel.tensor={wider} (the batch stays), " if fits else ""
                 raise ConfigError(
                     f"stages: {stage.name}.{key} = {size} is no multiple of the {copies} data-parallel ranks of "

@@ -42,6 +42,8 @@ def fit(
         result = engine.step(batches, loss)
         totals = {key: totals.get(key, 0) + count for key, count in counts.items()}
         values = {**describe(result.metrics), "grad_norm": result.grad_norm, "lr": result.lr, **totals}
+        if "balance_loss" in result.metrics:
+            values["balance_loss"] = result.metrics["balance_loss"]
         require_finite(values, step)
         took = time.monotonic() - begun
         if job.mesh.is_main and ((step + 1) % pace.log_every == 0 or step + 1 == steps):

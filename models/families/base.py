@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
@@ -148,6 +149,22 @@ def split_qkv(config: ModelConfig, packed: torch.Tensor) -> list[torch.Tensor]:
     queries = config.heads // config.kv_heads * config.head_dim
     grouped = packed.reshape(config.kv_heads, -1, *packed.shape[1:])
     return [x.reshape(-1, *packed.shape[1:]) for x in grouped.split([queries, config.head_dim, config.head_dim], 1)]
+
+
+@cache
+def qkv_runs(heads: int, kv_heads: int, head_dim: int, rank: int, size: int) -> list[tuple[int, int, int]]:
+    """What one of `size` equal shares of a packed tensor consists of, in order: which of queries, keys and values, and
+    its rows from one to another. Where there are more shares than key heads they begin and end within heads.
+    """
+    queries, each = heads // kv_heads * head_dim, (heads + 2 * kv_heads) * head_dim // size
+    start, runs = 0, []
+    for group in range(kv_heads):
+        for part, rows in enumerate((queries, head_dim, head_dim)):
+            low, high = max(start, rank * each), min(start + rows, (rank + 1) * each)
+            if low < high:
+                runs.append((part, group * rows + low - start, group * rows + high - start))
+            start += rows
+    return runs
 
 
 def parameter_names(config: ModelConfig) -> list[str]:

@@ -19,7 +19,7 @@ from ...core.ports import free_port
 from ...core.store import open_store
 from ...models.config import ModelConfig
 from ...models.families import FAMILIES, hf_names
-from ...models.families.base import VOCABULARIES, split_qkv
+from ...models.families.base import VOCABULARIES, qkv_runs
 from ...models.lora import is_added
 from .flat import flatten
 from .transports import Target, broadcast, buckets, call_all, make_group, with_checksums
@@ -52,9 +52,15 @@ def hf_parts(
         first = shard.rank * len(part)
         yield names[0], part[: max(0, config.vocab - first)], one
     elif "linear_qkv" in name:
-        share = replace(config, heads=config.heads // shard.size, kv_heads=config.kv_heads // shard.size)
-        for hf, tensor in zip(names, split_qkv(share, part), strict=True):
-            yield hf, tensor, one
+        sizes = config.heads, config.kv_heads, config.head_dim
+        runs = [qkv_runs(*sizes, rank, shard.size) for rank in range(shard.size)]
+        own = runs[shard.rank]
+        pieces = list(zip(own, part.split([high - low for _, low, high in own]), strict=True))
+        for index, hf in enumerate(names):  # of ranks that share a key head not all hold rows of it
+            holders = [rank for rank, found in enumerate(runs) if any(which == index for which, _, _ in found)]
+            if shard.rank in holders:
+                rows = torch.cat([piece for (which, _, _), piece in pieces if which == index])
+                yield hf, rows, Shard(0, holders.index(shard.rank), len(holders))
     elif len(names) > 1:  # gate and up, each cut on its own
         for hf, tensor in zip(names, part.chunk(len(names)), strict=True):
             yield hf, tensor, one

@@ -116,6 +116,31 @@ def test_random_states_come_back_where_ranks_hold_the_same(saved: tuple[Path, li
     assert torch.equal(same, later) and not torch.equal(same, other)
 
 
+def test_a_checkpoint_moves_between_ranks_that_share_key_heads(tmp_path: Path) -> None:
+    """Two heads for four ranks: resumed to the bit by the same ranks, and from and to two ranks and one with the same
+    weights and moments.
+    """
+    folder = tmp_path / "step_00000002"
+    common = {"folder": str(folder), "parallel": {"tensor": 4}, "total": 6}
+    before = run_ranks(f"{JOBS}:train_and_save", 4, at=2, **common)
+    for one, other in zip(before, run_ranks(f"{JOBS}:resume", 4, **common), strict=True):
+        assert other["trace"] == one["trace"][2:]
+        for name, value in one["states"].items():
+            assert torch.equal(_bits(value), _bits(other["states"][name])), name
+    stored, previous = CheckpointReader(folder), folder
+    for number, tensor in enumerate((1, 4, 2, 4)):
+        parallel, other = {"tensor": tensor}, tmp_path / f"again-{number}"
+        run_ranks(f"{JOBS}:resave", tensor, folder=str(previous), other=str(other), parallel=parallel)
+        found, previous = CheckpointReader(other), other
+        for name in stored.names():
+            for kind in ("master", "exp_avg", "exp_avg_sq"):
+                assert torch.equal(_bits(stored.full(name, kind)), _bits(found.full(name, kind))), f"{name} {kind}"
+    for tensor in (1, 2):
+        found = run_ranks(f"{JOBS}:resume", tensor, folder=str(folder), parallel={"tensor": tensor}, total=6)[0]
+        losses = [abs(a[0] - b[0]) / abs(b[0]) for a, b in zip(found["trace"], before[0]["trace"][2:], strict=True)]
+        assert losses[0] <= 1e-6 and max(losses) <= 1e-5
+
+
 def test_experts_move_between_layouts(tmp_path: Path) -> None:
     """Saved by two expert ranks, loaded by one and by two tensor ranks: the same weights and moments, to the bit."""
     run_ranks(f"{JOBS}:train_experts", 2, folder=str(tmp_path / "ep2"), parallel={"expert": 2})

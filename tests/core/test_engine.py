@@ -14,14 +14,16 @@ from terrella.core.errors import ConfigError
 from terrella.tests.parallel.pool import run_ranks
 
 JOBS = "terrella.tests.core.engine_jobs"
-MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "ffn": 48, "experts": 0, "vocab": 64}
+MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48, "experts": 0, "vocab": 64}
 
 
 @pytest.mark.parametrize(
     ("parallel", "world", "model", "message"),
     [
         ({"tensor": 3}, 4, {}, "does not divide the 4 ranks"),
-        ({"tensor": 4}, 4, {}, r"kv_heads \(2\)"),
+        ({"tensor": 4}, 4, {"heads": 14}, r"4 does not divide the model's heads \(14\)"),
+        ({"tensor": 2}, 2, {"heads": 6, "kv_heads": 3}, r"kv_heads \(3\).*no multiple of 3 either"),
+        ({"tensor": 6}, 6, {"heads": 12, "vocab": 66}, r"kv_heads \(2\).*does not divide the 128 rows"),
         ({"pipeline": 3}, 3, {}, "does not divide the 4 layers"),
         ({"pipeline": 2, "virtual_pipeline": 4}, 2, {}, "virtual_pipeline 4"),
         ({"expert": 2}, 2, {}, "has no experts"),
@@ -34,6 +36,12 @@ MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "ffn": 48, "experts": 0, "vocab
 def test_layouts_that_cannot_be(parallel: dict, world: int, model: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_layout(ParallelConfig(**parallel), world=world, **{**MODEL, **model})
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tensor"), [(4, 2, 4), (4, 1, 2), (12, 2, 4), (64, 8, 16), (14, 2, 2)])
+def test_layouts_that_can_be(heads: int, kv_heads: int, tensor: int) -> None:
+    """Also with more ranks than key heads."""
+    check_layout(ParallelConfig(tensor=tensor), world=tensor, **{**MODEL, "heads": heads, "kv_heads": kv_heads})
 
 
 def test_settings_that_cannot_be() -> None:

@@ -67,6 +67,19 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.full
+def test_ranks_of_trainer_and_server_share_a_key_head(tmp_path: Path) -> None:
+    """Both are tensor parallel by two with one head: each rank sends the rows it holds, and the server's samples have
+    the trainer's log-probs after every update.
+    """
+    changed = ["model.kv_heads=1", "stages.1.steps=8", "stages.2.optimizer={lr: 1e-3}", "ranks=2"]
+    command = tiny_run.command(tmp_path / "run", *(s.replace('"0,1", ""', '"0,1"') for s in SETTINGS), *changed)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **CPU})
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [row for row in MetricsFile(tmp_path / "run" / "metrics.jsonl").rows() if "logprob_drift/mean" in row]
+    assert len(rows) > 2 and max(row["logprob_drift/mean"] for row in rows) <= 1e-5
+
+
+@pytest.mark.full
 def test_an_evaluation_brings_every_model_into_one_server(tmp_path: Path) -> None:
     """Two runs that differ in the evaluation's sampler alone: greedy, vLLM predicts what the embedded sampler does."""
     greedy = []

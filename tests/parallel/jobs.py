@@ -113,6 +113,7 @@ INTERLEAVED = replace(DENSE, rotary_interleaved=True, rotary_fraction=0.5)
 GEMMA = replace(
     DENSE, tied=True, qk_norm=True, qkv_bias=False, block="gemma", sliding_window=4, global_every=2, query_scale=0.3
 )
+ONE_KV = replace(DENSE, kv_heads=1)
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 
@@ -133,11 +134,13 @@ def make_engine(
     lr: float = 1e-3,
     lora: LoraConfig | None = None,
     value_head: ValueHead = "none",
+    balance: float = 0.0,
 ) -> Engine:
     from terrella.models.gpt import build_gpt, initial_weight
 
     build = build_gpt(model, lora=lora, value_head=value_head)
-    engine = Engine(build, ParallelConfig(**parallel), OptimizerConfig(lr=lr), FORMATS[precision], seed=3)
+    optimizer = OptimizerConfig(lr=lr, balance=balance)
+    engine = Engine(build, ParallelConfig(**parallel), optimizer, FORMATS[precision], seed=3)
     if lora is not None:  # adapters start at B = 0, where A has no gradient to compare
         shapes = {p.name: p.shard.full_shape(p.param.shape) for p in engine.local_parameters()}
         engine.load_weights(  # under another name: an adapter's own B is drawn as zeros
@@ -165,7 +168,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "interleaved": {"model": INTERLEAVED},
     "gemma": {"model": GEMMA},
     "moe": {"model": MOE},
+    "balance": {"model": MOE, "balance": 0.05},
     "lora": {"lora": LORA},
+    "one-kv": {"model": ONE_KV},
+    "one-kv-norms": {"model": replace(TIED, kv_heads=1)},
+    "one-kv-moe": {"model": replace(MOE, kv_heads=1)},
+    "one-kv-lora": {"model": ONE_KV, "lora": LORA},
     "value": {"value_head": "scalar"},
 }
 

@@ -48,12 +48,39 @@ KIND_ROWS = {
         {"expert": 2, "tensor": 2, "sequence_parallel": True, "expert_dispatch": "alltoall"},
     ),
     "moe-ep2_pp2": ("moe", 4, {"expert": 2, "pipeline": 2}),
+    "balance-ep2": ("balance", 2, {"expert": 2}),
+    "balance-dp2": ("balance", 2, {}),
+    "balance-cp2": ("balance", 2, {"context": 2}),
+    "balance-pp2": ("balance", 2, {"pipeline": 2}),
+    "balance-ep2_sp-alltoall": (
+        "balance",
+        4,
+        {"expert": 2, "tensor": 2, "sequence_parallel": True, "expert_dispatch": "alltoall"},
+    ),
+    "balance-sp_cp2": ("balance", 4, {"tensor": 2, "sequence_parallel": True, "context": 2}),
+    "balance-recompute": ("balance", 1, {"recompute": "full"}),
     "value-tp2": ("value", 2, {"tensor": 2}),
     "value-sp": ("value", 2, {"tensor": 2, "sequence_parallel": True}),
     "value-pp2": ("value", 2, {"pipeline": 2}),
     "kernel-tp2": ("kernel", 2, {"tensor": 2}),
     "kernel-sp": ("kernel", 2, {"tensor": 2, "sequence_parallel": True}),
     "kernel-cp2": ("kernel", 2, {"context": 2}),
+    # more tensor ranks than key heads
+    "one-kv-tp2": ("one-kv", 2, {"tensor": 2}),
+    "one-kv-sp": ("one-kv", 2, {"tensor": 2, "sequence_parallel": True}),
+    "one-kv-tp2_pp2": ("one-kv", 4, {"tensor": 2, "pipeline": 2}),
+    "one-kv-tp2_dp2": ("one-kv", 4, {"tensor": 2}),
+    "one-kv-sp_cp2": ("one-kv", 4, {"tensor": 2, "sequence_parallel": True, "context": 2}),
+    "one-kv-tp2-recompute": ("one-kv", 2, {"tensor": 2, "recompute": "full"}),
+    "one-kv-tp4": ("one-kv", 4, {"tensor": 4}),
+    "one-kv-norms-sp": ("one-kv-norms", 2, {"tensor": 2, "sequence_parallel": True}),
+    "one-kv-norms-tp2": ("one-kv-norms", 2, {"tensor": 2}),
+    "one-kv-moe-sp": ("one-kv-moe", 2, {"tensor": 2, "sequence_parallel": True}),
+    "one-kv-lora-tp2": ("one-kv-lora", 2, {"tensor": 2}),
+    "one-kv-lora-sp_dp2": ("one-kv-lora", 4, {"tensor": 2, "sequence_parallel": True}),
+    "dense-tp4": ("dense", 4, {"tensor": 4}),
+    "dense-tp4_sp": ("dense", 4, {"tensor": 4, "sequence_parallel": True}),
+    "lora-tp4_sp": ("lora", 4, {"tensor": 4, "sequence_parallel": True}),
 }
 
 
@@ -68,6 +95,8 @@ def compare(reference: dict, other: dict) -> None:
     norm = reference["norm"]
     assert abs(other["metrics"]["loss"] - reference["metrics"]["loss"]) <= TOLERANCE * abs(reference["metrics"]["loss"])
     assert other["metrics"]["tokens"] == reference["metrics"]["tokens"]
+    if "balance_loss" in reference["metrics"]:
+        assert other["metrics"]["balance_loss"] == pytest.approx(reference["metrics"]["balance_loss"], rel=TOLERANCE)
     assert abs(other["norm"] - norm) <= TOLERANCE * norm
     whole = sum(float(gradient.double().square().sum()) for gradient in other["gradients"].values()) ** 0.5
     assert abs(other["norm"] - whole) <= TOLERANCE * norm  # every parameter once
@@ -92,10 +121,22 @@ def test_layout(row: str, packed: bool) -> None:
     compare(measure(1, packed), measure(world, packed, tuple(parallel.items())))
 
 
-@pytest.mark.parametrize("row", KIND_ROWS)
+# what other rows show in parts
+LONGER = {"one-kv-tp2-recompute", "one-kv-tp2_dp2", "one-kv-norms-tp2", "one-kv-tp4", "dense-tp4", "lora-tp4_sp"}
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.full] * (row in LONGER)) for row in KIND_ROWS])
 def test_kind_of_model(row: str) -> None:
     kind, world, parallel = KIND_ROWS[row]
     compare(measure(1, True, kind=kind), measure(world, True, tuple(parallel.items()), kind))
+
+
+def test_balance_is_a_loss_of_its_own() -> None:
+    """It changes gradients and not the loss that is reported, and is at least its weight in each layer."""
+    plain, balanced = measure(1, True, kind="moe"), measure(1, True, kind="balance")
+    assert balanced["metrics"]["loss"] == plain["metrics"]["loss"]
+    assert abs(balanced["norm"] - plain["norm"]) > 1e-3 * plain["norm"]
+    assert 2 * 0.05 < balanced["metrics"]["balance_loss"] < 2 * 0.1
 
 
 HALVES = {

@@ -17,7 +17,8 @@ WORK = Work(DENSE, sequence=64, batch=16)
 IMPOSSIBLE = [
     (Layout(2, pipeline=2, virtual=4), DENSE, "does not divide the 4 layers"),
     (Layout(2, expert=2), DENSE, "no experts"),
-    (Layout(2, tensor=2), replace(DENSE, kv_heads=1), "kv_heads (1)"),
+    (Layout(2, tensor=2), replace(DENSE, heads=3, kv_heads=1), "heads (3)"),
+    (Layout(2, tensor=2), replace(DENSE, heads=6, kv_heads=3), "kv_heads (3)"),
 ]
 
 

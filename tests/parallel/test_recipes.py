@@ -171,13 +171,18 @@ def experts(case: str) -> Path:
 
 @cache
 def measure_experts(
-    case: str, stage: str, layout: str | None = None, last_bits: bool = False
+    case: str, stage: str, layout: str | None = None, last_bits: bool = False, balance: float = 0.0
 ) -> tuple[Path, list[dict[str, Any]]]:
     """A stage with a model of experts; RL samples on one rank, and trains on those samples at a layout."""
     world, parallel = EXPERT_LAYOUTS[layout] if layout else (1, {})
-    folder = place() / "runs" / f"{case}-{stage}-experts-{layout or 'one'}{'-bits' if last_bits else ''}"
-    samples = measure_experts(case, stage)[0] if layout or last_bits else None
-    return folder, run_case(load(case, **EXPERTS), folder, world, parallel, experts(case), stage, samples, last_bits)
+    kind = f"{'balanced' if balance else 'experts'}-{layout or 'one'}{'-bits' if last_bits else ''}"
+    folder = place() / "runs" / f"{case}-{stage}-{kind}"
+    samples = measure_experts(case, stage, balance=balance)[0] if layout or last_bits else None
+    recipe = load(case, **EXPERTS)
+    stages: list[Any] = list(recipe.stages)
+    stages = [replace(s, optimizer=replace(s.optimizer, balance=balance)) if s.name == stage else s for s in stages]
+    recipe = replace(recipe, stages=stages)
+    return folder, run_case(recipe, folder, world, parallel, experts(case), stage, samples, last_bits)
 
 
 @cache
@@ -343,6 +348,19 @@ def test_a_stage_with_experts_agrees_with_one_rank(stage: str, layout: str) -> N
         steps, at_layout, of_rewards(one, stage), lambda: measure_experts("sokoban", stage, last_bits=True)[1]
     )
     compare_records(one, other, stage)
+
+
+@pytest.mark.parametrize(
+    ("stage", "layout"), [pytest.param("rlvr", "ep2", marks=pytest.mark.full), ("pretrain", "tp2_ep2")]
+)
+def test_balanced_experts_agree_with_one_rank(stage: str, layout: str) -> None:
+    """The loss that keeps choices even is over the same documents at every layout, in gradients and in the record."""
+    measured = partial(measure_experts, "sokoban", stage, balance=0.05)
+    (one, steps), (other, at_layout) = measured(), measured(layout)
+    compare_steps(steps, at_layout, of_rewards(one, stage), lambda: measured(last_bits=True)[1])
+    compare_records(one, other, stage)
+    rows = [r for r in MetricsFile(one / "metrics.jsonl").rows() if r["stage"] == stage]
+    assert rows and all(row["balance_loss"] > 0.05 for row in rows)
 
 
 @pytest.mark.full

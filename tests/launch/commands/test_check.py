@@ -350,6 +350,8 @@ def test_a_model_of_ones_own_is_rehearsed_with_its_tokenizer(tmp_path: Path) -> 
         300,
     )
     assert (Path(start["folder"]) / "tokenizer.json").is_file() and "with the tokenizer of" in made.stand_ins[0]
+    shared = rehearse.turned_down(recipe.load("grpo", (f"model.folder={folder}",)), "tp=4", tmp_path / "shared")
+    assert shared.settings["model"]["kv_heads"] == 1  # two ranks of the rehearsal share a head, as the four would
 
 
 @pytest.mark.parametrize("family", ["glm", "qwen2"])

@@ -162,10 +162,23 @@ def test_search_explains_itself_and_agrees_with_the_engine() -> None:
     )
     assert best.time.total == min(c.time.total for c in found.fitting)
     assert found.reasons()["memory"] > 10
-    assert "kv_heads (8)" in (impossible(Layout(16, tensor=16), Work(GEOMETRIES["llama3-70b"], 4096, 256)) or "")
+    assert "heads (14)" in (impossible(Layout(4, tensor=4), Work(GEOMETRIES["qwen2.5-0.5b"], 4096, 256)) or "")
     assert "does not divide the 80 layers" in (
         impossible(Layout(64, pipeline=32), Work(GEOMETRIES["llama3-70b"], 4096, 256)) or ""
     )
+
+
+def test_ranks_may_share_key_heads() -> None:
+    """Qwen2.5-1.5B has two: four ranks hold a quarter of the weights, gather projections beside hidden states, and keep
+    the cache of two.
+    """
+    work = Work(GEOMETRIES["qwen2.5-1.5b"], 4096, 64)
+    two, four = (Layout(8, tensor=tensor) for tensor in (2, 4))
+    assert impossible(four, work) is None and any(c.layout.tensor == 4 for c in search(work, 8, H100).fitting)
+    assert memory(work, four).weights == pytest.approx(memory(work, two).weights / 2)
+    assert cache_bytes(work, four, 1000) == cache_bytes(work, two, 1000)
+    alike = replace(work, model=replace(work.model, kv_heads=4))  # a head for every rank
+    assert step_time(work, four, H100).tensor > 1.1 * step_time(alike, four, H100).tensor
 
 
 def test_simulated_failures_agree_with_the_formula_and_the_interval_is_the_best() -> None:

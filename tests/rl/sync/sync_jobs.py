@@ -14,7 +14,7 @@ from terrella.rl.sync.sharded import ShardedTransport, own_parts
 from terrella.tests.parallel import jobs
 from terrella.tests.rl.sync.sync_targets import Engine as Target
 
-WIDE = {"hidden": 128, "heads": 8, "kv_heads": 4, "head_dim": 16, "ffn": 256, "vocab": 509}
+WIDE = {"hidden": 128, "heads": 8, "head_dim": 16, "ffn": 256, "vocab": 509}
 
 
 def everyone(value: Any) -> list[Any]:
@@ -23,11 +23,11 @@ def everyone(value: Any) -> list[Any]:
     return found
 
 
-def send_parts(parallel: dict[str, Any], kind: str = "dense") -> dict[str, Any]:
+def send_parts(parallel: dict[str, Any], kind: str = "dense", kv_heads: int = 4) -> dict[str, Any]:
     """Two syncs to two workers that live in the first rank: whether they hold what a gather gives, and the bytes that
     this rank sent to each of them.
     """
-    model = replace(jobs.KINDS[kind].get("model", jobs.DENSE), **WIDE)
+    model = replace(jobs.KINDS[kind].get("model", jobs.DENSE), **WIDE, kv_heads=kv_heads)
     engine = jobs.make_engine(parallel, model)
     main = dist.get_rank() == 0
     targets = [Target("one"), Target("two")] if main else []

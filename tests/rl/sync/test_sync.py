@@ -208,16 +208,19 @@ def test_buckets_keep_order_and_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "parallel", "kind"),
+    ("world", "parallel", "kind", "kv_heads"),
     [
-        (4, {"tensor": 2}, "dense"),
-        (4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2}, "dense"),
-        (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}, "moe"),
+        (4, {"tensor": 2}, "dense", 4),
+        (4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2}, "dense", 4),
+        (4, {"tensor": 2, "sequence_parallel": True, "expert": 2}, "moe", 4),
+        (4, {"tensor": 4}, "dense", 2),  # a rank holds queries alone, or the rest of them with key and value
+        (4, {"tensor": 2, "pipeline": 2}, "dense", 1),
     ],
-    ids=["tp2_dp2", "tp2_pp2", "tp2_ep2"],
+    ids=["tp2_dp2", "tp2_pp2", "tp2_ep2", "tp4_kv2", "tp2_pp2_kv1"],
 )
-def test_ranks_send_what_they_hold_and_each_byte_once(world: int, parallel: dict, kind: str) -> None:
-    found = run_ranks("terrella.tests.rl.sync.sync_jobs:send_parts", world, parallel=parallel, kind=kind)
+def test_ranks_send_what_they_hold_and_each_byte_once(world: int, parallel: dict, kind: str, kv_heads: int) -> None:
+    job = "terrella.tests.rl.sync.sync_jobs:send_parts"
+    found = run_ranks(job, world, parallel=parallel, kind=kind, kv_heads=kv_heads)
     assert all(rank["same"] for rank in found) and found[0]["version"] == [2, 2]
     payload, sent = found[0]["payload"], [rank["sent"] for rank in found]
     assert payload <= sum(sent) <= 1.1 * payload
