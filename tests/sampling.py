@@ -27,7 +27,10 @@ def few(cases: Sequence[Any], count: int) -> list[Any]:
 def sampled(cases: Sequence[Any], count: int) -> list[Any]:
     """All cases as parameters of a test, of which only a few are not marked `full`."""
     now = few(range(len(cases)), count)
-    return [case if i in now else pytest.param(case, marks=pytest.mark.full) for i, case in enumerate(cases)]
+    return [
+        case if i in now else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+        for i, case in enumerate(cases)
+    ]
 
 
 def every_value(items: Sequence[pytest.Function]) -> list[pytest.Function]:
