@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -29,6 +30,7 @@ from . import by_path
 from .errors import ConfigError
 
 T = TypeVar("T")
+_hints = functools.cache(typing.get_type_hints)  # compiles every annotation: most of the time that a recipe took
 PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 MOST_CHARACTERS, MOST_VALUES, DEEPEST = 1_000_000, 50_000, 64  # of a YAML file
 
@@ -309,7 +311,7 @@ def _build(kind: Any, item: Located, key: str) -> Any:
 
 def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
     """Sections that come in several kinds tell themselves apart by their `kind` key."""
-    kinds = {typing.get_args(typing.get_type_hints(choice)["kind"])[0]: choice for choice in choices}
+    kinds = {typing.get_args(_hints(choice)["kind"])[0]: choice for choice in choices}
     if not isinstance(item.value, dict) or "kind" not in item.value:
         raise ConfigError(f"{item.where}: {key} needs a key 'kind': one of {', '.join(kinds)}")
     kind = item.value["kind"]
@@ -380,7 +382,7 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
         )
     if not isinstance(item.value, dict):
         raise ConfigError(f"{item.where}: {key or kind.__name__} must be a section with keys, not {plain(item)!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     names = {f.name: f for f in dataclasses.fields(kind) if f.init}
     gone: dict[str, Any] = getattr(kind, "gone", {})
     values: dict[str, Any] = {}

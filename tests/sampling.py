@@ -27,7 +27,27 @@ def few(cases: Sequence[Any], count: int) -> list[Any]:
 def sampled(cases: Sequence[Any], count: int) -> list[Any]:
     """All cases as parameters of a test, of which only a few are not marked `full`."""
     now = few(range(len(cases)), count)
-    return [case if i in now else pytest.param(case, marks=pytest.mark.full) for i, case in enumerate(cases)]
+    return [
+        case if i in now else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+        for i, case in enumerate(cases)
+    ]
+
+
+def every_value(items: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """Of each test's rows so many that every value of every parameter is in one, combined as the commit draws it."""
+    drawn = random.Random(_commit()).sample(range(len(items)), len(items))
+    seen: set[tuple[str, ...]] = set()
+    kept = set()
+    for number in drawn:
+        item = items[number]
+        values = {(item.originalname,)}
+        for mark in item.iter_markers("parametrize"):
+            names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+            values.add((item.originalname, *(f"{n.strip()}={item.callspec.params[n.strip()]!r}" for n in names)))
+        if not values <= seen:
+            kept.add(number)
+            seen |= values
+    return [item for number, item in enumerate(items) if number in kept]
 
 
 def in_turn(case: str, cases: Sequence[str]) -> Callable[[Any], Any]:

@@ -72,6 +72,19 @@ def installed() -> bool:
     return _mode is not None
 
 
+def _import_uncompiled() -> None:
+    """Import megatron-core with its small fused functions as they are written: torch.compile, which decorates them,
+    would need a C++ compiler here, and loading it is a third of what a process takes to start.
+    """
+    compiles = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment,misc]
+    try:
+        from megatron.core import jit
+    finally:
+        torch.compile = compiles
+    jit.disable_jit_fuser()  # for its modules that are imported later
+
+
 def install() -> None:
     """Make megatron-core run on CPU in this process; refused where CUDA is there, done once otherwise."""
     global _mode
@@ -101,6 +114,7 @@ def install() -> None:
     cuda.stream = giving(lambda *a, **k: contextlib.nullcontext())
     cuda.Stream, cuda.Event = _Stream, type("_Event", (_Stream,), {})  # type: ignore[assignment,misc]
 
+    _import_uncompiled()
     import megatron.core.tensor_parallel.random as mcore_random
 
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)

@@ -16,6 +16,7 @@ def signalled(folder: Path, signals: int, seed: int, slow_s: float = 0.0) -> dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_a_few_signals(tmp_path: Path) -> None:
     counts = signalled(tmp_path, 4, seed=1)
     assert counts.keys() <= {"signals", "in flight", "runs"} and counts["signals"] == 4, counts

@@ -19,7 +19,8 @@ from terrella.tests.core import saver
 from terrella.tests.parallel.pool import run_ranks
 
 JOBS = "terrella.tests.core.checkpoint_jobs"
-
+# steps, of which three come before the checkpoint; where all states are compared to the bit, later ones tell no more
+TOTAL, OTHERWISE = 9, 23
 
 RESUMES = {
     "dp2": (2, {}, "fp32", True),
@@ -34,12 +35,12 @@ RESUMES = {
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.full] * (row == "dp2")) for row in RESUMES])
 def test_resume_is_bit_equal(tmp_path: Path, row: str) -> None:
     world, parallel, precision, wait = RESUMES[row]
-    common = {"folder": str(tmp_path / "step_00000003"), "parallel": parallel, "precision": precision, "total": 23}
+    common = {"folder": str(tmp_path / "step_00000003"), "parallel": parallel, "precision": precision, "total": TOTAL}
     whole = run_ranks(f"{JOBS}:train_and_save", world, at=3, wait=wait, **common)
     again = run_ranks(f"{JOBS}:resume", world, **common)
     for before, after in zip(whole, again, strict=True):
         assert after["trace"] == before["trace"][3:]
-        assert after["step"] == 23
+        assert after["step"] == TOTAL
         assert before["states"].keys() == after["states"].keys()
         for name, value in before["states"].items():
             assert torch.equal(_bits(value), _bits(after["states"][name])), name
@@ -52,7 +53,7 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
     folder = tmp_path_factory.mktemp("run") / "step_00000003"
-    results = run_ranks(f"{JOBS}:train_and_save", 2, folder=str(folder), parallel={}, at=3, total=23)
+    results = run_ranks(f"{JOBS}:train_and_save", 2, folder=str(folder), parallel={}, at=3, total=OTHERWISE)
     return folder, results[0]["trace"]
 
 
@@ -76,7 +77,7 @@ def test_resume_in_another_layout(saved: tuple[Path, list], tmp_path: Path, worl
     for name in before.names():
         for kind in ("master", "exp_avg", "exp_avg_sq"):
             assert torch.equal(_bits(before.full(name, kind)), _bits(after.full(name, kind))), f"{name} {kind}"
-    results = run_ranks(f"{JOBS}:resume", world, folder=str(folder), parallel=parallel, total=23)[0]
+    results = run_ranks(f"{JOBS}:resume", world, folder=str(folder), parallel=parallel, total=OTHERWISE)[0]
     losses = [abs(a[0] - b[0]) / abs(b[0]) for a, b in zip(results["trace"], trace[3:], strict=True)]
     assert losses[0] <= 1e-6
     assert max(losses) <= 1e-5

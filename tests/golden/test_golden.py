@@ -12,6 +12,7 @@ import subprocess
 import sys
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,12 @@ from terrella.tests.golden.inputs import RENAMED, make_inputs, unpack_old_run
 from terrella.tests.golden.observe import differences, observe, this_platform, unsteady_keys
 from terrella.tests.golden.play import CASES, LANES, OLD, PATIENCE_S, load, play_all
 from terrella.tests.golden.record import found, read
+from terrella.tests.sampling import few
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 PLAYED = [case for lane in LANES for case in lane]
+# The stages of case video at other sizes and settings, each half a minute: one a commit, and all in the full tier.
+IN_TURN = ("video-gpu", "video-rt1", "video-rt1-single", "video-rt1-released")
 SHOWN = 20
 # of WebRL: the same stages again
 LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")
@@ -88,13 +92,21 @@ def test_a_difference_is_named_with_both_values() -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("golden")
-    play_all(folder)
+    items = [item for item in request.session.items if item.path == Path(__file__) and hasattr(item, "callspec")]
+    left_out = set(IN_TURN) - {item.callspec.params["case"] for item in items}
+    play_all(folder, tuple(tuple(case for case in lane if case not in left_out) for lane in LANES))
     return folder / "runs"
 
 
-@pytest.mark.parametrize("case", PLAYED)
+def cases() -> list[Any]:
+    """Every case; those of which one is played in CI are otherwise in the full tier."""
+    left_out = set(IN_TURN) - set(few(IN_TURN, 1))
+    return [pytest.param(case, marks=[pytest.mark.full] * (case in left_out)) for case in PLAYED]
+
+
+@pytest.mark.parametrize("case", cases())
 def test_a_run_is_what_it_was(case: str, runs: Path) -> None:
     require_equal(case, found(runs, case))
 

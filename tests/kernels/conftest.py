@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from terrella.tests.sampling import every_value
+
 HERE = Path(__file__).parent
 Outcome = subprocess.CompletedProcess[str]
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+SAMPLED = "TERRELLA_SAMPLED_ROWS"  # set for the runs under the interpreter, but in the full tier
 
 
 def cases(name: str) -> list[str]:
@@ -39,6 +42,14 @@ RUNS = {
 }
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The interpreter is slow: CI runs every value of every parameter, not all that can be made of them."""
+    if SAMPLED in os.environ:
+        kept = every_value([item for item in items if isinstance(item, pytest.Function)])
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
 @pytest.fixture(scope="session", autouse=True)
 def outcome_of(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -53,6 +64,8 @@ def outcome_of(
         | {"TRITON_CACHE_DIR": str(folder / "cache")}
     )
     started: dict[str, subprocess.Popen] = {}
+    if "not full" in request.config.option.markexpr:
+        plain |= {SAMPLED: "1"}
     for name in sorted(wanted) if here else ():
         command, environment = RUNS[name]
         with open(folder / f"{name}.out", "w") as out, open(folder / f"{name}.err", "w") as err:

@@ -27,6 +27,7 @@ from terrella.tests.golden.inputs import make_inputs
 from terrella.tests.golden.observe import flat
 from terrella.tests.golden.play import CASES
 from terrella.tests.parallel.recipe_jobs import run_case
+from terrella.tests.sampling import few
 
 pytestmark = pytest.mark.timeout(3600)  # the first test waits for all runs on one rank
 TOLERANCE = 2e-6
@@ -298,6 +299,9 @@ def rows() -> list[Any]:
         ("sokoban", "evaluate", "pp2"),
         ("own-env", "rl", "pp2"),
     }
+    # pretraining and RL of a grid's model, SFT and RL of language always; of the other cases four with each commit
+    always = ("sokoban", "text-game")
+    quick = {row for row in quick if row[0] in (*always, *few(sorted({case for case, _ in ROWS} - {*always}), 4))}
     every = [(case, stage, layout) for case, stage in ROWS for layout in LAYOUTS]
     return [row if row in quick else pytest.param(*row, marks=pytest.mark.full) for row in every]
 
