@@ -117,9 +117,10 @@ def test_a_fault_of_the_world_model_is_invalid() -> None:
     seats = seats_of([Instance(TASKS["SimpleSokoban"], 1, imagined=True)], 1)
     seats[0].imagined = True
     player = RandomPlayer(world_finder(seats), TOKENIZER, 1, "answer")
-    (found,) = Player(TOKENIZER, AgentSettings(fmt="answer")).play(player, seats, SamplingParams(50), 0, Imagination(Broken()))
+    alone = Player(TOKENIZER, AgentSettings(fmt="answer"))
+    (found,) = alone.play(player, seats, SamplingParams(50), 0, Imagination(Broken()))
     assert isinstance(found.reward, Invalid) and "out of order" in found.reward.reason
-    (found,) = Player(TOKENIZER, AgentSettings(fmt="answer")).play(player, seats, SamplingParams(50), 0)
+    (found,) = alone.play(player, seats, SamplingParams(50), 0)
     assert isinstance(found.reward, Invalid) and "no world model to ask" in found.reward.reason
 
 
