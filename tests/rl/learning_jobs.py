@@ -185,7 +185,7 @@ class Forgetful(Copied):
 
 
 def learn_after_a_loss(folder: str, lost_in: int) -> dict[str, Any]:
-    """Two data ranks; the second's sampler loses its weights in its so many-th call, a turn of a step, or with 0 never."""
+    """Two data ranks; the second's sampler loses its weights in its so many-th call, or with 0 never."""
     import torch.distributed as dist
 
     engine, record, published = engine_of(1e-2), [], []
