@@ -62,6 +62,8 @@ SPA = {
 }
 
 TRAINING = {"optimizer": PLAIN, "sequences_per_step": 8, "log_every": 1}
+# a critic that has learnt little: of a good one's advantages rounding is a part, since nearly equal values cancel
+CRITIC = {**TRAINING, "optimizer": {**PLAIN, "lr": 1e2}}
 WEBRL = {
     "base": "webrl-miniwob-tiny",
     "name": "webrl-served",
@@ -73,7 +75,7 @@ WEBRL = {
         "first": {"prompts": 4},
         "orm": {"training": TRAINING},
         "phase": {"tasks": 8, "orm": "orm", "evaluated": False, "replay_low": 0.0, "replay_high": 1.0}
-        | {"actor": TRAINING, "critic": TRAINING, "rollouts": served(320)},
+        | {"actor": TRAINING, "critic": CRITIC, "rollouts": served(320)},
         "export": {"model": "phase-1-actor"},
     },
 }
