@@ -291,8 +291,9 @@ def _open_vllm(
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
 
     def publish(version: int) -> None:
-        if mesh.is_main and together:
-            sampler.revive()
+        # a server that was started again is in no group that weights were sent through before
+        if together and mesh.from_main(sampler.revive) and isinstance(transport, BroadcastTransport | ShardedTransport):
+            transport.close()
         opened.last = send(
             transport,
             sampler.targets,

@@ -288,13 +288,15 @@ class ServedVllm:
                 elif not (target.server.alive() and target.server.healthy()):
                     self._restart(target, target.server, version)
 
-    def revive(self) -> None:
-        """Restart those of our servers that died, before weights are sent to all."""
+    def revive(self) -> int:
+        """Restart those of our servers that died, before weights are sent to all; how many these were."""
+        before = self.restarts
         for target in self.targets:
             if target.server and not (target.server.alive() and target.server.healthy(30.0)):
                 begun = time.monotonic()
                 self._begin_again(target, target.server)
                 log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
+        return self.restarts - before
 
     def _begin_again(self, target: Remote, server: VllmServer) -> None:
         target.version = target.adapter = None
