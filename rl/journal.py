@@ -158,6 +158,10 @@ class JournalSampler:
         self.journal.add([request for request, _ in good], [s for _, s in good])
         return fresh
 
+    def recall(self) -> None:
+        """A step begins anew: what was kept of it is not sampled again."""
+        self.saved = self.journal.samples(self.version() - self.staleness)
+
     def _saved(self, request: SampleRequest) -> Sample | None:
         """What was sampled for a request by weights that fit. It is asked once."""
         found, now = _pop(self.saved, request), self.version()

@@ -6,6 +6,7 @@ in the same order.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,8 +40,11 @@ from .preparation import (
 )
 from .rollout.ahead import Ahead
 from .rollout.episodes import rollout
-from .rollout.sampler import Sampler, SamplingParams
+from .rollout.sampler import Sampler, SamplingParams, Unpublished
 from .values import check, describe, training_values
+
+log = logging.getLogger("terrella")
+ATTEMPTS = 3  # at the rollouts of a step whose servers lose their weights
 
 
 class Trainer:
@@ -151,12 +155,26 @@ class Trainer:
         """
         episodes: list[Any] = []
 
-        def take() -> list[Trajectory]:
+        def take(attempt: int) -> list[Trajectory] | None:
             nonlocal episodes
-            episodes, trajectories = source.take(step)
-            return trajectories
+            try:
+                episodes, played = source.take(step)
+            except Unpublished as error:
+                if attempt == ATTEMPTS or not hasattr(self.sampler, "recall") or hasattr(self.sampler, "submit"):
+                    raise  # of a stream all that is under way has failed
+                log.warning("step %d: %s; they are sent again, and the step is sampled anew", step, error)
+                self.sampler.recall()
+                return None
+            return played
 
-        trajectories = self.mesh.from_leader(take)
+        trajectories: list[Trajectory] | None = None
+        for attempt in range(1, ATTEMPTS + 1):
+            if trajectories is None:
+                trajectories = self.mesh.from_leader(partial(take, attempt))
+            if not any(self.mesh.gather(trajectories is None)):
+                break
+            self.publish(self.engine.steps)
+        assert trajectories is not None
         check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
         require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step}")
         return episodes, trajectories

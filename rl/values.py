@@ -98,8 +98,13 @@ def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
             f"step {step}: {values['impossible_logprobs']:.0f} log-probs lie above 0; the loss kernel or the weights "
             "are broken"
         )
+    require_agreement(values, drift_gate, f"step {step}")
+
+
+def require_agreement(values: dict[str, Any], drift_gate: float, where: str) -> None:
+    """Stop by name where the sampler's log-probs are not the trainer's."""
     if values.get("logprob_drift/mean", 0.0) > drift_gate:
         drift = f"{values['logprob_drift/mean']:.4f}"
         raise NumericsError(
-            f"step {step}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}"
+            f"{where}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}"
         )

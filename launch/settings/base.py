@@ -153,9 +153,11 @@ def retention_of(stage: Any) -> Retention | None:
 
 
 def sampler_of(stage: Any, stages: Iterable[Any]) -> SamplerConfig | None:
-    """What a stage of a recipe samples with: an evaluation that names nothing as the recipe's first RL stage does."""
-    if isinstance(stage, OnPolicy):
-        return stage.rollouts.sampler
+    """What a stage of a recipe samples with: an evaluation that names nothing as the recipe's first RL stage does. None
+    where no model is asked, as in a collect stage without one.
+    """
+    if hasattr(stage, "rollouts"):
+        return stage.rollouts.sampler if getattr(stage, "model", "") is not None else None
     if not hasattr(stage, "sampler"):
         return None
     return stage.sampler or next((other.rollouts.sampler for other in stages if isinstance(other, OnPolicy)), None)

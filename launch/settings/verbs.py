@@ -56,10 +56,12 @@ class Collect:
     prompts_at_once: int = 32
     samples_per_shard: int = 4096
     rollouts: Rollouts = field(default_factory=Rollouts)
+    # mean |sampler - trainer log-prob| above which the stage stops, where the sampler holds weights of its own
+    drift_gate: float = 0.05
     uses: ClassVar[tuple[str, ...]] = ("model", "again")
 
     def __post_init__(self) -> None:
-        counts = ("samples_per_prompt", "max_new_tokens", "prompts_at_once", "samples_per_shard")
+        counts = ("samples_per_prompt", "max_new_tokens", "prompts_at_once", "samples_per_shard", "drift_gate")
         positive(self, *counts, *(["prompts"] if self.prompts is not None else []))
         if self.again is not None and self.model is not None:
             raise ValueError("again: the answers are those of another stage; leave model out")

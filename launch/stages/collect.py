@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...core.batch import PackedBatch
+from ...core.engine import Engine
 from ...core.errors import ConfigError
 from ...core.files import make_folder
 from ...core.progress import Progress
@@ -17,15 +19,22 @@ from ...data.schema import TEXT
 from ...data.shards import ShardWriter
 from ...data.trajectory import Invalid, Trajectory
 from ...rl.journal import ReplaySampler
+from ...rl.objective import logprob_score
+from ...rl.preparation import sampler_drift, score_rows
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Lesson, Tasks
+from ...rl.values import require_agreement
 from ..job import Job
 from ..settings.base import sources
 from ..settings.verbs import Collect
 from .common import build_engine
-from .session import open_session
+from .session import Session, open_session
 from .verbs import environment, require_judged, require_sampler, require_tasks
 
+if TYPE_CHECKING:
+    import torch
+
+COMPARED = 64  # episodes of a data rank whose log-probs the trainer computes too
 TRAIN, HELD_OUT, OTHERS = "train", "held_out", "others"  # folders of shards; others are not imitated
 
 
@@ -75,9 +84,11 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
         job.mesh.from_main(lambda: tasks.keep(job.stage_folder(stage.name), chosen))
         if stage.model is not None:
             job.mesh.from_main(lambda: tasks.reset("train"))
-        with _sampler(stage, job, tasks, episodes) as sampler:
-            total = _added(job, lambda: _learn(stage, job, tasks, sampler, episodes))
-        return {**total, **tasks.shares(total)}
+        played: list[Trajectory] = []  # on leaders
+        with _sampler(stage, job, tasks, episodes) as (sampler, compare):
+            total = _added(job, lambda: _learn(stage, job, tasks, sampler, episodes, played))
+            drift = compare(played)
+        return {**total, **drift, **tasks.shares(total)}
 
 
 def _added(job: Job, write: Callable[[], dict[str, int]]) -> dict[str, int]:
@@ -89,27 +100,53 @@ def _added(job: Job, write: Callable[[], dict[str, int]]) -> dict[str, int]:
 
 
 @contextmanager
-def _sampler(stage: Collect, job: Job, tasks: Tasks, episodes: list[Any]) -> Iterator[Sampler]:
-    """Who answers: a stage's model, what another stage kept in its journal, or the environment's own player."""
+def _sampler(
+    stage: Collect, job: Job, tasks: Tasks, episodes: list[Any]
+) -> Iterator[tuple[Sampler, Callable[[list[Trajectory]], dict[str, float]]]]:
+    """Who answers: a stage's model, what another stage kept in its journal, or the environment's own player. Beside it
+    what says how far the sampler's weights are from the model's, where it has its own.
+    """
     if stage.model is not None:
         engine = build_engine(job, None, stage.model)
         with open_session(job, stage.name, engine, stage.rollouts, 0, {}) as session:
             if session.publish is not None:
                 session.publish(engine.steps)
-            yield session.sampler
+            yield session.sampler, lambda played: _drift(stage, job, engine, session, played)
     elif stage.again is not None:
-        yield ReplaySampler(job.stage_folder(stage.again) / "journal")
+        yield ReplaySampler(job.stage_folder(stage.again) / "journal"), lambda _: {}
     else:
-        yield tasks.player(episodes)
+        yield tasks.player(episodes), lambda _: {}
 
 
-def _learn(stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any]) -> dict[str, int]:
-    """Play this data rank's episodes, write what they teach, and count."""
+def _drift(stage: Collect, job: Job, engine: Engine, session: Session, played: list[Trajectory]) -> dict[str, float]:
+    """Stop by name where the sampler is not the model that it should be: stages that imitate its episodes would not
+    notice. Every rank compares its first few. Collective.
+    """
+    if session.publish is None:
+        return {}
+    session.rest()  # engines beside the trainer give it room
+    few = job.mesh.from_leader(lambda: played[:COMPARED])
+
+    def policy(batches: list[PackedBatch]) -> list[torch.Tensor]:
+        return [scored["logprob"] for scored in engine.score(batches, logprob_score(stage.temperature))]
+
+    wanted, budget = frozenset({"policy"}), job.model.max_positions
+    scores = score_rows(wanted, few, {"policy": policy}, budget, job.mesh, engine.device)
+    values = sampler_drift(few, scores, engine.steps, job.mesh.gather)
+    require_agreement(values, stage.drift_gate, f"stage {stage.name}")
+    return values
+
+
+def _learn(
+    stage: Collect, job: Job, tasks: Tasks, sampler: Sampler, episodes: list[Any], shown_to: list[Trajectory]
+) -> dict[str, int]:
+    """Play this data rank's episodes, write what they teach, and count; what was played is added to `shown_to`."""
     recorded = tasks.recorded() if stage.model is None and stage.again is None else None
     if recorded is not None:
         episodes, played = (list(job.mesh.share(part)) for part in recorded)
     else:
         played = _play(stage, job, tasks, sampler, episodes)
+    shown_to += played
     if job.mesh.is_main and (shown := tasks.pictures(episodes, played)):
         job.run.write_rollouts(stage.name, 0, shown)
     valid = [(e, t) for e, t in zip(episodes, played, strict=True) if not isinstance(t.reward, Invalid)]

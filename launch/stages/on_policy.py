@@ -66,6 +66,7 @@ class StageTrainer(Trainer):
             rollout_deadline_s=stage.rollouts.deadline_s,
             max_invalid_share=stage.rollouts.max_invalid_share,
         )
+        self.issued = self.start
         self.session = Session(job, stage.name, engine, stage.rollouts, self.start, kept, settings.updates)
         try:
             critic = self.session.with_critic(stage.algorithm, stage.critic, stage.init, self.checkpoints, self.start)
@@ -121,7 +122,9 @@ class StageTrainer(Trainer):
 
     def episodes(self, step: int) -> list[Any]:
         made = self.deal(step)
-        self.session.note("issued", step, {e.prompt_id for e in made})
+        if step >= self.issued:  # not when it is dealt again
+            self.session.note("issued", step, {e.prompt_id for e in made})
+            self.issued = step + 1
         return made
 
     def more_episodes(self, step: int, number: int) -> list[Any]:

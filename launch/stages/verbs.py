@@ -126,7 +126,7 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
 
 def require_sampler(stage: Collect | Reinforce | Score, job: Job) -> None:
     """Refuse, before the run starts, a sampler that has no layers of the model."""
-    sampler = sampler_of(stage, job.recipe.stages) if isinstance(stage, Score) else stage.rollouts.sampler
+    sampler = sampler_of(stage, job.recipe.stages)
     if job.model.block != "llama" and (sampler is None or sampler.kind == "embedded"):
         setting = "sampler" if isinstance(stage, Score) else "rollouts.sampler"
         raise ConfigError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...core.engine import Engine
-from ...core.errors import ConfigError, SyncError
+from ...core.errors import SyncError
 from ...core.files import make_folder
 from ...core.mesh import Mesh
 from ...models.config import ModelConfig
@@ -277,21 +277,23 @@ def _open_vllm(
             if faults(answers, version):
                 raise SyncError(f"weight sync: version {version} again: {'; '.join(faults(answers, version))}")
             target.accept(version, config.sync_s)
-        elif ahead or engine.parallel.model_size > 1:
-            # the weights may be changing now, or lie on ranks that are busy
-            raise ConfigError(
-                f"{target.name}: was restarted, but there is no copy of version {version}; set sampler.transport = disk"
-            )
         else:
             fresh = BroadcastTransport(backend, here)
             send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)
 
-    sampler = ServedVllm(settings, servers or known, request_s=config.request_s, resync=resync)
+    # without a copy on disk the weights may be changing when a server is lost, or lie on ranks that are busy
+    together = not isinstance(transport, DiskTransport | AdapterTransport) and (
+        ahead > 0 or engine.parallel.model_size * engine.parallel.expert > 1
+    )
+    sampler = ServedVllm(settings, servers or known, request_s=config.request_s, resync=resync, together=together)
     sampler.start()
     mesh.barrier()  # nobody asks before all servers answer
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
 
     def publish(version: int) -> None:
+        # a server that was started again is in no group that weights were sent through before
+        if together and mesh.from_main(sampler.revive) and isinstance(transport, BroadcastTransport | ShardedTransport):
+            transport.close()
         opened.last = send(
             transport,
             sampler.targets,

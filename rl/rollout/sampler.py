@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ...core.errors import WorkerError
 from ...data.trajectory import Invalid, Routing
 
 FinishReason = Literal["stop", "length"]
@@ -34,6 +35,10 @@ class SamplingParams:
             raise ValueError(f"top_p: {self.top_p} must be in (0, 1]")
         if self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty: {self.repetition_penalty} must be above 0")
+
+
+class Unpublished(WorkerError):
+    """Servers lost the weights that only all ranks of the trainer together can send: publish, and sample again."""
 
 
 Forced = tuple[tuple[int, tuple[int, ...]], ...]

@@ -26,7 +26,7 @@ from ...core.errors import ConfigError, NumericsError, SyncError, WorkerError
 from ...data.trajectory import Invalid
 from .guard import KEY_VARIABLE, header
 from .routing import Routing
-from .sampler import Sample, SampleRequest
+from .sampler import Sample, SampleRequest, Unpublished
 from .spans import Piece, Plain, generate_in_spans
 from .stream import Stream, Ticket
 from .vllm_config import VllmSettings, noted, request_arguments
@@ -129,7 +129,12 @@ class ServedVllm:
         request_s: float = 600.0,
         attempts: int = 3,
         resync: Callable[[Remote], None] | None = None,
+        together: bool = False,
     ) -> None:
+        """A server that was restarted gets its weights by `resync`, or by the next publish where all ranks send them
+        `together`.
+        """
+        self.together = together
         self.settings, self.request_s, self.attempts, self.resync = settings, request_s, attempts, resync
         self.targets = [s if isinstance(s, Remote) else Remote(s.url, s) for s in servers]
         for target in self.targets:
@@ -272,19 +277,37 @@ class ServedVllm:
         """
         with self._mending:
             version = max((t.version for t in self.targets if t.version is not None), default=None)
+            if self.together:
+                lost = [f"{target.name} ({fault})" for target in self.targets if (fault := _fault(target, version))]
+                if lost:
+                    raise Unpublished(f"vllm server {', '.join(lost)}: its weights of version {version} are lost")
+                return
             for target in self.targets:
                 if target.server is None:
                     self._await(target, version)
                 elif not (target.server.alive() and target.server.healthy()):
                     self._restart(target, target.server, version)
 
-    def _restart(self, target: Remote, server: VllmServer, version: int | None) -> None:
-        begun = time.monotonic()
+    def revive(self) -> int:
+        """Restart those of our servers that died, before weights are sent to all; how many these were."""
+        before = self.restarts
+        for target in self.targets:
+            if target.server and not (target.server.alive() and target.server.healthy(30.0)):
+                begun = time.monotonic()
+                self._begin_again(target, target.server)
+                log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
+        return self.restarts - before
+
+    def _begin_again(self, target: Remote, server: VllmServer) -> None:
         target.version = target.adapter = None
         server.stop()
         server.start()
         server.wait()
         self.restarts += 1
+
+    def _restart(self, target: Remote, server: VllmServer, version: int | None) -> None:
+        begun = time.monotonic()
+        self._begin_again(target, server)
         if version == 0 and self.settings.load == "auto":
             target.version = 0
         elif self.resync is None:
@@ -299,15 +322,22 @@ class ServedVllm:
         """Another process owns this server: give it time to come back with the right weights."""
         end = time.monotonic() + self.request_s
         while True:
-            try:
-                held = {worker["version"] for worker in target.call("terrella_state", timeout_s=10.0)}
-                if held == {version} or (version == 0 and held == {None}):
-                    return
-                reason = f"it holds version {held}, not {version}"
-            except (OSError, ValueError, KeyError) as error:
-                reason = f"{type(error).__name__}: {error}"
+            reason = _fault(target, version, 10.0)
+            if not reason:
+                return
             if time.monotonic() > end:
                 raise WorkerError(
                     f"vllm server {target.name} did not come back within {self.request_s:.0f} s: {reason}"
                 )
             time.sleep(1.0)
+
+
+def _fault(target: Remote, version: int | None, timeout_s: float = 60.0) -> str:
+    """Why a server cannot be asked for samples of a version; empty when it can."""
+    try:
+        held = {worker["version"] for worker in target.call("terrella_state", timeout_s=timeout_s)}
+    except (OSError, ValueError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    if held == {version} or (version == 0 and held == {None}):
+        return ""
+    return f"it holds version {held}, not {version}"

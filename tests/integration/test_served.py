@@ -4,6 +4,7 @@ of their own: as a SLURM job over two trainer nodes, requeued by signal, and on 
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -171,13 +172,45 @@ def test_a_lost_sampler_node_costs_only_steps_since_the_checkpoint(
         until("requeue", lambda: int(slurm.job(job)["Restarts"]) >= 1, PATIENCE_S)
     finally:
         slurm._run("/usr/sbin/slurmd", "-f", str(slurm.folder / "slurm.conf"), "-N", "n3")
-    slurm.wait(job, deadline_s=PATIENCE_S)
+    known = slurm.wait(job, deadline_s=PATIENCE_S)
+    address = read_json(next((run / "samplers" / f"{job}-0").glob("*.json")))["url"]
+    told = (run / "logs" / "rank-0.log").read_text() + slurm.log(known)
+    assert f"sampler host {address}" in told  # what was lost is named
     assert tiny_run.results(run) == whole
+    assert known["Restarts"] == "1" and read_json(run / "lease.json")["incarnation"] == 2
+    trained = Journal(run / "stages" / "rlvr" / "journal").trained()
+    assert len(trained) == 4 * 2 and set(trained.values()) == {1}  # four steps of two prompts, none twice
 
 
 def is_sampler_host(process: psutil.Process, run: Path) -> bool:
     words = process.info["cmdline"] or []
     return "sampler-host" in words and any(word.startswith(str(run)) for word in words) and "python" in words[0]
+
+
+def is_server(process: psutil.Process, run: Path) -> bool:
+    words = process.info["cmdline"] or []
+    return "terrella.rl.rollout.vllm_server" in words and any(word.startswith(str(run)) for word in words)
+
+
+@pytest.mark.full
+def test_a_lost_server_costs_only_the_step(slurm: Cluster, whole: dict, tmp_path: Path, monkeypatch) -> None:
+    """Its host starts it again, the ranks of the trainer send it their parts of the weights, and the job goes on."""
+    for name, value in CPU.items():
+        monkeypatch.setenv(name, value)
+    run, nodes = tmp_path / "run", ["--nodes", "2", "--ranks-per-node", "2", "--rollout-nodes", "1"]
+    (job,) = job_ids(launch(slurm, run, *nodes, sets=SETTINGS))
+    until("step 1 of rlvr", lambda: reached(run, "rlvr", 1), PATIENCE_S)
+    server, *_ = [p for p in psutil.process_iter(["cmdline"]) if is_server(p, run)]
+    server.kill()
+    known = slurm.wait(job, deadline_s=PATIENCE_S)
+    assert known["Restarts"] == "0" and read_json(run / "lease.json")["incarnation"] == 1
+    told = (run / "logs" / "rank-0.log").read_text()
+    assert re.search(r"vllm server http://\S+ was restarted in", told), told[-3000:]
+    assert tiny_run.results(run) == whole
+    journal = Journal(run / "stages" / "rlvr" / "journal")
+    assert set(journal.trained().values()) == {1} and len(journal.trained()) == 4 * 2
+    issued = [event["step"] for event in journal.events() if event["event"] == "issued"]
+    assert sorted(issued) == sorted([*range(4)] * 2)  # each step once by each data rank
 
 
 @in_turn("ray", PLACES)

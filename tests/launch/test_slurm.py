@@ -272,6 +272,15 @@ def test_sampler_nodes_without_a_stage_that_samples_from_servers_are_refused() -
     evaluated = ("stages.evaluate.sampler={kind: vllm}",)
     parts = render(Plan("sokoban-tiny", "run", JobSettings(rollout_nodes=1), evaluated, ("pretrain", "rlvr")))
     assert ["terrella sampler-host" in s.text for s in parts] == [False, False, True]
+    # self-play by a model samples too; where nothing but the random policy plays there is nothing to serve
+    played = ("stages.selfplay.rollouts={sampler: {kind: vllm}}",)
+    parts = render(
+        Plan("spa-sokoban-tiny", "run", JobSettings(gpus=1, rollout_nodes=1), played, ("warmup", "selfplay"))
+    )
+    assert ["terrella sampler-host" in s.text for s in parts] == [False, True, False]
+    random = ("stages.format.rollouts={sampler: {kind: vllm}}",)
+    with pytest.raises(ConfigError, match="--rollout-nodes: no stage"):
+        render(Plan("spa-sokoban-tiny", "run", JobSettings(gpus=1, rollout_nodes=1), random))
 
 
 def inside_a_job(programs: Path, nodes: int = 1) -> dict[str, str]:

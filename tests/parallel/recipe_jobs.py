@@ -14,6 +14,7 @@ from terrella.core import run as runs
 from terrella.core.config import ParallelConfig
 from terrella.launch.recipe import Recipe
 from terrella.launch.settings.base import OnPolicy
+from terrella.launch.settings.verbs import Collect
 from terrella.tests.parallel.pool import run_ranks
 
 
@@ -49,8 +50,8 @@ def run_case(
 
 
 def _kept(stage: Any, samples: Path | None) -> Any:
-    """RL stages keep their samples, or replay those of another run."""
-    if not isinstance(stage, OnPolicy):
+    """Stages that ask a model keep its samples, or replay those of another run."""
+    if not isinstance(stage, OnPolicy) and not (isinstance(stage, Collect) and stage.model is not None):
         return stage
     journal = str(samples / "stages" / stage.name / "journal") if samples else None
     return replace(stage, rollouts=replace(stage.rollouts, keep_samples=True, replay=journal))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from terrella.core.mesh import Mesh
 from terrella.models.config import ModelConfig
 from terrella.models.gpt import build_gpt
 from terrella.rl.algorithms import config as algorithms
+from terrella.rl.journal import Journal, JournalSampler
 from terrella.rl.loop import Trainer
 from terrella.rl.loop_settings import LoopSettings
 from terrella.rl.objective import logprob_score
 from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.open import sampling_weights
-from terrella.rl.rollout.sampler import SamplingParams
+from terrella.rl.rollout.sampler import SamplingParams, Unpublished
 from terrella.rl.rollout.stream import Stream
 
 MODEL = ModelConfig(
@@ -164,3 +166,45 @@ class Copied:
     def generate(self, requests):
         time.sleep(self.sleep_s)
         return self.inner.generate(requests)
+
+
+class Forgetful(Copied):
+    """One whose weights are lost in the so many-th call, as with a server that dies: it must be sent them again."""
+
+    def __init__(self, engine: Engine, lost_in: int) -> None:
+        super().__init__(engine, 0.0)
+        self.lost_in, self.calls = lost_in, 0
+
+    def generate(self, requests):
+        self.calls += 1
+        if self.calls == self.lost_in:
+            self.weights = {}
+        if not self.weights:
+            raise Unpublished("the sampler: its weights are lost")
+        return super().generate(requests)
+
+
+def learn_after_a_loss(folder: str, lost_in: int) -> dict[str, Any]:
+    """Two data ranks; the second's sampler loses its weights in its so many-th call, or with 0 never."""
+    import torch.distributed as dist
+
+    engine, record, published = engine_of(1e-2), [], []
+    mesh = Mesh(dist.get_rank(), dist.get_world_size())
+    copied = Forgetful(engine, lost_in if mesh.rank == 1 else 0)
+    journal = Journal(Path(folder), mesh.data_rank)
+
+    class Learner(Trainer):
+        def episodes(self, step: int) -> list[Any]:
+            return [Repeat(step * PROMPTS + i, k) for i in mesh.share(range(PROMPTS)) for k in range(GROUP)]
+
+        def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
+            record.append({name: value for name, value in values.items() if not name.startswith("time/")})
+
+        def publish(self, version: int) -> None:
+            copied.take(version)
+            published.append(version)
+
+    settings = LoopSettings(microbatch_tokens=512, drift_gate=1e-3, seed=3)
+    sampler = JournalSampler(copied, journal, lambda: engine.steps)
+    Learner(engine, sampler, algorithms.GRPO(), SamplingParams(1), mesh, settings).run(range(3))
+    return {"record": record, "published": published, "reused": sampler.reused}

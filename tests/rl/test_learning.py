@@ -2,6 +2,8 @@
 one-step-off loop.
 """
 
+from pathlib import Path
+
 import pytest
 
 from terrella.tests.parallel.pool import run_ranks
@@ -98,3 +100,22 @@ def test_one_step_off_is_bounded_in_order_and_faster() -> None:
     assert sync["published"] == off["published"] == list(range(11))
     assert off["seconds"] < sync["seconds"]
     assert off["record"][-1]["reward/mean"] > off["record"][0]["reward/mean"] + 0.1
+
+
+def test_a_step_whose_sampler_lost_its_weights_is_played_again(tmp_path: Path) -> None:
+    """On one of two data ranks, in the second turn of the second step: all ranks publish, nothing else changes, and
+    what was sampled before stands in the journal once.
+    """
+    job = "terrella.tests.rl.learning_jobs:learn_after_a_loss"
+    calm = run_ranks(job, 2, folder=str(tmp_path / "calm"), lost_in=0)
+    lost = run_ranks(job, 2, folder=str(tmp_path / "lost"), lost_in=4)
+    assert [r["published"] for r in calm] == [[0, 1, 2, 3]] * 2
+    assert [r["published"] for r in lost] == [[0, 1, 1, 2, 3]] * 2
+    assert [r["reused"] for r in lost] == [0, 4 * 8]  # the first turn of the second rank's episodes
+    assert [r["record"] for r in lost] == [r["record"] for r in calm]
+    for rank in range(2):
+        kept = [
+            sorted(p.read_text() for p in (tmp_path / name).glob(f"samples-*-{rank}.jsonl"))
+            for name in ("calm", "lost")
+        ]
+        assert kept[0] == kept[1]
