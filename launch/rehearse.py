@@ -32,7 +32,7 @@ AXES = {"tp": "tensor", "pp": "pipeline", "vpp": "virtual_pipeline", "cp": "cont
 MOST = {
     "steps": 2,
     "epochs": 1.0,
-    "samples_per_prompt": 4,
+    "samples_per_prompt": 2,
     "updates_per_rollout": 2,
     "epochs_per_rollout": 2,
     "max_new_tokens": 16,
@@ -67,6 +67,7 @@ MOST = {
     "branching": 2,
 }
 EVENLY = ("prompts_per_step", "sequences_per_step", "prompts", "episodes")  # multiples of the data ranks
+MOST_TURNS = 2  # of worlds, which end an episode there; the prompt of a turn repeats all before it
 ALL_IF_ZERO = ("n", "evaluate")  # in these 0 means all
 PHASE = re.compile(r"(.+)-(\d+)-(tasks|played|rollout|replay|critic|actor)")  # stages of WebRL's phases
 SITES = {
@@ -163,6 +164,8 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
             notes.append(
                 f"{place}: turns without tags are lessons, for a model that has learnt nothing writes no other"
             )
+        if env and env["kind"] == "worlds":
+            env["max_turns"] = min(env["max_turns"], MOST_TURNS)
         if env and env["kind"] == "worlds" and not Path(env["config"].get("folder", ".")).exists():
             notes.append(f"{place}: {env['config']['folder']} is not there; made products take the place of its files")
             env["config"] = {}

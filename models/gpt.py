@@ -62,6 +62,10 @@ class GPT(GPTModel):
         self.graphs: GraphedBlock | None = None
         self.low_head: Weight | None = None  # where its products are in fp8
         self.value_head = make_head(value_head, model.hidden, config.params_dtype) if self.post_process else None
+        if self.value_head is not None and not model.tied:
+            # a critic says no word: reductions during the backward pass would wait for a gradient that never comes
+            for param in self.output_layer.parameters():
+                param.requires_grad_(False)
         for name, param in self.named_parameters():
             if name.endswith("linear_fc1.weight"):
                 mark_halves(param)

@@ -5,6 +5,7 @@ equal bytes.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -95,6 +96,13 @@ def cut(config: Recipe, split_after: Sequence[str]) -> list[tuple[str, ...]]:
 def check(config: Recipe, settings: JobSettings) -> None:
     """Refuse before submission what the ranks would refuse after an hour in the queue."""
     model, parallel = config.model, config.parallel
+    if config.ranks % parallel.model_size:
+        step = math.lcm(parallel.model_size, settings.world // settings.nodes) * settings.nodes // settings.world
+        raise ConfigError(
+            f"parallel: tensor {parallel.tensor} x pipeline {parallel.pipeline} x context {parallel.context} does not "
+            f"divide the {config.ranks} ranks of {settings.nodes} nodes; use --nodes {step} or a multiple of it, or "
+            "another layout"
+        )
     check_layout(
         parallel,
         world=config.ranks,

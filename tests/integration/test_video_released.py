@@ -36,6 +36,7 @@ SMALL += [
     "stages.evaluate.samples=1",
 ]
 SIZES = {"video-rt1": (32, 64), "video-rt1-single": (32, 48)}
+VOCAB = {"video-rt1": 4375 * 2 + 256 + 2, "video-rt1-single": 4375 + 256 + 2}
 SHORT = {"video-rt1": "env.horizon=2", "video-rt1-single": "env.history=2"}
 
 
@@ -76,25 +77,26 @@ def outcomes(run: Path) -> dict[str, dict]:
     return {p.stem: json.loads(p.read_text()) for p in (run / "stages").glob("*.json")}
 
 
-def test_rlvr_from_released_folders(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["video-rt1", pytest.param("video-rt1-single", marks=pytest.mark.full)])
+def test_rlvr_from_released_folders(name: str, tmp_path: Path) -> None:
     """And first: what a later stage would miss, here the weights of the rewarded metric, stops the run before its
     first stage.
     """
-    settings = prepare("video-rt1", tmp_path)
+    settings = prepare(name, tmp_path)
     settings += ["env.clips_per_episode=1", "stages.rlvr.steps=1", "stages.rlvr.prompts_per_step=4"]
     settings += ["stages.rlvr.samples_per_prompt=2", "stages.control.sequences_per_step=2"]
-    done = train("video-rt1", tmp_path / "refused", settings)
+    done = train(name, tmp_path / "refused", settings)
     assert done.returncode == 2 and "LPIPS needs" in done.stderr, done.stderr[-2000:] + done.stdout[-2000:]
     assert not outcomes(tmp_path / "refused"), "no stage had begun"
-    done = train("video-rt1", tmp_path / "run", [*settings, "env.reward={mae: 1, lpips: 0}"])
+    done = train(name, tmp_path / "run", [*settings, "env.reward={mae: 1, lpips: 0}"])
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     found = outcomes(tmp_path / "run")
     assert found["tokenizer"]["steps"] == found["pretrain"]["steps"] == 0
     assert found["rlvr"]["tokens"] > 0 and found["control"]["tokens"] >= found["rlvr"]["tokens"]
     assert found["evaluate"]["rlvr minus control/mae"]["n"] == 2
-    base = load_file(world("video-rt1", tmp_path, "base") / "model.safetensors")
+    base = load_file(world(name, tmp_path, "base") / "model.safetensors")
     trained = load_file(tmp_path / "run" / "export" / "model.safetensors")
-    assert base.keys() == trained.keys() and read_config(tmp_path / "run" / "export").vocab == 4375 * 2 + 256 + 2
+    assert base.keys() == trained.keys() and read_config(tmp_path / "run" / "export").vocab == VOCAB[name]
     moved = {key: float((trained[key].float() - base[key]).abs().max()) for key in base}
     assert 0 < max(moved.values()) < 0.02, moved  # a step of RLVR away from the released weights
 

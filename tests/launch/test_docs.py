@@ -48,7 +48,7 @@ def test_commands_shown_are_verbs(document):
 ARTEFACTS = {"thuml/bytesized32": 4, "thuml/webarena": 3, "thuml/rt1": 6, "THUDM/webrl": 4}
 
 
-def test_every_released_artefact_has_a_state_and_a_command_that_loads(tmp_path, monkeypatch):
+def test_every_released_artefact_has_a_state_and_every_command_loads(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| `thuml/", "| `THUDM/"))]
     assert {name: sum(row[0].startswith(f"`{name}") for row in rows) for name in ARTEFACTS} == ARTEFACTS
@@ -60,8 +60,11 @@ def test_every_released_artefact_has_a_state_and_a_command_that_loads(tmp_path, 
     monkeypatch.chdir(tmp_path)
     for _, state, command in rows:
         assert state and set(state.split(", ")) <= {"loads", "evaluates", "trains", "not verified"}, state
-        for words in map(shlex.split, re.findall(r"`terrella train ([^`]+)`", command)):
-            recipe.load(words[0], tuple(setting for option, setting in pairwise(words) if option == "--set"))
+        assert "`terrella " in command
+    commands = [shlex.split(words) for words in re.findall(r"`terrella (?:train|launch) ([^`]+)`", page)]
+    assert len(commands) > 20
+    for words in commands:
+        recipe.load(words[0], tuple(setting for option, setting in pairwise(words) if option == "--set"))
     for name in ("migrate.md", "papers.md"):
         assert "planned" not in (ROOT / "docs" / name).read_text(encoding="utf-8").lower()
 

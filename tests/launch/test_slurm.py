@@ -239,7 +239,8 @@ def test_a_recipe_that_cannot_run_there_is_refused_before_submission(overrides: 
 
 PUBLISHED = {
     **{name: [] for name in ("text-game-sft", "text-game-rlvr-binary", "text-game-rlvr-task", "web-page-rlvr")},
-    **{name: [] for name in ("video-rt1", "video-rt1-single", "spa-sokoban", "spa-webshop", "webrl-webarena-lite")},
+    **{name: [] for name in ("video-rt1", "video-rt1-single", "webrl-webarena-lite", "webrl-webarena-lite-glm4")},
+    **{f"spa-{world}": [] for world in ("sokoban", "frozenlake", "sudoku", "countdown", "qa", "webshop")},
     "web-page-sft": ["--set", "parallel.tensor=2"],  # eight sequences a step, as published
 }
 
@@ -248,6 +249,13 @@ PUBLISHED = {
 def test_published_batches_can_be_dealt_over_two_nodes(name: str) -> None:
     done = CliRunner().invoke(launch, [name, "--dry-run", "--nodes", "2", *PUBLISHED[name]], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+
+
+def test_a_layout_larger_than_the_nodes_is_refused_with_how_many_it_needs() -> None:
+    large = "webrl-webarena-lite-70b"
+    with pytest.raises(ConfigError, match=r"does not divide the 16 ranks of 2 nodes; use --nodes 8 or a multiple"):
+        render(Plan(large, "run", JobSettings(nodes=2)))
+    assert render(Plan(large, "run", JobSettings(nodes=8)))
 
 
 def test_a_batch_smaller_than_the_ranks_is_refused_with_a_layout_that_keeps_it() -> None:

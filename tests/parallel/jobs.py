@@ -84,10 +84,10 @@ def kernel_loss(
 
 
 def value_loss(hidden_TH: torch.Tensor, head: Head, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Cross-entropy and a regression of the value head on a function of the targets."""
-    loss, sums = cross_entropy(hidden_TH, head, batch)
+    """As critics are trained: a regression of the value head on a function of the targets; no word has a loss."""
+    _, sums = cross_entropy(hidden_TH, head, batch)
     assert head.values_T is not None
-    loss = loss + ((head.values_T - batch.targets_T / 61) ** 2 * batch.ce_weight_T).sum()
+    loss = ((head.values_T - batch.targets_T / 61) ** 2 * batch.ce_weight_T).sum()
     return loss, {**sums, "loss": loss}
 
 

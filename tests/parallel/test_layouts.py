@@ -64,6 +64,8 @@ KIND_ROWS = {
     "value-tp2": ("value", 2, {"tensor": 2}),
     "value-sp": ("value", 2, {"tensor": 2, "sequence_parallel": True}),
     "value-pp2": ("value", 2, {"pipeline": 2}),
+    "value-dp2": ("value", 2, {}),
+    "value-cp2": ("value", 2, {"context": 2}),
     "kernel-tp2": ("kernel", 2, {"tensor": 2}),
     "kernel-sp": ("kernel", 2, {"tensor": 2, "sequence_parallel": True}),
     "kernel-cp2": ("kernel", 2, {"context": 2}),

@@ -421,6 +421,8 @@ MORE = [
     ["video-rt1-single"],
     ["spa-frozenlake"],
     ["spa-sudoku"],
+    ["spa-countdown"],
+    ["spa-qa"],
     ["spa-webshop"],
     ["webrl-webarena-lite-70b"],
     # the released reward model in place of one that is trained here
@@ -438,6 +440,51 @@ MORE = [
 def test_a_rehearsal_goes_through(words: list[str], tmp_path: Path) -> None:
     done = command(*words, "--rehearse", cwd=tmp_path)
     assert done.returncode == 0 and "went through in" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def release_rows(count: int) -> list[dict]:
+    """Rows of RLVR-World's text games, by the columns that its release has; every second one changes a thing."""
+
+    def thing(level: int) -> dict:
+        return {"name": "cup", "uuid": 1, "type": "Cup", "properties": {"level": level}, "contains": []}
+
+    rows = []
+    for i in range(count):
+        state, target = (
+            json.dumps({"game_state": [thing(level), {"score": 0, "gameOver": False, "gameWon": False}]})
+            for level in (i, i + i % 2)
+        )
+        rows.append(
+            {
+                "data_source": "llm_simulator",
+                "prompt": [{"role": "user", "content": f"The game is {state}. The action is: pour. What is next?"}],
+                "reward_model": {"style": "rule", "ground_truth": target},
+                "extra_info": {"split": "train", "index": i, "data_state": state, "data_action": "pour"},
+            }
+        )
+    return rows
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_rehearsal_reads_files_as_the_release_wrote_them(tmp_path: Path) -> None:
+    """Parquet to shards, imitation, and RLVR from the export of that rehearsal, all in one folder of a user's."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    for number, name in enumerate(("train", "cot", "test")):
+        source = tmp_path / f"{name}.parquet"
+        parquet.write_table(arrow.Table.from_pylist(release_rows(24 + number)), source)
+        make = [sys.executable, "-m", "terrella", "shards", "make", "rlvr-parquet", str(source)]
+        subprocess.run([*make, str(tmp_path / "shards" / "text-game" / name)], check=True, timeout=300)
+    first = command("text-game-sft", "--rehearse", "--keep", "sft", cwd=tmp_path)
+    assert first.returncode == 0 and "shards/text-game" not in first.stdout, first.stdout + first.stderr[-2000:]
+    start = "stages.start.folder=sft/run/export"
+    second = command("text-game-rlvr-binary", "--rehearse", "--keep", "rlvr", "--set", start, cwd=tmp_path)
+    assert second.returncode == 0 and "shards/text-game" not in second.stdout, second.stdout + second.stderr[-2000:]
+    assert "fresh weights with the tokenizer of sft/run/export" in second.stdout
+    proof = read_json(tmp_path / "rlvr" / "run" / "export" / "export_proof.json")
+    assert proof and "went through in" in second.stdout
 
 
 @pytest.mark.full
