@@ -37,7 +37,10 @@ def test_steps_change_rl_stages_and_lift_their_budget() -> None:
     for text, message in (
         ("x", "give a number"),
         ("0", "give a number"),
-        ("evaluate=3", "the stages with steps are warmup, world-model, rl, imitation, longer-warmup, rl-alone"),
+        (
+            "evaluate=3",
+            "with steps are warmup, agent, world-model, rl, imitation, longer-warmup, rl-true-world",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             with_steps(recipe.load("demo"), (text,))
