@@ -160,10 +160,11 @@ class Trainer:
             try:
                 episodes, played = source.take(step)
             except Unpublished as error:
-                if attempt == ATTEMPTS or not hasattr(self.sampler, "recall") or hasattr(self.sampler, "submit"):
+                recall = getattr(self.sampler, "recall", None)
+                if attempt == ATTEMPTS or recall is None or hasattr(self.sampler, "submit"):
                     raise  # of a stream all that is under way has failed
                 log.warning("step %d: %s; they are sent again, and the step is sampled anew", step, error)
-                self.sampler.recall()
+                recall()
                 return None
             return played
 
