@@ -6,7 +6,6 @@ in the same order.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,12 +38,10 @@ from .preparation import (
     with_reference,
 )
 from .rollout.ahead import Ahead
+from .rollout.anew import take_or_retake
 from .rollout.episodes import rollout
-from .rollout.sampler import Sampler, SamplingParams, Unpublished
+from .rollout.sampler import Sampler, SamplingParams
 from .values import check, describe, training_values
-
-log = logging.getLogger("terrella")
-ATTEMPTS = 3  # at the rollouts of a step whose servers lose their weights
 
 
 class Trainer:
@@ -155,27 +152,13 @@ class Trainer:
         """
         episodes: list[Any] = []
 
-        def take(attempt: int) -> list[Trajectory] | None:
+        def take() -> list[Trajectory]:
             nonlocal episodes
-            try:
-                episodes, played = source.take(step)
-            except Unpublished as error:
-                recall = getattr(self.sampler, "recall", None)
-                if attempt == ATTEMPTS or recall is None or hasattr(self.sampler, "submit"):
-                    raise  # of a stream all that is under way has failed
-                log.warning("step %d: %s; they are sent again, and the step is sampled anew", step, error)
-                recall()
-                return None
+            episodes, played = source.take(step)
             return played
 
-        trajectories: list[Trajectory] | None = None
-        for attempt in range(1, ATTEMPTS + 1):
-            if trajectories is None:
-                trajectories = self.mesh.from_leader(partial(take, attempt))
-            if not any(self.mesh.gather(trajectories is None)):
-                break
-            self.publish(self.engine.steps)
-        assert trajectories is not None
+        publish = partial(self.publish, self.engine.steps)
+        trajectories = take_or_retake(self.mesh, self.sampler, take, publish, f"step {step}")
         check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
         require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step}")
         return episodes, trajectories
