@@ -122,3 +122,24 @@ def test_a_stage_changes_some_settings_of_the_environment(tmp_path: Path) -> Non
     stages = {stage.name: stage for stage in recipe.load(str(write(tmp_path, text))).stages}
     assert stages["shown"].env.args == {"letters": "xyz"} and stages["best"].env.args == {"letters": "abcdef"}
     assert stages["shown"].env.path == stages["best"].env.path and stages["rl"].env is None
+
+
+GATED = """
+name: gated
+seed: 3
+ranks: 2
+parallel: {tensor: 2}
+model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 64, vocab: 224,
+  max_positions: 64, tied: true, init_std: 0.1}
+env: {kind: worlds, tags: [OpenSokoban], fmt: answer, prompt: bare, window: 1, max_turns: 2, actions_per_turn: 1}
+stages:
+- {kind: start, name: start}
+- {kind: collect, name: selfplay, model: start, prompts: 8, max_new_tokens: 8, drift_gate: 1.0e-12}
+"""
+
+
+def test_a_sampler_that_is_not_the_model_stops_a_collect_stage(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(GATED)  # a gate so narrow that rounding is over it
+    command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 6 and "stage selfplay: sampler and trainer log-probs differ" in done.stderr
