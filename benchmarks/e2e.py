@@ -2,10 +2,11 @@
 beside TRL; and the rollout of a video world model with forced actions, embedded beside vLLM.
 
 Random weights and a reward that is a hash of the answer: groups differ, so that nothing is skipped. Every sample runs
-to its limit, so that all implementations do the same work. Each runs in a process of its own, warms up on a small batch
-and is then timed on whole steps; while one runs, the next only imports. A start of vLLM alone takes about a minute on
-an H200: allow ten for everything. `prepare` is rewards, advantages and packing: nothing is scored a second time, as one
-update on fresh samples needs no other log-probs.
+to its limit, so that all implementations do the same work: one limit for all, or one for each out of a list with a long
+tail, the same for every implementation, as answers of a trained model have. Each runs in a process of its own, warms up
+on a small batch and is then timed on whole steps; while one runs, the next only imports. A start of vLLM alone takes
+about a minute on an H200: allow ten for everything. `prepare` is rewards, advantages and packing: nothing is scored a
+second time, as one update on fresh samples needs no other log-probs.
 
 Ours trains bf16 weights with fp32 master weights and fp32 gradients; TRL runs in its fastest regime, with weights,
 gradients and optimizer state all in bf16. TRL 1.16 has a fused head of its own in place of Liger's loss; Liger's layers
@@ -37,12 +38,15 @@ from .train import PEAK_TFLOPS, QWEN
 VIDEO = "video-gpt 127M 64x8, 7x(80+13)"
 CASES = {
     "grpo qwen2.5-1.5b 256x8x512": Case(QWEN, 256, 8, 128, 512),
+    "grpo qwen2.5-1.5b 32x8, long-tailed to 2048": Case(QWEN, 32, 8, 128, 2048, median=300),
     "grpo tiny 4x2x8": Case(TINY_MODEL, 4, 2, 16, 8),
+    "grpo tiny 4x2, long-tailed to 32": Case(TINY_MODEL, 4, 2, 16, 32, median=8),
     f"rollout {VIDEO}": ROLLOUTS[VIDEO],
     "rollout tiny 4x2, 3x(8+2)": ROLLOUTS["tiny 4x2, 3x(8+2)"],
 }
 IMPLEMENTATIONS = {"grpo": ("terrella embedded", "terrella vllm", "trl vllm"), "rollout": ("terrella embedded", "vllm")}
-MICROBATCH = 16  # sequences in a microbatch, for all
+MICROBATCH = 16  # sequences in a microbatch at most, for all
+MICROBATCH_TOKENS = 17500  # and tokens, padding included
 VLLM_SHARE = 0.38  # of the GPU's memory: the cache then holds all samples of a step at once
 CACHE_GIB = 48.0  # of the embedded sampler, as much as vLLM gets
 PARTS = ("generate", "prepare", "train", "sync")
@@ -55,9 +59,14 @@ def reward_of(ids: Any) -> float:
     return uniform(*ids[:16])
 
 
+def microbatch(case: Case) -> int:
+    """Sequences of the longest kind in a microbatch."""
+    return min(MICROBATCH, case.prompts * case.samples, MICROBATCH_TOKENS // case.length)
+
+
 def warm_up(case: Case) -> Case:
     """The beginning of the same work: as many samples, few tokens of each."""
-    return replace(case, sampled=min(case.sampled, 20), spans=min(case.spans, 2))
+    return replace(case, sampled=min(case.sampled, 20), spans=min(case.spans, 2), median=0)
 
 
 def embedded_sampler(engine: Any, case: Case, cache_gib: float) -> Any:
@@ -69,6 +78,11 @@ def embedded_sampler(engine: Any, case: Case, cache_gib: float) -> Any:
     return EmbeddedSampler(
         lambda: sampling_weights(engine), case.model, version=lambda: engine.steps, max_batch=rows, cache_gib=cache_gib
     )
+
+
+def trained_tokens(case: Case) -> int:
+    """Tokens of a step's sequences, without padding."""
+    return case.tokens + case.prompts * case.samples * (case.length - case.spans * case.sampled)
 
 
 def peak_gib() -> float:
@@ -117,7 +131,7 @@ class Ours:
         rows = algorithms.prepare(
             self.algorithm, trajectories, Scores(device=self.engine.device), lambda value: [value]
         )
-        batches = pack(rows, budget=MICROBATCH * self.case.length, pad=False)
+        batches = pack(rows, budget=microbatch(self.case) * self.case.length, pad=False)
         marks.append(time.perf_counter())
         result = self.engine.step(batches[:microbatches], self.loss)
         synchronize()
@@ -185,8 +199,7 @@ def word_model(case: Case) -> tuple[Path, Any]:
 def trl_options(case: Case, steps: int, cuda: bool) -> dict[str, Any]:
     """TRL at its fastest on this work: vLLM beside the trainer and awake, no recomputation, Liger's layers, its own
     fused head and loss, no second forward pass for an importance correction (ours makes none either)."""
-    total = case.prompts * case.samples
-    micro = min(MICROBATCH, total)
+    total, micro = case.prompts * case.samples, microbatch(case)
     return {
         "output_dir": tempfile.mkdtemp(),
         "per_device_train_batch_size": micro,
@@ -272,6 +285,7 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
 
     generation = trainer.vllm_generation
     _warm_up_trl(trainer, case, ids)
+    _limit_trl(generation.llm, case)
     say("warm")
     generation.generate, generation.sync_weights = (
         timed("generate", generation.generate),
@@ -283,12 +297,26 @@ def trl(case: Case, steps: int) -> dict[str, Any]:
     seen = trainer.state.num_input_tokens_seen  # prompts and answers
     if (
         not lengths
-        or any(n != case.sampled for n in lengths)
-        or seen != steps * case.prompts * case.samples * case.length
+        or any(abs(n * case.prompts * case.samples - case.tokens) > 1 for n in lengths)
+        or seen != steps * trained_tokens(case)
     ):
         raise SystemExit(f"trl: answers of {lengths} tokens on average, {seen} tokens in all: not the same work")
     rest = [s - g - y for s, g, y in zip(step, times["generate"], times["sync"], strict=True)]
     return {"times": {**times, "prepare and train": rest, "step": step}, "peak_gib": peak_gib()}
+
+
+def _limit_trl(llm: Any, case: Case) -> None:
+    """Give every request of TRL's vLLM the length that is due to it."""
+    generate, turns = llm.generate, itertools.count()
+
+    def limited(prompts: list[Any], sampling_params: Any, **kwargs: Any) -> Any:
+        lengths = case.lengths(next(turns))
+        each = [sampling_params.clone() for _ in lengths]
+        for params, length in zip(each, lengths, strict=True):
+            params.min_tokens = params.max_tokens = length
+        return generate(prompts, sampling_params=each, **kwargs)
+
+    llm.generate = limited
 
 
 def _warm_up_trl(trainer: Any, case: Case, ids: list[list[int]]) -> None:
@@ -303,9 +331,7 @@ def _warm_up_trl(trainer: Any, case: Case, ids: list[list[int]]) -> None:
     )
     trainer.vllm_generation.max_completion_length = few
     device = trainer.accelerator.device
-    tokens = torch.randint(
-        3, case.model.vocab, (min(MICROBATCH, case.prompts * case.samples), case.length), device=device
-    )
+    tokens = torch.randint(3, case.model.vocab, (microbatch(case), case.length), device=device)
     labels = tokens.clone()
     labels[:, : case.prompt] = -100
     with trainer.compute_loss_context_manager():
@@ -374,12 +400,16 @@ def add_rows(rows: record.Recorder, name: str, impl: str, result: dict[str, Any]
             rows.add(name, impl, part, statistics.median(seconds), "s", min(seconds), max(seconds))
             if part != "step":
                 rows.add(name, impl, f"share of {part}", statistics.median(seconds) / step, "part")
+    if len(times) > 1:  # of TRL rewards and updates cannot be told apart
+        parts = [seconds for part, seconds in times.items() if part in ("prepare", "train", "prepare and train")]
+        training = statistics.median(map(sum, zip(*parts, strict=True)))
+        rows.add(name, impl, "trained tokens_per_s", trained_tokens(case) / training, "tok/s")
     if torch.cuda.is_available():
         rows.add(name, impl, "peak memory of the trainer", result["peak_gib"], "GB")
         rows.add(name, impl, "peak memory of the device", result["device_gib"], "GB")
         peak = next((v for k, v in PEAK_TFLOPS.items() if k in torch.cuda.get_device_name()), None)
         if times.get("train") and peak:
-            work = flops_per_token(case.model, case.length) * case.prompts * case.samples * case.length
+            work = sum(flops_per_token(case.model, n) * n for n in (case.prompt + x for x in case.lengths()))
             rows.add(name, impl, "mfu in training", work / statistics.median(times["train"]) / peak / 1e12, "share")
     if "drift" in result:
         rows.add(name, impl, "sampler drift, mean |dlogp|", result["drift"], "error")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import random
 import statistics
 import subprocess
 import sys
@@ -30,7 +32,9 @@ TINY = ModelConfig(
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts x samples, each `prompt` tokens long; spans of `sampled` tokens with `forced` given ones between them."""
+    """Prompts x samples, each `prompt` tokens long; spans of `sampled` tokens with `forced` given ones between them.
+    With `median` answers have a long tail: half of them are shorter than that, none is longer than `sampled`.
+    """
 
     model: ModelConfig
     prompts: int
@@ -39,15 +43,34 @@ class Case:
     sampled: int
     spans: int = 1
     forced: int = 0
+    median: int = 0
 
     @property
     def tokens(self) -> int:
         """Sampled tokens in all."""
-        return self.prompts * self.samples * self.spans * self.sampled
+        return self.spans * sum(self.lengths())
+
+    def lengths(self, turn: int = 0) -> list[int]:
+        """Tokens of each sample in every span: the same in any turn, dealt to others."""
+        count = self.prompts * self.samples
+        if not self.median:
+            return [self.sampled] * count
+        tail = long_tail(count, self.median, self.sampled)
+        return tail[turn % count :] + tail[: turn % count]
 
     @property
     def length(self) -> int:
         return self.prompt + self.spans * self.sampled + (self.spans - 1) * self.forced
+
+
+def long_tail(count: int, median: int, most: int, sigma: float = 1.0) -> list[int]:
+    """Lengths of answers as they are seen in training: evenly spaced quantiles of a log-normal, cut off at `most`, in
+    an order that depends on nothing but their number.
+    """
+    normal = statistics.NormalDist(math.log(median), sigma)
+    lengths = [min(most, max(1, round(math.exp(normal.inv_cdf((i + 0.5) / count))))) for i in range(count)]
+    random.Random(count).shuffle(lengths)
+    return lengths
 
 
 CASES = {
@@ -68,9 +91,10 @@ def requests_of(case: Case, turn: int = 0) -> list[Any]:
     prompts = torch.randint(0, case.model.vocab, (case.prompts, case.prompt), generator=draw).tolist()
     given = tuple(range(1, case.forced + 1))
     forced = tuple((case.sampled * (i + 1), given) for i in range(case.spans - 1)) if case.forced else ()
-    params = SamplingParams(case.spans * case.sampled)
+    params = {n: SamplingParams(case.spans * n) for n in set(case.lengths())}
+    lengths = iter(case.lengths(turn))
     return [
-        SampleRequest(tuple(prompt), (turn, number, k, 0), params, forced)
+        SampleRequest(tuple(prompt), (turn, number, k, 0), params[next(lengths)], forced)
         for number, prompt in enumerate(prompts)
         for k in range(case.samples)
     ]
