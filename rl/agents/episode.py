@@ -42,6 +42,7 @@ class AgentEpisode:
     tokenizer: Tokenizer
     chat: Chat
     settings: AgentSettings = field(default_factory=AgentSettings)
+    encoded: dict[str, list[int]] = field(default_factory=dict)  # by text; the episodes of a rollout share it
     turns: list[_Turn] = field(default_factory=list)
     parsed: list[Parsed] = field(default_factory=list)
     states: list[str] = field(default_factory=list)  # one before each turn and one at the end
@@ -105,11 +106,17 @@ class AgentEpisode:
                 text = self.chat.start + SYSTEM + self.chat.first_user + rules + said[said.index("\nTurn ") :]
             else:
                 text = self.chat.next_user + said
-            asked = self.tokenizer.encode(text + opening)
+            asked = self._encode(text + opening)
             # The end of the agent's turn is not repeated where the sampler already wrote it.
             ids += asked[1:] if ids and ids[-1] == asked[0] else asked
             ids += answers[number] if number < last else ()
         return tuple(ids)
+
+    def _encode(self, text: str) -> list[int]:
+        """Ids of a text. Every turn repeats those before it, and the samples of a task begin alike."""
+        if text not in self.encoded:
+            self.encoded[text] = self.tokenizer.encode(text)
+        return self.encoded[text]
 
     def receive(self, sample: Sample) -> None:
         """Take the answer: parse it, execute its actions, note the state they led to."""

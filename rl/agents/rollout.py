@@ -68,15 +68,16 @@ class Player:
     ) -> list[Trajectory]:
         """All seats to the end of their episodes; `imagination` plays the worlds of those that are imagined."""
         chat = chat_of(self.tokenizer)
-        makers = [self._maker(seat, chat) for seat in seats]
+        encoded: dict[str, list[int]] = {}
+        makers = [self._maker(seat, chat, encoded) for seat in seats]
         return rollout_worlds(sampler, makers, params, seed, self.limits, imagination)
 
-    def _maker(self, seat: Seat, chat: Chat) -> Callable[[], AgentEpisode]:
+    def _maker(self, seat: Seat, chat: Chat, encoded: dict[str, list[int]]) -> Callable[[], AgentEpisode]:
+        place = seat.task, seat.seed, seat.prompt_id, seat.sample_index
+
         def make() -> AgentEpisode:
             kind = ImaginedEpisode if seat.imagined else AgentEpisode
-            seat.episode = kind(
-                seat.task, seat.seed, seat.prompt_id, seat.sample_index, self.tokenizer, chat, self.settings
-            )
+            seat.episode = kind(*place, self.tokenizer, chat, self.settings, encoded)
             return seat.episode
 
         return make
