@@ -3,7 +3,7 @@ beside vLLM in the same loop.
 
 Weights are random, so that every token is about as likely as any other; a set of stop ids of the right size then gives
 answers of a given mean length. With a `median` every answer has a limit of its own, out of one list with a long tail. A
-memory bound on the cache shows what rows that grow are worth against rows that are reserved. vLLM runs in this process,
+memory bound on the cache shows what rows that grow are worth against rows that are reserved. vLLM runs
 with prefix caching, graphs for all batch sizes and its newest runner.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 
 from ..models.config import ModelConfig
 from . import record
-from .rollout import TINY, Case, long_tail, random_engine, random_weights, recorder, sync, synchronize, vllm_sampler
+from .rollout import TINY, Case, long_tail, random_engine, random_weights, recorder, synchronize
+from .sync import ColocatedVllm
 from .train import QWEN
 
 
@@ -89,10 +90,9 @@ def make_sampler(impl: str, case: Ragged, versions: list[int]) -> Any:
 
     if impl == "vllm":
         shape = Case(case.model, case.prompts, case.samples, case.length - 1, 1)
-        share = 0.8 if torch.cuda.is_available() else 0.2
-        sampler = vllm_sampler(shape, gpu_memory=share, most=2048)
-        sync(sampler, random_engine(case.model, lr=0), 1)
-        return sampler
+        served = ColocatedVllm(shape, random_engine(case.model, lr=0), 0.8 if torch.cuda.is_available() else 0.2)
+        served.sync(1)
+        return served.sampler
     weights = random_weights(case.model)
     return EmbeddedSampler(
         lambda: weights, case.model, version=lambda: versions[0], cache_gib=case.cache_gib, continuous=True, keep=True
