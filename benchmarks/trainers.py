@@ -302,7 +302,11 @@ def transformers_model(model: ModelConfig, lengths: list[int], kind: str, regime
     positions = torch.cat([torch.arange(n) for n in lengths]).view(rows, -1).to(device)
     # transformers shifts labels itself: give them one place later, so that every token has its target
     labels = torch.cat([tokens[:, :1], targets[:, :-1]], 1)
-    inputs = {"input_ids": tokens, "labels": labels} | ({"position_ids": positions} if rows == 1 else {})
+    inputs: dict[str, Any] = {"input_ids": tokens, "labels": labels}
+    inputs |= {"position_ids": positions} if rows == 1 else {}
+    if rows == 1 and attention != "sdpa":  # what it would find by position ids, but for a length that is no integer
+        bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+        inputs |= {f"cu_seq_lens_{x}": bounds for x in "qk"} | {f"max_length_{x}": max(lengths) for x in "qk"}
     update = pure_update(parameters) if regime == "pure" or autocast else MasterAdam(parameters, 1e-5).step
 
     def step() -> float:

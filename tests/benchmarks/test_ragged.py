@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from terrella.benchmarks import ragged, record
+from terrella.benchmarks.rollout import TINY, Case, requests_of
 
 
 def test_many_turns_are_played_on_kept_pages(tmp_path, monkeypatch, capsys) -> None:
@@ -19,3 +20,12 @@ def test_many_turns_are_played_on_kept_pages(tmp_path, monkeypatch, capsys) -> N
     turns = ragged.CASES[name].turns
     assert tokens > turns * ragged.CASES[name].prompts * ragged.CASES[name].samples
     assert float(line.split("time/prompt_reuse': ")[1].split(",")[0]) > 0.6
+
+
+def test_lengths_with_a_long_tail_are_the_same_in_every_turn() -> None:
+    case = Case(TINY, 64, 8, 16, 2048, median=300)
+    first, later = case.lengths(), case.lengths(turn=7)
+    assert first != later and sorted(first) == sorted(later)
+    assert sorted(first)[255] <= 300 <= sorted(first)[256] and max(first) == 2048
+    assert case.tokens == sum(first) == sum(r.params.max_new_tokens for r in requests_of(case, 3))
+    assert Case(TINY, 4, 2, 16, 8).lengths() == [8] * 8

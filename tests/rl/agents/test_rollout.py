@@ -53,6 +53,23 @@ def test_masks_of_whole_episodes_are_what_was_sampled(tag: str, window: int) -> 
         assert sampled == [i for answer in turns for i in answer]
 
 
+def test_no_text_is_encoded_twice_in_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    encode = ByteTokenizer.encode
+
+    def noted(self: ByteTokenizer, text: str) -> list[int]:
+        encoded.append(text)
+        return encode(self, text)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", noted)
+    settings = AgentSettings(fmt="think", max_turns=3, actions_per_turn=1)
+    seats = dealt({"SimpleSokoban": 1.0}, 2, 4)
+    player = RandomPlayer(world_finder(seats), TOKENIZER, 1, "think")
+    Player(TOKENIZER, settings).play(player, seats, PARAMS, 0)
+    asked = [text for text in encoded if "Turn " in text]
+    assert len(asked) == len(set(asked)) > 2
+
+
 def test_a_bare_prompt_is_the_state_alone() -> None:
     seats, trajectories = played(
         AgentSettings(fmt="think", prompt="bare", window=1, max_turns=2, actions_per_turn=1), {"OpenSokoban": 1.0}, 1
