@@ -104,7 +104,7 @@ def check(values: dict[str, Any], drift_gate: float, step: int) -> None:
 def require_agreement(values: dict[str, Any], drift_gate: float, where: str) -> None:
     """Stop by name where the sampler's log-probs are not the trainer's."""
     if values.get("logprob_drift/mean", 0.0) > drift_gate:
-        drift = f"{values['logprob_drift/mean']:.4f}"
+        drift = f"{values['logprob_drift/mean']:.3g}"
         raise NumericsError(
             f"{where}: sampler and trainer log-probs differ by {drift} on average, above drift_gate = {drift_gate}"
         )
