@@ -1,11 +1,11 @@
 """`python -m terrella.benchmarks.episodes`: web episodes an hour, each for itself and in lock-step.
 
 A policy of random weights clicks, scrolls and ends on the local sites, whose pages take their time as real ones do
-(log-normal, 50 ms at the 5th and 300 ms at the 95th percentile); a word is a whole action, and one of twelve ends the
-episode, so that lengths have a long tail. In lock-step all episodes that are open are sampled together once the last
-page is there, and others begin when all of them have ended. Independent ones are sampled when their own page is there,
-and the next begins when one has ended. Both play the same tasks by the same random numbers, through the same worlds.
-The sampler is busy while it computes.
+(log-normal, by default 50 ms at the 5th and 300 ms at the 95th percentile); a word is a whole action, and one of twelve
+ends the episode, so that lengths have a long tail. In lock-step all episodes that are open are sampled together once
+the last page is there, and others begin when all of them have ended. Independent ones are sampled when their own page
+is there, and the next begins when one has ended. Both play the same tasks by the same random numbers, through the same
+worlds. The sampler is busy while it computes; the CPU of browsers is that of all processes below this one, in cores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 from ..models.config import ModelConfig
 from . import record
 from .rollout import random_engine, recorder
+from .web import tree_cpu
 
 LATENCY_MS = (50, 300)
 WORDS = (
@@ -45,6 +46,8 @@ class Outcome:
 
     seconds: float
     busy_s: float
+    own_s: float  # CPU seconds of this process: sampler, prompts, page model
+    browser_s: float  # and of those below it
     episodes: int
     said: list[tuple[Any, ...]]
 
@@ -63,14 +66,16 @@ def tokenizer() -> Any:
     return PieceTokenizer([*map(chr, range(32, 127)), "\n", *WORDS])
 
 
-def players(backend: str, at_once: int, folder: Path, browsers: int | None) -> Any:
+def players(
+    backend: str, at_once: int, folder: Path, browsers: int | None, latency_ms: Sequence[float] = LATENCY_MS
+) -> Any:
     """The worlds, as a stage has them."""
     from ..rl.webrl.config import WebSiteEnvironment
     from ..rl.webrl.prompts import Prompter
     from ..rl.webrl.sites import Players
 
     tags = folder / "tags.yaml"
-    tags.write_text(TAG.format(backend=backend, low=LATENCY_MS[0], high=LATENCY_MS[1]))
+    tags.write_text(TAG.format(backend=backend, low=latency_ms[0], high=latency_ms[1]))
     settings = WebSiteEnvironment(
         kind="web-site",
         tag="WebWaits",
@@ -130,15 +135,17 @@ def measure(engine: Any, model: ModelConfig, worlds: Any, episodes: int, indepen
     watch(opened.sampler, busy)
     first = model.vocab - len(WORDS)
     try:
-        begun = time.monotonic()
+        begun, own, tree = time.monotonic(), time.process_time(), tree_cpu(os.getpid())
         played = worlds.play(opened.sampler, seats, SamplingParams(1, allowed=(first, model.vocab)), seed, 1)
-        seconds = time.monotonic() - begun
+        seconds, own_s = time.monotonic() - begun, time.process_time() - own
+        browser_s = max(0.0, tree_cpu(os.getpid()) - tree - own_s)
     finally:
         opened.close()
     faults = [t.reward for t in played if not isinstance(t.reward, float)]
     if faults:
         raise RuntimeError(f"{len(faults)} of {episodes} episodes failed, the first by {faults[0]}")
-    return Outcome(seconds, busy.seconds, episodes, [(t.prompt_id, *(s.ids[-1] for s in t.sequences)) for t in played])
+    said = [(t.prompt_id, *(s.ids[-1] for s in t.sequences)) for t in played]
+    return Outcome(seconds, busy.seconds, own_s, browser_s, episodes, said)
 
 
 def main() -> None:
@@ -150,6 +157,9 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=96)
     parser.add_argument("--at-once", type=int, default=32, help="episodes that are open together")
     parser.add_argument("--browsers", type=int, help="default: by cores and memory")
+    parser.add_argument(
+        "--latency-ms", type=float, nargs=2, default=LATENCY_MS, help="of a page: the 5th and the 95th percentile"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=record.RESULTS)
     args = parser.parse_args()
@@ -169,7 +179,7 @@ def main() -> None:
     engine, found = random_engine(model, 0.0), dict[str, list[Outcome]]()
     where = {"dom": "page model", "chromium": "Chromium"}[args.backend]
     with tempfile.TemporaryDirectory() as folder:
-        worlds = players(args.backend, args.at_once, Path(folder), args.browsers)
+        worlds = players(args.backend, args.at_once, Path(folder), args.browsers, args.latency_ms)
         measure(engine, model, worlds, args.at_once, False, 10**6)  # worlds and browsers are opened before
         for seed in range(args.repeats):
             for mode in ("lock-step", "independent"):
@@ -178,14 +188,14 @@ def main() -> None:
                 load = f"load {os.getloadavg()[0]:.0f}"
                 print(
                     f"{where}, {mode}: {one.per_hour:,.0f} episodes/h in {one.seconds:.1f} s, sampler busy "
-                    f"{one.busy:.1f} %, {load}",
+                    f"{one.busy:.1f} %, CPU {one.own_s:.1f} s here and {one.browser_s:.1f} s in browsers, {load}",
                     flush=True,
                 )
         worlds.worlds.clear()
     rows = recorder("episodes")
-    case = (
-        f"{where}, {args.episodes} episodes, {args.at_once} at once, pages {LATENCY_MS[0]}-{LATENCY_MS[1]} ms, {name}"
-    )
+    case = f"{where}, {args.episodes} episodes, {args.at_once} at once"
+    case += f" in {args.browsers} browsers" if args.browsers else ""
+    case += f", pages {args.latency_ms[0]:g}-{args.latency_ms[1]:g} ms, {name}"
     pairs = list(zip(found["lock-step"], found["independent"], strict=True))
     same = [100 * sum(a == b for a, b in zip(x.said, y.said, strict=True)) / args.episodes for x, y in pairs]
     for mode, outcomes in found.items():
@@ -195,6 +205,8 @@ def main() -> None:
 
         put("episodes", [one.per_hour for one in outcomes], "1/h")
         put("sampler busy", [one.busy for one in outcomes], "%")
+        put("CPU of this process", [one.own_s / one.seconds for one in outcomes], "cores")
+        put("CPU of browsers", [one.browser_s / one.seconds for one in outcomes], "cores")
         put("turns of an episode", [sum(len(s) - 1 for s in o.said) / o.episodes for o in outcomes], "part")
     ratios = [y.per_hour / x.per_hour for x, y in pairs]
     rows.add(case, "terrella, independent", "x lock-step", median(ratios), "part", min(ratios), max(ratios))

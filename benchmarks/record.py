@@ -22,7 +22,7 @@ RESULTS = Path(__file__).with_name("results.csv")
 BASELINE = "baseline:"
 LOWER_IS_BETTER = {"us", "ms", "s", "GiB", "GB", "MB", "bytes"}
 # accuracies have promises of their own; parts of a whole are neither good nor bad
-NO_JUDGEMENT = {"error", "nat", "part", "count"}
+NO_JUDGEMENT = {"error", "nat", "part", "count", "cores"}
 
 
 @dataclass(frozen=True)

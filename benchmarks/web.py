@@ -57,7 +57,7 @@ def dom_rates(repeats: int, *, warm: bool) -> list[float]:
     return rates
 
 
-def _tree_cpu(root: int) -> float:
+def tree_cpu(root: int) -> float:
     """CPU seconds of a process and all below it, those that have ended included: a renderer that was thrown away has
     cost something.
     """
@@ -85,7 +85,7 @@ def _browse(number: int, seconds: float, ready: Any, results: Any) -> None:
     world.reset(number)
     ready.wait(300)
     steps = solved = episodes = 0
-    began, cpu, seed = time.monotonic(), _tree_cpu(os.getpid()), number
+    began, cpu, seed = time.monotonic(), tree_cpu(os.getpid()), number
     while time.monotonic() - began < seconds:
         world.reset(seed)
         for _ in range(8):  # a few instances of one page, as a worker that trains on it would do
@@ -96,7 +96,7 @@ def _browse(number: int, seconds: float, ready: Any, results: Any) -> None:
             seed += len(PAGES)
             world.reset(seed)
         seed += 1
-    results.put((steps, time.monotonic() - began, _tree_cpu(os.getpid()) - cpu, solved, episodes))
+    results.put((steps, time.monotonic() - began, tree_cpu(os.getpid()) - cpu, solved, episodes))
     ready.wait(300)
     world.close()
 
