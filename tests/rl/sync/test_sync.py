@@ -135,7 +135,7 @@ def test_a_target_lost_while_it_is_sent_to_is_mended_before_the_next_attempt(mom
             transport.close()
 
     engine.call = lambda method, *args, timeout_s: fails(method) or call(method, *args, timeout_s=timeout_s)
-    engine.accept = lambda version, timeout_s: version is not None and fails("accept") or accept(version, timeout_s)
+    engine.accept = lambda version, timeout_s: (version is not None and fails("accept")) or accept(version, timeout_s)
     report = publish(transport, [engine], lambda: WEIGHTS.items(), 3, timeout_s=5, mend=mend)
     assert report.attempts == 2 and lost == [moment] and holds(engine) and engine.version == 3
 
