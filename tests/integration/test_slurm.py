@@ -324,6 +324,37 @@ def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> No
         cluster.down()
 
 
+def test_a_node_with_a_broken_gpu_is_named_before_the_ranks_start(tmp_path: Path) -> None:
+    """GPUs are names here, and nvidia-smi is a stand-in that counts memory errors on the second node."""
+    require_slurm()
+    work = f'[ "$1" != doctor ] || exec {sys.executable} -m terrella "$@"\necho "trained on $SLURMD_NODENAME"'
+    bin_folder = stand_in(tmp_path / "bin", work)
+    smi = bin_folder / "nvidia-smi"
+    smi.write_text(
+        f"""#!/bin/bash
+[ "$1" != --list-gpus ] || exit 0
+errors=0; [ "$SLURMD_NODENAME" = n2 ] && [ -f {tmp_path}/broken ] && errors=4
+echo "0, NVIDIA H100, 81559, 3, 31, $errors, P0"
+"""
+    )
+    smi.chmod(0o755)
+    cluster = Cluster(tmp_path / "slurm", nodes=2, gpus=8)
+    options = ["--nodes", "2", "--gpus", "8", "--ranks-per-node", "1", "--sbatch=--gres=gpu:8", "--check-gpus"]
+    try:
+        cluster.up()
+        for number, (end, trained) in enumerate((("COMPLETED", 2), ("FAILED", 0))):
+            setup = ["--setup", f"export PATH={bin_folder}:$PATH"]
+            (job,) = job_ids(launch(cluster, tmp_path / f"run-{number}", *options, *setup))
+            known = cluster.wait(job, (end,), PATIENCE_S)
+            log = cluster.log(known)
+            assert log.count("trained on n") == trained and log.count("ok    xid") + log.count("warn  gpu at") == 2, log
+            (tmp_path / "broken").touch()
+        assert "node n2: 1 finding to fix" in log and "node n1" not in log and "--exclude=NODE" in log, log
+        assert known["ExitCode"] == "2:0"
+    finally:
+        cluster.down()
+
+
 def test_a_printed_script_runs_on_as_many_nodes_as_sbatch_asks_for(slurm: Cluster, tmp_path: Path) -> None:
     """The job's shape on a real SLURM with a stand-in for the work; the script was rendered for one node."""
     bin_folder = stand_in(tmp_path / "bin", 'echo "$SLURMD_NODENAME of $TERRELLA_NODES: $*"')
