@@ -15,14 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 import terrella
 from terrella.benchmarks import record
 from terrella.benchmarks.cluster import SMALL_EXPERTS, find_case
 from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
-from terrella.launch.slurm.render import Plan, render
-from terrella.launch.slurm.settings import JobSettings
+from terrella.launch.commands.launch import launch as launch_command
 from terrella.models.geometry import count
 from terrella.tests.golden.observe import comparable
 from terrella.tests.integration.slurm_cluster import Cluster, missing
@@ -295,7 +295,7 @@ def test_an_account_is_submitted_unchecked_where_the_cluster_keeps_none(slurm: C
     assert slurm.wait(job)["Account"] == "nope"
 
 
-def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
+def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path, monkeypatch) -> None:
     require_slurm()
     cluster = Cluster(tmp_path, nodes=64, gpus=8)
     try:
@@ -312,14 +312,16 @@ def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> No
                 )
                 assert done.returncode == 0, f"{path.name}: {done.stderr}"
                 assert f"using {64 * nodes if '--exclusive' in text else 8} processors" in done.stderr, done.stderr
+        # from the command itself, which asks `sbatch --test-only` before it submits; held, so that none starts
+        for name, value in cluster.environment.items():
+            monkeypatch.setenv(name, value)
         for nodes in range(1, 65):
-            each = [f"stages.{i}.{key}={8 * nodes}" for i, key in BATCHES]
-            (script,) = render(Plan("sokoban-tiny", "runs/x", JobSettings(nodes=nodes), tuple(each)))
-            command = ["sbatch", "--test-only"]
-            done = subprocess.run(
-                command, input=script.text, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S
-            )
-            assert done.returncode == 0 and f"using {64 * nodes} processors" in done.stderr, done.stderr
+            sets = [part for i, key in BATCHES for part in ("--set", f"stages.{i}.{key}={8 * nodes}")]
+            words = ["sokoban-tiny", "--nodes", str(nodes), "--run", str(tmp_path / f"run-{nodes}"), "--sbatch=--hold"]
+            done = CliRunner().invoke(launch_command, [*words, *sets])
+            assert done.exit_code == 0, f"{nodes} nodes: {done.output} {done.exception}"
+        queued = cluster.ask("squeue", "--noheader", "--format=%D %r").splitlines()
+        assert sorted(queued) == sorted(f"{nodes} JobHeldUser" for nodes in range(1, 65))
     finally:
         cluster.down()
 
