@@ -13,11 +13,14 @@
 # | transformers       | 5.17         | yes                      | no             |
 # | NVIDIA apex        | from source  | no                       | no             |
 #
-# Not verified: the build of this image as a whole, several GPUs (NCCL), apex. The lock resolves for x86_64 and aarch64.
+# Beside these: Ray and Playwright (both in the lock), a Chromium for web tasks, and the user side of InfiniBand (rdma-core), which NCCL loads.
+#
+# Not verified: the build of this image as a whole, several GPUs (NCCL), InfiniBand, apex. The lock resolves for x86_64 and aarch64.
 FROM nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04
 
 RUN apt-get update \
  && apt-get install -y --no-install-recommends git ninja-build python3 python3-dev python3-venv \
+    ibverbs-providers libibverbs1 librdmacm1 rdma-core \
  && rm -rf /var/lib/apt/lists/*
 
 ENV VIRTUAL_ENV=/opt/terrella-venv PATH=/opt/terrella-venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -30,6 +33,10 @@ RUN python3 -m venv "$VIRTUAL_ENV" \
  && python -c "import torch; assert (torch.version.cuda or '').startswith('13.'), f'torch is built for CUDA {torch.version.cuda}, not 13'"
 # TransformerEngine's torch binding is built against the torch above
 RUN NVTE_FRAMEWORK=pytorch pip install --no-deps --no-build-isolation transformer-engine-torch==2.11.0
+
+# web tasks: a browser where every user of the container finds it, with the libraries and fonts it needs
+ENV PLAYWRIGHT_BROWSERS_PATH=/opt/browsers
+RUN playwright install --with-deps chromium && chmod -R a+rX "$PLAYWRIGHT_BROWSERS_PATH" && rm -rf /var/lib/apt/lists/*
 
 # NVIDIA apex is optional and only built from its sources: the package of that name in the index is another project.
 ARG APEX_COMMIT=

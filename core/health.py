@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -179,6 +180,53 @@ def judge_gpu(line: str) -> Check:
     if float(used) > 0.05 * float(total):
         return Check("warn", what, text, "another program holds memory: nvidia-smi shows its process")
     return Check("ok", what, text)
+
+
+# what NVIDIA's driver writes into the kernel's log of a GPU that must be reset or replaced; other numbers are mostly
+# errors of programs
+XID = re.compile(r"NVRM: Xid \(PCI:([\da-fA-F:.]+)\): (\d+)")
+BROKEN = {48, 62, 64, 74, 79, 92, 95, 119, 120, 140, 143}
+DIAGNOSIS_S = 300.0
+
+
+def xids(log: str) -> list[Check]:
+    """What the kernel's log tells of each GPU since the machine was started."""
+    seen: dict[str, set[int]] = {}
+    for place, number in XID.findall(log):
+        seen.setdefault(place, set()).add(int(number))
+    found = []
+    for place, numbers in seen.items():
+        bad = numbers & BROKEN
+        text = f"Xid {', '.join(map(str, sorted(bad or numbers)))} in the kernel's log"
+        fix = "drain the node; the GPU must be reset or replaced" if bad else "an error of a program, most likely"
+        found.append(Check("fail" if bad else "warn", f"gpu at {place}", text, fix))
+    return found or [Check("ok", "xid", "the kernel's log has no errors of GPUs")]
+
+
+def kernel_log() -> list[Check]:
+    """Xid errors, where this user may read the kernel's log."""
+    try:
+        answer = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace", timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Check("ok", "xid", f"not looked for: dmesg: {error}")]
+    if answer.returncode:
+        return [Check("ok", "xid", f"not looked for: {answer.stderr.strip()}")]
+    return xids(answer.stdout)
+
+
+def dcgm() -> Check:
+    """NVIDIA's short diagnosis, where DCGM is installed."""
+    try:
+        answer = subprocess.run(["dcgmi", "diag", "-r", "1"], capture_output=True, text=True, timeout=DIAGNOSIS_S)
+    except FileNotFoundError:
+        return Check("ok", "dcgm", "not installed here; its diagnosis was not made")
+    except subprocess.TimeoutExpired:
+        return Check("fail", "dcgm", f"dcgmi diag gave no answer within {DIAGNOSIS_S:.0f} s", "drain the node")
+    wrong = [" ".join(line.strip("| ").split()) for line in answer.stdout.splitlines() if "Fail" in line]
+    if answer.returncode or wrong:
+        text = "; ".join(wrong) or answer.stderr.strip() or f"dcgmi diag ended with code {answer.returncode}"
+        return Check("fail", "dcgm", text, "`dcgmi diag -r 3` tells more; drain the node")
+    return Check("ok", "dcgm", "the short diagnosis passed")
 
 
 def matmul() -> Check:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PARENT_VARIABLE = "TERRELLA_PARENT"  # process id of the supervisor, for its workers
+CORES_VARIABLE = "TERRELLA_CORES"  # what a rank might use before it was kept beside its GPU, for what it starts
 
 
 def die_with_parent(parent: int) -> None:
@@ -76,6 +77,45 @@ def unwind_on_sigterm() -> Iterator[None]:
 def usable_cores() -> int:
     """How many cores this process may run on: a batch job has fewer than its machine."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def keep_near(place: str, devices: Path = Path("/sys/bus/pci/devices")) -> str:
+    """Keep this process on the cores of a GPU's side of the machine (the NUMA node), as far as it may use them.
+    `place` is the GPU's PCI address; returns what was done, for the log.
+    """
+    try:
+        near = parse_cores((devices / place / "local_cpulist").read_text())
+    except OSError:
+        return f"GPU {place}: this machine does not tell which cores are near it"
+    allowed = os.sched_getaffinity(0)
+    if not near & allowed or near >= allowed:
+        return f"GPU {place}: all {len(allowed)} cores that this process may use stay in use"
+    os.environ.setdefault(CORES_VARIABLE, ",".join(map(str, sorted(allowed))))
+    os.sched_setaffinity(0, near & allowed)
+    return f"GPU {place}: kept on the {len(near & allowed)} cores near it, of {len(allowed)}"
+
+
+def use_all_cores() -> None:
+    """Undo `keep_near` in a process that a rank started for other GPUs."""
+    if CORES_VARIABLE in os.environ:
+        os.sched_setaffinity(0, parse_cores(os.environ.pop(CORES_VARIABLE)))
+
+
+def pci_address(gpu: int) -> str:
+    """Where a GPU, by CUDA's number, is plugged in, as Linux writes it; empty where the driver does not say."""
+    name = ctypes.create_string_buffer(32)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    failed = cuda.cuInit(0) or cuda.cuDeviceGetPCIBusId(name, len(name), gpu)
+    return "" if failed else name.value.decode().lower()
+
+
+def parse_cores(text: str) -> set[int]:
+    """Linux' list of cores, such as 0-3,8."""
+    ends = [part.partition("-") for part in text.strip().split(",") if part]
+    return {core for low, _, high in ends for core in range(int(low), int(high or low) + 1)}
 
 
 def usable_memory() -> int:

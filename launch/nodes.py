@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import secrets
 import socket
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ..core import lease as leases
 from ..core.environment import versions
@@ -159,6 +162,8 @@ def gather(
                     caller.close()
                     continue
                 waiting[hello["node"]] = hello, nonce, caller
+    for _, _, caller in [*waiting.values()][:1]:
+        me["address"] = caller.getsockname()[0]  # where the others reach this node; its own name may mean loopback here
     problem = next(filter(None, (disagreement(me, hello) for hello, _, _ in waiting.values())), None)
     answer = json.dumps({"error": problem} if problem else reply)
     for _, nonce, caller in waiting.values():
@@ -219,11 +224,24 @@ def join(place: Place, me: dict[str, Any], secret: bytes, timeout_s: float = GAT
                 answer = json.loads(said["answer"])
                 if answer.get("error"):
                     raise ConfigError(answer["error"])
+                me["address"] = line.getsockname()[0]
                 return answer
         except (OSError, ValueError, KeyError, TypeError) as error:
             last = str(error)
             time.sleep(0.5)
     raise DeadlineError(f"the first node did not answer at {place.coordinator} within {timeout_s:.0f} s ({last})")
+
+
+def choose_interface(address: str) -> str:
+    """Let gloo use the network interface over which the nodes met, unless GLOO_SOCKET_IFNAME names one (`launch
+    --interface`). Returns what was chosen, for a person.
+    """
+    cards = psutil.net_if_addrs()
+    found = next((name for name, known in cards.items() if address in {entry.address for entry in known}), None)
+    if found:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
+    gloo, nccl = (os.environ.get(f"{name}_SOCKET_IFNAME", "its own choice") for name in ("GLOO", "NCCL"))
+    return f"met at {address}; network interface of gloo: {gloo}, of NCCL: {nccl}"
 
 
 def require_shared(

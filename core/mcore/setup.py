@@ -15,6 +15,7 @@ from ..config import ParallelConfig
 from ..errors import ConfigError
 from ..mesh import place
 from ..ports import is_loopback
+from ..process import keep_near, pci_address
 from ..store import open_store
 from . import shared_gpu, wgrad
 
@@ -48,7 +49,10 @@ def start_process_group(
                 gpus,
             )
             shared_gpu.install()
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", max(rank, 0))) % gpus)
+        gpu = int(os.environ.get("LOCAL_RANK", max(rank, 0))) % gpus
+        if here > 1:  # a rank that is alone may use the whole machine
+            log.info(keep_near(pci_address(gpu)))  # before CUDA and torch start threads, which inherit it
+        torch.cuda.set_device(gpu)
     timeout = timedelta(minutes=timeout_minutes)
     host = os.environ.get("MASTER_ADDR", "")
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun has made the store

@@ -4,6 +4,8 @@ finding, with the fix.
 
 from __future__ import annotations
 
+import os
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -27,16 +29,29 @@ STUCK_S = 120.0
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--quick", is_flag=True, help="Skip what reads or computes much: digests, shards, kernels.")
-def doctor(paths: tuple[Path, ...], quick: bool) -> None:
+@click.option("--gpus", "gpus_only", is_flag=True, help="Only this machine's GPUs: memory errors, Xid errors, DCGM.")
+def doctor(paths: tuple[Path, ...], quick: bool, gpus_only: bool) -> None:
     """Look for what is wrong: with this machine, or with each PATH (a run directory, a checkpoint, an export, a
     folder of shards).
     """
     failed = 0
-    for check in [check for path in paths for check in look(path, quick)] if paths else this_machine(quick):
+    if gpus_only:
+        checks = every_gpu()
+    else:
+        checks = [check for path in paths for check in look(path, quick)] if paths else this_machine(quick)
+    for check in checks:
         click.echo(check.line())
         failed += check.level == "fail"
     if failed:
-        raise TerrellaError(f"{failed} finding{'s' if failed > 1 else ''} to fix")
+        host = f"node {os.environ.get('SLURMD_NODENAME') or socket.gethostname()}: " if gpus_only else ""
+        raise TerrellaError(f"{host}{failed} finding{'s' if failed > 1 else ''} to fix")
+
+
+def every_gpu() -> Iterator[Check]:
+    """What can be known of the GPUs without computing on them: the driver's counts, the kernel's log, DCGM."""
+    yield from health.gpus()
+    yield from guarded("xid", health.kernel_log)
+    yield from guarded("dcgm", health.dcgm)
 
 
 def guarded(what: str, function: Callable[[], Any]) -> list[Check]:

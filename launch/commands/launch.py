@@ -46,6 +46,7 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
 @click.option("--mount", "mounts", multiple=True, metavar="FROM:TO", help="Folder to mount into the container.")
 @click.option("--setup", multiple=True, metavar="LINE", help="Shell line before the start, e.g. 'module load cuda'.")
 @click.option("--sbatch", multiple=True, metavar="OPTION", help="Further option of sbatch, e.g. --sbatch=--exclude=n7.")
+@click.option("--check-gpus", is_flag=True, help="First look at every node's GPUs: memory errors, Xid errors, DCGM.")
 @click.option("--rollout-nodes", type=int, default=0, help="Nodes beside the trainer's for vLLM servers.")
 @click.option("--rollout-partition", help="Partition of those nodes; makes the job heterogeneous.")
 @click.option("--rollout-constraint", help="Node feature of those nodes; likewise.")

@@ -21,7 +21,7 @@ from .. import recipe as recipes
 from ..back import back_to as undo_to
 from ..extend import explain, extend, with_steps
 from ..extras import require_packages
-from ..nodes import GATHER_S, Place, gather, introduce, join, require_shared
+from ..nodes import GATHER_S, Place, choose_interface, gather, introduce, join, require_shared
 from ..own import chosen_recipe, own_options, require_own, settings_of
 from ..settings.verbs import Collect
 from ..supervise import STOPPED, Span, run_workers
@@ -134,6 +134,7 @@ def train(
         if answer["done"]:
             return
         require_shared(folder, answer["token"])
+        click.echo(f"node {place.node} ({me['host']}): {choose_interface(me['address'])}")
         span = Span(place.node * here, here, config.ranks, place.host, answer["port"])
         _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), here, span, until))
         return
@@ -151,6 +152,7 @@ def train(
         span = Span(0, here, config.ranks, place.host if nodes > 1 else "127.0.0.1", free_port())
         if nodes > 1:
             gather(place, me, {"token": run.token, "port": span.port, "done": done}, make_secret(folder))
+            click.echo(f"node 0 ({me['host']}): {choose_interface(me['address'])}")
         if done:
             what = "this run" if len(finished) == len(names) else f"stage {until}"
             click.echo(f"{folder}: {what} has finished; nothing to do (choose another --run folder to start anew)")

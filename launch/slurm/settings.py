@@ -35,6 +35,7 @@ class JobSettings:
     mounts: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # shell lines before the start, e.g. `module load cuda`
     sbatch: tuple[str, ...] = ()  # further options of sbatch, e.g. `--reservation=course`
+    check_gpus: bool = False  # look at every node's GPUs before the start
     ray: bool = False
     rollout_nodes: int = 0  # nodes beside those of the trainer, for vLLM servers
     rollout_partition: str | None = None  # any of these three makes it a heterogeneous job
@@ -84,6 +85,8 @@ class JobSettings:
             raise ConfigError(
                 "--ray: a Ray cluster spans one kind of node; leave out --rollout-partition, -constraint and -gpus"
             )
+        if self.check_gpus and not self.gpus:
+            raise ConfigError("--check-gpus: with --gpus 0 there are none")
         if self.container and self.venv:
             raise ConfigError("--container and --venv: choose one")
         if self.mounts and not self.container:
@@ -102,6 +105,11 @@ class JobSettings:
     def whole_nodes(self) -> bool:
         """Whether the nodes are for this job alone; one with a single GPU shares its node."""
         return self.gpus > 1
+
+    @property
+    def asks_gpus(self) -> bool:
+        """Whether GPUs are asked for by their number; some clusters want `--sbatch=--gres=gpu:h100:8` instead."""
+        return self.gpus > 0 and not any(option.startswith(("--gres=gpu", "--gpus")) for option in self.sbatch)
 
     @property
     def mixed(self) -> bool:

@@ -290,10 +290,12 @@ def _open_vllm(
     mesh.barrier()  # nobody asks before all servers answer
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
 
-    def publish(version: int) -> None:
+    def mend() -> None:
         # a server that was started again is in no group that weights were sent through before
-        if together and mesh.from_main(sampler.revive) and isinstance(transport, BroadcastTransport | ShardedTransport):
+        if mesh.from_main(sampler.revive) and isinstance(transport, BroadcastTransport | ShardedTransport):
             transport.close()
+
+    def publish(version: int) -> None:
         opened.last = send(
             transport,
             sampler.targets,
@@ -302,6 +304,7 @@ def _open_vllm(
             timeout_s=config.sync_s,
             sends=mesh.is_main,
             gather=mesh.everyone,
+            mend=mend,
         )
         for target in sampler.targets:
             target.version = version

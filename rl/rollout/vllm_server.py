@@ -18,7 +18,7 @@ from pathlib import Path
 from ...core.errors import DeadlineError, WorkerError
 from ...core.http import fetch
 from ...core.ports import free_port
-from ...core.process import die_with_parent, end_group_with
+from ...core.process import die_with_parent, end_group_with, use_all_cores
 from .guard import GUARD, KEY_VARIABLE
 from .vllm_config import VllmSettings, use_newest_runner
 
@@ -139,6 +139,7 @@ def main() -> None:
     parent = int(sys.argv.pop(1))
     die_with_parent(parent)
     end_group_with(parent)
+    use_all_cores()  # its GPUs are not those of the rank that started it
     import runpy
 
     use_newest_runner("--enable-return-routed-experts" in sys.argv)

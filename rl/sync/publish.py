@@ -37,13 +37,16 @@ def publish(
     timeout_s: float = 300.0,
     sends: bool = True,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
+    mend: Callable[[], None] = lambda: None,
 ) -> SyncReport:
     """Bring all targets to `version`. With several trainer ranks every rank calls this: `weights()` is collective;
-    those with `sends` send, each to its own targets, and with a `ShardedTransport` the others send beside them."""
+    those with `sends` send, each to its own targets, and with a `ShardedTransport` the others send beside them. `mend`
+    comes before every attempt, on all ranks: a target may be lost while it is sent to."""
     begun = time.monotonic()
     problems: list[str] = []
     for attempt in range(1, attempts + 1):
         answers: dict[str, list[dict[str, Any]]] = {}
+        mend()
         if sends:
             for target in targets:
                 target.accept(None, timeout_s)
@@ -52,6 +55,8 @@ def publish(
             try:
                 answers = transport.send(stream, version, targets if sends else [], timeout_s)  # type: ignore[arg-type]
                 problems = faults(answers, version)
+                for target in targets if sends and not problems else ():
+                    target.accept(version, timeout_s)
             except Exception as error:
                 problems = [f"sender: {type(error).__name__}: {error}"]
         for _ in stream:  # all ranks go through the whole stream together, whatever became of the sending
@@ -59,9 +64,6 @@ def publish(
         # all ranks try again, or none
         problems = [fault for faults in gather(problems) for fault in faults]
         if not problems:
-            if sends:
-                for target in targets:
-                    target.accept(version, timeout_s)
             tensors = max((a.get("tensors", 0) for workers in answers.values() for a in workers), default=0)
             return SyncReport(version, time.monotonic() - begun, attempt, tensors)
         log.warning("weight sync: version %d, attempt %d of %d: %s", version, attempt, attempts, "; ".join(problems))

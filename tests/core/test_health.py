@@ -5,8 +5,10 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from terrella.core import health
-from terrella.core.health import Check, Heartbeat, judge_gpu, stragglers
+from terrella.core.health import Check, Heartbeat, dcgm, judge_gpu, kernel_log, stragglers, xids
 from terrella.tests.parallel.pool import run_ranks
 
 
@@ -62,3 +64,25 @@ def examine() -> list[str]:
 def test_ranks_measure_each_other() -> None:
     results = run_ranks("terrella.tests.core.test_health:examine", 2)
     assert results[0] == results[1] and "over 2 ranks" in results[0][1]
+
+
+def test_errors_of_gpus_in_the_kernels_log() -> None:
+    line = "[ 412.1] NVRM: Xid (PCI:0000:{}:00): {}, pid='<unknown>', name=<unknown>"
+    assert [check.level for check in xids("nothing here\n")] == ["ok"]
+    log = "\n".join(line.format(bus, number) for bus, number in (("1b", 31), ("4e", 79), ("4e", 13), ("1b", 43)))
+    program, broken = xids(log)
+    assert program.level == "warn" and "Xid 31, 43" in program.text and "0000:1b:00" in program.what
+    assert broken.level == "fail" and "Xid 79 in" in broken.text and "reset or replaced" in broken.fix
+
+
+def test_tools_that_a_machine_lacks_are_said_to_be_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "was not made" in dcgm().text and "not looked for" in kernel_log()[0].text
+    for name, body in (
+        ("dcgmi", 'echo "| PCIe - GPU: 3     | Fail   |"; echo "| CUDA  | Pass |"; exit 226'),
+        ("dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    assert dcgm().level == "fail" and dcgm().text == "PCIe - GPU: 3 | Fail"
+    assert kernel_log()[0].level == "ok" and "not permitted" in kernel_log()[0].text

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from terrella.core.process import CORES_VARIABLE, keep_near, parse_cores
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to cores")
 def test_a_process_that_was_given_one_core_counts_one() -> None:
@@ -24,6 +26,37 @@ def test_a_process_that_was_given_one_core_counts_one() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env=bare
     )
     assert told.stdout.split() == ["1", "1"]
+
+
+def test_lists_of_cores() -> None:
+    assert parse_cores("0-3,8\n") == {0, 1, 2, 3, 8} and parse_cores("5") == {5} and parse_cores("\n") == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to cores")
+def test_a_rank_is_kept_on_the_cores_near_its_gpu_and_what_it_starts_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CORES_VARIABLE, "")
+    monkeypatch.delenv(CORES_VARIABLE)
+    before = os.sched_getaffinity(0)
+    lists = {1: f"{min(before)}", 2: f"0-{max(before)}", 3: f"{max(before) + 1}"}  # one core, all, none of ours
+    for gpu, cores in lists.items():
+        (tmp_path / f"0000:0{gpu}:00.0").mkdir()
+        (tmp_path / f"0000:0{gpu}:00.0" / "local_cpulist").write_text(f"{cores}\n")
+    try:
+        for gpu in (0, 2, 3):
+            assert "kept" not in keep_near(f"0000:0{gpu}:00.0", tmp_path) and os.sched_getaffinity(0) == before
+        told = keep_near("0000:01:00.0", tmp_path)
+        assert told == f"GPU 0000:01:00.0: kept on the 1 cores near it, of {len(before)}"
+        assert os.sched_getaffinity(0) == {min(before)}
+        code = (
+            "import os; from terrella.core.process import use_all_cores\n"
+            "print(len(os.sched_getaffinity(0))); use_all_cores(); print(len(os.sched_getaffinity(0)))"
+        )
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        assert child.stdout.split() == ["1", str(len(before))]
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_a_worker_does_not_outlive_a_parent_that_died_before_it_began() -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 import terrella
 from terrella.benchmarks import record
 from terrella.benchmarks.cluster import SMALL_EXPERTS, find_case
 from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
-from terrella.launch.slurm.render import Plan, render
-from terrella.launch.slurm.settings import JobSettings
+from terrella.launch.commands.launch import launch as launch_command
 from terrella.models.geometry import count
 from terrella.tests.golden.observe import comparable
 from terrella.tests.integration.slurm_cluster import Cluster, missing
@@ -295,7 +295,7 @@ def test_an_account_is_submitted_unchecked_where_the_cluster_keeps_none(slurm: C
     assert slurm.wait(job)["Account"] == "nope"
 
 
-def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> None:
+def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path, monkeypatch) -> None:
     require_slurm()
     cluster = Cluster(tmp_path, nodes=64, gpus=8)
     try:
@@ -312,14 +312,47 @@ def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path) -> No
                 )
                 assert done.returncode == 0, f"{path.name}: {done.stderr}"
                 assert f"using {64 * nodes if '--exclusive' in text else 8} processors" in done.stderr, done.stderr
+        # from the command itself, which asks `sbatch --test-only` before it submits; held, so that none starts
+        for name, value in cluster.environment.items():
+            monkeypatch.setenv(name, value)
         for nodes in range(1, 65):
-            each = [f"stages.{i}.{key}={8 * nodes}" for i, key in BATCHES]
-            (script,) = render(Plan("sokoban-tiny", "runs/x", JobSettings(nodes=nodes), tuple(each)))
-            command = ["sbatch", "--test-only"]
-            done = subprocess.run(
-                command, input=script.text, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S
-            )
-            assert done.returncode == 0 and f"using {64 * nodes} processors" in done.stderr, done.stderr
+            sets = [part for i, key in BATCHES for part in ("--set", f"stages.{i}.{key}={8 * nodes}")]
+            words = ["sokoban-tiny", "--nodes", str(nodes), "--run", str(tmp_path / f"run-{nodes}"), "--sbatch=--hold"]
+            done = CliRunner().invoke(launch_command, [*words, *sets])
+            assert done.exit_code == 0, f"{nodes} nodes: {done.output} {done.exception}"
+        queued = cluster.ask("squeue", "--noheader", "--format=%D %r").splitlines()
+        assert sorted(queued) == sorted(f"{nodes} JobHeldUser" for nodes in range(1, 65))
+    finally:
+        cluster.down()
+
+
+def test_a_node_with_a_broken_gpu_is_named_before_the_ranks_start(tmp_path: Path) -> None:
+    """GPUs are names here, and nvidia-smi is a stand-in that counts memory errors on the second node."""
+    require_slurm()
+    work = f'[ "$1" != doctor ] || exec {sys.executable} -m terrella "$@"\necho "trained on $SLURMD_NODENAME"'
+    bin_folder = stand_in(tmp_path / "bin", work)
+    smi = bin_folder / "nvidia-smi"
+    smi.write_text(
+        f"""#!/bin/bash
+[ "$1" != --list-gpus ] || exit 0
+errors=0; [ "$SLURMD_NODENAME" = n2 ] && [ -f {tmp_path}/broken ] && errors=4
+echo "0, NVIDIA H100, 81559, 3, 31, $errors, P0"
+"""
+    )
+    smi.chmod(0o755)
+    cluster = Cluster(tmp_path / "slurm", nodes=2, gpus=8)
+    options = ["--nodes", "2", "--gpus", "8", "--ranks-per-node", "1", "--sbatch=--gres=gpu:8", "--check-gpus"]
+    try:
+        cluster.up()
+        for number, (end, trained) in enumerate((("COMPLETED", 2), ("FAILED", 0))):
+            setup = ["--setup", f"export PATH={bin_folder}:$PATH"]
+            (job,) = job_ids(launch(cluster, tmp_path / f"run-{number}", *options, *setup))
+            known = cluster.wait(job, (end,), PATIENCE_S)
+            log = cluster.log(known)
+            assert log.count("trained on n") == trained and log.count("ok    xid") + log.count("warn  gpu at") == 2, log
+            (tmp_path / "broken").touch()
+        assert "node n2: 1 finding to fix" in log and "node n1" not in log and "--exclude=NODE" in log, log
+        assert known["ExitCode"] == "2:0"
     finally:
         cluster.down()
 

@@ -166,6 +166,13 @@ def test_a_server_killed_mid_batch_is_restarted_and_its_requests_are_asked_again
     assert result["versions"] == [2] and result["gap"] <= 1e-5
 
 
+@pytest.mark.full
+def test_a_server_killed_while_weights_are_sent_to_it_costs_one_more_attempt(tmp_path) -> None:
+    main, other = run_ranks(JOBS + "killed_in_sync", 2, 1500, folder=str(tmp_path), environment=CPU)
+    assert main["restarts"] == 1 and main["attempts"] == other["attempts"] == 2
+    assert main["same"] and main["versions"] == [2, 2]
+
+
 def test_grpo_learns_the_same_through_vllm_and_embedded(served) -> None:
     sampler, job = served, JOBS + "learn_letters"
     arguments = {"settings": sampler.settings, "steps": 25, "episodes": 1024, "seed": 5}

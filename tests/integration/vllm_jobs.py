@@ -28,11 +28,13 @@ MODELS = {
 }
 
 
-def trained(name: str, steps: int) -> Engine:
+def trained(name: str, steps: int, tensor: int = 1) -> Engine:
     """The same engine every time: seeded weights, then `steps` optimizer steps on fixed tokens."""
     from terrella.kernels.policy import PolicySettings
 
-    engine = Engine(build_gpt(MODELS[name]), ParallelConfig(), OptimizerConfig(lr=3e-2), PrecisionConfig(), 0)
+    engine = Engine(
+        build_gpt(MODELS[name]), ParallelConfig(tensor=tensor), OptimizerConfig(lr=3e-2), PrecisionConfig(), 0
+    )
     ids = torch.randint(0, MODELS[name].vocab, (4, 12), generator=torch.Generator().manual_seed(5)).numpy()
     weight = torch.full((12,), 1 / 44).numpy()
     weight[0] = 0
@@ -168,6 +170,51 @@ def killed(folder: str, environment: dict[str, str]) -> dict[str, Any]:
             "reissued": sampler.reissued,
             "gap": gap,
             "versions": sorted({s.weight_version for s in again}),
+        }
+    finally:
+        opened.close()
+
+
+def killed_in_sync(folder: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Two tensor-parallel ranks send their parts to two servers, of which one is killed when it should receive."""
+    import os
+    import signal
+
+    import torch.distributed as dist
+
+    from terrella.rl.rollout.config import Vllm
+    from terrella.rl.rollout.open import open_sampler
+    from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
+
+    os.environ |= environment
+    engine = trained("qwen2", 2, tensor=2)
+    settings = Vllm(devices=["", ""], eager=True, max_length=96, max_sequences=1, sync_s=120)
+    mesh = Mesh(dist.get_rank(), 2, ParallelConfig(tensor=2))
+    opened = open_sampler(settings, engine, MODELS["qwen2"], Path(folder), mesh=mesh)
+    sampler: Any = opened.sampler
+    asked = [SampleRequest((i, 7, 2 * i, 3), (1, i, 0, 0), SamplingParams(16)) for i in range(8)]
+    try:
+        assert opened.publish is not None and opened.last is None
+        opened.publish(engine.steps)
+        calm = mesh.from_main(lambda: sampler.generate(asked))
+        target = sampler.targets[1]
+        call, killed = target.call, []
+
+        def kill_and_call(method: str, *rest: Any, **options: Any) -> Any:
+            if method == "terrella_receive_parts" and not killed:
+                killed.append(method)
+                os.killpg(target.server.process.pid, signal.SIGKILL)
+            return call(method, *rest, **options)
+
+        target.call = kill_and_call
+        opened.publish(engine.steps)
+        again = mesh.from_main(lambda: sampler.generate(asked))
+        states = [t.call("terrella_state", timeout_s=60.0)[0]["version"] for t in sampler.targets]
+        return {
+            "same": again == calm,
+            "restarts": sampler.restarts,
+            "attempts": opened.last.attempts if opened.last else 0,
+            "versions": states,
         }
     finally:
         opened.close()

@@ -88,6 +88,16 @@ def test_container_files_share_their_versions():
     assert f"From: {image}" in apptainer
     for line in re.findall(r"pip install [^\n]*?(?:lock-hopper.txt|transformer-engine-torch\S+)", docker):
         assert line.replace("-r requirements", "-r /opt/terrella/requirements") in apptainer
+    packages = [
+        re.search(r"apt-get install ([^\n&]+)", text.replace("\\\n", " "))[1].split() for text in (docker, apptainer)
+    ]
+    assert packages[0] == packages[1]
+    assert {"rdma-core", "libibverbs1", "ibverbs-providers"} <= set(packages[0])  # what NCCL loads for InfiniBand
+    for line in ("playwright install --with-deps chromium", "PLAYWRIGHT_BROWSERS_PATH=/opt/browsers"):
+        assert line in docker and line in apptainer
+    lock = (ROOT / "requirements" / "lock-hopper.txt").read_text()
+    for name in ("ray", "playwright", "vllm", "megatron-core", "transformer-engine"):
+        assert re.search(rf"^{name}==", lock, re.M), name
     for name, version in re.findall(
         r"^(torch|triton|megatron-core|vllm)==(\S+)", (ROOT / "requirements" / "constraints-h100.txt").read_text(), re.M
     ):

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import socket
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from terrella.core import lease as leases
@@ -15,7 +17,7 @@ from terrella.core.errors import ConfigError, DeadlineError, StorageError
 from terrella.core.ports import free_port
 from terrella.core.secret import make_secret, read_secret
 from terrella.launch import nodes
-from terrella.launch.nodes import Place, disagreement, gather, introduce, join, require_shared
+from terrella.launch.nodes import Place, choose_interface, disagreement, gather, introduce, join, require_shared
 from terrella.rl.rollout.guard import Guard
 
 SECRET = b"s" * 64
@@ -52,6 +54,21 @@ def hello(node: int, digest: str = "d") -> dict:
 def test_nodes_meet_and_get_the_lease_and_the_port() -> None:
     first, answers = meet([hello(1), hello(2)], {"token": "t", "port": 5})
     assert {h["node"] for h in first} == {1, 2} and answers == [{"token": "t", "port": 5}] * 2
+
+
+def test_gloo_uses_the_interface_over_which_the_nodes_met_unless_one_is_named(monkeypatch) -> None:
+    others = [hello(1), hello(2)]
+    meet(others, {"token": "t", "port": 5})
+    assert [other["address"] for other in others] == ["127.0.0.1"] * 2
+    for name in ("GLOO", "NCCL"):
+        monkeypatch.setenv(f"{name}_SOCKET_IFNAME", "ib0")
+    assert choose_interface("127.0.0.1") == "met at 127.0.0.1; network interface of gloo: ib0, of NCCL: ib0"
+    for name in ("GLOO", "NCCL"):
+        monkeypatch.delenv(f"{name}_SOCKET_IFNAME")
+    chosen = choose_interface("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] in chosen and "NCCL_SOCKET_IFNAME" not in os.environ
+    loopback = psutil.net_if_addrs()[os.environ["GLOO_SOCKET_IFNAME"]]
+    assert "127.0.0.1" in {entry.address for entry in loopback} and chosen.endswith("of NCCL: its own choice")
 
 
 def test_other_settings_stop_all_nodes_with_the_same_words() -> None:

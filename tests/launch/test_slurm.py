@@ -53,6 +53,7 @@ CASES = {
         "--cpus",
         "96",
     ],
+    "checked": ["--nodes", "2", "--check-gpus", "--sbatch=--gres=gpu:h100:8", "--sbatch=--reservation=course"],
     "ray": ["--nodes", "2", "--ray", "--qos", "high", "--constraint", "h100"],
     "samplers": ["--nodes", "2", "--rollout-nodes", "1", "--set", VLLM],
     "heterogeneous": [
@@ -179,6 +180,7 @@ def test_stages_are_cut_where_asked() -> None:
         ({"time": "3"}, "leaves no room to save"),
         ({"container": "x", "venv": "y"}, "choose one"),
         ({"mounts": ("/a",)}, "needs --container"),
+        ({"gpus": 0, "check_gpus": True}, "--check-gpus: with --gpus 0 there are none"),
         ({"rollout_nodes": -1}, "--rollout-nodes"),
         ({"rollout_gpus": 4}, "need --rollout-nodes"),
         ({"rollout_nodes": 1, "rollout_gpus": 4, "ray": True}, "--ray: a Ray cluster spans one kind of node"),
@@ -216,6 +218,7 @@ def test_a_job_with_one_gpu_shares_its_node_and_further_options_are_passed_on() 
     text = dry_run("--gpus", "1", "--sbatch=--reservation=course", "--sbatch=--exclude=n[7-9]")
     assert "--exclusive" not in text and "--mem" not in text
     assert "#SBATCH --reservation=course\n#SBATCH --exclude=n[7-9]\n" in text
+    assert "--gpus-per-node" in text and "--gpus-per-node" not in dry_run("--sbatch=--gres=gpu:h100:8")
 
 
 def test_times_are_read_as_slurm_does() -> None:

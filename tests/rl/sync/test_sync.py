@@ -117,6 +117,29 @@ def test_a_target_that_fails_is_named_and_other_ranks_stay_in_step(tmp_path) -> 
     assert read == {0: 12, 1: 12} and "refused" in errors[0] and errors[0] == errors[1]
 
 
+@pytest.mark.parametrize("moment", ["terrella_state", "terrella_receive", "accept"])
+def test_a_target_lost_while_it_is_sent_to_is_mended_before_the_next_attempt(moment: str) -> None:
+    """Before the group is built, in the middle of a send, and after the last tensor."""
+    engine, transport, mended = Engine("http://lost"), BroadcastTransport(), []
+    call, accept, lost = engine.call, engine.accept, []
+
+    def fails(method: str) -> None:
+        if method == moment and not mended:
+            lost.append(method)
+        if lost and not mended:
+            raise ConnectionResetError("the server is gone")
+
+    def mend() -> None:
+        if lost and not mended:
+            mended.append(True)
+            transport.close()
+
+    engine.call = lambda method, *args, timeout_s: fails(method) or call(method, *args, timeout_s=timeout_s)
+    engine.accept = lambda version, timeout_s: (version is not None and fails("accept")) or accept(version, timeout_s)
+    report = publish(transport, [engine], lambda: WEIGHTS.items(), 3, timeout_s=5, mend=mend)
+    assert report.attempts == 2 and lost == [moment] and holds(engine) and engine.version == 3
+
+
 def test_checksum_sees_every_bit_and_the_order() -> None:
     base = torch.randn(1000, generator=torch.Generator().manual_seed(2))
     seen = {
