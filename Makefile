@@ -23,8 +23,10 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	$(PYTEST) --dist worksteal -m "$(UNIT)" tests
 
+# whole files, two at a time, in the order of tests/conftest.py: xdist's own puts those with the most tests first, not the longest
 test-integration: $(VENV)/.integration
-	OMP_NUM_THREADS=1 $(BIN)/python tests/reap.py $(BIN)/python -m pytest -n 2 --dist loadfile -m "integration and not full and not gpu" tests
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reap.py $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		-m "integration and not full and not gpu" tests
 
 test-full: $(VENV)/.integration
 	$(BIN)/python -m pytest -m "not gpu" tests

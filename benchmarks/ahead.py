@@ -123,12 +123,14 @@ def train(case: Case, ahead: int, seed: int, steps: int, step_s: float, folder: 
     from ..rl.multiturn import Limits, rollout_worlds
     from ..rl.objective import logprob_score
     from ..rl.rollout.config import Embedded
-    from ..rl.rollout.open import open_sampler
+    from ..rl.rollout.open import as_stream, open_sampler
     from ..rl.rollout.sampler import SamplingParams
 
     engine, frozen = random_engine(case.model, case.lr, seed), random_engine(case.model, 0.0, seed)
     config = Embedded(cache_gib=case.cache_gib)
-    opened = open_sampler(config, engine, case.model, folder, ahead=ahead, streamed=ahead > 0)
+    opened = open_sampler(config, engine, case.model, folder, ahead=ahead)
+    if ahead:
+        opened = as_stream(opened, aside=True)
     kind = JournalStream if ahead else JournalSampler
     sampler = kind(opened.sampler, Journal(folder / "journal"), lambda: engine.steps, staleness=ahead)  # type: ignore[arg-type]
     limits = Limits(workers=case.prompts * case.samples)

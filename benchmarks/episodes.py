@@ -123,14 +123,16 @@ def watch(sampler: Any, busy: Busy) -> None:
 def measure(engine: Any, model: ModelConfig, worlds: Any, episodes: int, independent: bool, seed: int) -> Outcome:
     """Play so many tasks to their end."""
     from ..rl.rollout.config import Embedded
-    from ..rl.rollout.open import open_sampler
+    from ..rl.rollout.open import as_stream, open_sampler
     from ..rl.rollout.sampler import SamplingParams
     from ..rl.webrl.sites import Seat, pool_of
 
     tasks = pool_of(worlds.settings)
     seats = [Seat(tasks[(seed * episodes + i) % len(tasks)], i, 0) for i in range(episodes)]
     config = Embedded(cache_gib=8.0 if engine.device.type == "cuda" else None)
-    opened = open_sampler(config, engine, model, Path(worlds.settings.tag_files[0]).parent, streamed=independent)
+    opened = open_sampler(config, engine, model, Path(worlds.settings.tag_files[0]).parent)
+    if independent:
+        opened = as_stream(opened)
     busy = Busy()
     watch(opened.sampler, busy)
     first = model.vocab - len(WORDS)

@@ -173,10 +173,8 @@ def floor_ms(case: Case, bandwidth: float = 4.3e12, flops: float = 790e12) -> fl
     return (max(2 * each * rows / flops, 2 * each / bandwidth) + moved / bandwidth) * 1e3
 
 
-def vllm_sampler(
-    case: Case, gpu_memory: float = 0.6, most: int = 1024, eager: bool = False, process: bool = False
-) -> Any:
-    """vLLM with empty weights, in this process or as one of its own; publish before use."""
+def vllm_sampler(case: Case, gpu_memory: float = 0.6, most: int = 1024, eager: bool = False) -> Any:
+    """vLLM with empty weights, as a process of its own; publish before use."""
     import torch
 
     from ..models.families import write_hf_config
@@ -196,18 +194,18 @@ def vllm_sampler(
         gpu_memory=gpu_memory,
         eager=eager or not cuda,
     )
-    return LocalVllm(settings, process=process)
+    return LocalVllm(settings)
 
 
 def sync(sampler: Any, engine: Any, version: int) -> float:
     """Seconds until the sampler serves the engine's weights."""
     from ..rl.sync.names import engine_weights
     from ..rl.sync.publish import publish
-    from ..rl.sync.transports import DirectTransport
+    from ..rl.sync.transports import IpcTransport
 
     synchronize()
     begun = time.perf_counter()
-    publish(DirectTransport(), [sampler], lambda: engine_weights(engine), version)
+    publish(IpcTransport(), [sampler], lambda: engine_weights(engine), version)
     synchronize()
     return time.perf_counter() - begun
 

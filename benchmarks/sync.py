@@ -30,7 +30,7 @@ class ColocatedVllm:
         from ..rl.sync.transports import IpcTransport
 
         self.engine, self.transport = engine, IpcTransport()
-        self.sampler = vllm_sampler(case, share, most=2048, eager=eager, process=True)
+        self.sampler = vllm_sampler(case, share, most=2048, eager=eager)
 
     def sync(self, version: int, transport: Any = None) -> float:
         """Seconds until the sampler serves the engine's weights."""

@@ -150,15 +150,8 @@ class Trainer:
         """The episodes of a step on leaders, and its trajectories on all ranks: none too stale, enough of them
         valid.
         """
-        episodes: list[Any] = []
-
-        def take() -> list[Trajectory]:
-            nonlocal episodes
-            episodes, played = source.take(step)
-            return played
-
-        publish = partial(self.publish, self.engine.steps)
-        trajectories = take_or_retake(self.mesh, self.sampler, take, publish, f"step {step}")
+        take, publish = partial(source.take, step), partial(self.publish, self.engine.steps)
+        episodes, trajectories = take_or_retake(self.mesh, self.sampler, take, publish, f"step {step}")
         check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
         require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step}")
         return episodes, trajectories

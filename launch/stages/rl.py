@@ -11,7 +11,7 @@ from ...core.rng import fold
 from ...data.trajectory import Trajectory
 from ...rl.preparation import wants_refills
 from ...rl.rollout.config import Embedded
-from ...rl.rollout.open import open_sampler
+from ...rl.rollout.open import as_stream, open_sampler
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
@@ -57,7 +57,9 @@ def _imagination(stage: Reinforce, job: Job, tasks: Tasks) -> Iterator[None]:
         return
     engine = build_engine(job, None, tasks.imagined_by)
     folder = job.stage_folder(stage.name) / "imagination"
-    opened = open_sampler(Embedded(), engine, job.model, folder, mesh=job.mesh, streamed=stage.rollouts.streamed)
+    opened = open_sampler(Embedded(), engine, job.model, folder, mesh=job.mesh)
+    if stage.rollouts.streamed:
+        opened = as_stream(opened)
     try:
         if opened.publish is not None:
             opened.publish(engine.steps)

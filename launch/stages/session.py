@@ -20,7 +20,7 @@ from ...rl.health import Health, sample_values
 from ...rl.journal import Event, Journal, JournalSampler, JournalStream, ReplaySampler
 from ...rl.preparation import require_valid
 from ...rl.rollout.config import Rollouts
-from ...rl.rollout.open import open_sampler
+from ...rl.rollout.open import as_stream, open_sampler
 from ...rl.rollout.sampler import Sampler
 from ...rl.rollout.stream import Stream
 from ...rl.values import describe, lengths_table
@@ -66,10 +66,10 @@ class Session:
             folder / "sampler",
             mesh=job.mesh,
             ahead=settings.ahead,
-            streamed=streamed,
-            pause_s=settings.deadline_s,
             notes=settings.replay_routing and job.model.experts > 0,
         )
+        if streamed:
+            opened = as_stream(opened, settings.ahead > 0, settings.deadline_s)
         inner, settled = opened.sampler, {"version": lambda: engine.steps, "staleness": self.staleness}
         if isinstance(inner, Stream):
             self.sampler = JournalStream(inner, self.journal, **settled)

@@ -138,11 +138,12 @@ class DataTasks(Tasks):
         self.settings, self.host = settings, host
         if settings.train is None and settings.test is None:
             raise ConfigError("env: name the rows to train on with train: FILE, or rows to evaluate on with test: FILE")
-        self._rows = {
-            name: load_rows(path, settings.template, settings.system, settings.answer)
-            for name, path in (("train", settings.train), ("test", settings.test))
-            if path
-        }
+        self._rows: dict[str, list[Row]] = {}
+        for name, path in (("train", settings.train), ("test", settings.test)):
+            if path and not Path(path).exists():
+                raise ConfigError(f"env.{name}: {path}: no such file or folder")
+            if path:
+                self._rows[name] = load_rows(path, settings.template, settings.system, settings.answer)
         if settings.test is None:
             rows, every = self._rows["train"], settings.hold_out_every
             self._rows["test"] = [row for i, row in enumerate(rows) if i % every == every - 1]

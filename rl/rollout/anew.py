@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from ...core.mesh import Mesh
 from ...data.trajectory import Trajectory
@@ -13,18 +14,23 @@ from .sampler import Sampler, Unpublished
 log = logging.getLogger("terrella")
 ATTEMPTS = 3
 
+Played = tuple[list[Any], list[Trajectory]]  # episodes and what came of them
+
 
 def take_or_retake(
-    mesh: Mesh, sampler: Sampler, take: Callable[[], list[Trajectory]], publish: Callable[[], None], where: str
-) -> list[Trajectory]:
-    """What leaders take, on all ranks. Where a leader's servers lost their weights all ranks publish them, and it takes
-    once more; what its journal kept is not sampled again. Collective.
+    mesh: Mesh, sampler: Sampler, take: Callable[[], Played], publish: Callable[[], None], where: str
+) -> Played:
+    """The episodes that a leader takes, and their trajectories on all ranks. Where a leader's servers lost their
+    weights all ranks publish them, and it takes once more; what its journal kept is not sampled again. Collective.
     """
     recall = getattr(sampler, "recall", None)
+    episodes: list[Any] = []
 
     def attempt(number: int) -> list[Trajectory] | None:
+        nonlocal episodes
         try:
-            return take()
+            episodes, played = take()
+            return played
         except Unpublished as error:
             if number == ATTEMPTS or recall is None or hasattr(sampler, "submit"):
                 raise  # of a stream all that is under way has failed
@@ -40,4 +46,4 @@ def take_or_retake(
             break
         publish()
     assert trajectories is not None  # the last attempt gives some or raises
-    return trajectories
+    return episodes, trajectories

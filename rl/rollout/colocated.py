@@ -113,6 +113,6 @@ def open_colocated(
         if sampler.parked:
             engine.offload()
 
-    local = LocalVllm(settings, process=True, request_s=config.request_s, resync=resync)
+    local = LocalVllm(settings, request_s=config.request_s, resync=resync)
     sampler = TakesTurns(engine, local, config.sleep, config.offload)
     return sampler, publish

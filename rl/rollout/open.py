@@ -72,24 +72,21 @@ def open_sampler(
     *,
     mesh: Mesh | None = None,
     ahead: int = 0,
-    streamed: bool = False,
-    pause_s: float = 3600.0,
     notes: bool = False,
 ) -> OpenSampler:
     """Every rank calls this, and leaders sample. The main rank owns the servers; the others sample from them by
-    address. `folder` takes logs and weights. `streamed` gives a `Stream`, which pauses within `pause_s` for new
-    weights; with `ahead` it samples while the engine is trained. With `notes` samples of a model with experts tell
-    which were chosen."""
+    address. `folder` takes logs and weights. With `ahead` sampling goes on while the engine is trained. With `notes`
+    samples of a model with experts tell which were chosen."""
     mesh = mesh or Mesh()
     if isinstance(config, Embedded):
-        opened = _open_embedded(config, engine, model, mesh, ahead > 0, notes)
-    else:
-        opened = _open_vllm(config, engine, model, make_folder(Path(folder)), mesh, ahead, notes)
-    return _streamed(opened, ahead > 0, pause_s) if streamed else opened
+        return _open_embedded(config, engine, model, mesh, ahead > 0, notes)
+    return _open_vllm(config, engine, model, make_folder(Path(folder)), mesh, ahead, notes)
 
 
-def _streamed(opened: OpenSampler, aside: bool, pause_s: float) -> OpenSampler:
-    """The same as a stream, whose sampler pauses while weights change or memory is given back."""
+def as_stream(opened: OpenSampler, aside: bool = False, pause_s: float = 3600.0) -> OpenSampler:
+    """The same as a `Stream`, whose sampler pauses within `pause_s` while weights change or memory is given back; the
+    memory stays where it samples `aside` the training.
+    """
     stream, publish, rest = Stream(opened.sampler), opened.publish, opened.rest
 
     def bring(version: int) -> None:

@@ -1,7 +1,7 @@
-"""vLLM beside the trainer: in its process, or as a process of its own on the same device (colocated).
+"""vLLM beside the trainer: a process of its own on the same device (colocated).
 
-As a process of its own its scheduling runs while we work on its answers, and it can die or hang without us: it is then
-started again, brought back to its version and asked again. Its weights come through memory that both processes share.
+Its scheduling runs while we work on its answers, and it can die or hang without us: it is then started again, brought
+back to its version and asked again. Its weights come through memory that both processes share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...core.errors import ConfigError, DeadlineError, NumericsError, WorkerError
@@ -31,7 +31,7 @@ class EngineDied(Exception):
 
 
 class LocalVllm:
-    """A vLLM engine of this process, or with `process` a child of it, as sampler and as target of weight sync."""
+    """A vLLM engine, a child of this process, as sampler and as target of weight sync."""
 
     name = "vllm"
 
@@ -39,33 +39,23 @@ class LocalVllm:
         self,
         settings: VllmSettings,
         *,
-        process: bool = False,
         request_s: float = 600.0,
         attempts: int = 2,
         resync: Callable[[LocalVllm], None] | None = None,
     ) -> None:
-        self.settings, self.process, self.request_s, self.attempts, self.resync = (
-            settings,
-            process,
-            request_s,
-            attempts,
-            resync,
-        )
+        self.settings, self.request_s, self.attempts, self.resync = settings, request_s, attempts, resync
         self.restarts = 0
         self._start()
 
     def _start(self) -> None:
-        # with one worker and no process of its own the engine shares our process, so that tensors need no transport
-        if self.process or self.settings.tensor == 1:
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(self.process))
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         use_newest_runner(self.settings.notes)
         from vllm import LLM
 
         before = set(multiprocessing.active_children())
         self.llm: Any = LLM(**self.settings.engine_arguments())
         self.children = [p for p in multiprocessing.active_children() if p not in before]
-        if self.children:
-            self.llm.collective_rpc("terrella_end_with", args=(str(os.getpid()),))
+        self.llm.collective_rpc("terrella_end_with", args=(str(os.getpid()),))
         self.version: int | None = 0 if self.settings.load == "auto" else None
         self.asleep: list[str] = []  # what has no memory: to wake a part twice is an error of the driver
         self.adapter: tuple[str, int] | None = None  # its folder and version, where only adapters change
@@ -92,8 +82,6 @@ class LocalVllm:
         """The call's result. A child that dies meanwhile is EngineDied, one that takes too long is ended: vLLM would
         wait for ever.
         """
-        if not self.children:
-            return call()
         box: dict[str, Any] = {}
 
         def work() -> None:
@@ -176,14 +164,6 @@ class LocalVllm:
     def call(self, method: str, *args: str, timeout_s: float) -> list[dict[str, Any]]:
         """Call the weight receiver of every worker."""
         return self.llm.collective_rpc(method, timeout=timeout_s, args=args)
-
-    def call_direct(self, method: str, weights: Iterable[tuple[str, Any]], version: int) -> list[dict[str, Any]]:
-        """Hand tensors of this process to the worker of this process."""
-        if self.settings.tensor != 1 or self.process:
-            raise ConfigError(
-                "vllm: tensors can be handed over only to one worker within this process; use ipc or broadcast"
-            )
-        return self.llm.collective_rpc(method, args=(weights, version))
 
     def accept(self, version: int | None, timeout_s: float) -> None:
         """Serve this version from now on, or nothing."""

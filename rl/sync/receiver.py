@@ -9,7 +9,7 @@ sampler refuses to generate until a clean one came.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -153,12 +153,6 @@ class WeightReceiver:
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize()  # the sender takes its memory back as soon as this returns
         return answer | {"straight": plan is not None}
-
-    def terrella_load_tensors(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> dict[str, Any]:
-        """Copy from tensors of this very process; there is no transfer to check."""
-        return self._terrella_load(
-            (([{"name": name, "checksum": ""}], [tensor], [""]) for name, tensor in weights), int(version)
-        )
 
     def _terrella_arrived(self, flat: torch.Tensor, entries: list[Entry]) -> Arrival:
         return entries, [view(flat, entry) for entry in entries], checksums(flat, entries)

@@ -224,16 +224,6 @@ class IpcTransport:
                 memory.close()
 
 
-class DirectTransport:
-    """Within one process: the worker copies from the trainer's own tensors, nothing travels."""
-
-    def send(
-        self, weights: Weights, version: int, targets: list[Any], timeout_s: float
-    ) -> dict[str, list[dict[str, Any]]]:
-        (target,) = targets
-        return {target.name: target.call_direct("terrella_load_tensors", weights, version)}
-
-
 def buckets(weights: Weights, limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Tensors in runs of at most `limit` bytes, a larger one alone."""
     bucket: list[tuple[str, torch.Tensor]] = []

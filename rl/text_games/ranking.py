@@ -11,11 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...data.trajectory import Invalid
-from ..rewards.loose_json import Unreadable
-from ..worlds.base import WorldFault
 from .crawl import advance, find_game
-from .world import Predictor, View, view_of
+from .world import Predictor, View, ask, view_of
 
 OTHER_ACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)  # the policies, by the share of their actions that is not the expert's
 
@@ -66,13 +63,8 @@ def policy_scores(
         if not alive:
             break
         rows = [walk.view.question(walk.game, find_game(walk.game).task, walk.actions[step]) for walk in alive]
-        for walk, answer in zip(alive, predict(rows), strict=True):
-            if isinstance(answer, Invalid):
-                raise WorldFault(f"the world model gave no answer: {answer.reason}")
-            try:
-                walk.view = walk.view.after(answer)
-            except Unreadable:
-                pass  # the imagined state stays as it was
+        for walk, answer in zip(alive, ask(predict, rows), strict=True):
+            walk.view = walk.view.imagined(answer)
 
     by_policy = [walks[p * episodes : (p + 1) * episodes] for p in range(len(OTHER_ACTIONS))]
     true = [[walk.true_score for walk in part] for part in by_policy]

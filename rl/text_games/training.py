@@ -15,12 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from ...data.trajectory import Invalid
-from ..rewards.loose_json import Unreadable
-from ..worlds.base import WorldFault
 from .crawl import advance, find_game
 from .ranking import plain_number
-from .world import Predictor, View, true_predictor, view_of
+from .world import Predictor, View, ask, true_predictor, view_of
 
 IMITATED, SHARE, EPOCHS = 24, 0.5, 2  # walks of each game that are imitated, the share of their actions that is random
 STARTS, SAMPLES = 4, 8  # of one update: starts, and episodes of each, whose mean is the baseline
@@ -109,13 +106,8 @@ def play(agent: Agent, episodes: Sequence[_Episode], steps: int, predict: Predic
             episode.decisions.append(decision)
             action = decision.actions[decision.chosen]
             rows.append(episode.view.question(episode.game, find_game(episode.game).task, action))
-        for episode, answer in zip(alive, predict(rows), strict=True):
-            if isinstance(answer, Invalid):
-                raise WorldFault(f"the world model gave no answer: {answer.reason}")
-            try:
-                episode.view = episode.view.after(answer)
-            except Unreadable:
-                pass  # the imagined state stays as it was
+        for episode, answer in zip(alive, ask(predict, rows), strict=True):
+            episode.view = episode.view.imagined(answer)
 
 
 def imitated(games: Sequence[str], steps: int, first_seed: int) -> Agent:

@@ -61,6 +61,23 @@ class View:
         top = max((o["uuid"] for o in view.objects), default=0)
         return View(view.objects, view.score, max(self.next_uuid, top + 1))
 
+    def imagined(self, response: str) -> View:
+        """The state after a response; one that says nothing readable leaves it as it was."""
+        try:
+            return self.after(response)
+        except Unreadable:
+            return self
+
+
+def ask(predict: Predictor, rows: list[Row]) -> list[str]:
+    """The world model's responses; that one failed is a fault of the world."""
+    answers: list[str] = []
+    for answer in predict(rows):
+        if isinstance(answer, Invalid):
+            raise WorldFault(f"the world model gave no answer: {answer.reason}")
+        answers.append(answer)
+    return answers
+
 
 def _whole(thing: dict[str, Any]) -> dict[str, Any]:
     made = {key: thing[key] for key in ("name", "uuid", "type", "properties", "contains")}
@@ -152,9 +169,7 @@ class ImaginedGame(World):
     def step(self, action: Action) -> StepResult:
         check_started(self, self.view)
         assert self.view is not None
-        answer = self.predict([self.view.question(self.game.name, self.game.task, str(action))])[0]
-        if isinstance(answer, Invalid):
-            raise WorldFault(f"the world model gave no answer: {answer.reason}")
+        answer = ask(self.predict, [self.view.question(self.game.name, self.game.task, str(action))])[0]
         before, read = self.view, True
         try:
             self.view = before.after(answer)
@@ -250,10 +265,7 @@ class Walk:
     def take(self, answer: str) -> None:
         """Go on in both games."""
         self.true = advance(find_game(self.name), self.true, self.action)
-        try:
-            self.view = self.view.after(answer)
-        except Unreadable:
-            pass  # the imagined state stays as it was
+        self.view = self.view.imagined(answer)
         truth = view_of(self.name, self.true).key()
         self.model.append(self.view.key() == truth)
         self.copy.append(self.start.key() == truth)
@@ -272,9 +284,8 @@ def drift(
     walks = walks_of(games, range(episodes), steps, first_seed)
     for _ in range(steps):
         asked = [(walk, row) for walk in walks if (row := walk.question()) is not None]
-        for (walk, _row), answer in zip(asked, predict([row for _, row in asked]) if asked else [], strict=True):
-            if isinstance(answer, Invalid):
-                raise WorldFault(f"the world model gave no answer: {answer.reason}")
+        answers = ask(predict, [row for _, row in asked]) if asked else []
+        for (walk, _row), answer in zip(asked, answers, strict=True):
             walk.take(answer)
     hits = {"model": [walk.model for walk in walks], "copy": [walk.copy for walk in walks]}
     return {name: by_step(of_walks, steps) for name, of_walks in hits.items()}

@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from terrella.core.errors import TerrellaError
+from terrella.core.by_path import OwnFile
+from terrella.core.errors import ConfigError, TerrellaError
 from terrella.data.rows import demonstration, info_of, read_rows, render_prompt, rows_digest
+from terrella.data.tokenizers import ByteTokenizer
+from terrella.rl.own.config import DataEnvironment
+from terrella.rl.own.tasks import open_tasks
 
 SEED = 20261116
 ROWS = [
@@ -180,3 +184,11 @@ def test_tables_with_types_that_json_has_not(tmp_path: Path) -> None:
         )
         with pytest.raises(TerrellaError, match=words):
             use(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_path_to_no_rows_is_named_with_its_setting(split: str) -> None:
+    settings = DataEnvironment("data", **{split: OwnFile("nowhere.jsonl")})
+    with pytest.raises(ConfigError, match=rf"env\.{split}: nowhere\.jsonl: no such file or folder"):
+        with open_tasks(settings, ByteTokenizer(), 64):
+            pass

@@ -17,6 +17,7 @@ from terrella.core.checkpoint import CheckpointReader
 from terrella.core.errors import StorageError
 from terrella.tests.core import saver
 from terrella.tests.parallel.pool import run_ranks
+from terrella.tests.sampling import sampled
 
 JOBS = "terrella.tests.core.checkpoint_jobs"
 # steps, of which three come before the checkpoint; where all states are compared to the bit, later ones tell no more
@@ -32,7 +33,14 @@ RESUMES = {
 }
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.full] * (row == "dp2")) for row in RESUMES])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param("dp2", marks=pytest.mark.full),
+        *("dp2-bf16-async", "dp2-overlap", "vpp2"),
+        *sampled(["tp2-async", "pp2-async"], 1),
+    ],
+)
 def test_resume_is_bit_equal(tmp_path: Path, row: str) -> None:
     world, parallel, precision, wait = RESUMES[row]
     common = {"folder": str(tmp_path / "step_00000003"), "parallel": parallel, "precision": precision, "total": TOTAL}

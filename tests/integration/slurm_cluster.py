@@ -5,12 +5,15 @@ systemd or cgroups.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,6 +197,28 @@ class Cluster:
             while pids and time.monotonic() < limit:
                 pids = [pid for pid in pids if is_running(pid)]
                 time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def running(folder: Path, nodes: int, deadline_s: float = 1800.0) -> Iterator[Cluster]:
+    """A cluster for the tests of one file, brought up when no other file on this machine has one: two and their jobs
+    would be too much for two cores.
+    """
+    with (Path(tempfile.gettempdir()) / "terrella-slurm.lock").open("w") as lock:
+        limit = time.monotonic() + deadline_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    raise TimeoutError(f"{lock.name}: other tests have a SLURM after {deadline_s:.0f} s") from None
+                time.sleep(1.0)
+        cluster = Cluster(folder, nodes)
+        try:
+            yield cluster.up()
+        finally:
+            cluster.down()
 
 
 def _free_ports(count: int) -> int:

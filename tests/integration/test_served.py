@@ -18,7 +18,7 @@ from terrella.core.files import read_json
 from terrella.core.metrics import MetricsFile
 from terrella.launch import recipe as recipes
 from terrella.rl.journal import Journal
-from terrella.tests.integration.slurm_cluster import Cluster, missing
+from terrella.tests.integration.slurm_cluster import Cluster, missing, running
 from terrella.tests.integration.test_slurm import job_ids, launch, reached, requeue_at, require_slurm, until
 from terrella.tests.integration.test_vllm import CPU
 from terrella.tests.launch import tiny_run
@@ -60,11 +60,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require_slurm()
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=3)
-    try:
-        yield cluster.up()
-    finally:
-        cluster.down()
+    with running(tmp_path_factory.mktemp("slurm"), nodes=3) as cluster:
+        yield cluster
 
 
 @pytest.mark.full

@@ -25,7 +25,7 @@ from terrella.core.metrics import MetricsFile
 from terrella.launch.commands.launch import launch as launch_command
 from terrella.models.geometry import count
 from terrella.tests.golden.observe import comparable
-from terrella.tests.integration.slurm_cluster import Cluster, missing
+from terrella.tests.integration.slurm_cluster import Cluster, missing, running
 from terrella.tests.launch import tiny_run
 from terrella.tests.reap import is_running
 
@@ -47,11 +47,8 @@ def require_slurm() -> None:
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require_slurm()
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=2)
-    try:
-        yield cluster.up()
-    finally:
-        cluster.down()
+    with running(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

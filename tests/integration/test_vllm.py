@@ -190,7 +190,7 @@ from pathlib import Path
 from terrella.rl.rollout.vllm_local import LocalVllm
 from terrella.tests.integration.test_vllm import settings_of
 if __name__ == "__main__":
-    sampler = LocalVllm(settings_of(sys.argv[1]), process=True)
+    sampler = LocalVllm(settings_of(sys.argv[1]))
     Path(sys.argv[2]).write_text(" ".join(str(child.pid) for child in sampler.children))
     time.sleep(600)
 """
@@ -214,16 +214,15 @@ if __name__ == "__main__":
     assert not left
 
 
-def test_qwen2_in_this_process(folders, monkeypatch) -> None:
+def test_qwen2_as_a_child_of_this_process(folders, monkeypatch) -> None:
     from safetensors.torch import load_file
 
     from terrella.rl.rollout.vllm_local import LocalVllm
     from terrella.rl.sync.publish import publish
-    from terrella.rl.sync.transports import DirectTransport
+    from terrella.rl.sync.transports import IpcTransport
 
     for name, value in CPU.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     sampler = LocalVllm(settings_of(folders["qwen2"], logprobs="processed"))
     asked = requests(SamplingParams(10, temperature=0.7)) + requests(SamplingParams(10))
     samples = sampler.generate(asked)
@@ -231,9 +230,9 @@ def test_qwen2_in_this_process(folders, monkeypatch) -> None:
     assert largest_gap(asked[6:], samples[6:], "qwen2", 0) <= 1e-5
     weights = load_file(folders["qwen2"] / "model.safetensors")
     changed = {name: tensor * 1.25 if name.endswith("o_proj.weight") else tensor for name, tensor in weights.items()}
-    publish(DirectTransport(), [sampler], lambda: changed.items(), 3)
+    publish(IpcTransport(), [sampler], lambda: changed.items(), 3)
     other = sampler.generate(asked)
     assert {s.weight_version for s in other} == {3} and [s.logprobs for s in other] != [s.logprobs for s in samples]
-    publish(DirectTransport(), [sampler], lambda: weights.items(), 4)
+    publish(IpcTransport(), [sampler], lambda: weights.items(), 4)
     assert [s.logprobs for s in sampler.generate(asked)] == [pytest.approx(s.logprobs, abs=1e-6) for s in samples]
     sampler.close()

@@ -30,9 +30,6 @@ class Engine:
     def call(self, method, *args, timeout_s):
         return [getattr(self.worker, method)(*args)]
 
-    def call_direct(self, method, weights, version):
-        return [getattr(self.worker, method)(weights, version)]
-
     def accept(self, version, timeout_s) -> None:
         self.version = version
         self.resets += version is not None

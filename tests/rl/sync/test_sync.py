@@ -12,7 +12,7 @@ from terrella.rl.sync.flat import checksum, checksums, flatten, view
 from terrella.rl.sync.publish import publish
 from terrella.rl.sync.shared_memory import Shared, open_shared
 from terrella.rl.sync.straight import joined, plan_copies
-from terrella.rl.sync.transports import BroadcastTransport, DirectTransport, DiskTransport, IpcTransport, buckets
+from terrella.rl.sync.transports import BroadcastTransport, DiskTransport, IpcTransport, buckets
 from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.rl.sync.sync_targets import Engine
 
@@ -35,13 +35,12 @@ def transports(tmp_path):
         "disk": DiskTransport(tmp_path, shard_bytes=100),
         "broadcast": BroadcastTransport(bucket_bytes=100),
         "ipc": IpcTransport(bucket_bytes=100),
-        "direct": DirectTransport(),
     }
 
 
-@pytest.mark.parametrize("kind", ["disk", "broadcast", "ipc", "direct"])
+@pytest.mark.parametrize("kind", ["disk", "broadcast", "ipc"])
 def test_weights_arrive_exactly_and_carry_their_version(kind, tmp_path) -> None:
-    engines = [Engine("one")] if kind == "direct" else [Engine("one"), Engine("two")]
+    engines = [Engine("one"), Engine("two")]
     transport = transports(tmp_path)[kind]
     for version in (3, 4):
         report = publish(transport, engines, lambda: WEIGHTS.items(), version, timeout_s=120)
