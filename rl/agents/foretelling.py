@@ -157,7 +157,7 @@ class TransitionTasks(Tasks):
         lines = {NOTHING: ("baseline", still)} | {n: (evaluation.kind_of(n), cells) for n, cells in judged.items()}
         invalid = sum(isinstance(cell, Invalid) for cells in judged.values() for samples in cells for cell in samples)
         return {
-            "title": f"Held-out transitions, {heat(temperature)}",
+            "title": f"{self.stage}: held-out transitions, {heat(temperature)}",
             "columns": COLUMNS,
             "rows": [
                 {"name": name, "kind": kind, "cells": [score.to_cell() for score in estimates(cells)]}
