@@ -202,6 +202,7 @@ def test_a_recipe_trains_an_agent_in_its_own_imagination(tmp_path: Path) -> None
     steps = [row for row in rows if row["stage"] == "rl"]
     assert len(steps) == 2 and steps[-1]["actions"] == 0 < steps[-1]["imagined_actions"] <= 2 * 2 * 4 * 2
     assert "validation/pass@1" in steps[-1] and 0 <= steps[-1]["agent/unreadable"] <= 1
+    assert -1 <= steps[-1]["validation/gap"] <= 1 and steps[-1]["exploited"] == 0
     # what the agent cost is what it and its world model learnt from
     kept = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in NAMED}
     assert kept["evaluate"]["agent/actions"] == kept["selfplay"]["actions"] + kept["format"]["actions"]
