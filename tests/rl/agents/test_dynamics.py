@@ -168,16 +168,16 @@ name: imagined
 seed: 3
 ranks: {ranks}
 parallel: {{tensor: {tensor}}}
-model: {{family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 64, vocab: 224,
-  max_positions: 64, tied: true, init_std: 0.1}}
-env: {{kind: worlds, tags: [OpenSokoban], fmt: answer, prompt: bare, window: 1, max_turns: 2, actions_per_turn: 1,
+model: {{family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 64, vocab: 256,
+  max_positions: {positions}, tied: true, init_std: 0.1}}
+env: {{kind: worlds, tags: [{tag}], fmt: answer, prompt: bare, window: 1, max_turns: 2, actions_per_turn: 1,
   random_actions: 1}}
 stages:
 - {{kind: start, name: start}}
-- {{kind: collect, name: selfplay, env: {{teaches: transitions}}, prompts: 40}}
+- {{kind: collect, name: selfplay, env: {{teaches: transitions, config: {config}}}, prompts: 40}}
 - {{kind: sft, name: world, data: selfplay, init: start, steps: 30, sequences_per_step: 8,
   optimizer: {{lr: 1e-2, clip_grad: 1.0}}}}
-- {{kind: collect, name: format, prompts: 40}}
+- {{kind: collect, name: format, env: {{config: {config}}}, prompts: 40}}
 - {{kind: sft, name: agent, data: format, init: world, steps: 30, sequences_per_step: 8,
   optimizer: {{lr: 1e-2, clip_grad: 1.0}}}}
 - {{kind: rl, name: rl, init: agent, env: {{imagined_by: {world}}}, algorithm: {{kind: grpo}}, prompts_per_step: 2,
@@ -191,14 +191,20 @@ NAMED = ("selfplay", "format", "evaluate")
 
 
 def train(folder: Path, **settings) -> subprocess.CompletedProcess:
-    (folder / "recipe.yaml").write_text(RECIPE.format(**{"ranks": 1, "tensor": 1, "world": "world"} | settings))
+    usual = {"ranks": 1, "tensor": 1, "world": "world", "tag": "OpenSokoban", "positions": 64, "config": "{}"}
+    (folder / "recipe.yaml").write_text(RECIPE.format(**usual | settings))
     command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
-def test_a_recipe_trains_an_agent_in_its_own_imagination(tmp_path: Path) -> None:
-    done = train(tmp_path, ranks=2, tensor=2)
+@pytest.mark.parametrize(
+    "settings",
+    [{"ranks": 2, "tensor": 2}, {"tag": "FeedFish", "positions": 256, "config": "{skill: 0.5}"}],
+    ids=["grid", "text-game"],
+)
+def test_a_recipe_trains_an_agent_in_its_own_imagination(tmp_path: Path, settings: dict) -> None:
+    done = train(tmp_path, **settings)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["stage"] == "rl"]
