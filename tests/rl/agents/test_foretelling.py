@@ -94,9 +94,9 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = {path.stem: json.loads(path.read_text()) for path in (run / "stages").glob("*.json")}
     taught = [row for row in rows if row["stage"] == "rlvr"]
-    assert (
-        len(taught) == 2 and taught[-1]["score/state"] >= taught[-1]["reward/mean"] and "validation/mean" in taught[1]
-    )
+    assert len(taught) == 2 and "validation/mean" in taught[-1]
+    assert all(1 >= row["score/state"] >= row["reward/mean"] > 0 for row in taught)
+    assert max(row["grad_norm"] for row in taught) > 0
     # as many gradient tokens, whole steps of imitation
     assert kept["rlvr"]["tokens"] <= kept["longer"]["tokens"] < kept["rlvr"]["tokens"] + 8 * 32
     assert kept["models"]["rlvr/t0/false successes"]["value"] > 0.5
