@@ -149,6 +149,10 @@ class Tasks(ABC):
         """One sample of a task, ready to be played."""
         return Conversation(task, prompt_id, sample_index)
 
+    def imagined(self, task: Any) -> Any:
+        """The same task in the world that `imagined_by` plays."""
+        raise NotImplementedError(f"{type(self).__name__}: no model plays its world")
+
     def play(self, sampler: Sampler, episodes: Sequence[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
         """Play episodes to their end."""
         return self.talk.converse(sampler, episodes, params, seed)

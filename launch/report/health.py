@@ -33,6 +33,10 @@ REMEDIES = {
     "repetition": "lower the learning rate or add algorithm.kl_coef; look at the last rollouts",
     "truncated": "raise max_new_tokens, or penalise length in the reward",
     "length": "look whether longer answers score better in the rollouts; lower max_new_tokens or penalise length",
+    "exploitation": (
+        "the agent succeeds in its world model and not in the true world: train the model on more play, or the agent "
+        "for fewer steps (validation.on_gap: stop)"
+    ),
     "drift": "sampler and trainer disagree: check weight sync and precision (rollouts.sampler, precision)",
 }
 

@@ -121,9 +121,13 @@ class HeldOut:
     every: int = 10
     prompts: int = 128
     samples: int = 8  # of each
+    # RL in an imagined world: the same tasks are played in it too; success there minus success in the true world, above
+    # which the agent exploits its world model
+    max_gap: float = 0.3
+    on_gap: Literal["warn", "stop"] = "warn"  # what follows: an alarm, or the stage ends there and the run goes on
 
     def __post_init__(self) -> None:
-        positive(self, "every", "prompts", "samples")
+        positive(self, "every", "prompts", "samples", "max_gap")
 
 
 @dataclass(frozen=True, kw_only=True)

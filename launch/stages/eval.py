@@ -122,8 +122,9 @@ def cost_of(job: Job, model: str) -> tuple[int, int]:
         if isinstance(stage, Collect):
             continue
         tokens += outcome.get("tokens", 0)
-        world = getattr(stage.env or job.recipe.env, "imagined_by", None) if isinstance(stage, Reinforce) else None
-        read = stage.data if isinstance(stage, Tune) else None
+        env = (stage.env or job.recipe.env) if isinstance(stage, Reinforce) else None
+        world = getattr(env, "imagined_by", None)
+        read = getattr(stage if isinstance(stage, Tune) else env, "data", None)
         left += [name for name in (getattr(stage, "init", None), world, read) if name is not None]
     return actions, tokens
 

@@ -14,7 +14,7 @@ from ...rl.rollout.config import Embedded
 from ...rl.rollout.open import as_stream, open_sampler
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
-from ..job import Job
+from ..job import Job, log
 from ..settings.verbs import Reinforce
 from .common import build_engine, split_cut
 from .on_policy import StageTrainer
@@ -115,28 +115,51 @@ class TaskTrainer(StageTrainer):
         if self.counts:
             parts = self.mesh.gather(self.tasks.tally(trajectories))
             for name in self.counts:
-                self.counts[name] += sum(part[name] for part in parts)
-        return {
-            **self.tasks.measures(trajectories, self.mesh.gather),
-            **self.counts,
-            **self.on_held_out_tasks(step + 1),
-        }
+                self.counts[name] += sum(part.get(name, 0) for part in parts)
+        held_out = self.on_held_out_tasks(step + 1)
+        return {**self.tasks.measures(trajectories, self.mesh.gather), **self.counts, **held_out}
 
     def on_held_out_tasks(self, step: int) -> dict[str, float]:
         """Scores on tasks of the test split, where the stage asks for them."""
         asked = self.stage.validation
         if asked is None or not (step % asked.every == 0 or step == self.stage.steps):
             return {}
-        chosen = list(enumerate(self.tasks.some(asked.prompts)))
-        episodes = self.mesh.share([self.tasks.episode(task, i, k) for i, task in chosen for k in range(asked.samples)])
-        played = self.mesh.from_leader(
-            lambda: self.play(self.sampler, list(episodes), fold(self.job.recipe.seed, 5, step))
+        chosen = self.tasks.some(asked.prompts)
+        true = self._played(chosen, asked.samples, step)
+        scores = self.tasks.scores(true, asked.samples)
+        values = {f"validation/{name}": value for name, value in scores.items()}
+        if self.tasks.imagined_by is None:
+            return values
+        dreamt = self._played([self.tasks.imagined(task) for task in chosen], asked.samples, step)
+        name, foretold = next(iter(self.tasks.scores(dreamt, asked.samples).items()))
+        gap = foretold - scores[name]
+        values |= {f"validation/imagined/{name}": foretold, "validation/gap": gap}
+        if gap <= asked.max_gap:
+            return values
+        if self.mesh.is_main:
+            log.warning(
+                "step %d: alarm exploitation: success in imagination is %.3f above that in the true world, "
+                "validation.max_gap is %.3g",
+                *(step, gap, asked.max_gap),
+            )
+        self.counts["exploited"] += asked.on_gap == "stop"
+        return values | {"alarm/exploitation": 1.0}
+
+    def _played(self, tasks: Sequence[Any], samples: int, step: int) -> list[Trajectory]:
+        """Some tasks, played by all ranks together."""
+        episodes = self.mesh.share(
+            [self.tasks.episode(task, i, k) for i, task in enumerate(tasks) for k in range(samples)]
         )
-        everywhere = [t for part in self.mesh.gather(played) for t in part]
-        return {f"validation/{name}": value for name, value in self.tasks.scores(everywhere, asked.samples).items()}
+        seed = fold(self.job.recipe.seed, 5, step)
+        played = self.mesh.from_leader(lambda: self.play(self.sampler, list(episodes), seed))
+        return [t for part in self.mesh.gather(played) for t in part]
 
     def counted(self) -> tuple[str, ...]:
-        return self.tasks.counted or (("actions",) if self.stage.actions is not None else ())
+        counted = self.tasks.counted or (("actions",) if self.stage.actions is not None else ())
+        return (*counted, "exploited") if self.tasks.imagined_by is not None else counted
 
     def spent(self) -> bool:
-        return self.stage.actions is not None and self.counts["actions"] + self.before >= self.stage.actions
+        """Whether the budget of actions is used up, or the agent exploits its world model."""
+        budget = self.stage.actions
+        used_up = budget is not None and self.counts["actions"] + self.before >= budget
+        return used_up or self.counts.get("exploited", 0) > 0

@@ -70,3 +70,16 @@ class WorldsEnvironment(AgentSettings):
             raise ValueError(
                 f"weights: one for each of the {len(self.tags)} tags, none negative and not all 0, not {self.weights}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionsEnvironment:
+    """What follows a state and actions: a task is a turn that a collect stage in worlds recorded, with `teaches:
+    transitions`, and an answer is paid 1 where state, reward and outcome are the true ones, else 0.
+    """
+
+    kind: Literal["transitions"]
+    data: str  # the collect stage to train on
+    test: str | None = None  # the collect stage to evaluate on, all of it; default: what `data` held out
+    tasks: ClassVar[str] = "agents.foretelling:TransitionTasks"
+    sources: ClassVar[tuple[str, ...]] = ("data", "test")

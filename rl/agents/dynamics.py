@@ -1,7 +1,7 @@
 """A learnt world: what a model is taught of a world's transitions, and episodes of agents in the world it imagines.
 
-A question is a state and the actions of a turn; the answer is the state after them, the reward, and whether the episode
-is over.
+A question is a state and the actions of a turn; the answer is the state after them, or what changes in it where the
+world writes that, the reward, and whether the episode is over.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def transitions(episode: AgentEpisode, validation_share: float = 0.2) -> list[Le
         over = turn == last and episode.done and not episode.truncated
         mark = (WON if episode.success else LOST) if over else ON
         asked = question(episode, episode.states[turn], words)
-        text = answer(episode.states[turn + 1], episode.turns[turn].reward, mark)
+        written = episode.world.change(*episode.states[turn : turn + 2])
+        text = answer(written, episode.turns[turn].reward, mark)
         ids = (*tokenizer.encode(text), tokenizer.eos_id)
         roles = (Role.PROMPT,) * len(asked) + (Role.STATE,) * len(ids)
         out.append(Lesson(TokenSequence((*asked, *ids), roles), text, aside, turn, len(asked)))
@@ -106,8 +107,9 @@ class ImaginedEpisode(AgentEpisode):
         (mine, parsed, words, penalty), self.asked = self.asked, None
         before = self.states[-1]
         found = read(readable(self.tokenizer, sample.ids))
-        self.unreadable += found is None
-        self.place, reward, mark = found or (before, 0.0, ON)
+        after = self.world.changed(before, found[0]) if found else None
+        self.unreadable += after is None
+        self.place, reward, mark = (after, *found[1:]) if found and after is not None else (before, 0.0, ON)
         left = self.task.max_actions - self.actions
         done, truncated = mark != ON, mark == ON and len(words) >= left
         info = {"success": float(mark == WON), "action_is_effective": float(self.place != before)}

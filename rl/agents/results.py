@@ -5,6 +5,7 @@ and cost.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..evaluation import Evaluation, Results, percent, points
@@ -132,3 +133,20 @@ class AgentResults:
             "paragraphs": [*paragraphs, f"Budgets (actions, gradient tokens): {budgets}."],
             "compare": [{"name": name, "rollouts": evaluation.shown[name, tag]} for name in pair],
         }
+
+
+def gap_table(stage: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Success in the imagined and in the true world, by step of an RL stage that trained in the imagined one."""
+    keys = ("validation/imagined/pass@1", "validation/pass@1", "validation/gap")
+    return {
+        "title": f"{stage}: success in imagination and in the true world",
+        "facts": True,  # each row is its own baseline
+        "columns": ["imagined", "true", "gap"],
+        "rows": [
+            {"name": f"step {row['step']}", "kind": "model", "cells": [{"value": row[key]} for key in keys]}
+            for row in rows
+            if keys[-1] in row
+        ],
+        "note": "The same held-out tasks, seeds and random numbers in both worlds. The gap is what the agent exploits "
+        "of its world model.",
+    }

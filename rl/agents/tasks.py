@@ -20,7 +20,7 @@ from ..worlds.tasks import Task, named_tasks, rotation
 from .config import WorldsEnvironment
 from .dynamics import transitions
 from .evaluate import state_perplexity, summarise
-from .results import AgentResults
+from .results import AgentResults, gap_table
 from .rollout import Instance, Player, Seat, actions_taken, describe_agents, turns_of, world_finder
 from .selfplay import Lesson as Turn
 from .selfplay import RandomPlayer, lessons, tagged_share
@@ -81,6 +81,13 @@ class WorldTasks(Tasks):
 
     def episode(self, task: Instance, prompt_id: int, sample_index: int) -> Seat:
         return Seat(task.task, task.seed, prompt_id, sample_index, imagined=task.imagined)
+
+    def imagined(self, task: Instance) -> Instance:
+        return replace(task, imagined=True)
+
+    def step_tables(self, name: str, rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """How much of the success in imagination is true, wherever both were looked at."""
+        return {"gap": gap_table(name, rows)} if any("validation/gap" in row for row in rows) else {}
 
     def parts(self, n: int) -> dict[str, list[Instance]]:
         """A part for each tag, all with the same seeds."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...core.by_path import ByPath, KindByPath, OwnFile, OwnText
-from ..agents.config import WorldsEnvironment
+from ..agents.config import TransitionsEnvironment, WorldsEnvironment
 from ..grid.config import GridEnvironment
 from ..rewards.answers import Rule
 from ..text_games.config import TextGameEnvironment
@@ -76,6 +76,7 @@ EnvironmentSettings = (
     DataEnvironment
     | GridEnvironment
     | TextGameEnvironment
+    | TransitionsEnvironment
     | WebPageEnvironment
     | WebSiteEnvironment
     | WorldsEnvironment

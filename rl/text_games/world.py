@@ -5,6 +5,7 @@ first.
 from __future__ import annotations
 
 import random
+from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,16 @@ def _whole(thing: dict[str, Any]) -> dict[str, Any]:
     return {**made, "contains": [str(name) for name in made["contains"]]}
 
 
+def _text(view: View) -> str:
+    return repr({"game_state": [*view.objects, view.score]})
+
+
+def _seen(text: str) -> View:
+    """A state from its text."""
+    *objects, score = literal_eval(text)["game_state"]
+    return View(objects, score, 1 + max((thing["uuid"] for thing in objects), default=0))
+
+
 def view_of(game_name: str, state: State) -> View:
     """What is to be seen of a true state."""
     return View(state.objects(), find_game(game_name).score(state), state.next_uuid)
@@ -98,6 +109,11 @@ class GameConfig:
     """Which of the games of rl/text_games it is."""
 
     game: str = next(iter(GAMES))
+    skill: float = 0.0  # of the random policy: the share of its actions that an expert chooses
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.skill <= 1:
+            raise ValueError(f"skill: {self.skill} must be between 0 and 1")
 
 
 class TextGame(World):
@@ -106,8 +122,8 @@ class TextGame(World):
     name = "text-game"
     Config = GameConfig
 
-    def __init__(self, game: str = GameConfig.game) -> None:
-        self.game = find_game(game)
+    def __init__(self, game: str = GameConfig.game, skill: float = GameConfig.skill) -> None:
+        self.game, self.skill = find_game(game), skill
         self.state: State | None = None
 
     def reset(self, seed: int, sample: int = 0) -> str:
@@ -128,14 +144,24 @@ class TextGame(World):
         check_mode(self, mode)
         check_started(self, self.state)
         assert self.state is not None
-        view = view_of(self.game.name, self.state)
-        return repr({"game_state": [*view.objects, view.score]})
+        return _text(view_of(self.game.name, self.state))
 
     def random_action(self, rng: random.Random) -> str:
-        """One that the game understands in this state."""
+        """One that the game understands in this state, or the expert's."""
         check_started(self, self.state)
         assert self.state is not None
-        return rng.choice(self.game.actions(self.state))
+        return _choose(self.game.name, self.state, rng, self.skill)
+
+    def change(self, before: str, after: str) -> str:
+        """What differs, as the questions about games ask for it."""
+        was, now = _seen(before), _seen(after)
+        return repr(state_difference(Transition(was.objects, was.score, now.objects, now.score)))
+
+    def changed(self, before: str, written: str) -> str | None:
+        try:
+            return _text(_seen(before).after(written))
+        except Unreadable:
+            return None
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.state)
@@ -188,7 +214,7 @@ class ImaginedGame(World):
         check_mode(self, mode)
         check_started(self, self.view)
         assert self.view is not None
-        return repr({"game_state": [*self.view.objects, self.view.score]})
+        return _text(self.view)
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.view)
@@ -296,10 +322,13 @@ def by_step(hits: Sequence[Sequence[bool]], steps: int) -> list[list[bool]]:
     return [[walk[k] for walk in hits if k < len(walk)] for k in range(steps)]
 
 
-def _choose(name: str, state: State, coin: random.Random) -> str:
+def _choose(name: str, state: State, coin: random.Random, skill: float = 0.5) -> str:
     game = find_game(name)
-    if coin.random() < 0.5:
-        return game.resolve(state, game.expert(state))
+    if skill and coin.random() < skill:
+        try:
+            return game.resolve(state, game.expert(state))
+        except LookupError:
+            pass  # what the expert needs is gone, as food that was given to the wrong fish
     return coin.choice(game.actions(state))
 
 

@@ -78,6 +78,14 @@ class World(ABC):
         """What the policy should have answered, for a report; None where there is no single answer."""
         return None
 
+    def change(self, before: str, after: str) -> str:
+        """How a world model is taught to write the state `after`: whole, unless most of it stays as it was."""
+        return after
+
+    def changed(self, before: str, written: str) -> str | None:
+        """The state that a world model wrote so; None where it cannot be read."""
+        return written
+
     def random_action(self, rng: random.Random) -> str:
         """A word or text that the world takes as an action, without looking at what it does."""
         if self.action_words is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.schema import Located, build, located, parse_yaml
+from ..text_games.world import TextGame
 from .bandit import Bandit
 from .base import World
 from .countdown import Countdown
@@ -23,7 +24,7 @@ from .webshop import WebShop
 
 ROTATION = 1000  # turns of a rotation, and so how finely it takes weights
 WORLDS: dict[str, type[World]] = {
-    w.name: w for w in (Sokoban, FrozenLake, Sudoku, Countdown, QA, Bandit, WebShop, WebWorld)
+    w.name: w for w in (Sokoban, FrozenLake, Sudoku, Countdown, QA, Bandit, WebShop, WebWorld, TextGame)
 }
 
 

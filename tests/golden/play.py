@@ -45,6 +45,7 @@ LANES = (
         "spa-countdown",
         "spa-sokoban-tiny",
         "demo",
+        "sokoban-worlds",
         "own-data",
         "own-env",
         "own-grpo",

@@ -55,7 +55,7 @@ class Truth:
             if result.done:
                 mark = WON if result.info["success"] else LOST
                 break
-        said = "I do not know" if turn < self.lies else answer(world.render(), reward, mark)
+        said = "I do not know" if turn < self.lies else answer(world.change(state, world.render()), reward, mark)
         ids = (*TOKENIZER.encode(said), TOKENIZER.eos_id)[: request.params.max_new_tokens]
         return Sample(ids, (0.0,) * len(ids), "stop", 0)
 
@@ -124,9 +124,10 @@ def test_a_fault_of_the_world_model_is_invalid() -> None:
     assert isinstance(found.reward, Invalid) and "no world model to ask" in found.reward.reason
 
 
-@pytest.mark.parametrize("tag", TAGS)
-def test_lessons_say_what_truly_followed(tag: str) -> None:
-    tasks = opened(tag, fmt="answer", teaches="transitions", max_turns=4, actions_per_turn=2, random_actions=2)
+@pytest.mark.parametrize(("tag", "config"), [*((tag, {}) for tag in TAGS), ("FeedFish", {"skill": 0.8})])
+def test_lessons_say_what_truly_followed(tag: str, config: dict) -> None:
+    shape = {"max_turns": 4, "actions_per_turn": 2, "random_actions": 2, "config": config}
+    tasks = opened(tag, fmt="answer", teaches="transitions", **shape)
     episodes = [tasks.episode(tasks.of("train")[place], place, 0) for place in range(20)]
     found = tasks.play(tasks.player(episodes), episodes, tasks.params(100, 1.0), 0)
     marks = []
@@ -140,7 +141,8 @@ def test_lessons_say_what_truly_followed(tag: str) -> None:
             said = read(TOKENIZER.decode([i for i, role in pairs if role is Role.STATE]))
             made = episode.parsed[turn].actions[: episode.turns[turn].left]
             assert episode.states[turn] in asked and f"Actions:\n{' || '.join(made)}\n" in asked
-            assert said and said[0] == episode.states[turn + 1]
+            assert said and episode.world.changed(episode.states[turn], said[0]) == episode.states[turn + 1]
+            assert tag != "FeedFish" or len(said[0]) < len(episode.states[turn + 1])  # what changes, not all
             assert said[1] == pytest.approx(episode.turns[turn].reward, abs=1e-5)
             marks.append(said[2])
             last = turn == len(lessons) - 1
@@ -166,16 +168,16 @@ name: imagined
 seed: 3
 ranks: {ranks}
 parallel: {{tensor: {tensor}}}
-model: {{family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 64, vocab: 224,
-  max_positions: 64, tied: true, init_std: 0.1}}
-env: {{kind: worlds, tags: [OpenSokoban], fmt: answer, prompt: bare, window: 1, max_turns: 2, actions_per_turn: 1,
+model: {{family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 64, vocab: 256,
+  max_positions: {positions}, tied: true, init_std: 0.1}}
+env: {{kind: worlds, tags: [{tag}], fmt: answer, prompt: bare, window: 1, max_turns: 2, actions_per_turn: 1,
   random_actions: 1}}
 stages:
 - {{kind: start, name: start}}
-- {{kind: collect, name: selfplay, env: {{teaches: transitions}}, prompts: 40}}
+- {{kind: collect, name: selfplay, env: {{teaches: transitions, config: {config}}}, prompts: 40}}
 - {{kind: sft, name: world, data: selfplay, init: start, steps: 30, sequences_per_step: 8,
   optimizer: {{lr: 1e-2, clip_grad: 1.0}}}}
-- {{kind: collect, name: format, prompts: 40}}
+- {{kind: collect, name: format, env: {{config: {config}}}, prompts: 40}}
 - {{kind: sft, name: agent, data: format, init: world, steps: 30, sequences_per_step: 8,
   optimizer: {{lr: 1e-2, clip_grad: 1.0}}}}
 - {{kind: rl, name: rl, init: agent, env: {{imagined_by: {world}}}, algorithm: {{kind: grpo}}, prompts_per_step: 2,
@@ -189,19 +191,26 @@ NAMED = ("selfplay", "format", "evaluate")
 
 
 def train(folder: Path, **settings) -> subprocess.CompletedProcess:
-    (folder / "recipe.yaml").write_text(RECIPE.format(**{"ranks": 1, "tensor": 1, "world": "world"} | settings))
+    usual = {"ranks": 1, "tensor": 1, "world": "world", "tag": "OpenSokoban", "positions": 64, "config": "{}"}
+    (folder / "recipe.yaml").write_text(RECIPE.format(**usual | settings))
     command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
-def test_a_recipe_trains_an_agent_in_its_own_imagination(tmp_path: Path) -> None:
-    done = train(tmp_path, ranks=2, tensor=2)
+@pytest.mark.parametrize(
+    "settings",
+    [{"ranks": 2, "tensor": 2}, {"tag": "FeedFish", "positions": 256, "config": "{skill: 0.5}"}],
+    ids=["grid", "text-game"],
+)
+def test_a_recipe_trains_an_agent_in_its_own_imagination(tmp_path: Path, settings: dict) -> None:
+    done = train(tmp_path, **settings)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["stage"] == "rl"]
     assert len(steps) == 2 and steps[-1]["actions"] == 0 < steps[-1]["imagined_actions"] <= 2 * 2 * 4 * 2
     assert "validation/pass@1" in steps[-1] and 0 <= steps[-1]["agent/unreadable"] <= 1
+    assert -1 <= steps[-1]["validation/gap"] <= 1 and steps[-1]["exploited"] == 0
     # what the agent cost is what it and its world model learnt from
     kept = {name: json.loads((tmp_path / "run" / "stages" / f"{name}.json").read_text()) for name in NAMED}
     assert kept["evaluate"]["agent/actions"] == kept["selfplay"]["actions"] + kept["format"]["actions"]

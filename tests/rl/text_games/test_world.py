@@ -3,6 +3,7 @@ the start.
 """
 
 import json
+import random
 
 import pytest
 
@@ -28,6 +29,27 @@ def test_the_imagined_world_of_a_perfect_model_is_the_true_one(name: str) -> Non
         assert imagined.view is not None and true.state is not None
         assert imagined.view.key() == view_of(name, true.state).key()
     assert a.done and a.info["success"] == 1.0
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_what_changes_makes_the_next_state_of_the_one_before(name: str) -> None:
+    world = TextGame(name)
+    before = world.reset(5)
+    for action in ["dance", *expert_actions(GAMES[name], 5)]:
+        after = world.step(action).text
+        assert world.changed(before, world.change(before, after)) == after
+        before = after
+    assert world.changed(before, "nothing") is None
+
+
+def test_skill_is_the_share_of_the_experts_actions() -> None:
+    for skill, wins in ((0.0, range(5)), (1.0, range(20, 21))):
+        world, won = TextGame("feed-fish", skill), 0
+        for seed in range(20):
+            world.reset(seed)
+            coin = random.Random(seed)
+            won += any(world.step(world.random_action(coin)).info["success"] for _ in range(6))
+        assert won in wins
 
 
 def test_snapshots_restore_both() -> None:

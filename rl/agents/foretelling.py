@@ -1,0 +1,190 @@
+"""A learnt world's own task: foretell what follows a state and actions. RL pays what is exact, evaluations say how much
+is, and how often a success is foretold that does not come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...data.shards import ShardSet
+from ...data.tokenizers import Tokenizer
+from ...data.trajectory import Invalid, Role, TokenSequence, Trajectory
+from ..environment import Split
+from ..evaluation import TEST, Evaluation, Results, heat
+from ..language import readable
+from ..language_tasks import Made, ending
+from ..rollout.episodes import rollout
+from ..rollout.sampler import Sample, Sampler, SamplingParams
+from ..statistics import Estimate, mean, mean_share
+from ..tasks import Tasks
+from .config import TransitionsEnvironment
+from .dynamics import WON, read
+
+COLUMNS = ["all exact", "state exact", "outcome exact", "successes foretold", "false successes"]
+NOTHING = "nothing changes"
+Foretold = tuple[str, float, str] | None  # state, reward and mark; None where an answer cannot be read
+Cells = list[float | None]  # by column; None where the column says nothing of the transition
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A question to a world model, and what truly followed."""
+
+    asked: tuple[int, ...]
+    state: str  # before the actions
+    truth: str  # as a world model should write it
+
+    def __str__(self) -> str:
+        return self.state
+
+
+@dataclass
+class ForetellingEpisode:
+    """One answer to one question."""
+
+    task: Transition
+    prompt_id: int
+    sample_index: int
+    tokenizer: Tokenizer = field(repr=False)
+    said: str | None = None
+
+    def context(self) -> tuple[int, ...] | None:
+        return self.task.asked if self.said is None else None
+
+    def receive(self, sample: Sample) -> None:
+        self.said = readable(self.tokenizer, sample.ids)
+
+    def score(self) -> tuple[list[float], float | Invalid, dict]:
+        exact, state, outcome, _, _ = compared(self.task, read(self.said or ""))
+        assert exact is not None
+        return [exact], exact, {"state": state, "outcome": outcome}
+
+
+def compared(task: Transition, said: Foretold) -> Cells:
+    """What was foretold beside what followed, by column."""
+    truth = read(task.truth)
+    if truth is None:
+        raise ConfigError(f"env.data: {task.truth!r} is no transition; its stage needs env: {{teaches: transitions}}")
+    state, outcome = said is not None and said[0] == truth[0], said is not None and said[1:] == truth[1:]
+    hoped, won = float(said is not None and said[2] == WON), truth[2] == WON
+    return [float(state and outcome), float(state), float(outcome), hoped if won else None, None if won else hoped]
+
+
+class TransitionTasks(Tasks):
+    """The transitions of collect stages; before they have finished there is an empty one to look at."""
+
+    def __init__(
+        self, settings: TransitionsEnvironment, made: Made, tokenizer: Tokenizer, max_length: int | None
+    ) -> None:
+        super().__init__(tokenizer, max_length, 1)
+        self.settings, self.made = settings, made
+        for source in (made, *made.uses.values()):
+            if getattr(source.settings.get("env") or source.env, "teaches", None) != "transitions":
+                raise ConfigError(f"env.data: stage '{source.name}' needs env: {{teaches: transitions}}")
+
+    def _read(self, made: Made, part: str) -> list[Transition]:
+        folder = made.folder / part
+        return read_transitions(folder) if made.finished else [Transition((self.tokenizer.eos_id,), "", "\n0=")]
+
+    @cached_property
+    def _train(self) -> list[Transition]:
+        return self._read(self.made, "train")
+
+    @cached_property
+    def _test(self) -> list[Transition]:
+        test = self.made.uses.get("test")
+        return self._read(self.made, "held_out") if test is None else self._read(test, "train")
+
+    def of(self, split: Split) -> Sequence[Transition]:
+        return self._train if split == "train" else self._test
+
+    def episode(self, task: Transition, prompt_id: int, sample_index: int) -> ForetellingEpisode:
+        return ForetellingEpisode(task, prompt_id, sample_index, self.tokenizer)
+
+    def play(self, sampler: Sampler, episodes: Sequence[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
+        return rollout(sampler, episodes, params, seed)
+
+    def lessons(self, tasks: Sequence[Transition], where: str) -> list[list[TokenSequence]]:
+        return [[self.answer_ids(task.asked, task.truth, where)] for task in tasks]
+
+    def demonstration(self, task: Transition) -> list[str] | None:
+        return [task.truth]
+
+    def shown(self, episode: ForetellingEpisode) -> list[dict[str, Any]]:
+        task, said = episode.task, episode.said or ""
+        prompt = self.tokenizer.decode(list(task.asked), keep_special=True)
+        return [{"prompt": prompt, "action": "", "prediction": said, "truth": task.truth, "exact": said == task.truth}]
+
+    def shown_as(self, model: str, temperature: float, part: str) -> str | None:
+        return None  # RL shows answers, and these are very many
+
+    # Evaluation.
+
+    def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[Cells | Invalid]:
+        pairs = zip(episodes, played, strict=True)
+        return [t.reward if isinstance(t.reward, Invalid) else compared(e.task, read(e.said or "")) for e, t in pairs]
+
+    def results(self, evaluation: Evaluation) -> Results:
+        tables: dict[str, dict[str, Any]] = {}
+        outcome: dict[str, Any] = {}
+        asked: list[Transition] = evaluation.tasks[TEST]
+        for temperature in evaluation.temperatures:
+            judged = {name: evaluation.judged[name, temperature, TEST] for name in evaluation.models}
+            tables[TEST + ending(evaluation, temperature)] = self._table(evaluation, asked, judged, temperature)
+            for name, cells in judged.items():
+                scores = zip(COLUMNS, estimates(cells), strict=True)
+                outcome |= {f"{name}/t{temperature:g}/{column}": score.to_cell() for column, score in scores}
+            for one, other in evaluation.compared():
+                pairs = zip(judged[one], judged[other], strict=True)
+                changes = [(_mean(a, 0), _mean(b, 0)) for a, b in pairs]
+                change = mean([a - b for a, b in changes if a is not None and b is not None])
+                outcome[f"{one} minus {other}/all exact, {heat(temperature)}"] = change.to_cell()
+        return Results(tables, outcome)
+
+    def _table(
+        self, evaluation: Evaluation, asked: list[Transition], judged: dict[str, Any], temperature: float
+    ) -> dict[str, Any]:
+        common = Counter(found[1:] for task in self._train if (found := read(task.truth))).most_common(1)
+        still = [[compared(task, (task.state, *common[0][0]))] for task in asked] if common else []
+        lines = {NOTHING: ("baseline", still)} | {n: (evaluation.kind_of(n), cells) for n, cells in judged.items()}
+        invalid = sum(isinstance(cell, Invalid) for cells in judged.values() for samples in cells for cell in samples)
+        return {
+            "title": f"{self.stage}: held-out transitions, {heat(temperature)}",
+            "columns": COLUMNS,
+            "rows": [
+                {"name": name, "kind": kind, "cells": [score.to_cell() for score in estimates(cells)]}
+                for name, (kind, cells) in lines.items()
+            ],
+            "note": f"n = {len(asked)} transitions; 95 % intervals over them. Successes foretold: of those that come; "
+            f"false ones: of transitions without. {invalid} results were invalid and are left out.",
+        }
+
+
+def read_transitions(folder: Path) -> list[Transition]:
+    """All transitions that a collect stage wrote to a folder."""
+    shards, found = ShardSet(folder), []
+    for number in range(len(shards)):
+        sample = shards[number]
+        ids, roles = (np.asarray(sample[name]).tolist() for name in ("tokens.npy", "roles.npy"))
+        asked = tuple(i for i, role in zip(ids, roles, strict=True) if role == Role.PROMPT)
+        found.append(Transition(asked, sample["states.json"][0], sample["messages.json"][-1]["content"]))
+    return found
+
+
+def _mean(samples: Sequence[Cells | Invalid], column: int) -> float | None:
+    values = [v for cells in samples if not isinstance(cells, Invalid) and (v := cells[column]) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def estimates(judged: Sequence[Sequence[Cells | Invalid]]) -> list[Estimate]:
+    """Means by column, over the transitions that it says something of."""
+    columns = [[_mean(samples, column) for samples in judged] for column in range(len(COLUMNS))]
+    return [mean_share([value for value in values if value is not None]) for values in columns]

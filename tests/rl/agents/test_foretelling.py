@@ -1,0 +1,118 @@
+"""RLVR for a world model: an answer is paid where it says what followed, and a recipe trains an agent in the world that
+was trained so, watching how much of its success is imagined.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terrella.data.tokenizers import ByteTokenizer
+from terrella.rl.agents.dynamics import LOST, ON, WON, answer, read
+from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, compared
+from terrella.rl.rollout.sampler import Sample
+
+TOKENIZER = ByteTokenizer()
+
+
+@pytest.mark.parametrize(
+    ("said", "cells"),
+    [
+        (answer("#_P", -0.1, ON), [1, 1, 1, None, 0]),
+        (answer("#P_", -0.1, ON), [0, 0, 1, None, 0]),
+        (answer("#_P", 10.0, WON), [0, 1, 0, None, 1]),
+        (answer("#_P", -0.1, LOST), [0, 1, 0, None, 0]),
+        ("#_P", [0, 0, 0, None, 0]),
+        ("", [0, 0, 0, None, 0]),
+    ],
+)
+def test_only_what_followed_is_paid(said: str, cells: list[float | None]) -> None:
+    task = Transition(tuple(TOKENIZER.encode("#P_\nRight\n")), "#P_", answer("#_P", -0.1, ON))
+    assert compared(task, read(said)) == cells
+    episode = ForetellingEpisode(task, 0, 0, TOKENIZER)
+    ids = (*TOKENIZER.encode(said), TOKENIZER.eos_id)
+    assert episode.context() == task.asked
+    episode.receive(Sample(ids, (0.0,) * len(ids), "stop", 0))
+    assert episode.context() is None
+    rewards, reward, info = episode.score()
+    assert rewards == [reward] == [cells[0]] and info == {"state": cells[1], "outcome": cells[2]}
+
+
+def test_a_success_that_comes_is_found_or_missed() -> None:
+    task = Transition((), "#P_", answer("#_P", 10.9, WON))
+    assert compared(task, read(answer("#_P", 10.9, WON))) == [1, 1, 1, 1, None]
+    assert compared(task, read(answer("#_P", -0.1, ON))) == [0, 1, 0, 0, None]
+
+
+# The world model sees successes alone, so it foretells success whatever the agent does.
+RECIPE = """
+name: foretelling
+seed: 3
+ranks: 2
+parallel: {{tensor: 2}}
+model: {{family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 64, vocab: 224,
+  max_positions: 64, tied: true, init_std: 0.1}}
+env: {{kind: worlds, tags: [OpenSokoban], fmt: answer, prompt: bare, window: 1, max_turns: 1, actions_per_turn: 1,
+  random_actions: 1}}
+stages:
+- {{kind: start, name: start}}
+- {{kind: collect, name: play, env: {{{teaches}}}, prompts: 600, least_reward: 1.0}}
+- {{kind: sft, name: world, data: play, init: start, steps: 60, sequences_per_step: 8,
+  optimizer: {{lr: 1e-2, clip_grad: 1.0}}}}
+- {{kind: rl, name: rlvr, init: world, env: {{kind: transitions, data: play}}, algorithm: {{kind: grpo}},
+  prompts_per_step: 4, samples_per_prompt: 4, steps: 2, max_new_tokens: 32, optimizer: {{lr: 1e-4}},
+  validation: {{every: 2, prompts: 4, samples: 1}}}}
+- {{kind: sft, name: longer, data: play, init: world, match_tokens_of: rlvr, sequences_per_step: 8,
+  optimizer: {{lr: 1e-4}}}}
+- {{kind: collect, name: others, env: {{teaches: transitions, first_seed: 90000}}, prompts: 30, validation_share: 0}}
+- {{kind: eval, name: models, env: {{kind: transitions, data: play, test: others}}, models: [world, rlvr, longer],
+  before: world, after: rlvr, control: longer, n: 30, max_new_tokens: 32, temperatures: [1.0, 0.0]}}
+- {{kind: collect, name: format, prompts: 40}}
+- {{kind: sft, name: agent, data: format, init: start, steps: 30, sequences_per_step: 8,
+  optimizer: {{lr: 1e-2, clip_grad: 1.0}}}}
+- {{kind: rl, name: rl, init: agent, env: {{imagined_by: rlvr}}, algorithm: {{kind: grpo}}, prompts_per_step: 2,
+  samples_per_prompt: 4, steps: 4, max_new_tokens: 32, optimizer: {{lr: 1e-3}},
+  validation: {{every: 2, prompts: 8, samples: 2, on_gap: stop}}}}
+- {{kind: eval, name: evaluate, arms: [{{name: agent, model: rl}}], n: 4, max_new_tokens: 32}}
+"""
+
+
+def train(folder: Path, teaches: str) -> subprocess.CompletedProcess:
+    (folder / "recipe.yaml").write_text(RECIPE.format(teaches=teaches))
+    command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp_path: Path) -> None:
+    done = train(tmp_path, "teaches: transitions")
+    assert done.returncode == 0, done.stderr[-2000:]
+    run = tmp_path / "run"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = {path.stem: json.loads(path.read_text()) for path in (run / "stages").glob("*.json")}
+    taught = [row for row in rows if row["stage"] == "rlvr"]
+    assert len(taught) == 2 and "validation/mean" in taught[-1]
+    assert all(1 >= row["score/state"] >= row["reward/mean"] > 0 for row in taught)
+    assert max(row["grad_norm"] for row in taught) > 0
+    # as many gradient tokens, whole steps of imitation
+    assert kept["rlvr"]["tokens"] <= kept["longer"]["tokens"] < kept["rlvr"]["tokens"] + 8 * 32
+    assert kept["models"]["rlvr/t0/false successes"]["value"] > 0.5
+    assert {"rlvr minus world/all exact, greedy", "rlvr minus longer/all exact, temperature 1"} <= kept["models"].keys()
+    table = json.loads((run / "results" / "models-test.json").read_text())
+    assert [row["name"] for row in table["rows"]] == ["nothing changes", "world", "rlvr", "longer"]
+    # the agent succeeds in its imagination alone: two steps, and no more
+    steps = [row for row in rows if row["stage"] == "rl"]
+    last = steps[-1]
+    assert len(steps) == 2 == kept["rl"]["steps"] and kept["rl"]["exploited"] == 1 == last["alarm/exploitation"]
+    gap = last["validation/imagined/pass@1"] - last["validation/pass@1"]
+    assert last["validation/gap"] == pytest.approx(gap) and gap > 0.3
+    assert "exploits" in (run / "results" / "rl-gap.json").read_text()
+    assert kept["evaluate"]["agent/actions"] == kept["play"]["actions"] + kept["format"]["actions"]
+
+
+def test_play_that_teaches_answers_is_refused(tmp_path: Path) -> None:
+    done = train(tmp_path, "random_actions: 1")
+    assert done.returncode == 2 and "stage 'play' needs env: {teaches: transitions}" in done.stderr
