@@ -29,8 +29,9 @@ from terrella.tests.sampling import few
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 PLAYED = [case for lane in LANES for case in lane]
-# The stages of case video at other sizes and settings, each half a minute: one a commit, and all in the full tier.
-IN_TURN = ("video-gpu", "video-rt1", "video-rt1-single", "video-rt1-released")
+# The stages of cases video and demo at other sizes and settings, each half a minute or more: one a commit, and all in
+# the full tier.
+IN_TURN = ("video-gpu", "video-rt1", "video-rt1-single", "video-rt1-released", "sokoban-worlds")
 SHOWN = 20
 # of WebRL: the same stages again
 LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")

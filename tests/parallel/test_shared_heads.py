@@ -21,6 +21,7 @@ from terrella.models.folder import PROOF, HFFolder
 from terrella.models.stand_in import byte_vocab, write_byte_tokenizer, write_weights
 from terrella.tests.parallel.recipe_jobs import run_case
 from terrella.tests.parallel.test_recipes import compare_records, compare_steps, load, of_rewards, place
+from terrella.tests.sampling import in_turn, sampled
 
 pytestmark = pytest.mark.timeout(1800)
 CASE = "own-data"
@@ -29,6 +30,7 @@ ROWS: dict[str, tuple[int, int, dict[str, Any]]] = {  # key heads, ranks, layout
     "tp2_sp_pp2": (1, 4, {"tensor": 2, "sequence_parallel": True, "pipeline": 2}),
     "tp4_sp": (2, 4, {"tensor": 4, "sequence_parallel": True}),
 }
+DRAWN = sampled(list(ROWS), 1)
 
 
 @cache
@@ -63,7 +65,7 @@ def measure(stage: str, kv_heads: int, row: str | None, last_bits: bool = False)
 
 
 @pytest.mark.parametrize("stage", ["sft", "rl", "eval"])
-@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.full] * (row == "tp2")) for row in ROWS])
+@pytest.mark.parametrize("row", DRAWN)
 def test_a_stage_agrees_with_one_rank(row: str, stage: str) -> None:
     kv_heads = ROWS[row][0]
     one, steps = measure(stage, kv_heads, None)
@@ -77,7 +79,7 @@ def test_a_stage_agrees_with_one_rank(row: str, stage: str) -> None:
         assert a.names() == b.names() and all(torch.equal(a.full(name), b.full(name)) for name in a.names())
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.full] * (row == "tp2")) for row in ROWS])
+@pytest.mark.parametrize("row", DRAWN)
 def test_an_export_is_that_of_one_rank(row: str) -> None:
     one, other = (measure("export", ROWS[row][0], place)[0] / "export" for place in (None, row))
     theirs, ours = HFFolder(one), HFFolder(other)
@@ -86,6 +88,7 @@ def test_an_export_is_that_of_one_rank(row: str) -> None:
     assert 0 <= read_json(other / PROOF)["max_logit_difference"] <= 1e-5
 
 
+@in_turn("adapters", ("adapters", "sampler"))
 def test_adapters_agree_with_one_rank() -> None:
     """A rank's rows of B belong to queries, keys or values wherever its share begins."""
     kv_heads, world, parallel = ROWS["tp4_sp"]
@@ -101,6 +104,7 @@ def test_adapters_agree_with_one_rank() -> None:
     compare_steps(*runs, 0.0, lambda: runs[0])
 
 
+@in_turn("sampler", ("adapters", "sampler"))
 def test_the_embedded_sampler_follows_ranks_that_share_heads(tmp_path: Path) -> None:
     """The whole recipe at the layout, with samples of its own: the trainer gives them the log-probs they were drawn
     with, step after step.

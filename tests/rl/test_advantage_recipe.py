@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from terrella.tests.sampling import in_turn
+
 # a launch a step and stage: group statistics, their spread over tokens, and the two levels of GAE
 WANTED = {"_group_kernel": 2, "_spread_kernel": 2, "_gae_kernel": 4}
 
@@ -20,6 +22,7 @@ def train(how: str, folder: Path, environment: dict[str, str]) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@in_turn("advantages", ("fp8", "advantages"))
 def test_kernels_give_the_recipe_what_the_cpu_gives(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     here = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

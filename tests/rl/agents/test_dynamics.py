@@ -22,6 +22,7 @@ from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.multiturn import Imagination
 from terrella.rl.rollout.sampler import Sample, SamplingParams
 from terrella.rl.worlds.tasks import load_tasks
+from terrella.tests.sampling import sampled
 
 TASKS, TOKENIZER = load_tasks(), ByteTokenizer()
 TAGS = ["SimpleSokoban", "FrozenLake", "OpenSokoban"]
@@ -200,7 +201,7 @@ def train(folder: Path, **settings) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"ranks": 2, "tensor": 2}, {"tag": "FeedFish", "positions": 256, "config": "{skill: 0.5}"}],
+    sampled([{"ranks": 2, "tensor": 2}, {"tag": "FeedFish", "positions": 256, "config": "{skill: 0.5}"}], 1),
     ids=["grid", "text-game"],
 )
 def test_a_recipe_trains_an_agent_in_its_own_imagination(tmp_path: Path, settings: dict) -> None:
