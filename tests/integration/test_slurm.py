@@ -323,8 +323,9 @@ def test_every_script_is_accepted_by_a_cluster_of_64_nodes(tmp_path: Path, monke
         cluster.down()
 
 
-def test_a_node_with_a_broken_gpu_is_named_before_the_ranks_start(tmp_path: Path) -> None:
+def test_a_node_with_a_broken_gpu_is_named_before_the_ranks_start(tmp_path_factory) -> None:
     """GPUs are names here, and nvidia-smi is a stand-in that counts memory errors on the second node."""
+    tmp_path = tmp_path_factory.mktemp("gpu")  # short: SLURM's sockets lie in it, and their paths may have 107 letters
     require_slurm()
     work = f'[ "$1" != doctor ] || exec {sys.executable} -m terrella "$@"\necho "trained on $SLURMD_NODENAME"'
     bin_folder = stand_in(tmp_path / "bin", work)
