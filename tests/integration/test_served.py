@@ -24,11 +24,9 @@ from terrella.tests.integration.test_vllm import CPU
 from terrella.tests.launch import tiny_run
 from terrella.tests.parallel.recipe_jobs import run_case
 from terrella.tests.parallel.test_recipes import TOLERANCE
-from terrella.tests.sampling import in_turn
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 PATIENCE_S = 1200.0
-PLACES = ("slurm", "ray")
 # one sequence at a time: then nothing that a server computes depends on what else it was asked, and runs can be
 # compared bit by bit
 SETTINGS = [
@@ -92,7 +90,6 @@ def test_an_evaluation_brings_every_model_into_one_server(tmp_path: Path) -> Non
     assert greedy[0] == greedy[1]
 
 
-@in_turn("slurm", PLACES)
 @pytest.mark.skipif(
     missing() is not None and "slurm" not in os.environ.get("TERRELLA_REQUIRE", ""), reason="SLURM is not installed"
 )
@@ -210,7 +207,7 @@ def test_a_lost_server_costs_only_the_step(slurm: Cluster, whole: dict, tmp_path
     assert sorted(issued) == sorted([*range(4)] * 2)  # each step once by each data rank
 
 
-@in_turn("ray", PLACES)
+@pytest.mark.full  # CI has Ray inside an allocation (test_slurm.py)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (requirements/ray.txt)")
 def test_ray_places_trainer_and_samplers_and_a_lost_node_costs_only_the_step(
     whole: dict, tmp_path: Path, monkeypatch
