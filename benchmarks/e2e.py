@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..models.geometry import flops_per_token
+from ..models.geometry import GEOMETRIES, flops_per_token
 from . import record
 from .children import Child, wait_for_word
 from .rollout import CASES as ROLLOUTS
@@ -35,10 +35,13 @@ from .rollout import Case, random_engine, recorder, requests_of, synchronize
 from .sync import ColocatedVllm
 from .train import PEAK_TFLOPS, QWEN
 
+# half of its layers: fp32 master weights, gradients and moments of all of them are 137 GB
+HALF_7B = replace(GEOMETRIES["qwen2.5-7b"], family="qwen2", layers=14, qkv_bias=True, rope_theta=1e6)
 VIDEO = "video-gpt 127M 64x8, 7x(80+13)"
 CASES = {
     "grpo qwen2.5-1.5b 256x8x512": Case(QWEN, 256, 8, 128, 512),
     "grpo qwen2.5-1.5b 32x8, long-tailed to 2048": Case(QWEN, 32, 8, 128, 2048, median=300),
+    "grpo qwen2.5-7b/14 16x8, long-tailed to 1024": Case(HALF_7B, 16, 8, 128, 1024, median=200),
     "grpo tiny 4x2x8": Case(TINY_MODEL, 4, 2, 16, 8),
     "grpo tiny 4x2, long-tailed to 32": Case(TINY_MODEL, 4, 2, 16, 32, median=8),
     f"rollout {VIDEO}": ROLLOUTS[VIDEO],
@@ -46,7 +49,7 @@ CASES = {
 }
 IMPLEMENTATIONS = {"grpo": ("terrella embedded", "terrella vllm", "trl vllm"), "rollout": ("terrella embedded", "vllm")}
 MICROBATCH = 16  # sequences in a microbatch at most, for all
-MICROBATCH_TOKENS = 17500  # and tokens, padding included
+MICROBATCH_TOKENS = 17500  # and tokens, padding included, of a model 1,536 wide; fewer of a wider one
 VLLM_SHARE = 0.38  # of the GPU's memory: the cache then holds all samples of a step at once
 CACHE_GIB = 48.0  # of the embedded sampler, as much as vLLM gets
 PARTS = ("generate", "prepare", "train", "sync")
@@ -60,8 +63,10 @@ def reward_of(ids: Any) -> float:
 
 
 def microbatch(case: Case) -> int:
-    """Sequences of the longest kind in a microbatch."""
-    return min(MICROBATCH, case.prompts * case.samples, MICROBATCH_TOKENS // case.length)
+    """Sequences of the longest kind in a microbatch: a divisor of all."""
+    tokens = min(MICROBATCH_TOKENS, MICROBATCH_TOKENS * QWEN.hidden // case.model.hidden)
+    rows = case.prompts * case.samples
+    return max(n for n in range(1, min(MICROBATCH, rows, tokens // case.length) + 1) if rows % n == 0)
 
 
 def warm_up(case: Case) -> Case:

@@ -3,8 +3,8 @@ beside vLLM in the same loop.
 
 Weights are random, so that every token is about as likely as any other; a set of stop ids of the right size then gives
 answers of a given mean length. With a `median` every answer has a limit of its own, out of one list with a long tail. A
-memory bound on the cache shows what rows that grow are worth against rows that are reserved. vLLM runs
-with prefix caching, graphs for all batch sizes and its newest runner.
+memory bound on the cache shows what rows that grow are worth against rows that are reserved. vLLM runs with prefix
+caching, graphs for all batch sizes and its newest runner.
 """
 
 from __future__ import annotations

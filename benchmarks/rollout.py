@@ -113,8 +113,22 @@ def random_engine(model: ModelConfig, lr: float = 1e-6, seed: int = 0) -> Any:
         if not torch.cuda.is_available():
             shim.install()
         setup.start_process_group(init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world=1)
-    precision = PrecisionConfig("bf16" if torch.cuda.is_available() else "fp32")
-    return Engine(build_gpt(model), ParallelConfig(), OptimizerConfig(lr=lr) if lr else None, precision, seed)
+    cuda = torch.cuda.is_available()
+    optimizer, precision = OptimizerConfig(lr=lr) if lr else None, PrecisionConfig("bf16" if cuda else "fp32")
+    engine = Engine(build_gpt(model, loaded=cuda), ParallelConfig(), optimizer, precision, seed)
+    if cuda:  # drawn there: on a CPU it takes half a minute at 1.5B
+        torch.manual_seed(seed)
+        shapes = {p.name: p.param.shape for p in engine.local_parameters()}
+        engine.load_weights(lambda name: _random_weight(name, shapes[name], model.init_std))
+    return engine
+
+
+def _random_weight(name: str, shape: tuple[int, ...], std: float) -> Any:
+    import torch
+
+    if "norm" in name.split(".")[-2]:
+        return torch.ones(shape, device="cuda")
+    return torch.empty(shape, device="cuda").normal_(0.0, 0.0 if name.endswith("bias") else std)
 
 
 def embedded_sampler(engine: Any, case: Case) -> Any:
