@@ -261,7 +261,7 @@ def _stand_ins(stage: dict[str, Any]) -> Iterator[str]:
             section["sampler"] = {"kind": "embedded"}
             yield "the embedded sampler, which needs no GPU, samples in place of vLLM"
     if stage.get("rollouts"):
-        stage["rollouts"]["ahead"] = 0
+        stage["rollouts"]["ahead"] = min(stage["rollouts"]["ahead"], 1)
     if stage.get("url"):
         yield f"instances of failed tasks in place of what {stage['url']} would write"
         stage |= {"url": "", "model": ""}
