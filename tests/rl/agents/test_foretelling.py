@@ -80,9 +80,9 @@ stages:
 """
 
 
-def train(folder: Path, teaches: str) -> subprocess.CompletedProcess:
+def train(folder: Path, teaches: str, *options: str) -> subprocess.CompletedProcess:
     (folder / "recipe.yaml").write_text(RECIPE.format(teaches=teaches))
-    command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
+    command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run", *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
@@ -111,6 +111,22 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
     assert last["validation/gap"] == pytest.approx(gap) and gap > 0.3
     assert "exploits" in (run / "results" / "rl-gap.json").read_text()
     assert kept["evaluate"]["agent/actions"] == kept["play"]["actions"] + kept["format"]["actions"]
+    why = "rl: ended after 2 of 4 steps: validation.on_gap is stop, and the gap was above max_gap = 0.3"
+    assert why in done.stdout
+    # killed after the checkpoint of the last step, before the stage's outcome: it does not train on
+    for left in ("stages/rl.json", "stages/evaluate.json", "summary.json"):
+        (run / left).unlink()
+    again = train(tmp_path, "teaches: transitions")
+    assert again.returncode == 0 and why in again.stdout, again.stderr[-2000:]
+    timeless = [
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in found]
+        for found in (rows, map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    ]
+    assert timeless[0] == timeless[1]
+    assert {path.stem: json.loads(path.read_text()) for path in (run / "stages").glob("*.json")} == kept
+    # and is not lengthened either
+    longer = train(tmp_path, "teaches: transitions", "--steps", "rl=6")
+    assert longer.returncode == 2 and "'rl' of run was ended at step 2 by validation.on_gap = stop" in longer.stderr
 
 
 def test_play_that_teaches_answers_is_refused(tmp_path: Path) -> None:
