@@ -26,7 +26,8 @@ from ..rollout.sampler import Sample, Sampler, SamplingParams
 from ..statistics import Estimate, mean, mean_share
 from ..tasks import Tasks
 from .config import TransitionsEnvironment
-from .dynamics import WON, read
+from .dynamics import ON, WON, answer, read, transitions
+from .tasks import WorldTasks
 
 COLUMNS = ["all exact", "state exact", "outcome exact", "successes foretold", "false successes"]
 NOTHING = "nothing changes"
@@ -79,7 +80,7 @@ def compared(task: Transition, said: Foretold) -> Cells:
 
 
 class TransitionTasks(Tasks):
-    """The transitions of collect stages; before they have finished there is an empty one to look at."""
+    """The transitions of collect stages; before these have finished, those of a random episode to look at."""
 
     def __init__(
         self, settings: TransitionsEnvironment, made: Made, tokenizer: Tokenizer, max_length: int | None
@@ -91,8 +92,17 @@ class TransitionTasks(Tasks):
                 raise ConfigError(f"env.data: stage '{source.name}' needs env: {{teaches: transitions}}")
 
     def _read(self, made: Made, part: str) -> list[Transition]:
-        folder = made.folder / part
-        return read_transitions(folder) if made.finished else [Transition((self.tokenizer.eos_id,), "", "\n0=")]
+        return read_transitions(made.folder / part) if made.finished else self._foreseen(made)
+
+    def _foreseen(self, made: Made) -> list[Transition]:
+        """What the random policy would teach in the stage's first task; something short where it cannot play."""
+        worlds = WorldTasks(made.settings.get("env") or made.env, None, self.tokenizer, self.max_length)
+        seat = worlds.episode(worlds.of("train")[0], 0, 0)
+        (played,) = worlds.play(worlds.player([seat]), [seat], worlds.params(1, 1.0), 0)
+        if isinstance(played.reward, Invalid) or seat.episode is None or not (turns := transitions(seat.episode, 0.0)):
+            return [Transition((self.tokenizer.eos_id,), "?", answer("?", 0.0, ON))]
+        states = seat.episode.states
+        return [Transition(turn.sequence.ids[: turn.asked], states[turn.turn], turn.text) for turn in turns]
 
     @cached_property
     def _train(self) -> list[Transition]:

@@ -115,7 +115,7 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
     assert why in done.stdout
     # killed after the checkpoint of the last step, before the stage's outcome: it does not train on
     for left in ("stages/rl.json", "stages/evaluate.json", "summary.json"):
-        (run / left).unlink()
+        (run / left).unlink(missing_ok=True)
     again = train(tmp_path, "teaches: transitions")
     assert again.returncode == 0 and why in again.stdout, again.stderr[-2000:]
     timeless = [
