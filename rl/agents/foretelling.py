@@ -169,6 +169,7 @@ class TransitionTasks(Tasks):
         return {
             "title": f"{self.stage}: held-out transitions, {heat(temperature)}",
             "columns": COLUMNS,
+            "lower": COLUMNS[-1:],
             "rows": [
                 {"name": name, "kind": kind, "cells": [score.to_cell() for score in estimates(cells)]}
                 for name, (kind, cells) in lines.items()
