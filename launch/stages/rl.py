@@ -36,6 +36,14 @@ def check(stage: Reinforce, job: Job) -> None:
             require_judged(tasks, "train")
             require_tasks(tasks, "train", stage.name)
             tasks.require_room(stage.max_new_tokens)
+            if stage.validation is None:
+                return
+            require_tasks(tasks, "test", stage.name)
+            if tasks.imagined_by is None and stage.validation.on_gap == "stop":
+                raise ConfigError(
+                    f"stages: {stage.name}.validation.on_gap: only RL in an imagined world has a gap to stop at; give "
+                    "its env imagined_by, or leave on_gap out"
+                )
 
 
 def run(stage: Reinforce, job: Job) -> dict[str, Any]:

@@ -31,6 +31,10 @@ from .tasks import WorldTasks
 
 COLUMNS = ["all exact", "state exact", "outcome exact", "successes foretold", "false successes"]
 NOTHING = "nothing changes"
+REMEDIES = {
+    "train": "raise its prompts, or loosen its least_reward",
+    "held_out": "raise its validation_share or its prompts, or name another collect stage as env.test",
+}
 Foretold = tuple[str, float, str] | None  # state, reward and mark; None where an answer cannot be read
 Cells = list[float | None]  # by column; None where the column says nothing of the transition
 
@@ -87,12 +91,19 @@ class TransitionTasks(Tasks):
     ) -> None:
         super().__init__(tokenizer, max_length, 1)
         self.settings, self.made = settings, made
-        for source in (made, *made.uses.values()):
+        for key, source in {"data": made, **made.uses}.items():
             if getattr(source.settings.get("env") or source.env, "teaches", None) != "transitions":
-                raise ConfigError(f"env.data: stage '{source.name}' needs env: {{teaches: transitions}}")
+                kind = source.settings["kind"]
+                other = "" if kind == "collect" else f", and the kind collect, not {kind}"
+                raise ConfigError(f"env.{key}: stage '{source.name}' needs env: {{teaches: transitions}}{other}")
 
     def _read(self, made: Made, part: str) -> list[Transition]:
-        return read_transitions(made.folder / part) if made.finished else self._foreseen(made)
+        if not made.finished:
+            return self._foreseen(made)
+        folder = made.folder / part
+        if not any(folder.glob("*.tar")):
+            raise ConfigError(f"env: stage '{made.name}' left no transitions in {folder}; {REMEDIES[part]}")
+        return read_transitions(folder)
 
     def _foreseen(self, made: Made) -> list[Transition]:
         """What the random policy would teach in the stage's first task; something short where it cannot play."""
@@ -111,6 +122,8 @@ class TransitionTasks(Tasks):
     @cached_property
     def _test(self) -> list[Transition]:
         test = self.made.uses.get("test")
+        if test is None and not self.made.settings["validation_share"]:
+            raise ConfigError(f"env.test: stage '{self.made.name}' has validation_share: 0; {REMEDIES['held_out']}")
         return self._read(self.made, "held_out") if test is None else self._read(test, "train")
 
     def of(self, split: Split) -> Sequence[Transition]:

@@ -4,6 +4,7 @@ was trained so, watching how much of its success is imagined.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,18 @@ from typing import Any
 
 import pytest
 
+from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import ByteTokenizer
+from terrella.launch import recipe
+from terrella.launch.commands.check_recipe import look
+from terrella.rl.agents.config import TransitionsEnvironment, WorldsEnvironment
 from terrella.rl.agents.dynamics import LOST, ON, WON, answer, read
-from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, compared
+from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, TransitionTasks, compared
+from terrella.rl.language_tasks import Made
 from terrella.rl.rollout.sampler import Sample
 
 TOKENIZER = ByteTokenizer()
+WORLDS = WorldsEnvironment(kind="worlds", tags=["OpenSokoban"], teaches="transitions")
 
 
 @pytest.mark.parametrize(
@@ -136,3 +143,51 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
 def test_play_that_teaches_answers_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "random_actions: 1")
     assert done.returncode == 2 and "stage 'play' needs env: {teaches: transitions}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "stages.rlvr.env.data=start",
+            "env.data: stage 'start' needs env: {teaches: transitions}, and the kind collect",
+        ),
+        (
+            "stages.play.validation_share=0",
+            "env.test: stage 'play' has validation_share: 0; raise its validation_share",
+        ),
+        (
+            "stages.rlvr.validation.on_gap=stop",
+            "stages: rlvr.validation.on_gap: only RL in an imagined world has a gap",
+        ),
+    ],
+)
+def test_what_cannot_be_foretold_is_refused_before_the_start(tmp_path: Path, setting: str, message: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(teaches="teaches: transitions"))
+    config = recipe.load(str(tmp_path / "recipe.yaml"), (setting, "ranks=1", "parallel.tensor=1"))
+    found = [check.text for check in look(config, tmp_path / "run") if check.level == "fail"]
+    assert [text[: len(message)] for text in found] == [message]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("stages.rl.env.imagined_by=play", "'rl': env.imagined_by: 'play' of kind collect leaves no model"),
+        ("stages.rl.init=models", "'rl': init: 'models' of kind eval leaves no model"),
+        ("stages.rl.validation.max_gap=1", "max_gap: 1.0 must be below 1"),
+        ("stages.rl.validation.max_gap=-0.1", "max_gap = -0.1 must not be negative"),
+        ("stages.rl.validation.on_gap=halt", "on_gap = 'halt' must be one of 'warn', 'stop'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(tmp_path: Path, setting: str, message: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(teaches="teaches: transitions"))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        recipe.load(str(tmp_path / "recipe.yaml"), (setting,))
+
+
+def test_a_stage_that_taught_nothing_is_named(tmp_path: Path) -> None:
+    made = Made("play", tmp_path, {"kind": "collect", "env": None, "validation_share": 0.2}, env=WORLDS)
+    tasks = TransitionTasks(TransitionsEnvironment(kind="transitions", data="play"), made, TOKENIZER, None)
+    for split, part in (("train", "train"), ("test", "held_out")):
+        with pytest.raises(ConfigError, match=f"stage 'play' left no transitions in {tmp_path / part}"):
+            tasks.of(split)
