@@ -5,7 +5,7 @@ is, and how often a success is foretold that does not come.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..rollout.episodes import rollout
 from ..rollout.sampler import Sample, Sampler, SamplingParams
 from ..statistics import Estimate, mean, mean_share
 from ..tasks import Tasks
+from ..worlds.tasks import Task
 from .config import TransitionsEnvironment
 from .dynamics import ON, WON, answer, read, transitions
 from .tasks import WorldTasks
@@ -44,11 +45,11 @@ class Transition:
     """A question to a world model, and what truly followed."""
 
     asked: tuple[int, ...]
-    state: str  # before the actions
-    truth: str  # as a world model should write it
+    still: str  # the state before the actions, as a world model should write it where nothing changes
+    truth: str  # what it should write
 
     def __str__(self) -> str:
-        return self.state
+        return self.still
 
 
 @dataclass
@@ -103,17 +104,23 @@ class TransitionTasks(Tasks):
         folder = made.folder / part
         if not any(folder.glob("*.tar")):
             raise ConfigError(f"env: stage '{made.name}' left no transitions in {folder}; {REMEDIES[part]}")
-        return read_transitions(folder)
+        return read_transitions(folder, self._worlds(made).worlds)
+
+    def _worlds(self, made: Made) -> WorldTasks:
+        """The worlds that a stage plays in."""
+        return WorldTasks(made.settings.get("env") or made.env, None, self.tokenizer, self.max_length)
 
     def _foreseen(self, made: Made) -> list[Transition]:
         """What the random policy would teach in the stage's first task; something short where it cannot play."""
-        worlds = WorldTasks(made.settings.get("env") or made.env, None, self.tokenizer, self.max_length)
+        worlds = self._worlds(made)
         seat = worlds.episode(worlds.of("train")[0], 0, 0)
         (played,) = worlds.play(worlds.player([seat]), [seat], worlds.params(1, 1.0), 0)
         if isinstance(played.reward, Invalid) or seat.episode is None or not (turns := transitions(seat.episode, 0.0)):
             return [Transition((self.tokenizer.eos_id,), "?", answer("?", 0.0, ON))]
-        states = seat.episode.states
-        return [Transition(turn.sequence.ids[: turn.asked], states[turn.turn], turn.text) for turn in turns]
+        before = [seat.episode.states[turn.turn] for turn in turns]
+        still = [seat.episode.world.change(state, state) for state in before]
+        pairs = zip(turns, still, strict=True)
+        return [Transition(turn.sequence.ids[: turn.asked], state, turn.text) for turn, state in pairs]
 
     @cached_property
     def _train(self) -> list[Transition]:
@@ -176,7 +183,7 @@ class TransitionTasks(Tasks):
         self, evaluation: Evaluation, asked: list[Transition], judged: dict[str, Any], temperature: float
     ) -> dict[str, Any]:
         common = Counter(found[1:] for task in self._train if (found := read(task.truth))).most_common(1)
-        still = [[compared(task, (task.state, *common[0][0]))] for task in asked] if common else []
+        still = [[compared(task, (task.still, *common[0][0]))] for task in asked] if common else []
         lines = {NOTHING: ("baseline", still)} | {n: (evaluation.kind_of(n), cells) for n, cells in judged.items()}
         invalid = sum(isinstance(cell, Invalid) for cells in judged.values() for samples in cells for cell in samples)
         return {
@@ -192,14 +199,17 @@ class TransitionTasks(Tasks):
         }
 
 
-def read_transitions(folder: Path) -> list[Transition]:
-    """All transitions that a collect stage wrote to a folder."""
+def read_transitions(folder: Path, tasks: Mapping[str, Task]) -> list[Transition]:
+    """All transitions that a collect stage wrote to a folder, of worlds by their tags."""
     shards, found = ShardSet(folder), []
+    worlds = {name: task.make() for name, task in tasks.items()}
     for number in range(len(shards)):
         sample = shards[number]
         ids, roles = (np.asarray(sample[name]).tolist() for name in ("tokens.npy", "roles.npy"))
         asked = tuple(i for i, role in zip(ids, roles, strict=True) if role == Role.PROMPT)
-        found.append(Transition(asked, sample["states.json"][0], sample["messages.json"][-1]["content"]))
+        before = sample["states.json"][0]
+        still = worlds[sample["meta.json"]["task"]].change(before, before)
+        found.append(Transition(asked, still, sample["messages.json"][-1]["content"]))
     return found
 
 

@@ -7,18 +7,23 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from terrella.core.errors import ConfigError
+from terrella.data.schema import TEXT
+from terrella.data.shards import ShardWriter
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import look
 from terrella.rl.agents.config import TransitionsEnvironment, WorldsEnvironment
 from terrella.rl.agents.dynamics import LOST, ON, WON, answer, read
 from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, TransitionTasks, compared
+from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.language_tasks import Made
 from terrella.rl.rollout.sampler import Sample
 
@@ -183,6 +188,31 @@ def test_settings_that_cannot_be_are_refused_by_name(tmp_path: Path, setting: st
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(teaches="teaches: transitions"))
     with pytest.raises(ConfigError, match=re.escape(message)):
         recipe.load(str(tmp_path / "recipe.yaml"), (setting,))
+
+
+@pytest.mark.parametrize(
+    ("tag", "still"), [("OpenSokoban", None), ("FeedFish", "{'modified': [], 'removed': [], 'score': {}}")]
+)
+def test_where_nothing_changes_the_world_says_so_in_its_own_way(tmp_path: Path, tag: str, still: str | None) -> None:
+    """The baseline of the tables, in worlds that write whole states and in those that write what changes."""
+    env = WorldsEnvironment(kind="worlds", tags=[tag], teaches="transitions", fmt="answer", random_actions=1)
+    worlds = WorldTasks(env, None, TOKENIZER, None)
+    seats = [worlds.episode(worlds.of("train")[i], i, 0) for i in range(4)]
+    played = worlds.play(worlds.player(seats), seats, worlds.params(100, 1.0), 0)
+    lessons = [lesson for pair in zip(seats, played, strict=True) for lesson in worlds.taught(*pair, 0.0)]
+    with ShardWriter(tmp_path / "train", kind=TEXT) as writer:
+        for lesson in lessons:
+            ids, roles = np.asarray(lesson.sequence.ids, np.int32), np.asarray(lesson.sequence.roles, np.int8)
+            writer.write({**lesson.fields, "tokens.npy": ids, "roles.npy": roles})
+    made = Made("play", tmp_path, {"kind": "collect", "env": env, "validation_share": 0.2})
+    settings = TransitionsEnvironment(kind="transitions", data="play")
+    found = TransitionTasks(settings, made, TOKENIZER, None).of("train")
+    before = [lesson.fields["states.json"][0] for lesson in lessons]
+    assert [task.still for task in found] == ([still] * len(before) if still else before)
+    assert [task.truth for task in found] == [lesson.fields["messages.json"][-1]["content"] for lesson in lessons]
+    # before the stage has played there is an episode of the random policy to look at
+    foreseen = TransitionTasks(settings, replace(made, finished=False), TOKENIZER, None).of("train")
+    assert foreseen[0] == found[0]
 
 
 def test_a_stage_that_taught_nothing_is_named(tmp_path: Path) -> None:
