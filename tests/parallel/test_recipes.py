@@ -72,6 +72,8 @@ EASIER: dict[tuple[str, str], Callable[[Any, Any], Any]] = {
         stage, env=replace(env, steps=1, walk=1), samples_per_prompt=12, temperature=1.0
     )
 }
+# stages that no row needs
+LEFT_OUT = {"sokoban-worlds": ("agent-in-sft", "agent-in-rlvr", "other-agent", "models-on-agent", "evaluate")}
 ROWS = [  # case, stage
     ("sokoban", "pretrain"),
     ("sokoban", "rlvr"),
@@ -121,6 +123,7 @@ def load(case: str, sgd: bool = True, **model: Any) -> recipes.Recipe:
     stages = [
         EASIER[case, stage.name](stage, recipe.env) if (case, stage.name) in EASIER else stage
         for stage in recipe.stages
+        if stage.name not in LEFT_OUT.get(case, ())
     ]
     return replace(recipe, stages=[_sgd(stage) for stage in stages] if sgd else stages)
 
