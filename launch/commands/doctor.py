@@ -54,7 +54,8 @@ def every_gpu() -> Iterator[Check]:
     found = guarded("gpu", health.gpus)
     yield from found
     given, seen = os.environ.get("SLURM_GPUS_ON_NODE", ""), sum(check.what.startswith("gpu ") for check in found)
-    if given.isdigit() and seen < int(given):
+    parts = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")  # then SLURM counts parts of GPUs
+    if given.isdigit() and seen < int(given) and not parts:
         yield Check(
             "fail", "gpus", f"the driver shows {seen} of the {given} that SLURM gave this job", "drain the node"
         )
