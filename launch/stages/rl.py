@@ -49,6 +49,8 @@ def check(stage: Reinforce, job: Job) -> None:
 def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
     with environment(stage, job) as tasks:
+        for split in ("train", "test") if stage.validation is not None else ("train",):
+            require_tasks(tasks, split, stage.name)  # what an earlier stage was to make is there now
         job.mesh.from_main(lambda: tasks.reset("train"))
         with _imagination(stage, job, tasks):
             outcome = {**tasks.facts(), **TaskTrainer(stage, job, tasks).train()}
