@@ -412,6 +412,7 @@ REHEARSALS = [
     [str(CASES / "own-data.yaml")],
     [str(CASES / "own-env.yaml"), "--layout", "tp=2,pp=2"],
     ["sokoban-tiny"],
+    ["sokoban-worlds-tiny"],
     ["spa-sokoban"],
     ["text-game-rlvr-binary", "--layout", "tp=2,pp=2"],
     ["web-page-rlvr", "--layout", "cp=2"],
@@ -421,6 +422,7 @@ REHEARSALS = [
     ["mpc-sites"],
 ]
 MORE = [
+    ["demo"],
     ["text-game-sft"],
     ["text-game-rlvr-task"],
     ["web-page-sft"],
