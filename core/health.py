@@ -164,10 +164,9 @@ def gpus() -> list[Check]:
 def judge_gpu(line: str) -> Check:
     """One row of nvidia-smi's answer."""
     index, name, total, used, heat, errors, state = (part.strip() for part in line.split(","))
-    what, text = (
-        f"gpu {index}",
-        f"{name}, {float(used) / 1024:.1f} of {float(total) / 1024:.0f} GiB used, {heat} C, {state}",
-    )
+    known = used.isdigit() and total.isdigit()  # not of GPUs that share the machine's memory
+    memory = f"{float(used) / 1024:.1f} of {float(total) / 1024:.0f} GiB used, " if known else ""
+    what, text = f"gpu {index}", f"{name}, {memory}{heat} C, {state}"
     if errors.isdigit() and int(errors) > 0:
         return Check(
             "fail",
@@ -177,7 +176,7 @@ def judge_gpu(line: str) -> Check:
         )
     if heat.isdigit() and int(heat) >= 88:
         return Check("warn", what, text, "it is throttling: check the cooling")
-    if float(used) > 0.05 * float(total):
+    if known and float(used) > 0.05 * float(total):
         return Check("warn", what, text, "another program holds memory: nvidia-smi shows its process")
     return Check("ok", what, text)
 
@@ -222,6 +221,10 @@ def dcgm() -> Check:
         return Check("ok", "dcgm", "not installed here; its diagnosis was not made")
     except subprocess.TimeoutExpired:
         return Check("fail", "dcgm", f"dcgmi diag gave no answer within {DIAGNOSIS_S:.0f} s", "drain the node")
+    if "Unable to connect to host engine" in answer.stdout + answer.stderr:  # which says nothing of the GPUs
+        return Check(
+            "warn", "dcgm", "its nv-hostengine does not answer; the diagnosis was not made", "start its service"
+        )
     wrong = [" ".join(line.strip("| ").split()) for line in answer.stdout.splitlines() if "Fail" in line]
     if answer.returncode or wrong:
         text = "; ".join(wrong) or answer.stderr.strip() or f"dcgmi diag ended with code {answer.returncode}"

@@ -78,6 +78,11 @@ def extend(folder: Path, config: Recipe, wait_s: float = 0.0) -> list[str]:
             raise ConfigError(
                 f"--steps: stage '{name}' of {folder} has {trained} steps already, more than {after[name]}"
             )
+        if outcome.get("exploited"):
+            raise ConfigError(
+                f"--steps: stage '{name}' of {folder} was ended at step {trained} by validation.on_gap = stop; "
+                f"begin another --run with stages.{name}.validation.on_gap = warn, or with a higher max_gap"
+            )
         left = read_json(folder / outcome["checkpoint"] / "manifest.json") if outcome.get("checkpoint") else None
         if trained and left and not left.get("optimizer"):
             raise ConfigError(

@@ -105,6 +105,7 @@ class Recipe:
                     )
             names.append(stage.name)
             env = getattr(stage, "env", None) or self.env
+            _require_models(stage, env, [other for other in self.stages if isinstance(other, Collect | Score)])
             if isinstance(stage, Collect | VideoTokenizerTraining) and stage.name in sources(env).values():
                 makers[stage.name] = env
             elif isinstance(stage, Collect) and stage.prompts is None:
@@ -133,6 +134,20 @@ def _has_start(recipe: Recipe, stage: Tune) -> bool:
     """Whether the recipe has a start that the stage's model can begin from: one with the tokenizer of its lessons."""
     own = getattr(stage.env or recipe.env, "own_tokenizer", False)
     return not own and any(isinstance(other, Start) for other in recipe.stages)
+
+
+def _require_models(stage: Any, env: Any, untrained: list[Collect | Score]) -> None:
+    """Refuse a stage that would start from, ask or evaluate the model of one that leaves none."""
+    asked = {f"env.{key}": [getattr(env, key)] for key in getattr(env, "models", ())} if hasattr(stage, "env") else {}
+    asked |= {key: [getattr(stage, key, None)] for key in ("init", "model")}
+    asked["models"] = stage.evaluated if isinstance(stage, Score) else []
+    for key, names in asked.items():
+        for other in untrained:
+            if other.name in names:
+                raise ValueError(
+                    f"stages: '{stage.name}': {key}: '{other.name}' of kind {other.kind} leaves no model; name a stage "
+                    "that starts or trains one"
+                )
 
 
 def _require_makers(stage: Any, env: Any, makers: dict[str, Any]) -> None:

@@ -188,6 +188,9 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
     for stage in stages:
         _lower(stage, copies)
         notes += [f"stages.{stage['name']}: {note}" for note in _stand_ins(stage)]
+        env = stage.get("env") or plain["env"]
+        if stage["kind"] == "collect" and env and env.get("teaches") == "transitions":
+            notes.append(f"stages.{stage['name']}: {_random_play(stage)}")
     codes = (plain["env"] or {}).get("kind") == "video"
     for stage in stages:
         if stage.get("folder") and stage["kind"].endswith("start") and codes:
@@ -212,6 +215,13 @@ def turned_down(recipe: Recipe, layout: str | None, folder: Path) -> Rehearsal:
         "precision": asdict(PrecisionConfig()),
     }
     return Rehearsal(plain | changed, notes, folders, copied)
+
+
+def _random_play(stage: dict[str, Any]) -> str:
+    """Let a stage record transitions of random play, some of them held out; what was done, in words."""
+    stage |= {"model": None, "again": None, "least_reward": None, "prompts": 4 * stage["prompts"]}
+    stage["validation_share"] = 0.5 if stage["validation_share"] else 0.0
+    return "played at random, for a model that has learnt nothing takes no action that something could follow"
 
 
 def _lower(section: dict[str, Any], copies: int) -> None:

@@ -170,7 +170,9 @@ class _Attempt:
                 foretold = await patiently(world.ask, request, limits.retries)
                 if isinstance(foretold, Invalid):
                     return foretold
-                episode.imagine(foretold)
+                outcome = await worlds(partial(episode.imagine, foretold), limits.world_s, "imagined step")
+                if isinstance(outcome, Invalid):
+                    return outcome
         else:
             return Invalid(f"episode: not over after max_turns = {limits.max_turns}")
         return await worlds(episode.score, limits.reward_s, "reward")

@@ -48,8 +48,17 @@ def doctor(paths: tuple[Path, ...], quick: bool, gpus_only: bool) -> None:
 
 
 def every_gpu() -> Iterator[Check]:
-    """What can be known of the GPUs without computing on them: the driver's counts, the kernel's log, DCGM."""
-    yield from health.gpus()
+    """What can be known of the GPUs without computing on them: the driver's counts, the kernel's log, DCGM. In a SLURM
+    job none of those that it was given may be missing.
+    """
+    found = guarded("gpu", health.gpus)
+    yield from found
+    given, seen = os.environ.get("SLURM_GPUS_ON_NODE", ""), sum(check.what.startswith("gpu ") for check in found)
+    parts = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")  # then SLURM counts parts of GPUs
+    if given.isdigit() and seen < int(given) and not parts:
+        yield Check(
+            "fail", "gpus", f"the driver shows {seen} of the {given} that SLURM gave this job", "drain the node"
+        )
     yield from guarded("xid", health.kernel_log)
     yield from guarded("dcgm", health.dcgm)
 
@@ -67,7 +76,7 @@ def this_machine(quick: bool) -> Iterator[Check]:
     """Versions, host, GPUs, arithmetic, kernels."""
     yield from packages()
     yield from health.machine(Path("runs"))
-    yield from health.gpus()
+    yield from guarded("gpu", health.gpus)
     if not quick:
         yield from guarded("arithmetic", health.matmul)
         yield from guarded("kernels", kernels)

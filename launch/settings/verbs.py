@@ -128,6 +128,8 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         positive(self, "every", "prompts", "samples", "max_gap")
+        if self.max_gap >= 1:
+            raise ValueError(f"max_gap: {self.max_gap} must be below 1: no gap between two success rates is above it")
 
 
 @dataclass(frozen=True, kw_only=True)

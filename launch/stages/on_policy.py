@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...core.batch import PackedBatch
-from ...core.progress import Progress
+from ...core.progress import Progress, say
 from ...core.rng import fold
 from ...data.trajectory import Trajectory
 from ...rl.algorithms import needs
@@ -19,7 +19,7 @@ from ...rl.loop import Trainer
 from ...rl.loop_settings import LoopSettings
 from ...rl.objective import logprob_score
 from ...rl.rollout.sampler import SamplingParams
-from ..job import Job
+from ..job import Job, log
 from ..settings.base import Lora, OnPolicy, needs_reference
 from .common import Checkpoints, build_engine
 from .session import Session
@@ -101,15 +101,15 @@ class StageTrainer(Trainer):
         """Names of the counts that are kept in checkpoints."""
         return ()
 
-    def spent(self) -> bool:
-        """Whether to stop after this step."""
-        return False
+    def ended_by(self) -> str | None:
+        """The setting that ends the stage after this step, in words; None where it goes on."""
+        return None
 
     # The loop's surroundings.
 
     def train(self) -> dict[str, Any]:
         """Train to the last step or until the budget is spent; steps, gradient tokens and counts come back."""
-        if self.start and self.spent():
+        if self.start and self.ended_by():
             self.checkpoints.last = self.start  # killed between the last save and the end
         try:
             self.run(range(self.start, self.checkpoints.last), self.done["tokens"])
@@ -117,6 +117,10 @@ class StageTrainer(Trainer):
             pass
         finally:
             self.session.close()
+        if self.mesh.is_main and (steps := self.done["steps"]) < self.stage.steps:
+            line = f"{self.stage.name}: ended after {steps} of {self.stage.steps} steps: {self.ended_by()}"
+            log.info("%s", line)
+            say(line)
         self.session.write_lengths(self.settings.seed)
         return {**self.done, **self.counts, **self.checkpoints.outcome()}
 
@@ -162,7 +166,7 @@ class StageTrainer(Trainer):
             step, values, trajectories, limit=self.params.max_new_tokens if self.free_text else None
         )
         values = values | self.measure(step, trajectories)
-        if self.spent():
+        if self.ended_by():
             self.checkpoints.last = step + 1
         if not self.mesh.is_main:
             return

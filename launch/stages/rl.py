@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.rng import fold
 from ...data.trajectory import Trajectory
-from ...rl.preparation import wants_refills
+from ...rl.preparation import require_valid, wants_refills
+from ...rl.rollout.anew import Played, take_or_retake
 from ...rl.rollout.config import Embedded
 from ...rl.rollout.open import as_stream, open_sampler
 from ...rl.rollout.sampler import Sampler
@@ -34,11 +36,21 @@ def check(stage: Reinforce, job: Job) -> None:
             require_judged(tasks, "train")
             require_tasks(tasks, "train", stage.name)
             tasks.require_room(stage.max_new_tokens)
+            if stage.validation is None:
+                return
+            require_tasks(tasks, "test", stage.name)
+            if tasks.imagined_by is None and stage.validation.on_gap == "stop":
+                raise ConfigError(
+                    f"stages: {stage.name}.validation.on_gap: only RL in an imagined world has a gap to stop at; give "
+                    "its env imagined_by, or leave on_gap out"
+                )
 
 
 def run(stage: Reinforce, job: Job) -> dict[str, Any]:
     """Train to the last step and say how many gradient tokens it took."""
     with environment(stage, job) as tasks:
+        for split in ("train", "test") if stage.validation is not None else ("train",):
+            require_tasks(tasks, split, stage.name)  # what an earlier stage was to make is there now
         job.mesh.from_main(lambda: tasks.reset("train"))
         with _imagination(stage, job, tasks):
             outcome = {**tasks.facts(), **TaskTrainer(stage, job, tasks).train()}
@@ -146,20 +158,30 @@ class TaskTrainer(StageTrainer):
         return values | {"alarm/exploitation": 1.0}
 
     def _played(self, tasks: Sequence[Any], samples: int, step: int) -> list[Trajectory]:
-        """Some tasks, played by all ranks together."""
-        episodes = self.mesh.share(
-            [self.tasks.episode(task, i, k) for i, task in enumerate(tasks) for k in range(samples)]
-        )
-        seed = fold(self.job.recipe.seed, 5, step)
-        played = self.mesh.from_leader(lambda: self.play(self.sampler, list(episodes), seed))
+        """Some tasks, played by all ranks together. As in training, servers that lost their weights get them again, and
+        too many Invalid samples stop the run: what is left of them says little, of a gap least of all.
+        """
+        asked = [(i, task, k) for i, task in enumerate(tasks) for k in range(samples)]
+        seed, where = fold(self.job.recipe.seed, 5, step), f"validation after {step} steps"
+
+        def take() -> Played:
+            episodes = [self.tasks.episode(task, i, k) for i, task, k in self.mesh.share(asked)]
+            return episodes, self.play(self.sampler, episodes, seed)
+
+        publish = partial(self.publish, self.engine.steps)
+        _, played = take_or_retake(self.mesh, self.sampler, take, publish, where)
+        require_valid(played, self.stage.rollouts.max_invalid_share, self.mesh.gather, where)
         return [t for part in self.mesh.gather(played) for t in part]
 
     def counted(self) -> tuple[str, ...]:
         counted = self.tasks.counted or (("actions",) if self.stage.actions is not None else ())
         return (*counted, "exploited") if self.tasks.imagined_by is not None else counted
 
-    def spent(self) -> bool:
-        """Whether the budget of actions is used up, or the agent exploits its world model."""
+    def ended_by(self) -> str | None:
+        """The budget of actions where it is used up, or the limit of what may be imagined where it was passed."""
         budget = self.stage.actions
-        used_up = budget is not None and self.counts["actions"] + self.before >= budget
-        return used_up or self.counts.get("exploited", 0) > 0
+        if budget is not None and self.counts["actions"] + self.before >= budget:
+            return f"actions = {budget} are used up"
+        if self.counts.get("exploited", 0) and self.stage.validation is not None:
+            return f"validation.on_gap is stop, and the gap was above max_gap = {self.stage.validation.max_gap:g}"
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ...rl.algorithms.config import Algorithm
 from ...rl.health import Health, sample_values
 from ...rl.journal import Event, Journal, JournalSampler, JournalStream, ReplaySampler
 from ...rl.preparation import require_valid
+from ...rl.rollout.anew import Played, take_or_retake
 from ...rl.rollout.config import Rollouts
 from ...rl.rollout.open import as_stream, open_sampler
 from ...rl.rollout.sampler import Sampler
@@ -87,12 +89,17 @@ class Session:
         every = self.settings.validation.every
         # the journal is for what is trained
         inner = self.sampler.inner if isinstance(self.sampler, JournalSampler) else None
-        held_back = None if inner is None or not every or step % every else episodes()
-        if inner is None or held_back is None:
+        if inner is None or not every or step % every or episodes() is None:
             return {}
-        mesh = self.job.mesh
-        played = mesh.from_leader(lambda: play(inner, held_back))
-        require_valid(played, self.settings.max_invalid_share, mesh.gather, f"validation after {step} steps")
+        mesh, where = self.job.mesh, f"validation after {step} steps"
+        publish = partial(self.publish, self.engine.steps) if self.publish is not None else lambda: None
+
+        def take() -> Played:
+            fresh = episodes() or []
+            return fresh, play(inner, fresh)
+
+        _, played = take_or_retake(mesh, inner, take, publish, where)
+        require_valid(played, self.settings.max_invalid_share, mesh.gather, where)
         values = {
             f"validation/{key.removeprefix('reward/')}": value for key, value in describe(played, mesh.gather).items()
         }

@@ -5,7 +5,7 @@ is, and how often a success is foretold that does not come.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +25,17 @@ from ..rollout.episodes import rollout
 from ..rollout.sampler import Sample, Sampler, SamplingParams
 from ..statistics import Estimate, mean, mean_share
 from ..tasks import Tasks
+from ..worlds.tasks import Task
 from .config import TransitionsEnvironment
-from .dynamics import WON, read
+from .dynamics import ON, WON, answer, read, transitions
+from .tasks import WorldTasks
 
 COLUMNS = ["all exact", "state exact", "outcome exact", "successes foretold", "false successes"]
 NOTHING = "nothing changes"
+REMEDIES = {
+    "train": "raise its prompts, or loosen its least_reward",
+    "held_out": "raise its validation_share or its prompts, or name another collect stage as env.test",
+}
 Foretold = tuple[str, float, str] | None  # state, reward and mark; None where an answer cannot be read
 Cells = list[float | None]  # by column; None where the column says nothing of the transition
 
@@ -39,11 +45,11 @@ class Transition:
     """A question to a world model, and what truly followed."""
 
     asked: tuple[int, ...]
-    state: str  # before the actions
-    truth: str  # as a world model should write it
+    still: str  # the state before the actions, as a world model should write it where nothing changes
+    truth: str  # what it should write
 
     def __str__(self) -> str:
-        return self.state
+        return self.still
 
 
 @dataclass
@@ -79,20 +85,42 @@ def compared(task: Transition, said: Foretold) -> Cells:
 
 
 class TransitionTasks(Tasks):
-    """The transitions of collect stages; before they have finished there is an empty one to look at."""
+    """The transitions of collect stages; before these have finished, those of a random episode to look at."""
 
     def __init__(
         self, settings: TransitionsEnvironment, made: Made, tokenizer: Tokenizer, max_length: int | None
     ) -> None:
         super().__init__(tokenizer, max_length, 1)
         self.settings, self.made = settings, made
-        for source in (made, *made.uses.values()):
+        for key, source in {"data": made, **made.uses}.items():
             if getattr(source.settings.get("env") or source.env, "teaches", None) != "transitions":
-                raise ConfigError(f"env.data: stage '{source.name}' needs env: {{teaches: transitions}}")
+                kind = source.settings["kind"]
+                other = "" if kind == "collect" else f", and the kind collect, not {kind}"
+                raise ConfigError(f"env.{key}: stage '{source.name}' needs env: {{teaches: transitions}}{other}")
 
     def _read(self, made: Made, part: str) -> list[Transition]:
+        if not made.finished:
+            return self._foreseen(made)
         folder = made.folder / part
-        return read_transitions(folder) if made.finished else [Transition((self.tokenizer.eos_id,), "", "\n0=")]
+        if not any(folder.glob("*.tar")):
+            raise ConfigError(f"env: stage '{made.name}' left no transitions in {folder}; {REMEDIES[part]}")
+        return read_transitions(folder, self._worlds(made).worlds)
+
+    def _worlds(self, made: Made) -> WorldTasks:
+        """The worlds that a stage plays in."""
+        return WorldTasks(made.settings.get("env") or made.env, None, self.tokenizer, self.max_length)
+
+    def _foreseen(self, made: Made) -> list[Transition]:
+        """What the random policy would teach in the stage's first task; something short where it cannot play."""
+        worlds = self._worlds(made)
+        seat = worlds.episode(worlds.of("train")[0], 0, 0)
+        (played,) = worlds.play(worlds.player([seat]), [seat], worlds.params(1, 1.0), 0)
+        if isinstance(played.reward, Invalid) or seat.episode is None or not (turns := transitions(seat.episode, 0.0)):
+            return [Transition((self.tokenizer.eos_id,), "?", answer("?", 0.0, ON))]
+        before = [seat.episode.states[turn.turn] for turn in turns]
+        still = [seat.episode.world.change(state, state) for state in before]
+        pairs = zip(turns, still, strict=True)
+        return [Transition(turn.sequence.ids[: turn.asked], state, turn.text) for turn, state in pairs]
 
     @cached_property
     def _train(self) -> list[Transition]:
@@ -101,6 +129,8 @@ class TransitionTasks(Tasks):
     @cached_property
     def _test(self) -> list[Transition]:
         test = self.made.uses.get("test")
+        if test is None and not self.made.settings["validation_share"]:
+            raise ConfigError(f"env.test: stage '{self.made.name}' has validation_share: 0; {REMEDIES['held_out']}")
         return self._read(self.made, "held_out") if test is None else self._read(test, "train")
 
     def of(self, split: Split) -> Sequence[Transition]:
@@ -153,12 +183,13 @@ class TransitionTasks(Tasks):
         self, evaluation: Evaluation, asked: list[Transition], judged: dict[str, Any], temperature: float
     ) -> dict[str, Any]:
         common = Counter(found[1:] for task in self._train if (found := read(task.truth))).most_common(1)
-        still = [[compared(task, (task.state, *common[0][0]))] for task in asked] if common else []
+        still = [[compared(task, (task.still, *common[0][0]))] for task in asked] if common else []
         lines = {NOTHING: ("baseline", still)} | {n: (evaluation.kind_of(n), cells) for n, cells in judged.items()}
         invalid = sum(isinstance(cell, Invalid) for cells in judged.values() for samples in cells for cell in samples)
         return {
             "title": f"{self.stage}: held-out transitions, {heat(temperature)}",
             "columns": COLUMNS,
+            "lower": COLUMNS[-1:],
             "rows": [
                 {"name": name, "kind": kind, "cells": [score.to_cell() for score in estimates(cells)]}
                 for name, (kind, cells) in lines.items()
@@ -168,14 +199,17 @@ class TransitionTasks(Tasks):
         }
 
 
-def read_transitions(folder: Path) -> list[Transition]:
-    """All transitions that a collect stage wrote to a folder."""
+def read_transitions(folder: Path, tasks: Mapping[str, Task]) -> list[Transition]:
+    """All transitions that a collect stage wrote to a folder, of worlds by their tags."""
     shards, found = ShardSet(folder), []
+    worlds = {name: task.make() for name, task in tasks.items()}
     for number in range(len(shards)):
         sample = shards[number]
         ids, roles = (np.asarray(sample[name]).tolist() for name in ("tokens.npy", "roles.npy"))
         asked = tuple(i for i, role in zip(ids, roles, strict=True) if role == Role.PROMPT)
-        found.append(Transition(asked, sample["states.json"][0], sample["messages.json"][-1]["content"]))
+        before = sample["states.json"][0]
+        still = worlds[sample["meta.json"]["task"]].change(before, before)
+        found.append(Transition(asked, still, sample["messages.json"][-1]["content"]))
     return found
 
 

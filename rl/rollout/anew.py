@@ -23,7 +23,7 @@ def take_or_retake(
     """The episodes that a leader takes, and their trajectories on all ranks. Where a leader's servers lost their
     weights all ranks publish them, and it takes once more; what its journal kept is not sampled again. Collective.
     """
-    recall = getattr(sampler, "recall", None)
+    recall = getattr(sampler, "recall", lambda: None)  # of a journal, where there is one
     episodes: list[Any] = []
 
     def attempt(number: int) -> list[Trajectory] | None:
@@ -32,7 +32,7 @@ def take_or_retake(
             episodes, played = take()
             return played
         except Unpublished as error:
-            if number == ATTEMPTS or recall is None or hasattr(sampler, "submit"):
+            if number == ATTEMPTS or hasattr(sampler, "submit"):
                 raise  # of a stream all that is under way has failed
             log.warning("%s: %s; they are sent again, and the step is sampled anew", where, error)
             recall()

@@ -159,9 +159,11 @@ class TextGame(World):
 
     def changed(self, before: str, written: str) -> str | None:
         try:
-            return _text(_seen(before).after(written))
-        except Unreadable:
+            text = _text(_seen(before).after(written))
+            _seen(text)  # the next turn reads it: a number beyond all floats has no text that can be
+        except (Unreadable, ValueError):
             return None
+        return text
 
     def snapshot(self) -> Snapshot:
         check_started(self, self.state)

@@ -85,4 +85,7 @@ def test_tools_that_a_machine_lacks_are_said_to_be_lacking(tmp_path: Path, monke
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     assert dcgm().level == "fail" and dcgm().text == "PCIe - GPU: 3 | Fail"
+    unserved = "Error: Unable to connect to host engine. Host engine connection invalid/disconnected."
+    (tmp_path / "dcgmi").write_text(f"#!/bin/bash\necho '{unserved}'; exit 235\n")
+    assert dcgm().level == "warn" and "was not made" in dcgm().text
     assert kernel_log()[0].level == "ok" and "not permitted" in kernel_log()[0].text

@@ -2,6 +2,11 @@
 a run.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from terrella.core.errors import ConfigError
@@ -55,3 +60,41 @@ def test_replay_points_every_sampling_stage_to_its_journal(tmp_path) -> None:
     (journal / "samples-00000000-0.jsonl").write_text("")
     (found,) = [s for s in replaying(config, tmp_path).stages if isinstance(s, OnPolicy)]
     assert found.rollouts.replay == str(journal) and found.steps == stage.steps
+
+
+TASK = """
+from terrella.rl.environment import Environment
+
+
+class Task(Environment):
+    def tasks(self, split):
+        return [{"split": split, "number": n} for n in range(8)]
+
+    def play(self, task):
+        if task["split"] == "test" and task["number"] % 2:
+            raise OSError("the world is not there")
+        answer = yield str(task["number"])
+        return float(answer[:1].isdigit())
+"""
+RECIPE = """
+name: faults
+model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 64, vocab: 259,
+  max_positions: 64, tied: true}
+env: {kind: "task.py:Task"}
+stages:
+- {kind: start, name: start}
+- {kind: rl, name: rl, init: start, algorithm: {kind: grpo}, prompts_per_step: 2, samples_per_prompt: 2, steps: 2,
+  max_new_tokens: 4, optimizer: {lr: 1e-3}, validation: {every: 1, prompts: 8, samples: 1}}
+"""
+
+
+def test_validation_that_mostly_fails_stops_by_name(tmp_path: Path) -> None:
+    """Half of the held-out tasks have a fault: a mean over the others would pass for one over all."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "faults.yaml").write_text(RECIPE)
+    command = [sys.executable, "-m", "terrella", "train", "faults.yaml", "--run", "run"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode != 0
+    words = "validation after 1 steps: 4 of 8 samples are Invalid, above rollouts.max_invalid_share = 0.25"
+    assert words in done.stderr and "the world is not there" in done.stderr, done.stderr[-2000:]

@@ -119,3 +119,7 @@ def test_a_step_whose_sampler_lost_its_weights_is_played_again(tmp_path: Path) -
             for name in ("calm", "lost")
         ]
         assert kept[0] == kept[1]
+    # without a journal, as in validation, all of the step is sampled again
+    forgotten = run_ranks(job, 2, folder=str(tmp_path / "forgotten"), lost_in=4, journaled=False)
+    assert [(r["published"], r["reused"]) for r in forgotten] == [([0, 1, 1, 2, 3], 0)] * 2
+    assert [r["record"] for r in forgotten] == [r["record"] for r in calm]

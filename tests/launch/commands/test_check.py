@@ -273,7 +273,13 @@ def test_what_a_grid_cannot_do_is_found_before_its_rooms_are_made(override: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("sokoban-tiny", "######"), ("spa-sokoban-tiny", "player"), ("text-game-tiny", "torch")]
+    ("name", "text"),
+    [
+        ("sokoban-tiny", "######"),
+        ("spa-sokoban-tiny", "player"),
+        ("sokoban-worlds-tiny", "player (p) is at"),
+        ("text-game-tiny", "torch"),
+    ],
 )
 def test_recipes_that_ship_show_a_prompt_before_their_stages_have_run(name: str, text: str, tmp_path: Path) -> None:
     config = recipe.load(name)
@@ -406,6 +412,7 @@ REHEARSALS = [
     [str(CASES / "own-data.yaml")],
     [str(CASES / "own-env.yaml"), "--layout", "tp=2,pp=2"],
     ["sokoban-tiny"],
+    ["sokoban-worlds-tiny"],
     ["spa-sokoban"],
     ["text-game-rlvr-binary", "--layout", "tp=2,pp=2"],
     ["web-page-rlvr", "--layout", "cp=2"],
@@ -415,6 +422,7 @@ REHEARSALS = [
     ["mpc-sites"],
 ]
 MORE = [
+    ["demo"],
     ["text-game-sft"],
     ["text-game-rlvr-task"],
     ["web-page-sft"],

@@ -117,3 +117,27 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         and "kernels: log-probs agree" in text
         and "versions: python" in text
     )
+
+
+def test_gpus_that_slurm_gave_and_the_driver_does_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "0, NVIDIA H100 80GB HBM3, 81559, 3, 31, 0, P0\n1, NVIDIA GB10, [N/A], [N/A], 31, 0, P0\n"
+    said = {"nvidia-smi": rows, "dmesg": "", "dcgmi": "| Deployment | Pass |\n"}
+    for name, text in said.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\ncat <<'END'\n{text}END\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+    def look() -> tuple[str, bool]:
+        done = CliRunner().invoke(doctor, ["--gpus"])
+        assert done.exception is None or isinstance(done.exception, TerrellaError), done.exception
+        return done.output, done.exception is not None
+
+    text, failed = look()
+    assert not failed and "gpu 1: NVIDIA GB10, 31 C" in text, text
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    text, failed = look()
+    assert failed and "the driver shows 2 of the 4 that SLURM gave this job" in text, text
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-3b5,MIG-9c1")
+    assert not look()[1]

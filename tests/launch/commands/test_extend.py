@@ -80,3 +80,10 @@ def test_other_settings_are_not_taken_along(finished: Path) -> None:
     assert extend(finished, other) == [] and not (finished / "set-aside").exists()
     with pytest.raises(ConfigError, match="seed: 31 then, 5 now"):
         runs.create(finished, other)
+
+
+def test_a_stage_that_exploitation_ended_is_not_lengthened(finished: Path) -> None:
+    (finished / "stages" / "rl.json").write_text(json.dumps({"steps": 20, "exploited": 1}))
+    with pytest.raises(ConfigError, match=r"'rl' of .* was ended at step 20 by validation\.on_gap = stop"):
+        extend(finished, with_steps(recipe.load("demo"), ("rl=90",)))
+    assert (finished / "stages" / "rl.json").is_file()

@@ -125,6 +125,15 @@ def test_a_fault_of_the_world_model_is_invalid() -> None:
     assert isinstance(found.reward, Invalid) and "no world model to ask" in found.reward.reason
 
 
+def test_a_world_that_breaks_on_what_was_imagined_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(world: object, before: str, written: str) -> str:
+        raise LookupError("no such thing")
+
+    monkeypatch.setattr(type(TASKS["SimpleSokoban"].make()), "changed", breaks)
+    _, found = played("SimpleSokoban", True, count=2)
+    assert all(isinstance(t.reward, Invalid) and "no such thing" in t.reward.reason for t in found)
+
+
 @pytest.mark.parametrize(("tag", "config"), [*((tag, {}) for tag in TAGS), ("FeedFish", {"skill": 0.8})])
 def test_lessons_say_what_truly_followed(tag: str, config: dict) -> None:
     shape = {"max_turns": 4, "actions_per_turn": 2, "random_actions": 2, "config": config}

@@ -4,18 +4,31 @@ was trained so, watching how much of its success is imagined.
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from terrella.core.errors import ConfigError
+from terrella.data.schema import TEXT
+from terrella.data.shards import ShardWriter
 from terrella.data.tokenizers import ByteTokenizer
+from terrella.launch import recipe
+from terrella.launch.commands.check_recipe import look
+from terrella.rl.agents.config import TransitionsEnvironment, WorldsEnvironment
 from terrella.rl.agents.dynamics import LOST, ON, WON, answer, read
-from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, compared
+from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, TransitionTasks, compared
+from terrella.rl.agents.tasks import WorldTasks
+from terrella.rl.language_tasks import Made
 from terrella.rl.rollout.sampler import Sample
 
 TOKENIZER = ByteTokenizer()
+WORLDS = WorldsEnvironment(kind="worlds", tags=["OpenSokoban"], teaches="transitions")
 
 
 @pytest.mark.parametrize(
@@ -80,11 +93,15 @@ stages:
 """
 
 
-def train(folder: Path, teaches: str) -> subprocess.CompletedProcess:
+def train(folder: Path, teaches: str, *options: str) -> subprocess.CompletedProcess:
     (folder / "recipe.yaml").write_text(RECIPE.format(teaches=teaches))
-    command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
+    command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run", *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def timeless(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if not name.startswith("time/")}
 
 
 def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp_path: Path) -> None:
@@ -103,6 +120,7 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
     assert {"rlvr minus world/all exact, greedy", "rlvr minus longer/all exact, temperature 1"} <= kept["models"].keys()
     table = json.loads((run / "results" / "models-test.json").read_text())
     assert [row["name"] for row in table["rows"]] == ["nothing changes", "world", "rlvr", "longer"]
+    assert table["lower"] == ["false successes"]
     # the agent succeeds in its imagination alone: two steps, and no more
     steps = [row for row in rows if row["stage"] == "rl"]
     last = steps[-1]
@@ -111,8 +129,95 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
     assert last["validation/gap"] == pytest.approx(gap) and gap > 0.3
     assert "exploits" in (run / "results" / "rl-gap.json").read_text()
     assert kept["evaluate"]["agent/actions"] == kept["play"]["actions"] + kept["format"]["actions"]
+    why = "rl: ended after 2 of 4 steps: validation.on_gap is stop, and the gap was above max_gap = 0.3"
+    assert why in done.stdout
+    # killed after the checkpoint of the last step, before the stage's outcome: it does not train on
+    for left in ("stages/rl.json", "stages/evaluate.json", "summary.json"):
+        (run / left).unlink(missing_ok=True)
+    again = train(tmp_path, "teaches: transitions")
+    assert again.returncode == 0 and why in again.stdout, again.stderr[-2000:]
+    found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert [timeless(row) for row in found] == [timeless(row) for row in rows]
+    stages = {path.stem: timeless(json.loads(path.read_text())) for path in (run / "stages").glob("*.json")}
+    assert stages == {name: timeless(outcome) for name, outcome in kept.items()}
+    # and is not lengthened either
+    longer = train(tmp_path, "teaches: transitions", "--steps", "rl=6")
+    assert longer.returncode == 2 and "'rl' of run was ended at step 2 by validation.on_gap = stop" in longer.stderr
 
 
 def test_play_that_teaches_answers_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "random_actions: 1")
     assert done.returncode == 2 and "stage 'play' needs env: {teaches: transitions}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "stages.rlvr.env.data=start",
+            "env.data: stage 'start' needs env: {teaches: transitions}, and the kind collect",
+        ),
+        (
+            "stages.play.validation_share=0",
+            "env.test: stage 'play' has validation_share: 0; raise its validation_share",
+        ),
+        (
+            "stages.rlvr.validation.on_gap=stop",
+            "stages: rlvr.validation.on_gap: only RL in an imagined world has a gap",
+        ),
+    ],
+)
+def test_what_cannot_be_foretold_is_refused_before_the_start(tmp_path: Path, setting: str, message: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(teaches="teaches: transitions"))
+    config = recipe.load(str(tmp_path / "recipe.yaml"), (setting, "ranks=1", "parallel.tensor=1"))
+    found = [check.text for check in look(config, tmp_path / "run") if check.level == "fail"]
+    assert [text[: len(message)] for text in found] == [message]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("stages.rl.env.imagined_by=play", "'rl': env.imagined_by: 'play' of kind collect leaves no model"),
+        ("stages.rl.init=models", "'rl': init: 'models' of kind eval leaves no model"),
+        ("stages.rl.validation.max_gap=1", "max_gap: 1.0 must be below 1"),
+        ("stages.rl.validation.max_gap=-0.1", "max_gap = -0.1 must not be negative"),
+        ("stages.rl.validation.on_gap=halt", "on_gap = 'halt' must be one of 'warn', 'stop'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(tmp_path: Path, setting: str, message: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(teaches="teaches: transitions"))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        recipe.load(str(tmp_path / "recipe.yaml"), (setting,))
+
+
+@pytest.mark.parametrize(
+    ("tag", "still"), [("OpenSokoban", None), ("FeedFish", "{'modified': [], 'removed': [], 'score': {}}")]
+)
+def test_where_nothing_changes_the_world_says_so_in_its_own_way(tmp_path: Path, tag: str, still: str | None) -> None:
+    """The baseline of the tables, in worlds that write whole states and in those that write what changes."""
+    env = WorldsEnvironment(kind="worlds", tags=[tag], teaches="transitions", fmt="answer", random_actions=1)
+    worlds = WorldTasks(env, None, TOKENIZER, None)
+    seats = [worlds.episode(worlds.of("train")[i], i, 0) for i in range(4)]
+    played = worlds.play(worlds.player(seats), seats, worlds.params(100, 1.0), 0)
+    lessons = [lesson for pair in zip(seats, played, strict=True) for lesson in worlds.taught(*pair, 0.0)]
+    with ShardWriter(tmp_path / "train", kind=TEXT) as writer:
+        for lesson in lessons:
+            ids, roles = np.asarray(lesson.sequence.ids, np.int32), np.asarray(lesson.sequence.roles, np.int8)
+            writer.write({**lesson.fields, "tokens.npy": ids, "roles.npy": roles})
+    made = Made("play", tmp_path, {"kind": "collect", "env": env, "validation_share": 0.2})
+    settings = TransitionsEnvironment(kind="transitions", data="play")
+    found = TransitionTasks(settings, made, TOKENIZER, None).of("train")
+    before = [lesson.fields["states.json"][0] for lesson in lessons]
+    assert [task.still for task in found] == ([still] * len(before) if still else before)
+    assert [task.truth for task in found] == [lesson.fields["messages.json"][-1]["content"] for lesson in lessons]
+    # before the stage has played there is an episode of the random policy to look at
+    foreseen = TransitionTasks(settings, replace(made, finished=False), TOKENIZER, None).of("train")
+    assert foreseen[0] == found[0]
+
+
+def test_a_stage_that_taught_nothing_is_named(tmp_path: Path) -> None:
+    made = Made("play", tmp_path, {"kind": "collect", "env": None, "validation_share": 0.2}, env=WORLDS)
+    tasks = TransitionTasks(TransitionsEnvironment(kind="transitions", data="play"), made, TOKENIZER, None)
+    for split, part in (("train", "train"), ("test", "held_out")):
+        with pytest.raises(ConfigError, match=f"stage 'play' left no transitions in {tmp_path / part}"):
+            tasks.of(split)

@@ -40,6 +40,8 @@ def test_what_changes_makes_the_next_state_of_the_one_before(name: str) -> None:
         assert world.changed(before, world.change(before, after)) == after
         before = after
     assert world.changed(before, "nothing") is None
+    endless = '{"modified": [], "removed": [], "score": {"score": 1e999, "gameOver": false, "gameWon": false}}'
+    assert world.changed(before, endless) is None
 
 
 def test_skill_is_the_share_of_the_experts_actions() -> None:
