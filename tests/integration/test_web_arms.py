@@ -22,8 +22,8 @@ SMALL = [
     "model.ffn=48",
     "stages.demos.prompts=8",
     "stages.sft.epochs=4",
+    "stages.first-tasks.count=8",
     "stages.first.prompts=8",
-    "stages.first.samples_per_prompt=1",
     "stages.orm.heldout_every=3",
     *(
         f"stages.{arm}.{setting}"
