@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from terrella.tests.launch.tiny_run import results
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
 PATIENCE_S = 1200.0  # of a busy machine
@@ -35,14 +37,17 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("arms") / "run"
-    sets = [part for override in SMALL for part in ("--set", override)]
+def train(folder: Path, overrides: list[str]) -> Path:
+    sets = [part for override in overrides for part in ("--set", override)]
     command = [sys.executable, "-m", "terrella", "train", "webrl-arms-tiny", "--run", str(folder), *sets]
     done = subprocess.run(command, timeout=PATIENCE_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("arms") / "run", SMALL)
 
 
 def test_every_arm_is_evaluated_beside_the_same_start(run: Path) -> None:
@@ -76,3 +81,16 @@ def test_only_the_curriculum_brings_tasks_that_nobody_has_played(run: Path) -> N
             assert len(set(intents)) == 10 and not set(intents) & played
     replayed = {arm: json.loads((run / "stages" / f"{arm}-2-replay.json").read_text())["replayed"] for arm in ARMS}
     assert replayed["no-replay"] == 0
+
+
+@pytest.mark.full
+def test_an_arm_alone_is_the_same_to_the_last_digit(run: Path, tmp_path: Path) -> None:
+    others = [*ARMS[:-1], "more-sft", "more-sft-eval"]
+    kept = [setting for setting in SMALL if setting.split(".")[1] not in others]
+    alone = train(tmp_path / "alone", [*kept, *(f"stages.{name}=null" for name in others)])
+    own, whole = results(alone), results(run)
+    played = {row["stage"] for row in own["metrics"]}
+    whole["metrics"] = [row for row in whole["metrics"] if row["stage"] in played]
+    assert {"metrics", "stages/sft.json", "stages/same-tasks-eval.json"} <= own.keys() <= whole.keys()
+    for name in own:
+        assert own[name] == whole[name], name
