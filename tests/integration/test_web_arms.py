@@ -24,8 +24,9 @@ SMALL = [
     "model.ffn=48",
     "stages.demos.prompts=8",
     "stages.sft.epochs=4",
-    "stages.first-tasks.count=8",
     "stages.first.prompts=8",
+    "stages.judged-tasks.count=8",
+    "stages.judged.prompts=8",
     "stages.orm.heldout_every=3",
     *(
         f"stages.{arm}.{setting}"

@@ -136,7 +136,7 @@ def test_an_arm_of_the_study_can_be_run_alone_and_no_phase_believes_the_world() 
     whole = stages("webrl-arms-tiny")
     assert {whole[f"{arm}-1-replay"].actor for arm in arms} == {"sft"} == {whole["more-sft"].init}
     for arm in arms:
-        assert {whole[f"{arm}-{n}-rollout"].kind for n in range(1, 5)} == {"web-judge"}
+        assert {whole[f"{arm}-{n}-rollout"].kind for n in range(1, 6)} == {"web-judge"}
     assert whole["no-filter-2-tasks"].critic is None and whole["same-tasks-2-tasks"].curriculum == "first"
     assert whole["same-tasks-2-tasks"].failures[0] == "first"
 
