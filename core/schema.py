@@ -137,7 +137,8 @@ def parse_yaml(text: str, source: str, folder: Path = Path()) -> Located:
 
 
 def apply_override(tree: Located, setting: str) -> None:
-    """Write one `a.b.c=value` into the tree; the value is read as YAML."""
+    """Write one `a.b.c=value` into the tree; the value is read as YAML. A null for a named section of a list takes it
+    out, as in a file with a base."""
     path, sep, raw = setting.partition("=")
     where = f"--set {setting}"
     if not sep or not path.strip():
@@ -147,7 +148,11 @@ def apply_override(tree: Located, setting: str) -> None:
     for part in parents:
         node = _child(node, part, where)
     if isinstance(node.value, list):
-        node.value[_index(node, last, where)] = _relabel(parse_yaml(raw, where), where)
+        index, value = _index(node, last, where), _relabel(parse_yaml(raw, where), where)
+        if value.value is None and _name(node.value[index]) == last:
+            del node.value[index]
+        else:
+            node.value[index] = value
     elif not isinstance(node.value, dict):
         raise ConfigError(f"{where}: '{last}' has no parent section ({node.where} holds a plain value)")
     else:

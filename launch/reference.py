@@ -18,10 +18,10 @@ from .recipe import Recipe
 
 INTRO = """# Configuration
 
-A recipe is a YAML file. `terrella train RECIPE --dry-run` prints it resolved; `--set a.b=value` changes one setting
-(a stage by its name: `--set stages.rlvr.steps=50`). An unknown key, a wrong type or an impossible value ends with exit
-code 2 and one message that names file, line and the nearest valid key. The resolved settings and their digest are kept
-in the run directory as `config.yaml`.
+A recipe is a YAML file. `terrella train RECIPE --dry-run` prints it resolved; `--set a.b=value` changes one setting (a
+stage by its name: `--set stages.rlvr.steps=50`; `stages.rlvr=null` takes it out). An unknown key, a wrong type or an
+impossible value ends with exit code 2 and one message that names file, line and the nearest valid key. The resolved
+settings and their digest are kept in the run directory as `config.yaml`.
 
 This page is made from the dataclasses; a test keeps it in step with them.
 """

@@ -16,6 +16,7 @@ from .base import Retention, positive
 from .verbs import Collect, Reinforce, Score
 
 Method = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce"]
+Curriculum = Literal["failures", "random", "first"]
 PhaseMethod = Literal["paper", "released", "filtered_bc", "awr", "digirl", "reinforce", "grpo"]
 
 
@@ -51,12 +52,18 @@ class WebTasks:
     high: float = 0.75  # the greatest value
     url: str = ""  # an OpenAI-compatible API; its key is read from OPENAI_API_KEY
     model: str = ""  # the name of the API's model
+    # failures: like those that failed; random: any new ones; first: the tasks of the first stage of `failures` again
+    curriculum: Curriculum = "failures"
     uses: ClassVar[tuple[str, ...]] = ("failures", "critic")
 
     def __post_init__(self) -> None:
         positive(self, "count")
         if bool(self.url) != bool(self.model):
             raise ValueError("model: give both url and model, or neither")
+        if self.curriculum != "failures" and self.critic is not None:
+            raise ValueError(f"critic: curriculum {self.curriculum} filters nothing; leave it out")
+        if self.curriculum == "first" and self.url:
+            raise ValueError("url: curriculum first plays known tasks, nothing is written; leave it out")
 
 
 @dataclass(frozen=True)
@@ -204,8 +211,10 @@ class WebPhases:
     lam: float = 0.5  # as in web-actor
     samples: int = 1  # episodes of each instruction
     temperature: float = 1.0
+    curriculum: Curriculum = "failures"  # as in web-tasks; the critic filters with `failures` alone
     low: float = 0.05  # the critic's filter of instructions
     high: float = 0.75  # its upper bound
+    critic_always: bool = False  # train a critic with filtered_bc too, so that it filters the instructions
     url: str = ""  # of the API that writes instructions, as in web-tasks
     model: str = ""  # the name of the API's model
     replay_ratio: float = 2.0  # as `ratio` of web-replay
@@ -223,6 +232,8 @@ class WebPhases:
             raise ValueError(
                 "orm: written instructions have no ground truth; name the stage of an outcome reward model"
             )
+        if self.curriculum == "first" and self.url:
+            raise ValueError("url: curriculum first plays known tasks, nothing is written; leave it out")
         if self.method == "grpo" and (self.samples < 2 or self.url):
             raise ValueError(
                 "samples: method grpo compares samples of one task, at least 2, by the world's score; it takes no url"
@@ -288,7 +299,7 @@ class WebPhases:
             )
             if self.method == "grpo":
                 expanded += [
-                    WebTasks("web-tasks", tasks, list(played), self.tasks),
+                    WebTasks("web-tasks", tasks, list(played), self.tasks, curriculum=self.curriculum),
                     self._on_policy(env, actor, tasks, policy),
                 ]
                 expanded += self._rollout(env, rollout, policy, tasks, 1)  # its failures are the next seeds
@@ -296,7 +307,16 @@ class WebPhases:
                 continue
             expanded += [
                 WebTasks(
-                    "web-tasks", tasks, list(played), self.tasks, critic, self.low, self.high, self.url, self.model
+                    "web-tasks",
+                    tasks,
+                    list(played),
+                    self.tasks,
+                    critic if self.curriculum == "failures" else None,
+                    self.low,
+                    self.high,
+                    self.url,
+                    self.model,
+                    self.curriculum,
                 ),
                 *self._rollout(env, rollout, actor, tasks, self.samples),
                 WebReplay(
@@ -311,7 +331,7 @@ class WebPhases:
                     self.actor.microbatch_tokens,
                 ),
             ]
-            if self.method != "filtered_bc":
+            if self.method != "filtered_bc" or self.critic_always:
                 expanded.append(WebCritic("web-critic", judge, self.init, replay, self.critic, critic))
                 critic = judge
             expanded.append(
@@ -321,7 +341,7 @@ class WebPhases:
                     actor,
                     replay,
                     self.actor,
-                    critic,
+                    None if self.method == "filtered_bc" else critic,
                     self.method,
                     self.beta,
                     self.length_normalize,

@@ -4,13 +4,15 @@ world's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.errors import ConfigError
 from ...core.files import make_folder, write_json
 from ...data.tokenizers import load_tokenizer
 from ...models.hub import resolve
-from ...rl.webrl.orm import NO, YES, accuracy
+from ...rl.statistics import Estimate
+from ...rl.webrl.orm import NO, YES, accuracy, labels
 from ...rl.webrl.prompts import EOT, JUDGE, SYSTEM
 from ..job import Job
 from ..settings.verbs import Start
@@ -43,7 +45,10 @@ def run(stage: WebJudge, job: Job) -> dict[str, Any]:
         job.run.guard()
         write_json(folder / VERDICTS, {t.key: score for t, score in zip(played, scores, strict=True)})
     known = [(score, t.success) for score, t in zip(scores, played, strict=True) if t.score is not None]
-    agreed = accuracy([score for score, _ in known], [truth for _, truth in known]) if known else {}
+    said, truth = [score for score, _ in known], [truth for _, truth in known]
+    agreed = {**accuracy(said, truth), **labels(said, truth)} if known else {}
+    if job.mesh.is_main and known:
+        job.run.write_result(stage.name, _table(stage, agreed, len(known)))
     successes = sum(t.labelled(score).success for t, score in zip(played, scores, strict=True))
     return {
         "trajectories": len(played),
@@ -53,4 +58,23 @@ def run(stage: WebJudge, job: Job) -> dict[str, Any]:
         "solved": sum((t.score or 0.0) >= 1.0 for t in played),
         "success_rate": successes / max(len(played), 1),
         **{f"orm/{name}": getattr(value, "value", value) for name, value in agreed.items()},
+    }
+
+
+def _table(stage: WebJudge, agreed: Mapping[str, Estimate | None], known: int) -> dict[str, Any]:
+    """The labels of this stage beside the world's score, which training does not see."""
+    columns = {
+        "precision": "precision",
+        "recall": "recall",
+        "base": "precision of always YES",
+        "accuracy": "accuracy",
+        "balanced": "mean of both classes",
+    }
+    cells = [value.to_cell() if (value := agreed[name]) is not None else "none" for name in columns]
+    return {
+        "title": f"Labels of the outcome reward model: {stage.name}",
+        "columns": list(columns.values()),
+        "rows": [{"name": stage.orm, "kind": "model", "cells": cells}],
+        "note": f"{known} episodes of {stage.data}, against the world's score, which later stages do not see. "
+        "Wilson's 95 % intervals.",
     }

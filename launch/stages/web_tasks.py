@@ -12,11 +12,11 @@ from ...core.files import make_folder
 from ...core.rng import fold
 from ...rl.webrl.chat import ChatApi
 from ...rl.webrl.critic import state_row, twin_score
-from ...rl.webrl.instructions import Made, failures, mutate, select, written
-from ...rl.webrl.sites import TASKS, Players, pool_of, write_tasks
+from ...rl.webrl.instructions import Made, again, draw, failures, mutate, select, written
+from ...rl.webrl.sites import TASKS, Players, pool_of, read_tasks, write_tasks
 from ...rl.worlds.web.generate import SiteTask
 from ..job import Job, log
-from ..settings.web import WebTasks
+from ..settings.web import WebJudge, WebTasks
 from .web import prompter_of, read_steps, score_all, sites_of
 from .web_critic import build_twin
 
@@ -45,9 +45,7 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
     for turn in range(ROUNDS if api else 1):
         missing = stage.count - len(kept.tasks)
         wanted = missing * SPARE if critic is not None else missing
-        candidates = job.mesh.from_main(
-            partial(_make, stage, job.recipe.seed, (seen, failed, pool), api, wanted, tried, turn)
-        )
+        candidates = job.mesh.from_main(partial(_make, stage, job, (seen, failed, pool), api, wanted, tried, turn))
         if not candidates:
             break
         valued = _values(stage, job, critic, candidates) if critic is not None else []
@@ -91,18 +89,30 @@ def run(stage: WebTasks, job: Job) -> dict[str, Any]:
 
 def _make(
     stage: WebTasks,
-    seed: int,
+    job: Job,
     known: tuple[list, list, list[SiteTask]],
     api: ChatApi | None,
     wanted: int,
     tried: list[SiteTask],
     turn: int,
 ) -> list[SiteTask]:
-    (seen, failed, pool), seed = known, seed + sum(map(ord, stage.name))
+    (seen, failed, pool), seed = known, job.recipe.seed + sum(map(ord, stage.name))
+    if stage.curriculum == "first":
+        return again(_first_tasks(stage, job), wanted, seed)
+    if api is None and stage.curriculum == "random":
+        return draw(pool, {t.intent for t in seen}, wanted, seed)
     if api is None:
         return mutate(failed, pool, {t.intent for t in seen}, wanted, seed)
     starts = {site: t.task.raw for t in reversed(pool) for site in t.task.sites[:1] if len(t.task.sites) == 1}
-    return written(failed, starts, api, wanted, fold(seed, turn) if turn else seed, {t.task.intent for t in tried})
+    like = failed if stage.curriculum == "failures" else seen
+    return written(like, starts, api, wanted, fold(seed, turn) if turn else seed, {t.task.intent for t in tried})
+
+
+def _first_tasks(stage: WebTasks, job: Job) -> list[SiteTask]:
+    """The tasks that the first of the stage's rollouts played."""
+    settings = next(other for other in job.recipe.stages if other.name == stage.failures[0])
+    played = settings.data if isinstance(settings, WebJudge) else settings.name
+    return read_tasks(job.stage_folder(played) / TASKS)
 
 
 def _values(stage: WebTasks, job: Job, engine: Engine, tasks: Sequence[SiteTask]) -> list[tuple[float, float]]:

@@ -81,6 +81,23 @@ def mutate(
     return list({t.task.intent: t for t in ranked}.values())[:count]
 
 
+def draw(pool: Sequence[SiteTask], used: set[str], count: int, seed: int) -> list[SiteTask]:
+    """Instances of any template at random, whatever failed before: what a curriculum is compared with. Those never
+    used come first, and none twice."""
+    rng = random.Random(fold(seed, 11))
+    ranked = sorted(pool, key=lambda t: (t.task.intent in used, rng.random()))
+    return list({t.task.intent: t for t in ranked}.values())[:count]
+
+
+def again(tasks: Sequence[SiteTask], count: int, seed: int) -> list[SiteTask]:
+    """The same tasks once more in another order, over and over until there are `count`."""
+    rng = random.Random(fold(seed, 11))
+    found: list[SiteTask] = []
+    while tasks and len(found) < count:
+        found += rng.sample(list(tasks), min(len(tasks), count - len(found)))
+    return found
+
+
 def write_round(
     by_site: Mapping[str, Sequence[str]], api: ChatApi, missing: int, rng: random.Random
 ) -> list[tuple[str, str]]:

@@ -88,6 +88,17 @@ def by_kind(learnt: Sequence[tuple[Hashable, bool]], asked: Sequence[Hashable]) 
     return [float(wins[k] * losses.total() > losses[k] * wins.total()) for k in asked]
 
 
+def labels(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | None]:
+    """What its labels are worth as rewards: `precision`, the share of its YES that are successes; `recall`, the share
+    of the successes that it finds; `base`, the share of successes, which a YES to everything has for precision. None
+    where there is nothing of the kind."""
+    said = [p >= SUCCESS for p in probabilities]
+    found = sum(s and t for s, t in zip(said, truth, strict=True))
+    counts = {"precision": sum(said), "recall": sum(truth)}
+    shares = {name: proportion(found, n) if n else None for name, n in counts.items()}
+    return {**shares, "base": proportion(sum(truth), len(truth)) if truth else None}
+
+
 def accuracy(probabilities: Sequence[float], truth: Sequence[bool]) -> dict[str, Estimate | None]:
     """Share of right verdicts, of either class and as the mean of both, and what always giving the commoner answer
     would score; None where there is nothing of the kind."""

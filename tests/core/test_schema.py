@@ -79,6 +79,16 @@ def test_an_override_finds_a_list_item_by_number_or_name() -> None:
             schema.apply_override(tree, override)
 
 
+def test_an_override_takes_a_named_section_out_of_a_list() -> None:
+    text = "stages:\n- {name: warmup, steps: 3}\n- {name: rlvr, steps: 4}\nplain: [1, 2]\nlimit: 3\n"
+    tree = schema.parse_yaml(text, "f.yaml")
+    for override in ("stages.warmup=null", "stages.rlvr.steps=5", "plain.0=null", "limit=null"):
+        schema.apply_override(tree, override)
+    assert schema.plain(tree) == {"stages": [{"name": "rlvr", "steps": 5}], "plain": [None, 2], "limit": None}
+    with pytest.raises(ConfigError, match="'warmup' is no name and no number"):
+        schema.apply_override(tree, "stages.warmup=null")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

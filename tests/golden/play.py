@@ -65,6 +65,7 @@ LANES = (
         "webrl",
         "webrl-grpo",
         "webrl-sites-1gpu",
+        "webrl-arms",
     ),
 )
 PATIENCE_S = 3600.0  # of a busy machine; two free cores need less than two minutes

@@ -15,7 +15,7 @@ from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.launch import recipe, rehearse
 from terrella.launch.commands.check_recipe import alone
-from terrella.launch.settings.web import Training, WebPhases, expand
+from terrella.launch.settings.web import Training, WebPhases, WebTasks, expand
 from terrella.launch.stages import web_judge, web_plan
 from terrella.launch.stages.verbs import start_of
 from terrella.launch.stages.web_orm import held_out
@@ -110,6 +110,44 @@ def test_what_a_reward_model_judges_is_played_by_a_stage_of_its_own() -> None:
     assert (played.kind, played.env.data, played.model) == ("collect", "phase-2-tasks", "phase-1-actor")
     assert (verdicts.kind, verdicts.data, verdicts.orm) == ("web-judge", "phase-2-played", "orm")
     assert found["phase-2-replay"].new == "phase-2-rollout" and "phase-1-played" not in found["phase-2-replay"].earlier
+
+
+def test_the_arms_differ_in_what_they_are_named_after_and_in_nothing_else() -> None:
+    tree = recipe.settings_tree("webrl-arms-tiny")
+    blocks = {s["name"]: s for s in schema.plain(tree)["stages"] if s["kind"] == "webrl"}
+    whole = blocks.pop("webrl")
+    changed = {name: {k: v for k, v in s.items() if whole.get(k) != v and k != "name"} for name, s in blocks.items()}
+    assert changed == {
+        "no-replay": {"replay_ratio": 0.0},
+        "no-kl": {"method": "filtered_bc", "critic_always": True},
+        "no-filter": {"curriculum": "random"},
+        "same-tasks": {"curriculum": "first"},
+    }
+    assert all(set(whole) <= set(s) for s in blocks.values())
+
+
+def test_an_arm_of_the_study_can_be_run_alone_and_no_phase_believes_the_world() -> None:
+    arms = ["webrl", "no-replay", "no-kl", "no-filter", "same-tasks"]
+    without = [f"stages.{name}=null" for name in (*arms[:2], *arms[3:], "more-sft", "more-sft-eval")]
+    found = stages("webrl-arms-tiny", *without)
+    assert [name for name in found if name.endswith("-eval")] == ["no-kl-eval"]
+    # a critic is trained for the filter of the next phase, though the actor's loss has no use for it
+    assert found["no-kl-2-tasks"].critic == "no-kl-1-critic" and found["no-kl-2-actor"].critic is None
+    whole = stages("webrl-arms-tiny")
+    assert {whole[f"{arm}-1-replay"].actor for arm in arms} == {"sft"} == {whole["more-sft"].init}
+    for arm in arms:
+        assert {whole[f"{arm}-{n}-rollout"].kind for n in range(1, 6)} == {"web-judge"}
+    assert whole["no-filter-2-tasks"].critic is None and whole["same-tasks-2-tasks"].curriculum == "first"
+    assert whole["same-tasks-2-tasks"].failures[0] == "first"
+
+
+def test_a_curriculum_that_filters_nothing_takes_no_critic_and_known_tasks_no_writer() -> None:
+    with pytest.raises(ValueError, match="critic: curriculum random filters nothing"):
+        WebTasks("web-tasks", "t", ["first"], 8, critic="critic", curriculum="random")
+    with pytest.raises(ValueError, match="url: curriculum first plays known tasks"):
+        WebTasks("web-tasks", "t", ["first"], 8, url="http://h", model="m", curriculum="first")
+    with pytest.raises(ConfigError, match="url: curriculum first plays known tasks"):
+        stages("webrl-webarena-lite", "stages.phase.curriculum=first")
 
 
 def test_a_reward_model_of_a_folder_judges_in_the_tokens_of_the_start(tmp_path: Path) -> None:

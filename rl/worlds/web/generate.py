@@ -22,6 +22,7 @@ from .templates import TEMPLATES, Instance, Step, Template
 SPLITS = ("train", "test")
 CONTENT = "content"  # key of a task record: the seed of the content that it is about, where that is not 0
 TEST_SHARE = 5  # every fifth instance of a template, by its hash
+VALIDATION_SHARE = 5  # every fifth training task, by the hash of its sentence
 _REGISTERED = (templates_shop, templates_work)  # importing them fills TEMPLATES
 
 
@@ -59,6 +60,14 @@ def record_of(template: Template, instance: Instance, task_id: int) -> dict[str,
 def _split(template: Template, instance: Instance) -> str:
     key = f"{template.id} {sorted(instance.values.items())}"
     return "test" if hashlib.blake2b(key.encode(), digest_size=4).digest()[0] % TEST_SHARE == 0 else "train"
+
+
+def in_split(task: SiteTask, split: str) -> bool:
+    """Whether a task belongs to `all`, `train`, `test`, or to one of the parts of `train`: `validation` and `fit`."""
+    if split in ("fit", "validation"):
+        digest = hashlib.blake2b(f"validation {task.task.intent}".encode(), digest_size=4).digest()
+        return task.split == "train" and (digest[0] % VALIDATION_SHARE == 0) == (split == "validation")
+    return split in ("all", task.split)
 
 
 @functools.lru_cache(maxsize=64)

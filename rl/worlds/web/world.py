@@ -19,7 +19,7 @@ from .backend import ActionFailed, Backend, Limits, Start
 from .dom import DomBackend
 from .elements import Element, Page
 from .evaluators import Dialect, evaluate
-from .generate import CONTENT, SiteTask, make_site_tasks, resolve, script_text
+from .generate import CONTENT, SiteTask, in_split, make_site_tasks, resolve, script_text
 from .http import Slow
 from .judge import Judge
 from .login import LoginForm, credentials, fill_in, read_state, redact
@@ -40,7 +40,8 @@ class WebConfig:
     backend: Literal["dom", "chromium"] = "dom"
     observation: Literal["html", "accessibility"] = "html"
     boxes: bool = True  # data-bbox in the HTML, where the backend has a layout
-    split: Literal["train", "test", "all"] = "train"  # of the local sites' tasks
+    # of the local sites' tasks; `train` falls into `validation`, a fifth to choose settings on, and `fit`, the rest
+    split: Literal["train", "fit", "validation", "test", "all"] = "train"
     sites: tuple[str, ...] = ()  # of the local sites; empty for all
     content: int = 0  # the seed of the local sites' content
     contents: int = 1  # how many seeds from there on: the same sites with other things in them
@@ -76,6 +77,8 @@ class WebConfig:
     def __post_init__(self) -> None:
         if self.source == "file" and not self.tasks_file:
             raise ValueError("tasks_file: source: file needs one")
+        if self.split in ("fit", "validation") and self.source != "sites":
+            raise ValueError(f"split: {self.split} is of the local sites; {self.source} has train, test, all")
         if self.backend == "dom" and self.source != "sites":
             raise ValueError("backend: dom has no scripts and no network; it serves source: sites")
         if self.source != "file" and (self.hosts or self.reset_command or self.reset_phase_command):
@@ -113,7 +116,7 @@ def _site_tasks(
         t
         for seed in range(content, content + contents)
         for t in make_site_tasks(seed, sites, instances)
-        if split in ("all", t.split)
+        if in_split(t, split)
     ]
     # one sentence is one task: the first content's
     tasks = list({t.task.intent: t for t in reversed(made)}.values())[::-1]

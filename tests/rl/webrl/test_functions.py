@@ -9,6 +9,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -194,6 +195,18 @@ def test_orm_accuracy_shows_its_baseline() -> None:
     assert set(orm.accuracy([], []).values()) == {None}  # nothing was held out: no number, and no NaN
 
 
+def test_labels_are_told_by_precision_and_recall() -> None:
+    told = orm.labels([0.9, 0.8, 0.7, 0.2, 0.1, 0.5], [True, False, True, True, False, True])
+    assert {name: (value.value, value.n) for name, value in told.items()} == {
+        "precision": (0.75, 4),  # four YES, of which one is wrong
+        "recall": (0.75, 4),  # four successes, of which one is missed
+        "base": (pytest.approx(4 / 6), 6),
+    }
+    never = orm.labels([0.1, 0.2], [True, False])
+    assert never["precision"] is None and never["recall"].value == 0.0
+    assert orm.labels([0.9], [False])["recall"] is None and set(orm.labels([], []).values()) == {None}
+
+
 def test_a_judge_that_knows_the_kind_of_task_alone_is_the_baseline() -> None:
     lessons = [("price", False)] * 9 + [("open", True)] * 2 + [("open", False)] * 3 + [("cart", True), ("cart", False)]
     # 3 successes weigh as much as 13 failures
@@ -351,6 +364,20 @@ def test_mutation_prefers_failed_templates_and_unused_tasks(pool) -> None:
     assert made == instructions.mutate(failed, pool, used, 20, seed=3) and all(t.steps for t in made)
     solved = [trajectory("x", 0.0), trajectory("x", 1.0), trajectory("y", 0.0)]
     assert [t.intent for t in instructions.failures(solved)] == ["y"]
+
+
+def test_without_a_curriculum_tasks_are_drawn_alike_or_played_again(pool) -> None:
+    used = {t.task.intent for t in pool[:50]}
+    drawn = instructions.draw(pool, used, len(pool) - 60, seed=3)
+    assert not used & {t.task.intent for t in drawn} and drawn != instructions.draw(pool, used, len(drawn), seed=4)
+    assert len(instructions.draw(pool, used, 10**6, seed=3)) == len(pool)  # those that were used come after all others
+    kinds = Counter(t.task.template_id for t in drawn)
+    share = {kind: kinds[kind] / n for kind, n in Counter(t.task.template_id for t in pool[50:]).items() if n >= 8}
+    assert len(share) > 5 and min(share.values()) > 0.7  # no kind of task is preferred
+    again = instructions.again(pool[:5], 12, seed=3)
+    assert sorted(Counter(t.task.intent for t in again).values()) == [2, 2, 2, 3, 3]
+    assert len({t.task.intent for t in again[:5]}) == 5 and again == instructions.again(pool[:5], 12, seed=3)
+    assert {t.task.intent for t in instructions.again(pool[:5], 3, seed=3)} < {t.task.intent for t in pool[:5]}
 
 
 def test_filters_are_wired_and_counted(pool) -> None:

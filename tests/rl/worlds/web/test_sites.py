@@ -66,6 +66,18 @@ def test_one_world_holds_tasks_on_several_contents() -> None:
     assert again.score == 1.0 and again.html == world.html
 
 
+def test_training_tasks_fall_into_validation_and_the_rest() -> None:
+    parts = {
+        split: {t.task.intent for t in WebWorld(split=split, sites=("shopping", "map"), contents=3).tasks}
+        for split in ("train", "fit", "validation", "test", "all")
+    }
+    assert parts["fit"] | parts["validation"] == parts["train"] and not parts["fit"] & parts["validation"]
+    assert not parts["train"] & parts["test"] and parts["train"] | parts["test"] == parts["all"]
+    assert 0.15 < len(parts["validation"]) / len(parts["train"]) < 0.25
+    with pytest.raises(ValueError, match="split: validation is of the local sites; miniwob has train, test, all"):
+        WebWorld(source="miniwob", backend="chromium", split="validation")
+
+
 def test_tasks_are_in_the_public_format_and_split_by_instance() -> None:
     tasks = make_site_tasks(0)
     assert {k for t in tasks for k in t.task.evaluation.types} == {"string_match", "url_match", "program_html"}
