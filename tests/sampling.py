@@ -50,6 +50,22 @@ def every_value(items: Sequence[pytest.Function]) -> list[pytest.Function]:
     return [item for number, item in enumerate(items) if number in kept]
 
 
-def in_turn(case: str, cases: Sequence[str]) -> Callable[[Any], Any]:
-    """Decorates a test that takes turns with others: CI runs one of them."""
-    return (lambda test: test) if case in few(cases, 1) else pytest.mark.full
+# Tests of half a minute or more, each beside cheaper ones of the same thing.
+LONG = (
+    "adapters",
+    "shared heads",
+    "shared sampler",
+    "fp8",
+    "advantages",
+    "imagined",
+    "exploited",
+    "key heads",
+    "notebook",
+)
+
+
+def in_turn(case: str) -> Callable[[Any], Any]:
+    """Decorates a long test: CI runs three of them."""
+    if case not in LONG:
+        raise ValueError(f"{case} is not in LONG")
+    return (lambda test: test) if case in few(LONG, 3) else pytest.mark.full

@@ -17,7 +17,7 @@ from terrella.core.checkpoint import CheckpointReader
 from terrella.core.errors import StorageError
 from terrella.tests.core import saver
 from terrella.tests.parallel.pool import run_ranks
-from terrella.tests.sampling import sampled
+from terrella.tests.sampling import in_turn, sampled
 
 JOBS = "terrella.tests.core.checkpoint_jobs"
 # steps, of which three come before the checkpoint; where all states are compared to the bit, later ones tell no more
@@ -125,6 +125,7 @@ def test_random_states_come_back_where_ranks_hold_the_same(saved: tuple[Path, li
     assert torch.equal(same, later) and not torch.equal(same, other)
 
 
+@in_turn("key heads")
 def test_a_checkpoint_moves_between_ranks_that_share_key_heads(tmp_path: Path) -> None:
     """Two heads for four ranks: resumed to the bit by the same ranks, and from and to two ranks and one with the same
     weights and moments.

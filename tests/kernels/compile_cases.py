@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import re
 import sys
@@ -29,6 +30,7 @@ from terrella.kernels.decode_attention import append_kv, append_notes, cached_at
 from terrella.kernels.decode_cache import PAGE, CacheLayer, Rows, Shared, Tiles
 from terrella.kernels.sample import sample_tokens
 from terrella.kernels.triton.logprob import merge_shards
+from terrella.tests.sampling import few
 
 
 class Target:
@@ -89,8 +91,14 @@ def call_everything() -> None:
     widths.
     """
     hidden, vocab, rows = 1536, 151936, 32
+    # every kernel with every commit, at one of the shapes each; all shapes in the full tier
+    most = 1 if "TERRELLA_SAMPLED_ROWS" in os.environ else None
+    sizes, widths, heads = (
+        few(shapes, most or len(shapes))
+        for shapes in ((vocab, 9008, 32001), (8960, 14336), ((12, 2, 128), (12, 12, 64)))
+    )
     targets, ones = torch.zeros(rows, dtype=torch.long), torch.ones(rows)
-    for size in (vocab, 9008, 32001):
+    for size in sizes:
         for entropy in (False, True):
             logp, extra = kernels.token_logprob(bf16(rows, size), targets, entropy=entropy)
             (logp.sum() if extra is None else (logp + extra).sum()).backward()
@@ -117,7 +125,7 @@ def call_everything() -> None:
     kernels.rope(bf16(rows, 12, 128), torch.zeros(rows, 128), targets).sum().backward()
     kernels.swiglu(bf16(rows, 2 * 8960)).sum().backward()
     kernels.swiglu_backward(bf16(rows, 2 * 8960).detach(), bf16(rows, 8960).detach())
-    for width in (8960, 14336):
+    for width in widths:
         plain, gradient = bf16(rows, 2 * width).detach(), bf16(rows, width).detach()
         kernels.cast_rows(gradient)
         kernels.cast_columns(gradient)
@@ -145,8 +153,8 @@ def call_everything() -> None:
         (targets, ones),
     )
     propose(torch.zeros(rows, 4096, dtype=torch.int32), targets + 5, targets, 7)
-    decode(12, 2, 128)
-    decode(12, 12, 64)
+    for shape in heads:
+        decode(*shape)
 
 
 def decode(heads: int, groups: int, dim: int) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from terrella.tests.sampling import in_turn
+
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "notebook.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 CHECK = """
@@ -18,6 +20,7 @@ assert (made.export / "README.md").is_file()
 PATIENCE_S = 900.0  # of a busy machine; a free one needs half a minute
 
 
+@in_turn("notebook")
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_the_notebook_runs_and_the_model_learns(tmp_path: Path) -> None:
     sources = ["".join(cell["source"]) for cell in CELLS] + [CHECK]

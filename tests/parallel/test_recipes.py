@@ -309,9 +309,9 @@ def rows() -> list[Any]:
         ("sokoban-worlds", "world-rlvr", "pp2"),
         ("sokoban-worlds", "agent-in-longer", "pp2"),
     }
-    # pretraining and RL of a grid's model, SFT and RL of language always; of the other cases four with each commit
+    # pretraining and RL of a grid's model, SFT and RL of language always; of the other cases three with each commit
     always = ("sokoban", "text-game")
-    quick = {row for row in quick if row[0] in (*always, *few(sorted({case for case, _ in ROWS} - {*always}), 4))}
+    quick = {row for row in quick if row[0] in (*always, *few(sorted({case for case, _ in ROWS} - {*always}), 3))}
     every = [(case, stage, layout) for case, stage in ROWS for layout in LAYOUTS]
     return [row if row in quick else pytest.param(*row, marks=pytest.mark.full) for row in every]
 

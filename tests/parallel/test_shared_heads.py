@@ -64,6 +64,7 @@ def measure(stage: str, kv_heads: int, row: str | None, last_bits: bool = False)
     return folder, run_case(recipe(kv_heads, True), folder, world, parallel, source, stage, samples, last_bits)
 
 
+@in_turn("shared heads")
 @pytest.mark.parametrize("stage", ["sft", "rl", "eval"])
 @pytest.mark.parametrize("row", DRAWN)
 def test_a_stage_agrees_with_one_rank(row: str, stage: str) -> None:
@@ -79,6 +80,7 @@ def test_a_stage_agrees_with_one_rank(row: str, stage: str) -> None:
         assert a.names() == b.names() and all(torch.equal(a.full(name), b.full(name)) for name in a.names())
 
 
+@in_turn("shared heads")
 @pytest.mark.parametrize("row", DRAWN)
 def test_an_export_is_that_of_one_rank(row: str) -> None:
     one, other = (measure("export", ROWS[row][0], place)[0] / "export" for place in (None, row))
@@ -88,7 +90,7 @@ def test_an_export_is_that_of_one_rank(row: str) -> None:
     assert 0 <= read_json(other / PROOF)["max_logit_difference"] <= 1e-5
 
 
-@in_turn("adapters", ("adapters", "sampler"))
+@in_turn("adapters")
 def test_adapters_agree_with_one_rank() -> None:
     """A rank's rows of B belong to queries, keys or values wherever its share begins."""
     kv_heads, world, parallel = ROWS["tp4_sp"]
@@ -104,7 +106,7 @@ def test_adapters_agree_with_one_rank() -> None:
     compare_steps(*runs, 0.0, lambda: runs[0])
 
 
-@in_turn("sampler", ("adapters", "sampler"))
+@in_turn("shared sampler")
 def test_the_embedded_sampler_follows_ranks_that_share_heads(tmp_path: Path) -> None:
     """The whole recipe at the layout, with samples of its own: the trainer gives them the log-probs they were drawn
     with, step after step.

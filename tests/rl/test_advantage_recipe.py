@@ -22,7 +22,7 @@ def train(how: str, folder: Path, environment: dict[str, str]) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@in_turn("advantages", ("fp8", "advantages"))
+@in_turn("advantages")
 def test_kernels_give_the_recipe_what_the_cpu_gives(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     here = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

@@ -61,7 +61,7 @@ def compare(folder: Path, environment: dict[str, str]) -> None:
     assert 3 * max(plain) < float(seen[1]) < 0.2 and not math.isclose(float(seen[1]), head[0], abs_tol=1e-4)
 
 
-@in_turn("fp8", ("fp8", "advantages"))
+@in_turn("fp8")
 @pytest.mark.timeout(1800)
 def test_the_drift_gate_sees_fp8(tmp_path: Path) -> None:
     compare(tmp_path, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})

@@ -22,7 +22,7 @@ from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.multiturn import Imagination
 from terrella.rl.rollout.sampler import Sample, SamplingParams
 from terrella.rl.worlds.tasks import load_tasks
-from terrella.tests.sampling import sampled
+from terrella.tests.sampling import in_turn, sampled
 
 TASKS, TOKENIZER = load_tasks(), ByteTokenizer()
 TAGS = ["SimpleSokoban", "FrozenLake", "OpenSokoban"]
@@ -208,6 +208,7 @@ def train(folder: Path, **settings) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
+@in_turn("imagined")
 @pytest.mark.parametrize(
     "settings",
     sampled([{"ranks": 2, "tensor": 2}, {"tag": "FeedFish", "positions": 256, "config": "{skill: 0.5}"}], 1),

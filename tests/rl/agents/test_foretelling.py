@@ -26,6 +26,7 @@ from terrella.rl.agents.foretelling import ForetellingEpisode, Transition, Trans
 from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.language_tasks import Made
 from terrella.rl.rollout.sampler import Sample
+from terrella.tests.sampling import in_turn
 
 TOKENIZER = ByteTokenizer()
 WORLDS = WorldsEnvironment(kind="worlds", tags=["OpenSokoban"], teaches="transitions")
@@ -104,6 +105,7 @@ def timeless(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if not name.startswith("time/")}
 
 
+@in_turn("exploited")
 def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp_path: Path) -> None:
     done = train(tmp_path, "teaches: transitions")
     assert done.returncode == 0, done.stderr[-2000:]
