@@ -334,7 +334,8 @@ def test_a_node_with_a_broken_gpu_is_named_before_the_ranks_start(tmp_path_facto
         f"""#!/bin/bash
 [ "$1" != --list-gpus ] || exit 0
 errors=0; [ "$SLURMD_NODENAME" = n2 ] && [ -f {tmp_path}/broken ] && errors=4
-echo "0, NVIDIA H100, 81559, 3, 31, $errors, P0"
+for i in 0 1 2 3 4 5 6; do echo "$i, NVIDIA H100, 81559, 3, 31, 0, P0"; done
+echo "7, NVIDIA H100, 81559, 3, 31, $errors, P0"
 """
     )
     smi.chmod(0o755)
