@@ -433,6 +433,7 @@ MORE = [
     ["spa-qa"],
     ["spa-webshop"],
     ["webrl-webarena-lite-70b"],
+    ["webrl-arms-tiny"],
     # the released reward model in place of one that is trained here
     ["webrl-webarena-lite", "--set", "stages.orm={kind: start, name: orm, folder: models/webrl-orm-llama-3.1-8b}"],
 ]
