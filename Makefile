@@ -25,7 +25,7 @@ test: $(VENV)/.dev
 
 # whole files, two at a time, in the order of tests/conftest.py: xdist's own puts those with the most tests first, not the longest
 test-integration: $(VENV)/.integration
-	OMP_NUM_THREADS=1 $(BIN)/python tests/reap.py $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reap.py $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "integration and not full and not gpu" tests
 
 test-full: $(VENV)/.integration
