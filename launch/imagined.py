@@ -117,7 +117,6 @@ def _table(run: Path, folder: Path, true: Offer) -> tuple[Offer, Callable[[World
     from ..rl.video.made import WEIGHTS, device
     from ..rl.video.real2sim import WorldModelSimulator
     from ..rl.video.world import ImaginedTable
-    from ..rl.worlds.tabletop import ACTION_RANGES
     from .recipe import Recipe
 
     if not (run / "config.yaml").is_file():
@@ -134,13 +133,13 @@ def _table(run: Path, folder: Path, true: Offer) -> tuple[Offer, Callable[[World
     if config.vocab < env.layout.vocab:
         raise ConfigError(f"{folder}: its vocabulary has {config.vocab} tokens, the run's clips {env.layout.vocab}")
     decoder = ClipDecoder(load_tokenizer(env.tokenizer, weights, device()), env.layout, env.bf16)
-    bins, task = ActionBins(ACTION_RANGES, env.action_bins), true.name.removeprefix(TABLE)
+    bins, task = ActionBins(env.table.action_ranges, env.action_bins), true.name.removeprefix(TABLE)
 
     def imagine(world: World) -> World:
         simulator = WorldModelSimulator(sampler, decoder, bins, top_k=env.top_k, repetition_penalty=1.0, seed=0)
-        return ImaginedTable(world, task, simulator)
+        return ImaginedTable(world, task, simulator)  # type: ignore[arg-type]
 
-    return table_offer(task, env.tokenizer.height, env.tokenizer.width), imagine
+    return table_offer(task, env.table), imagine
 
 
 def _grid(folder: Path, true: Offer) -> Callable[[World], World]:

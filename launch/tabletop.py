@@ -13,7 +13,7 @@ import click
 from ..core.progress import Progress
 from ..rl.video.policies import SKILLS
 from ..rl.video.record import plans, record
-from ..rl.worlds.tabletop import TASKS
+from ..rl.worlds.tabletop import TASKS, Table
 from .settings.video import VideoReal2Sim
 
 
@@ -22,20 +22,31 @@ from .settings.video import VideoReal2Sim
 @click.option("--episodes", default=1200, help="Episodes for training and held-out clips.")
 @click.option("--frames", default=24, help="Frames of an episode.")
 @click.option("--size", nargs=2, type=int, default=(64, 64), help="Height and width of a frame.")
+@click.option("--stride", default=1, help="Tenths of a second from frame to frame: env.frame_stride.")
+@click.option("--large", is_flag=True, help="Larger block, goal and pusher: env.large_objects.")
 @click.option("--workers", default=2, help="Processes.")
 @click.option("--first-seed", default=100_000, help="Seed of the first episode.")
 @click.option(
     "--truth-episodes", default=30, help="Episodes of each task and policy in the true simulator; 0 for none."
 )
 def main(
-    out: Path, episodes: int, frames: int, size: tuple[int, int], workers: int, first_seed: int, truth_episodes: int
+    out: Path,
+    episodes: int,
+    frames: int,
+    size: tuple[int, int],
+    stride: int,
+    large: bool,
+    workers: int,
+    first_seed: int,
+    truth_episodes: int,
 ) -> None:
     """Write OUT/shards, and OUT/truth for the stage `video-real2sim`. The same command again goes on where it was
     stopped.
     """
     begun = time.monotonic()
     progress = Progress("episodes", episodes)
-    wanted = list(plans(episodes, first_seed, list(TASKS), list(SKILLS), frames, *size))
+    table = Table(*size, stride, large)
+    wanted = list(plans(episodes, first_seed, list(TASKS), list(SKILLS), frames, table))
     record(out / "shards", wanted, workers, progress.update)
     took = time.monotonic() - begun
     click.echo(
@@ -46,7 +57,7 @@ def main(
         from .stages.video_real2sim import make_truth
 
         stage = VideoReal2Sim(kind="video-real2sim", name="truth", models=[], episodes=truth_episodes, frames=frames)
-        make_truth(stage, out / "truth", *size)
+        make_truth(stage, out / "truth", table)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,25 @@ def model_of(recipe: Recipe) -> ModelConfig:
     return recipe.model.sizes
 
 
+def choose_kernels(*settings: Any) -> None:
+    """Fix whether this process multiplies through oneDNN, by what a stage is set to compute in.
+
+    On a CPU without bf16 torch turns oneDNN off for the rest of the process at its first large bf16 product: what came
+    after it, and a resumed run, would differ in the last digit from what a fresh process gives.
+    """
+    import torch
+
+    if torch.backends.mkldnn.is_available():
+        lacking = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        torch.backends.mkldnn.enabled = not (lacking and any(_has_bf16(schema.to_plain(part)) for part in settings))
+
+
+def _has_bf16(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get("bf16") is True or any(map(_has_bf16, value.values()))
+    return any(map(_has_bf16, value)) if isinstance(value, list) else value == "bf16"
+
+
 def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> int:
     """Join the other ranks and run what is left of the recipe, or of its stages up to `until`."""
     import torch
@@ -129,6 +148,7 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
             log.info("stage %s starts", stage.name)
             if job.mesh.is_main:
                 say(stage_line(recipe, stage.name, {name: run.outcome(name) for name in names}))
+            choose_kernels(recipe.precision, recipe.env, stage)
             begun, job.saving_s = time.monotonic(), 0.0
             outcome: dict[str, Any] = _module(stage.kind).run(stage, job)
             if job.mesh.is_main:

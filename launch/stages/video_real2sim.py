@@ -36,7 +36,7 @@ from ...rl.video.real2sim import (
     policy_seed,
     run_policy,
 )
-from ...rl.worlds.tabletop import ACTION_RANGES, TASKS
+from ...rl.worlds.tabletop import TASKS, Table
 from ..job import Job
 from ..settings.video import VideoReal2Sim
 from .common import sampling
@@ -145,7 +145,7 @@ class Scene:
     real_name = "true simulator"
 
     def __init__(self, stage: VideoReal2Sim, job: Job) -> None:
-        self.stage, self.dims = stage, video_settings(job).action_dims
+        self.stage, self.table, self.dims = stage, video_settings(job).table, video_settings(job).action_dims
         self.truth = in_simulator(stage, job)
         self.played: list[Any] = list(stage.policies)
         if self.truth["episodes"] != stage.episodes:
@@ -170,7 +170,7 @@ class Scene:
 
     def trial(self, task: str, policy: Any, share: Sequence[int]) -> Trial:
         first = np.asarray(self.truth["first"][task])
-        players = [recorded.player(policy, self.dims) for _ in share]
+        players = [recorded.player(policy, self.dims, self.table) for _ in share]
         for one, e in zip(players, share, strict=True):
             one.reset(policy_seed(self.stage.first_seed, e))
 
@@ -244,12 +244,12 @@ def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     if stage.truth is not None:
         return load_truth(stage.truth)
     if job.mesh.is_main and not (folder / TRUTH).exists():
-        make_truth(stage, folder, video_settings(job).tokenizer.height, video_settings(job).tokenizer.width)
+        make_truth(stage, folder, video_settings(job).table)
     job.mesh.barrier()
     return load_truth(str(folder / TRUTH))
 
 
-def make_truth(stage: VideoReal2Sim, folder: Any, height: int, width: int) -> None:
+def make_truth(stage: VideoReal2Sim, folder: Any, table: Table) -> None:
     """Play every task with every policy in the simulator and keep what happened."""
     from ...core.files import make_folder
     from ...rl.video.record import EpisodePlan, play
@@ -261,8 +261,8 @@ def make_truth(stage: VideoReal2Sim, folder: Any, height: int, width: int) -> No
         for policy in stage.policies:
             wins, judged, starts = [], [], []
             for e in range(stage.episodes):
-                plan = EpisodePlan(stage.first_seed + e, task, recorded.name_of(policy), stage.frames, height, width)
-                one = recorded.player(policy, len(ACTION_RANGES))
+                plan = EpisodePlan(stage.first_seed + e, task, recorded.name_of(policy), stage.frames, table)
+                one = recorded.player(policy, len(table.action_ranges), table)
                 frames, _, success = play(plan, policy_seed(stage.first_seed, e), one)
                 wins.append(success)
                 judged.append(succeeded(task, frames[-1], frames[0]))

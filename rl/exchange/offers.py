@@ -15,7 +15,7 @@ from ..text_games.crawl import GAMES, find_game
 from ..text_games.world import TextGame
 from ..web_pages.record import APPS
 from ..worlds.base import Snapshot, World, WorldFault
-from ..worlds.tabletop import TASKS
+from ..worlds.tabletop import PLAIN, TASKS, Table
 from ..worlds.tasks import load_tasks
 
 GAME, PAGE, TABLE = "text-game/", "web-page/", "tabletop/"  # before names of games, pages and tasks
@@ -67,14 +67,12 @@ def page_offer(app: str) -> Offer:
     return Offer(f"{PAGE}{app}", lambda: pages.PageWorld(app), instruction, pages.LONGEST)
 
 
-def table_offer(task: str, height: int = 64, width: int = 64) -> Offer:
-    """A task of the table top, in MuJoCo, with frames of this size."""
-    from ..video import world as table
+def table_offer(task: str, table: Table = PLAIN) -> Offer:
+    """A task of the table top, in MuJoCo."""
+    from ..video.world import LONGEST, TableWorld
 
-    instruction = f"{TASKS[task].capitalize()}. An action is {table.ACTIONS}."
-    return Offer(
-        f"{TABLE}{task}", lambda: table.TableWorld(task, height, width), instruction, table.LONGEST, (height, width)
-    )
+    instruction = f"{TASKS[task].capitalize()}. An action is {TableWorld(task, table).actions}."
+    return Offer(f"{TABLE}{task}", lambda: TableWorld(task, table), instruction, LONGEST, (table.height, table.width))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from ...data.video_layout import VideoLayout
 from ...models.video.config import TokenizerConfig
+from ..worlds.tabletop import Table
 
 Metric = Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]
 
@@ -71,6 +72,8 @@ class VideoEnvironment:
     shards: str | None = None  # a folder of video_episode shards; then nothing is recorded
     heldout_every: int = 100  # of existing shards, every so many-th episode is held out
     recording: VideoRecording | None = None  # the episodes, where there are no shards of them
+    frame_stride: int = 1  # table-top: tenths of a second from frame to frame; an action reaches as many times as far
+    large_objects: bool = False  # table-top: block, goal and pusher cover about twice the pixels
     clips_per_episode: int = 4  # 0 where nothing is trained
     heldout_clips_per_episode: int = 1  # likewise, of held-out episodes
     clips_at_once: int = 16  # encoded together
@@ -100,11 +103,20 @@ class VideoEnvironment:
     sources: ClassVar[tuple[str, ...]] = ("episodes", "tokenizer_stage", "data")
     making: ClassVar[tuple[str, ...]] = (
         *("episodes", "tokenizer_stage", "shards", "heldout_every", "recording", "tokenizer", "history", "horizon"),
+        *("frame_stride", "large_objects"),
         *("actions", "action_dims", "action_bins", "context_reach", "clips_per_episode", "heldout_clips_per_episode"),
     )
 
     def __post_init__(self) -> None:
-        counts = ("history", "horizon", "action_dims", "action_bins", "heldout_clips_per_episode", "clips_at_once")
+        counts = (
+            "history",
+            "horizon",
+            "frame_stride",
+            "action_dims",
+            "action_bins",
+            "heldout_clips_per_episode",
+            "clips_at_once",
+        )
         for name in counts:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} must be above 0")
@@ -117,8 +129,16 @@ class VideoEnvironment:
         wanted = {"rt1": 13, "tabletop": 3}.get(self.actions, self.action_dims)
         if self.action_dims != wanted:
             raise ValueError(f"action_dims: actions of {self.actions} have {wanted} numbers")
+        if self.actions != "tabletop" and (self.frame_stride > 1 or self.large_objects):
+            name = "frame_stride" if self.frame_stride > 1 else "large_objects"
+            raise ValueError(f"{name}: belongs to the table-top scene; actions is {self.actions}")
         if self.headline not in self.metrics:
             raise ValueError(f"headline: '{self.headline}' is not in metrics")
+
+    @property
+    def table(self) -> Table:
+        """The table-top scene, where it is what is filmed."""
+        return Table(self.tokenizer.height, self.tokenizer.width, self.frame_stride, self.large_objects)
 
     @property
     def layout(self) -> VideoLayout:

@@ -20,7 +20,6 @@ from ...models.video.tokenizer import VideoTokenizer
 from ...models.video.training import load_tokenizer
 from ..environment import Split
 from ..language_tasks import Made
-from ..worlds.tabletop import ACTION_RANGES
 from .clips import Episodes
 from .config import VideoEnvironment
 from .imagine import ClipTask
@@ -59,7 +58,7 @@ def action_bins(settings: VideoEnvironment, made: Made) -> ActionBins:
         return ActionBins(tuple((float(a), float(b)) for a, b in ranges), settings.action_bins)
     if settings.actions == "rt1":
         return ActionBins(RT1_RANGES, settings.action_bins, single=True)
-    return ActionBins(ACTION_RANGES, settings.action_bins)
+    return ActionBins(settings.table.action_ranges, settings.action_bins)
 
 
 class Clips(Sequence["Clip"]):

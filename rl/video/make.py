@@ -39,9 +39,9 @@ def record_episodes(settings: VideoEnvironment, made: Made) -> dict[str, int]:
     """Record both splits; seeds of the held-out one are never trained on."""
     from .record import plans, record
 
-    asked, t = settings.recording, settings.tokenizer
+    asked = settings.recording
     assert asked is not None, "settings without a source of episodes are refused"
-    how = (asked.tasks, asked.policies, asked.frames, t.height, t.width)
+    how = (asked.tasks, asked.policies, asked.frames, settings.table)
     counts: dict[Split, int] = {"train": asked.episodes, "test": asked.heldout_episodes}
     seed = asked.first_seed
     for split, count in counts.items():

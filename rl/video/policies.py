@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from ...core.rng import fold, uniform
-from ..worlds.tabletop import CLOSED, OPENED, REACHED, STEP, TASKS
+from ..worlds.tabletop import CLOSED, OPENED, PLAIN, REACHED, TASKS, Table
 from .detector import Seen, look
 
 BEHIND = 0.085  # from the block's middle to where a push begins
@@ -30,10 +30,10 @@ class ScriptedPolicy:
     instead.
     """
 
-    def __init__(self, skill: float = 1.0) -> None:
+    def __init__(self, skill: float = 1.0, table: Table = PLAIN) -> None:
         if not 0 <= skill <= 1:
             raise ValueError(f"skill: {skill} must be between 0 and 1")
-        self.skill = skill
+        self.skill, self.table = skill, table
         self.reset(0)
 
     def reset(self, seed: int) -> None:
@@ -48,80 +48,80 @@ class ScriptedPolicy:
         if task is None:
             raise ValueError(f"no policy for the instruction '{instruction}'")
         if uniform(self.key, count, 0) >= self.skill or seen.pusher is None:
-            held = count // 3  # a direction lasts a few steps, or it would average out
+            held = count * self.table.stride // 3  # a direction lasts 0.3 s, or it would average out
             angle = 2 * np.pi * uniform(self.key, held, 1)
-            return np.array([STEP * np.cos(angle), STEP * np.sin(angle), 0.0])
-        return push(seen, self.goal) if task == "push" else drawer(seen, task)
+            return np.array([self.table.reach * np.cos(angle), self.table.reach * np.sin(angle), 0.0])
+        there = push(seen, self.goal, self.table) if task == "push" else drawer(seen, task, self.table)
+        if there is None:
+            return np.array([0.0, 0.0, 1.0])
+        way = there - seen.pusher
+        far = float(np.linalg.norm(way))
+        way = way * min(1.0, self.table.reach / far) if far > 0 else way
+        return np.array([way[0], way[1], 0.0])
 
 
-def toward(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """One step at most."""
-    way = there - here
-    far = float(np.linalg.norm(way))
-    way = way * min(1.0, STEP / far) if far > 0 else way
-    return np.array([way[0], way[1], 0.0])
-
-
-def push(seen: Seen, goal: np.ndarray | None) -> np.ndarray:
-    """Go behind the block, around it where it is in the way, and push it towards the goal."""
-    if seen.block is None or goal is None or seen.pusher is None:
-        return np.zeros(3)
+def push(seen: Seen, goal: np.ndarray | None, table: Table) -> np.ndarray | None:
+    """Where to go next: behind the block, around it where it is in the way, then with it towards the goal; None when it
+    is there.
+    """
+    assert seen.pusher is not None
+    if seen.block is None or goal is None:
+        return seen.pusher
     way = goal - seen.block
     far = float(np.linalg.norm(way))
     if far < REACHED * 0.6:
-        return np.array([0.0, 0.0, 1.0])
+        return None
     way = way / far
+    across = np.array([-way[1], way[0]])
     offset = seen.pusher - seen.block
-    along, side = float(offset @ way), float(offset @ np.array([-way[1], way[0]]))
-    if along < -0.045 and abs(side) < 0.022:
-        step = toward(seen.pusher, seen.pusher + way * min(STEP, far + 0.01) - side * np.array([-way[1], way[0]]))
-        return step
-    behind = seen.block - way * BEHIND
-    if along < -0.03 or float(np.linalg.norm(seen.pusher - behind)) < 0.05:
-        return toward(seen.pusher, behind)
-    lane = 0.1 if side >= 0 else -0.1  # pass beside the block first
-    beside = seen.block + np.array([-way[1], way[0]]) * lane
-    if abs(side) < 0.075:
-        return toward(seen.pusher, beside + way * min(along, 0.1))
-    return toward(seen.pusher, beside - way * BEHIND)
+    along, side = float(offset @ way), float(offset @ across)
+    if along < -0.045 - table.grown and abs(side) < 0.022:
+        return seen.pusher + way * min(table.reach, far + 0.01) - side * across
+    behind = BEHIND + table.grown
+    start = seen.block - way * behind
+    if along < -0.03 - table.grown or float(np.linalg.norm(seen.pusher - start)) < 0.05:
+        return start
+    lane = 0.1 + table.grown
+    beside = seen.block + across * (lane if side >= 0 else -lane)  # pass beside the block first
+    if abs(side) < 0.075 + table.grown:
+        return beside + way * min(along, lane)
+    return beside - way * behind
 
 
-def drawer(seen: Seen, task: str) -> np.ndarray:
-    """Open: slip in behind the handle's bar from the side and pull. Close: push against the bar from the front."""
-    if seen.handle is None or seen.pusher is None or seen.drawer is None:
-        return np.zeros(3)
+def drawer(seen: Seen, task: str, table: Table) -> np.ndarray | None:
+    """Where to go next. Open: slip in behind the handle's bar from the side and pull. Close: push against the bar from
+    the front.
+    """
+    assert seen.pusher is not None
+    if seen.handle is None or seen.drawer is None:
+        return seen.pusher
     bar, here = seen.handle, seen.pusher
+    side = 0.1 if here[0] >= 0 else -0.1
     if task == "open":
         if seen.drawer > OPENED + 0.01:
-            return np.array([0.0, 0.0, 1.0])
+            return None
         gap = bar[1] + 0.0335
         if here[1] > bar[1] + 0.02 and abs(here[0]) < 0.065:
-            return toward(here, np.array([here[0], here[1] - STEP]))  # inside: pull
-        side = 0.1 if here[0] >= 0 else -0.1
+            return np.array([here[0], here[1] - table.reach])  # inside: pull
         if here[1] > bar[1] + 0.02:
-            return toward(here, np.array([side * 0.4, gap]))
+            return np.array([side * 0.4, gap])
         if abs(here[0]) < 0.085:
-            return toward(here, np.array([side, min(here[1], bar[1] - 0.04)]))
-        return toward(here, np.array([side, gap]))
+            return np.array([side, min(here[1], bar[1] - 0.04)])
+        return np.array([side, gap])
     if seen.drawer < CLOSED - 0.015:
-        return np.array([0.0, 0.0, 1.0])
+        return None
     if here[1] < bar[1] - 0.02 and abs(here[0]) < 0.04:
-        return toward(here, np.array([here[0] * 0.5, here[1] + STEP]))
-    side = 0.1 if here[0] >= 0 else -0.1
+        return np.array([here[0] * 0.5, here[1] + table.reach])
     if here[1] > bar[1] - 0.04:
-        return (
-            toward(here, np.array([side, bar[1] - 0.06]))
-            if abs(here[0]) > 0.075
-            else toward(here, np.array([side, here[1]]))
-        )
-    return toward(here, np.array([0.0, bar[1] - 0.045]))
+        return np.array([side, bar[1] - 0.06 if abs(here[0]) > 0.075 else here[1]])
+    return np.array([0.0, bar[1] - 0.045])
 
 
 SKILLS = {"scripted": 1.0, "noisy": 0.85, "weak": 0.65, "random": 0.0}
 
 
-def make_policy(name: str) -> ScriptedPolicy:
+def make_policy(name: str, table: Table = PLAIN) -> ScriptedPolicy:
     """A policy by name."""
     if name not in SKILLS:
         raise ValueError(f"policy: '{name}' is none of {', '.join(SKILLS)}")
-    return ScriptedPolicy(SKILLS[name])
+    return ScriptedPolicy(SKILLS[name], table)

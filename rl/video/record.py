@@ -17,7 +17,7 @@ from ...data.convert.npz import episode_sample
 from ...data.schema import VIDEO
 from ...data.shards import ShardWriter
 from ...data.shards.writer import encode_sample, ordered_map
-from ..worlds.tabletop import TASKS, Tabletop
+from ..worlds.tabletop import PLAIN, TASKS, Table, Tabletop
 from .policies import VideoPolicy, make_policy
 
 
@@ -29,14 +29,13 @@ class EpisodePlan:
     task: str
     policy: str
     frames: int
-    height: int
-    width: int
+    table: Table = PLAIN
 
 
 @lru_cache(maxsize=1)
-def world(height: int, width: int) -> Tabletop:
+def world(table: Table) -> Tabletop:
     """This process's scene; a renderer is made once."""
-    return Tabletop(height, width)
+    return Tabletop(table)
 
 
 def play(
@@ -45,7 +44,7 @@ def play(
     """(frames, actions, success): action t is taken in frame t; after the policy says done it stands still. It is the
     plan's by name where none is given.
     """
-    scene, policy = world(plan.height, plan.width), policy or make_policy(plan.policy)
+    scene, policy = world(plan.table), policy or make_policy(plan.policy, plan.table)
     scene.reset(plan.seed, plan.task)
     policy.reset(plan.seed if policy_seed is None else policy_seed)
     frames, actions = [], []
@@ -68,13 +67,12 @@ def encoded_episode(plan: EpisodePlan) -> list[tuple[str, bytes]]:
 
 
 def plans(
-    count: int, first_seed: int, tasks: Sequence[str], policies: Sequence[str], frames: int, height: int, width: int
+    count: int, first_seed: int, tasks: Sequence[str], policies: Sequence[str], frames: int, table: Table
 ) -> Iterator[EpisodePlan]:
     """Tasks and policies in turn, a seed each."""
     for i in range(count):
-        yield EpisodePlan(
-            first_seed + i, tasks[i % len(tasks)], policies[i // len(tasks) % len(policies)], frames, height, width
-        )
+        policy = policies[i // len(tasks) % len(policies)]
+        yield EpisodePlan(first_seed + i, tasks[i % len(tasks)], policy, frames, table)
 
 
 def record(folder: Path, wanted: Sequence[EpisodePlan], workers: int = 0, tick: Any = None) -> int:

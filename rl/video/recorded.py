@@ -20,6 +20,7 @@ import yaml
 from ...core.by_path import ByPath, describe_error
 from ...core.errors import ConfigError
 from ...data.convert.rt1 import ACTION_PARTS
+from ..worlds.tabletop import PLAIN, Table
 from .clips import Episodes
 from .policies import SKILLS, VideoPolicy, make_policy
 from .real2sim import Rate
@@ -156,9 +157,9 @@ def join_parts(parts: Mapping[str, Any]) -> np.ndarray:
     return np.concatenate(joined)
 
 
-def player(policy: str | ByPath, dims: int) -> VideoPolicy:
-    """One who plays one episode: a policy that ships, or the user's."""
-    return OwnPolicy(policy, dims) if isinstance(policy, ByPath) else make_policy(policy)
+def player(policy: str | ByPath, dims: int, table: Table = PLAIN) -> VideoPolicy:
+    """One who plays one episode: a policy that ships, at the table it sees, or the user's."""
+    return OwnPolicy(policy, dims) if isinstance(policy, ByPath) else make_policy(policy, table)
 
 
 def require_own(policies: Sequence[str | ByPath], where: str) -> None:

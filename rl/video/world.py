@@ -14,13 +14,13 @@ import numpy as np
 
 from ...core.rng import fold
 from ..worlds.base import Action, Snapshot, StepResult, World, WorldFault, check_mode, check_started
-from ..worlds.tabletop import STEP, Tabletop
+from ..worlds.tabletop import PLAIN, Table, Tabletop
 from .detector import HALF_HEIGHT, look, succeeded
 
 if TYPE_CHECKING:
     from .real2sim import WorldModelSimulator
 
-ACTIONS = f"dx dy done: metres to the right and up, at most {STEP}, and 1 to end the episode (else 0)"
+ACTIONS = "dx dy done: metres to the right and up, at most {reach:g}, and 1 to end the episode (else 0)"
 LONGEST = 40  # actions of an episode
 
 
@@ -54,16 +54,16 @@ def frame_drift(imagined: np.ndarray, true: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """Which task, and the size of a frame."""
+    """Which task, at which table."""
 
     task: str = "push"
-    height: int = 64
-    width: int = 64
+    table: Table = PLAIN
 
 
 class FrameWorld(World):
     """What both worlds share: actions of three numbers, a frame, and an end when the player says so."""
 
+    table: Table = PLAIN
     frame: np.ndarray | None = None
 
     def render(self, mode: str = "text") -> str:
@@ -79,12 +79,18 @@ class FrameWorld(World):
         return None if read_action(word) is None else word
 
     def random_action(self, rng: random.Random) -> str:
-        return f"{rng.uniform(-STEP, STEP):.4f} {rng.uniform(-STEP, STEP):.4f} 0"
+        reach = self.table.reach
+        return f"{rng.uniform(-reach, reach):.4f} {rng.uniform(-reach, reach):.4f} 0"
+
+    @property
+    def actions(self) -> str:
+        """What an action is, in words."""
+        return ACTIONS.format(reach=self.table.reach)
 
     def _numbers(self, action: Action) -> np.ndarray:
         numbers = read_action(str(action))
         if numbers is None:
-            raise WorldFault(f"{self.name}: {str(action)[:80]!r} is no action; write {ACTIONS}")
+            raise WorldFault(f"{self.name}: {str(action)[:80]!r} is no action; write {self.actions}")
         return numbers
 
     def _told(self, before: np.ndarray, done: bool, success: bool) -> StepResult:
@@ -98,13 +104,13 @@ class TableWorld(FrameWorld):
     name = "tabletop"
     Config = TableConfig
 
-    def __init__(self, task: str = TableConfig.task, height: int = 64, width: int = 64) -> None:
-        self.task, self.size = task, (height, width)
+    def __init__(self, task: str = TableConfig.task, table: Table = PLAIN) -> None:
+        self.task, self.table = task, table
         self.scene: Tabletop | None = None
 
     def _scene(self) -> Tabletop:
         if self.scene is None:
-            self.scene = Tabletop(*self.size)
+            self.scene = Tabletop(self.table)
         return self.scene
 
     def reset(self, seed: int, sample: int = 0) -> str:
@@ -142,8 +148,8 @@ class ImaginedTable(FrameWorld):
     name = "imagined-tabletop"
     Config = TableConfig
 
-    def __init__(self, true: World, task: str, simulator: WorldModelSimulator) -> None:
-        self.true, self.task, self.simulator = true, task, simulator
+    def __init__(self, true: FrameWorld, task: str, simulator: WorldModelSimulator) -> None:
+        self.true, self.table, self.task, self.simulator = true, true.table, task, simulator
         self.first: np.ndarray | None = None
 
     def reset(self, seed: int, sample: int = 0) -> str:

@@ -23,8 +23,38 @@ TASKS = {"push": "push the red block onto the green square", "open": "open the d
 STEP = 0.045  # metres a step at most
 SUBSTEPS = 20
 JOINTS = ("pusher_x", "pusher_y", "block_x", "block_y", "block_turn", "goal_x", "goal_y", "drawer")
-ACTION_RANGES = ((-STEP, STEP), (-STEP, STEP), (0.0, 1.0))
 REACHED, OPENED, CLOSED = 0.05, 0.12, 0.03  # metres
+
+
+LARGE = {"block": 0.055, "goal": 0.065, "pusher": 0.026}  # half widths in metres; the pusher still fits the handle
+GROWN = 0.026  # metres more between the middles of pusher and block where they touch
+
+
+@dataclass(frozen=True)
+class Table:
+    """How the scene is built, seen and stepped through."""
+
+    height: int = 64  # of a frame
+    width: int = 64
+    stride: int = 1  # tenths of a second from frame to frame; an action reaches as many times as far
+    large: bool = False  # block, goal and pusher cover about twice the pixels
+
+    @property
+    def reach(self) -> float:
+        """Metres that an action moves the pusher at most."""
+        return STEP * self.stride
+
+    @property
+    def grown(self) -> float:
+        """What large things add to distances."""
+        return GROWN if self.large else 0.0
+
+    @property
+    def action_ranges(self) -> tuple[tuple[float, float], ...]:
+        return ((-self.reach, self.reach), (-self.reach, self.reach), (0.0, 1.0))
+
+
+PLAIN = Table()
 
 
 @dataclass(frozen=True)
@@ -56,20 +86,23 @@ def load_mujoco() -> Any:
     return mujoco
 
 
-@lru_cache(maxsize=1)
-def _model() -> Any:
-    return load_mujoco().MjModel.from_xml_path(str(SCENE))
+@lru_cache(maxsize=2)
+def _model(large: bool) -> Any:
+    spec = load_mujoco().MjSpec.from_file(str(SCENE))
+    for name, half in LARGE.items() if large else ():
+        size = spec.geom(name).size
+        size[: 1 if name == "pusher" else 2] = half
+    return spec.compile()
 
 
 class Tabletop:
     """One instance of a task; the same seed gives the same episode for the same actions."""
 
-    def __init__(self, height: int = 64, width: int = 64) -> None:
-        self.mujoco = load_mujoco()
-        self.model = _model()
+    def __init__(self, table: Table = PLAIN) -> None:
+        self.mujoco, self.table = load_mujoco(), table
+        self.model = _model(table.large)
         self.data = self.mujoco.MjData(self.model)
         self.place = {name: int(self.model.joint(name).qposadr[0]) for name in JOINTS}
-        self.size = (height, width)
         self._renderer: Any = None
         self.task = "push"
 
@@ -96,7 +129,7 @@ class Tabletop:
             )
             pusher = np.array([between(-0.27, 0.27, tries, 4), between(-0.27, -0.05, tries, 5)])
             apart = min(np.linalg.norm(block - pusher) - 0.09, np.linalg.norm(block - goal) - 0.13)
-            if apart > 0:
+            if apart > self.table.grown:
                 found = (block, goal, pusher)
                 break
         assert found is not None
@@ -109,13 +142,15 @@ class Tabletop:
         self.mujoco.mj_forward(self.model, self.data)
 
     def step(self, action: np.ndarray) -> None:
-        """Move the pusher's target by the first two numbers, and let a tenth of a second pass."""
-        move = np.clip(np.asarray(action[:2], np.float64), -STEP, STEP)
+        """Move the pusher by the first two numbers, a tenth of a second for each part of the stride."""
+        reach, stride = self.table.reach, self.table.stride
+        move = np.clip(np.asarray(action[:2], np.float64), -reach, reach)
         if not np.isfinite(move).all():
             raise ValueError("an action is not finite")
         here = self.data.qpos[[self.place["pusher_x"], self.place["pusher_y"]]]
-        self.data.ctrl[:] = np.clip(here + move, -0.31, 0.31)
-        self.mujoco.mj_step(self.model, self.data, nstep=SUBSTEPS)
+        for part in range(1, stride + 1):
+            self.data.ctrl[:] = np.clip(here + move * (part / stride), -0.31, 0.31)
+            self.mujoco.mj_step(self.model, self.data, nstep=SUBSTEPS)
 
     def scene(self) -> Scene:
         q = {name: float(self.data.qpos[at]) for name, at in self.place.items()}
@@ -126,7 +161,7 @@ class Tabletop:
     def frame(self) -> np.ndarray:
         """uint8 [H, W, 3]."""
         if self._renderer is None:
-            self._renderer = self.mujoco.Renderer(self.model, *self.size)
+            self._renderer = self.mujoco.Renderer(self.model, self.table.height, self.table.width)
             for flag in (self.mujoco.mjtRndFlag.mjRND_SHADOW, self.mujoco.mjtRndFlag.mjRND_REFLECTION):
                 self._renderer.scene.flags[flag] = 0  # shadows cost ten times the rest
         self._renderer.update_scene(self.data, camera="top")

@@ -29,7 +29,7 @@ from terrella.tests.sampling import few
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 PLAYED = [case for lane in LANES for case in lane]
-# The stages of other cases at other sizes and settings, up to half a minute each: two a commit, all in the full tier.
+# The stages of other cases at other sizes and settings, up to a minute each: one a commit, all in the full tier.
 IN_TURN = ("video-gpu", "video-rt1", "video-rt1-single", "video-rt1-released", "sokoban-worlds")
 IN_TURN += ("webrl-arms", "webrl-sites-1gpu", "web-page-rlvr-1gpu", "web-page-sft-1gpu")
 SHOWN = 20
@@ -102,8 +102,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def cases() -> list[Any]:
-    """Every case; those of which two are played in CI are otherwise in the full tier."""
-    left_out = set(IN_TURN) - set(few(IN_TURN, 2))
+    """Every case; those of which one is played in CI are otherwise in the full tier."""
+    left_out = set(IN_TURN) - set(few(IN_TURN, 1))
     return [pytest.param(case, marks=[pytest.mark.full] * (case in left_out)) for case in PLAYED]
 
 

@@ -4,6 +4,8 @@ Needs no GPU.
 
 import json
 
+from terrella.tests.sampling import in_turn
+
 # a few numbers a row; rows of any length, which begin anywhere
 NARROW = {"logprob._finish_kernel", "logprob._merge_kernel", "advantage._group_kernel", "advantage._spread_kernel"}
 NARROW |= {"copying._propose_kernel"}  # compares a text with itself at every distance
@@ -12,6 +14,7 @@ NARROW |= {"decode_attention._notes_kernel"}  # the few experts of a token
 ROWS = {"logprob._stats_kernel", "logprob._backward_kernel"}  # wide for every vocabulary, odd ones too
 
 
+@in_turn("kernels compiled")
 def test_every_kernel_compiles_for_a_gpu_that_is_not_here(outcome_of) -> None:
     done = outcome_of("test_compiles.py")
     assert done.returncode == 0, done.stderr[-3000:]

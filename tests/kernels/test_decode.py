@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from terrella.tests.kernels.conftest import cases
+from terrella.tests.sampling import in_turn
 
 
+@in_turn("decoding interpreted")
 def test_cached_attention_and_sampling_through_the_interpreter(outcome_of) -> None:
     done = outcome_of("test_decode.py")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

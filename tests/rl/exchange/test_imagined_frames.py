@@ -20,7 +20,7 @@ from terrella.rl.video.imagine import ClipDecoder
 from terrella.rl.video.real2sim import WorldModelSimulator
 from terrella.rl.video.world import FrameWorld, ImaginedTable, frame_drift, read_action
 from terrella.rl.worlds.base import Snapshot, StepResult, WorldFault
-from terrella.rl.worlds.tabletop import ACTION_RANGES
+from terrella.rl.worlds.tabletop import Table
 from terrella.tests.rl.video.helpers import COMPRESSIVE, paint
 
 
@@ -84,7 +84,7 @@ def play_of(sampler) -> Play:
         action_bins=8,
     )
     decoder = ClipDecoder(build_tokenizer(COMPRESSIVE).eval(), layout)
-    bins = ActionBins(ACTION_RANGES, 8)
+    bins = ActionBins(Table().action_ranges, 8)
 
     def make() -> Beside:
         true = PaintedTable()

@@ -9,7 +9,7 @@ from terrella.data.shards import ShardSet
 from terrella.rl.video.clips import Episodes
 from terrella.rl.video.detector import look, succeeded
 from terrella.rl.video.record import EpisodePlan, plans, play, record
-from terrella.rl.worlds.tabletop import TASKS, Tabletop
+from terrella.rl.worlds.tabletop import TASKS, Table, Tabletop
 
 # not imported here: how it draws is chosen by the world before the import
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def world() -> Tabletop:
-    return Tabletop(64, 64)
+    return Tabletop()
 
 
 def test_same_seed_same_episode_and_snapshots_restore(world: Tabletop) -> None:
@@ -49,13 +49,30 @@ def test_policies_are_graded_and_the_detector_agrees() -> None:
     for policy in ("scripted", "random"):
         for task in TASKS:
             for seed in range(6):
-                frames, actions, success = play(EpisodePlan(seed, task, policy, 28, 64, 64))
+                frames, actions, success = play(EpisodePlan(seed, task, policy, 28))
                 assert frames.shape == (28, 64, 64, 3) and actions.shape == (28, 3)
                 wins[policy] = wins.get(policy, 0) + success
                 agree += succeeded(task, frames[-1], frames[0]) == success
                 total += 1
     assert wins["scripted"] >= 12 and wins["random"] <= 2, wins
     assert agree >= total - 1
+
+
+def test_a_longer_stride_and_larger_things_move_more_and_are_solved_too() -> None:
+    moved, wins, agree, table = [], {"scripted": 0, "random": 0}, 0, Table(stride=3, large=True)
+    for policy in wins:
+        for task in TASKS:
+            for seed in range(3):
+                frames, actions, success = play(EpisodePlan(seed, task, policy, 14, table))
+                wins[policy] += success
+                agree += succeeded(task, frames[-1], frames[0]) == success
+                assert np.abs(actions[:, :2]).max() <= table.reach + 1e-6
+    for other in (Table(), table):
+        frames, _, _ = play(EpisodePlan(1, "push", "random", 8, other))
+        moved.append(np.abs(frames[1:].astype(float) - frames[0]).mean())
+    assert moved[1] > 1.5 * moved[0], moved
+    assert wins["scripted"] >= 6 and wins["random"] <= 1, wins
+    assert agree >= 17
 
 
 def test_positions_are_read_within_a_centimetre(world: Tabletop) -> None:
@@ -73,14 +90,14 @@ def test_positions_are_read_within_a_centimetre(world: Tabletop) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(128, 128), (256, 320)])
 def test_other_sizes(height: int, width: int) -> None:
-    world = Tabletop(height, width)
+    world = Tabletop(Table(height, width))
     world.reset(0, "open")
     assert world.frame().shape == (height, width, 3) and world.frame().std() > 10
     world.close()
 
 
 def test_recorded_shards_do_not_depend_on_workers(tmp_path) -> None:
-    wanted = list(plans(6, 50, ["push", "open"], ["noisy"], 4, 64, 64))
+    wanted = list(plans(6, 50, ["push", "open"], ["noisy"], 4, Table()))
     assert record(tmp_path / "a", wanted, 0) == 6 and record(tmp_path / "b", wanted, 2) == 6
     names = [sorted(p.name for p in (tmp_path / f).glob("*.tar")) for f in "ab"]
     assert names[0] == names[1]
