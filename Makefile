@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := setup.py pyproject.toml $(wildcard requirements/*.txt)
 UNIT := not integration and not full and not gpu
 # two at a time, one thread each: most tests keep one core busy
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations 15
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -25,7 +25,7 @@ test: $(VENV)/.dev
 
 # whole files, two at a time, in the order of tests/conftest.py: xdist's own puts those with the most tests first, not the longest
 test-integration: $(VENV)/.integration
-	OMP_NUM_THREADS=1 $(BIN)/python tests/reap.py $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/python tests/reap.py $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 \
 		-m "integration and not full and not gpu" tests
 
 test-full: $(VENV)/.integration

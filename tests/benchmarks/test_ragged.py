@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from terrella.benchmarks import ragged, record
+from terrella.benchmarks import e2e, ragged, record
 from terrella.benchmarks.rollout import TINY, Case, requests_of
 
 
@@ -29,3 +29,10 @@ def test_lengths_with_a_long_tail_are_the_same_in_every_turn() -> None:
     assert sorted(first)[255] <= 300 <= sorted(first)[256] and max(first) == 2048
     assert case.tokens == sum(first) == sum(r.params.max_new_tokens for r in requests_of(case, 3))
     assert Case(TINY, 4, 2, 16, 8).lengths() == [8] * 8
+
+
+def test_a_step_s_rows_are_whole_microbatches() -> None:
+    for case in e2e.CASES.values():
+        rows, each = case.prompts * case.samples, e2e.microbatch(case)
+        assert rows % each == 0 and 1 <= each <= e2e.MICROBATCH
+        assert each * case.length * case.model.hidden <= e2e.MICROBATCH_TOKENS * e2e.QWEN.hidden

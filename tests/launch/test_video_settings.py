@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from terrella.core.mesh import Mesh
 from terrella.launch import recipe, released
 from terrella.launch.settings.video import VideoReal2Sim
 from terrella.rl.video.config import VideoEnvironment, VideoReward
+from terrella.rl.video.made import action_bins
 from terrella.tests.rl.video import drawers
 
 
@@ -152,3 +153,15 @@ def test_a_batch_that_cannot_be_dealt_evenly_is_refused_before_the_first_stage()
         ConfigError, match=r"stages: rlvr\.prompts_per_step = 128 must be a multiple of the 3 data ranks"
     ):
         check_stages([chosen], SimpleNamespace(mesh=Mesh(0, 3)))
+
+
+def test_the_table_is_the_one_that_the_settings_say_for_everybody() -> None:
+    env: Any = recipe.load("video-tiny", ("env.frame_stride=3", "env.large_objects=true")).env
+    assert (env.table.height, env.table.stride, env.table.large) == (32, 3, True)
+    assert action_bins(env, cast(Any, None)).ranges[0] == (-env.table.reach, env.table.reach)
+    assert env.table.reach == pytest.approx(3 * recipe.load("video-tiny").env.table.reach)  # type: ignore[union-attr]
+    for setting in ("env.frame_stride=2", "env.large_objects=true"):
+        with pytest.raises(ConfigError, match=f"{setting.partition('=')[0]}: belongs to the table-top scene"):
+            recipe.load("video-rt1", (setting,))
+    with pytest.raises(ConfigError, match="frame_stride: 0 must be above 0"):
+        recipe.load("video-tiny", ("env.frame_stride=0",))

@@ -325,6 +325,14 @@ def test_every_recipe_that_ships_has_a_rehearsal(part: int, tmp_path: Path) -> N
         assert rehearse.describe_changes(config, made)
 
 
+def test_a_rehearsal_samples_ahead_where_the_recipe_does(tmp_path: Path) -> None:
+    for asked, kept in ((0, 0), (1, 1), (3, 1)):
+        config = recipe.load("spa-sokoban-tiny", (f"stages.spa.rollouts.ahead={asked}",))
+        made = rehearse.turned_down(config, None, tmp_path)
+        (spa,) = (stage for stage in made.settings["stages"] if stage["name"] == "spa")
+        assert spa["rollouts"]["ahead"] == kept
+
+
 def test_a_users_arguments_are_not_turned_down(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     config = recipe.load(
