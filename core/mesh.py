@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .config import ParallelConfig
@@ -70,6 +71,11 @@ class Mesh:
         if 1 < self.data_size < self.ranks:
             self._data = self._group(self.place.twins, timedelta(minutes=self.parallel.timeout_minutes))
 
+    @cached_property
+    def _patient(self) -> ProcessGroup | None:
+        """As `_data`, for what may take longer; made at its first use, which is the same for all of its members."""
+        return self._group(self.place.twins, PEER_WAIT) if self.data_size > 1 else None
+
     @staticmethod
     def _group(ranks: Sequence[int], timeout: timedelta) -> ProcessGroup:
         import torch.distributed as dist
@@ -111,9 +117,11 @@ class Mesh:
             raise ConfigError(f"{setting} = {count} must be a multiple of the {self.data_size} data ranks")
         return count // self.data_size
 
-    def gather(self, value: T) -> list[T]:
-        """Every data rank's value, by data rank; peers hold the same value and get the same list."""
-        return self._timed(lambda: self._all(value, self._data, self.data_size))
+    def gather(self, value: T, patient: bool = False) -> list[T]:
+        """Every data rank's value, by data rank; peers hold the same value and get the same list. `patient` where a
+        data rank may still be playing: its rollouts have deadlines of their own.
+        """
+        return self._timed(lambda: self._all(value, self._patient if patient else self._data, self.data_size))
 
     def everyone(self, value: T) -> list[T]:
         """Every rank's value, by rank."""
@@ -133,9 +141,16 @@ class Mesh:
         return made if self._peers is None else self._sent(made, self.place.peers[0], self._peers)
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What the main rank makes, on every rank. Only the main rank calls `make`, which must not be collective."""
+        """What the main rank makes, on every rank. Only the main rank calls `make`, which must not be collective and
+        may take longer than the process group's timeout: it starts servers, and plays baselines.
+        """
         made: Any = make() if self.is_main else None
-        return made if self.ranks == 1 else self._timed(lambda: self._sent(made, 0, None))
+
+        def pass_on() -> T:
+            told = made if self.data_size == 1 or not self.leads else self._sent(made, 0, self._patient)
+            return told if self._peers is None else self._sent(told, self.place.peers[0], self._peers)
+
+        return self._timed(pass_on)
 
     def exchange(self, parts: Sequence[T]) -> list[T]:
         """Send part d to data rank d; what all of them sent to this one comes back, by data rank."""

@@ -72,6 +72,10 @@ class Journal:
                 problems += _repair(path)[1]
         return problems
 
+    def ranks(self) -> set[int]:
+        """The data ranks that have written here, this one and those of earlier starts."""
+        return {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("events-*.jsonl")}
+
     def events(self) -> list[dict[str, Any]]:
         """All whole events of all ranks; `resume` tells of the others."""
         return [event for path in sorted(self.folder.glob("events-*.jsonl")) for event in _read(path)[0]]

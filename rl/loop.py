@@ -38,7 +38,7 @@ from .preparation import (
     with_reference,
 )
 from .rollout.ahead import Ahead
-from .rollout.anew import take_or_retake
+from .rollout.anew import Played, take_or_retake
 from .rollout.episodes import rollout
 from .rollout.sampler import Sampler, SamplingParams
 from .values import check, describe, training_values
@@ -65,6 +65,7 @@ class Trainer:
         self.engine, self.sampler, self.algorithm, self.params, self.mesh = engine, sampler, algorithm, params, mesh
         self.settings, self.critic = settings, critic
         self.loss = make_loss(algorithms.settings(algorithm, params.temperature))
+        self.refilled: list[Trajectory] = []  # what the last step sampled in place of groups without a signal
 
     # What a subclass says.
 
@@ -131,6 +132,8 @@ class Trainer:
             version, scores = self.engine.steps, self._score(kept)
             results, criticised = self._update(step, kept, scores)
             values = {**describe(trajectories, self.mesh.gather), **training_values(results, sampled), "tokens": tokens}
+            if refills:
+                values["invalid"] += sum(self.mesh.gather(sum(not common.is_valid(t) for t in extra)))
             add_drift(values, kept, scores, version, self.settings.ahead, self.mesh.gather)
             values |= {**extras, **critic_values(criticised)}
             check(values, self.settings.drift_gate, step)
@@ -138,6 +141,7 @@ class Trainer:
             self.publish(self.engine.steps)
             took = time.monotonic() - begun
             values |= {"time/step_s": took, "time/rollout_s": rolled - begun, "time/tokens_per_s": sampled / took}
+            self.refilled = extra
             self.record(step, values, episodes, trajectories)
             self.save(step + 1, {"tokens": tokens})
         return tokens
@@ -157,9 +161,14 @@ class Trainer:
         return episodes, trajectories
 
     def _refill(self, step: int, number: int) -> list[Trajectory]:
-        return self.mesh.from_leader(
-            lambda: self.play(self.sampler, self.more_episodes(step, number), self.settings.seed)
-        )
+        def take() -> Played:
+            fresh = self.more_episodes(step, number)
+            return fresh, self.play(self.sampler, fresh, self.settings.seed)
+
+        publish, where = partial(self.publish, self.engine.steps), f"step {step}, refill {number + 1}"
+        _, played = take_or_retake(self.mesh, self.sampler, take, publish, where)
+        require_valid(played, self.settings.max_invalid_share, self.mesh.gather, where)
+        return played
 
     def _score(self, kept: list[Trajectory]) -> Scores:
         """What the algorithm asks of the models before the first update; all updates of a rollout compare with it."""

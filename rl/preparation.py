@@ -55,7 +55,7 @@ def keep_enough(
     Where the algorithm allows refills, `refill(round)` samples fresh prompts in place of groups that were not kept. All
     data ranks take part in a round or none does.
     """
-    wanted = len({t.prompt_id for t in trajectories})
+    wanted = len({t.prompt_id for t in trajectories if t.prompt_id >= 0})  # below 0: an episode that never began
     kept, extra = algorithms.keep(algorithm, trajectories, gather), []
     for number in range(getattr(algorithm, "refills", 0) if refill else 0):
         if not any(gather(len({t.prompt_id for t in kept}) < wanted)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from ...core.batch import PackedBatch
 from ...core.engine import Engine
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, RolloutError
 from ...core.files import make_folder
 from ...core.progress import Progress
 from ...core.rng import fold
@@ -87,14 +88,27 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
         played: list[Trajectory] = []  # on leaders
         with _sampler(stage, job, tasks, episodes) as (sampler, compare):
             total = _added(job, lambda: _learn(stage, job, tasks, sampler, episodes, played))
+            _require_valid(stage, job, total, played)
             drift = compare(played)
         return {**total, **drift, **tasks.shares(total)}
+
+
+def _require_valid(stage: Collect, job: Job, total: dict[str, int], played: list[Trajectory]) -> None:
+    """Stop by name where too little came of the episodes: those that are left to imitate would be the easy ones."""
+    most, count = stage.rollouts.max_invalid_share, total["invalid"] + total["trajectories"]
+    if total["invalid"] > most * count:
+        found = job.mesh.from_leader(lambda: Counter(t.reward.reason for t in played if isinstance(t.reward, Invalid)))
+        (reason, _), *_ = sum(job.mesh.gather(found), Counter[str]()).most_common(1)
+        raise RolloutError(
+            f"stage {stage.name}: {total['invalid']} of {count} episodes are Invalid, above rollouts.max_invalid_share "
+            f"= {most:g}; the commonest reason: {reason}"
+        )
 
 
 def _added(job: Job, write: Callable[[], dict[str, int]]) -> dict[str, int]:
     """Every data rank writes its shards; what they count, added up once all are written."""
     counts = job.mesh.from_leader(write)
-    parts = job.mesh.gather(counts)
+    parts = job.mesh.gather(counts, patient=True)
     job.mesh.barrier()
     return {key: sum(part[key] for part in parts) for key in counts}
 

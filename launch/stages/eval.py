@@ -145,4 +145,4 @@ def _play(
         judged = tasks.judgements(episodes, played)
         return [judged[i : i + samples] for i in range(0, len(judged), samples)]
 
-    return [of_task for part in job.mesh.gather(job.mesh.from_leader(play)) for of_task in part]
+    return [of_task for part in job.mesh.gather(job.mesh.from_leader(play), patient=True) for of_task in part]

@@ -125,7 +125,7 @@ class TaskTrainer(StageTrainer):
 
     def measure(self, step: int, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         if self.counts:
-            parts = self.mesh.gather(self.tasks.tally(trajectories))
+            parts = self.mesh.gather(self.tasks.tally([*trajectories, *self.refilled]))
             for name in self.counts:
                 self.counts[name] += sum(part.get(name, 0) for part in parts)
         held_out = self.on_held_out_tasks(step + 1)
@@ -171,6 +171,10 @@ class TaskTrainer(StageTrainer):
         publish = partial(self.publish, self.engine.steps)
         _, played = take_or_retake(self.mesh, self.sampler, take, publish, where)
         require_valid(played, self.stage.rollouts.max_invalid_share, self.mesh.gather, where)
+        if getattr(self.stage.rollouts.sampler, "colocated", False):
+            # a checkpoint may follow: the trainer gets its memory back, and the sampler that slept its weights
+            self.rest()
+            publish()
         return [t for part in self.mesh.gather(played) for t in part]
 
     def counted(self) -> tuple[str, ...]:

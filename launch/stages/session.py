@@ -50,6 +50,10 @@ class Session:
         streamed = settings.streamed
         newest = engine.steps if streamed else None  # later weights will be others: what is sampled when varies
         found = self.journal.resume(start, newest) if job.mesh.leads else []
+        # what ranks of an earlier, larger layout wrote is gone beyond the checkpoint too
+        for rank in sorted(self.journal.ranks()) if job.mesh.is_main else ():
+            if rank >= job.mesh.data_size:
+                found += Journal(self.journal.folder, rank).resume(start, newest)
         for damage in chain.from_iterable(job.mesh.everyone(found)):
             job.warn(f"{damage}; the line is dropped, and what it held is sampled again")
         self.stage, self.lengths = stage, Counter[int]()

@@ -119,7 +119,7 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
                     seed = fold(job.recipe.seed, 51, number, world.task_number(task), share[0])
                     given = partial(world.trial, task, policy, share), partial(simulator, seed=seed)
                     tried = partial(imagined, *given, stage.frames, ending)
-                    wins = sum(job.mesh.gather(job.mesh.from_leader(tried)))
+                    wins = sum(job.mesh.gather(job.mesh.from_leader(tried), patient=True))
                     successes[name][f"{task}/{recorded.name_of(policy)}"] = wins
                     progress.update(done := done + 1)
     results = describe(stage, world, successes, job.recipe.seed)
@@ -199,7 +199,7 @@ class Recordings:
         share = job.mesh.share(range(stage.episodes))
         self.judged: dict[str, dict[str, int]] = {"recorded frames": {}, "the first frame for ever": {}}
         for task in stage.tasks:
-            verdicts = job.mesh.gather(job.mesh.from_leader(partial(self._verdicts, task, share)))
+            verdicts = job.mesh.gather(job.mesh.from_leader(partial(self._verdicts, task, share)), patient=True)
             for wins, each in zip(self.judged.values(), zip(*verdicts, strict=True), strict=True):
                 wins[task] = sum(each)
         total = stage.episodes * len(stage.tasks)

@@ -125,7 +125,7 @@ def _play(
             unreadable = getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
             return results, planner.tally, unreadable, len(seats) - len(results)
 
-        parts = job.mesh.gather(job.mesh.from_leader(play))
+        parts = job.mesh.gather(job.mesh.from_leader(play), patient=True)
     tally, whole = Tally(), Results()
     for part_results, part_tally, _, _ in parts:
         whole.update(part_results)
@@ -208,7 +208,8 @@ def _random(job: Job, stage: WebPlan, tasks: list[SiteTask]) -> Results:
     for number, task in enumerate(tasks):
         episode = players.episode(0, task, number, 0)
         act_randomly(episode, seeded(job, f"{stage.name} random {number}"))
-        results[number] = (task.task.sites[0], episode.world.score >= 1.0)
+        if episode.fault is None:
+            results[number] = (task.task.sites[0], episode.solved)
     return results
 
 

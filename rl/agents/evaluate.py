@@ -24,9 +24,12 @@ from .rollout import Instance
 
 @dataclass(frozen=True)
 class AgentScores:
-    """What one agent did on the validation seeds. `wins` holds (successes, valid samples) of every seed."""
+    """What one agent did on the validation seeds. `wins` holds (successes, valid samples) of every seed that has any,
+    and `seeds` which those are.
+    """
 
     wins: list[tuple[int, int]]
+    seeds: list[int]
     effective: Estimate
     tokens: Estimate
     format_ok: Estimate
@@ -50,6 +53,7 @@ def summarise(trajectories: Sequence[Trajectory]) -> AgentScores:
 
     return AgentScores(
         [(sum(by_prompt[p]), len(by_prompt[p])) for p in prompts],
+        prompts,
         over("action_is_effective", mean_share),
         over("response_tokens"),
         over("format_ok", mean_share),
@@ -59,8 +63,9 @@ def summarise(trajectories: Sequence[Trajectory]) -> AgentScores:
 
 
 def difference(after: AgentScores, before: AgentScores, k: int = 1) -> Estimate:
-    """The change of Pass@k over the same seeds, paired by seed."""
-    pairs = zip(after.wins, before.wins, strict=True)
+    """The change of Pass@k, paired by seed, over the seeds that have k valid samples of both."""
+    one, other = (dict(zip(scores.seeds, scores.wins, strict=True)) for scores in (after, before))
+    pairs = [(wins, other[seed]) for seed, wins in one.items() if seed in other]
     return mean([pass_at_k(*a, k) - pass_at_k(*b, k) for a, b in pairs if min(a[1], b[1]) >= k])
 
 

@@ -42,7 +42,7 @@ def take_or_retake(
     for number in range(1, ATTEMPTS + 1):
         if trajectories is None:
             trajectories = mesh.from_leader(partial(attempt, number))
-        if not any(mesh.gather(trajectories is None)):
+        if not any(mesh.gather(trajectories is None, patient=True)):
             break
         publish()
     assert trajectories is not None  # the last attempt gives some or raises

@@ -198,7 +198,7 @@ def _open_vllm(
     from ...models.families import write_hf_config
     from .colocated import lora_of, open_colocated, write_base
     from .hosts import VARIABLE, find_hosts, hosted_servers
-    from .vllm_client import Remote, ServedVllm
+    from .vllm_client import Remote, ServedVllm, adapter_name
     from .vllm_server import VllmServer
 
     placed = os.environ.get(VARIABLE) if not (config.urls or config.colocated) else None
@@ -277,6 +277,8 @@ def _open_vllm(
         else:
             fresh = BroadcastTransport(backend, here)
             send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)
+            if isinstance(transport, BroadcastTransport | ShardedTransport):
+                transport.close()  # its group has a worker that is gone; the next publish makes a new one
 
     # without a copy on disk the weights may be changing when a server is lost, or lie on ranks that are busy
     together = not isinstance(transport, DiskTransport | AdapterTransport) and (
@@ -305,6 +307,8 @@ def _open_vllm(
         )
         for target in sampler.targets:
             target.version = version
+            if config.adapters_only:  # the main rank has loaded it; the others ask for it by the same name
+                target.adapter = adapter_name(version)
 
     opened.publish = publish
     return opened

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -110,12 +111,18 @@ class Remote:
 
     def load_adapter(self, folder: str, version: int, timeout_s: float) -> None:
         """Load an adapter under its version's name, and let go of the one before."""
-        before, self.adapter = self.adapter, f"v{version}"
-        if before == self.adapter:  # sent again
-            self.post("/v1/unload_lora_adapter", {"lora_name": before}, timeout_s)
+        before, self.adapter = self.adapter, adapter_name(version)
+        if before == self.adapter:  # sent again; the first try may not have come so far
+            with suppress(OSError, ConfigError):
+                self.post("/v1/unload_lora_adapter", {"lora_name": before}, timeout_s)
         self.post("/v1/load_lora_adapter", {"lora_name": self.adapter, "lora_path": folder}, timeout_s)
         if before not in (None, self.adapter):
             self.post("/v1/unload_lora_adapter", {"lora_name": before}, timeout_s)
+
+
+def adapter_name(version: int) -> str:
+    """What a version's adapter is called by every rank that asks for it."""
+    return f"v{version}"
 
 
 class ServedVllm:
@@ -308,7 +315,7 @@ class ServedVllm:
     def _restart(self, target: Remote, server: VllmServer, version: int | None) -> None:
         begun = time.monotonic()
         self._begin_again(target, server)
-        if version == 0 and self.settings.load == "auto":
+        if version == 0 and self.settings.load == "auto" and not self.settings.lora_rank:
             target.version = 0
         elif self.resync is None:
             raise WorkerError(

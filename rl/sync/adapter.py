@@ -10,7 +10,7 @@ from typing import Any
 from ...core.files import write_json
 from ...models.config import ModelConfig
 from ...models.lora import LoraConfig, peft_tensors, write_peft
-from .transports import MANIFEST, Target, Weights, call_all, describe
+from .transports import MANIFEST, Target, Weights, call_all, describe, keep_two
 
 
 class AdapterTransport:
@@ -24,8 +24,7 @@ class AdapterTransport:
         self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
     ) -> dict[str, list[dict[str, Any]]]:
         answers = self.load(self.write(list(weights), version), version, targets, timeout_s)
-        for old in sorted(self.folder.glob("adapter-*"))[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+        keep_two(self.path(version))
         return answers
 
     def load(

@@ -85,6 +85,17 @@ def call_all(targets: Sequence[Target], method: str, *args: str, timeout_s: floa
     return answers
 
 
+def keep_two(newest: Path) -> None:
+    """Drop all versions beside the newest but the one before it; those with higher numbers are of a start that was
+    killed and went further.
+    """
+    prefix = newest.name.rpartition("-")[0]
+    others = sorted(path for path in newest.parent.glob(f"{prefix}-*") if path != newest)
+    before = [path for path in others if path.name < newest.name]
+    for path in set(others) - set(before[-1:]):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class DiskTransport:
     """Through a folder that sender and receivers see. Slow and simple; keeps the newest two versions."""
 
@@ -95,8 +106,7 @@ class DiskTransport:
         self, weights: Weights, version: int, targets: Sequence[Target], timeout_s: float
     ) -> dict[str, list[dict[str, Any]]]:
         answers = self.load(self.write(weights, version), version, targets, timeout_s)
-        for old in sorted(self.folder.glob("version-*"))[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+        keep_two(self.path(version))
         return answers
 
     def load(

@@ -205,7 +205,8 @@ class SiteTasks(Tasks):
                 demonstrate(episode, 0.0, rng)
             else:
                 act_randomly(episode, rng)
-            outcomes[number, 0] = (task.task.sites[0], episode.solved)
+            if episode.fault is None:  # a fault of the sites is no failure, as it is none of a model's
+                outcomes[number, 0] = (task.task.sites[0], episode.solved)
         return outcomes
 
 

@@ -143,3 +143,35 @@ def test_a_sampler_that_is_not_the_model_stops_a_collect_stage(tmp_path: Path) -
     command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 6 and "stage selfplay: sampler and trainer log-probs differ" in done.stderr
+
+
+FAULTY = """
+import terrella
+
+
+class Broken(terrella.Environment):
+    def tasks(self, split):
+        return list(range(4))
+
+    def play(self, task):
+        yield "say something"
+        if task:
+            raise OSError("the world is gone")
+        return 1.0
+"""
+
+
+def test_a_collect_stage_stops_where_too_few_episodes_are_valid(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(FAULTY)
+    text = RECIPE[: RECIPE.index("- {kind: collect, name: shown")].replace(
+        f"{CASES}/own_task.py:Echo", "world.py:Broken"
+    )
+    text = text.replace(", letters: abcdef", "")
+    (tmp_path / "recipe.yaml").write_text(
+        text + "- {kind: collect, name: play, model: start, prompts: 4, max_new_tokens: 2}\n"
+    )
+    command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 9, done.stderr
+    assert "stage play: 3 of 4 episodes are Invalid, above rollouts.max_invalid_share = 0.25" in done.stderr
+    assert "the world is gone" in done.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +185,10 @@ class Forgetful(Copied):
         return super().generate(requests)
 
 
-def learn_after_a_loss(folder: str, lost_in: int, journaled: bool = True) -> dict[str, Any]:
-    """Two data ranks; the second's sampler loses its weights in its so many-th call, or with 0 never."""
+def learn_after_a_loss(folder: str, lost_in: int, journaled: bool = True, refills: int = 0) -> dict[str, Any]:
+    """Two data ranks; the second's sampler loses its weights in its so many-th call, or with 0 never. With `refills`
+    groups without a signal are sampled again.
+    """
     import torch.distributed as dist
 
     engine, record, published = engine_of(1e-2), [], []
@@ -194,11 +197,23 @@ def learn_after_a_loss(folder: str, lost_in: int, journaled: bool = True) -> dic
     journal = Journal(Path(folder), mesh.data_rank)
 
     class Learner(Trainer):
+        can_refill = refills > 0
+
         def episodes(self, step: int) -> list[Any]:
             return [Repeat(step * PROMPTS + i, k) for i in mesh.share(range(PROMPTS)) for k in range(GROUP)]
 
+        def more_episodes(self, step: int, number: int) -> list[Any]:
+            first = 1000 * (step * refills + number + 1)
+            return [Repeat(first + i, k) for i in mesh.share(range(PROMPTS)) for k in range(GROUP)]
+
+        def play(self, sampler: Any, episodes: list[Any], seed: int) -> list[Any]:
+            played = super().play(sampler, episodes, seed)  # every other group of a first deal has no signal
+            equal = [refills and t.prompt_id < 1000 and t.prompt_id % 2 for t in played]
+            return [replace(t, reward=0.0) if same else t for t, same in zip(played, equal, strict=True)]
+
         def record(self, step: int, values: dict[str, Any], episodes: Any, trajectories: Any) -> None:
             record.append({name: value for name, value in values.items() if not name.startswith("time/")})
+            record[-1]["refilled"] = len(self.refilled)
 
         def publish(self, version: int) -> None:
             copied.take(version)
@@ -206,5 +221,6 @@ def learn_after_a_loss(folder: str, lost_in: int, journaled: bool = True) -> dic
 
     settings = LoopSettings(microbatch_tokens=512, drift_gate=1e-3, seed=3)
     sampler = JournalSampler(copied, journal, lambda: engine.steps) if journaled else copied
-    Learner(engine, sampler, algorithms.GRPO(), SamplingParams(1), mesh, settings).run(range(3))
+    algorithm = algorithms.DAPO(refills=refills) if refills else algorithms.GRPO()
+    Learner(engine, sampler, algorithm, SamplingParams(1), mesh, settings).run(range(3))
     return {"record": record, "published": published, "reused": getattr(sampler, "reused", 0)}

@@ -139,6 +139,21 @@ def test_resume_forgets_what_the_checkpoint_does_not_hold(tmp_path) -> None:
     assert journal.trained() == Counter([0, 1]) and journal.events()[-1] == {"event": "saved", "step": 2, "prompts": []}
 
 
+def test_samples_of_ranks_that_are_no_more_are_forgotten_too(tmp_path) -> None:
+    """A run of four data ranks goes on with one: weights of later versions will be others."""
+    request = SampleRequest((1, 2), (7, 0), SamplingParams(1))
+    for rank in (0, 3):
+        old = Journal(tmp_path, rank)
+        old.note("trained", 45, [rank])
+        for version in (40, 45):
+            old.add([request], [Sample((5,), (-0.5,), "stop", version)])
+    assert Journal(tmp_path).ranks() == {0, 3}
+    for rank in Journal(tmp_path).ranks():
+        Journal(tmp_path, rank).resume(40, 40)
+    assert [s.weight_version for s in Journal(tmp_path).samples().values()] == [40]
+    assert not Journal(tmp_path).trained()
+
+
 def test_a_changed_token_is_named_by_file_and_line_and_sampled_again(tmp_path) -> None:
     made = JournalSampler(Counting(), Journal(tmp_path), lambda: 4).generate(requests(3))
     path = tmp_path / "samples-00000004-0.jsonl"

@@ -123,3 +123,13 @@ def test_a_step_whose_sampler_lost_its_weights_is_played_again(tmp_path: Path) -
     forgotten = run_ranks(job, 2, folder=str(tmp_path / "forgotten"), lost_in=4, journaled=False)
     assert [(r["published"], r["reused"]) for r in forgotten] == [([0, 1, 1, 2, 3], 0)] * 2
     assert [r["record"] for r in forgotten] == [r["record"] for r in calm]
+
+
+def test_a_refill_whose_sampler_lost_its_weights_is_played_again(tmp_path: Path) -> None:
+    """The first step's two turns, then the second rank loses them in what is sampled in place of equal groups."""
+    job = "terrella.tests.rl.learning_jobs:learn_after_a_loss"
+    calm = run_ranks(job, 2, folder=str(tmp_path / "calm"), lost_in=0, refills=2)
+    lost = run_ranks(job, 2, folder=str(tmp_path / "lost"), lost_in=3, refills=2)
+    assert calm[0]["record"][0]["refilled"] > 0
+    assert [r["published"] for r in lost] == [[0, *r["published"]] for r in calm]
+    assert [r["record"] for r in lost] == [r["record"] for r in calm]

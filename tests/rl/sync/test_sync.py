@@ -51,6 +51,14 @@ def test_weights_arrive_exactly_and_carry_their_version(kind, tmp_path) -> None:
     assert engines[0].resets == 2
 
 
+def test_the_version_just_sent_stays_where_a_killed_start_had_gone_further(tmp_path) -> None:
+    transport, engine = DiskTransport(tmp_path), Engine("one")
+    for version in (48, 49, 50, 41, 42):  # killed after 50, and gone on with from 40
+        publish(transport, [engine], lambda: WEIGHTS.items(), version, timeout_s=120)
+        assert transport.path(version).is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-00000041", "version-00000042"]
+
+
 @pytest.mark.parametrize("kind", ["disk", "broadcast", "ipc"])
 def test_a_damaged_tensor_is_found_sent_again_and_then_named(kind, tmp_path, monkeypatch) -> None:
     """Damage in transit: what the receiver sees differs from what the sender described."""
