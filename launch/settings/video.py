@@ -63,6 +63,7 @@ class VideoReal2Sim:
     episodes: int = 30  # initial frames of each task
     frames: int = 24  # of an episode, at most
     top_k: int = 100  # tokens to sample from
+    temperature: float = 1.0  # that frames are sampled at; 0 takes the likeliest codes
     repetition_penalty: float = 1.0  # the publication has 1.2 here
     first_seed: int = 900_000
     # of the scene: JSON that a machine with the simulator wrote; of recorded episodes: YAML or JSON with true success
@@ -76,6 +77,8 @@ class VideoReal2Sim:
 
     def __post_init__(self) -> None:
         positive(self, "episodes", "frames")
+        if self.temperature < 0:
+            raise ValueError(f"temperature: {self.temperature} must be at least 0")
         names = [p.path.rpartition(":")[2] if isinstance(p, ByPath) else p for p in self.policies]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -7,7 +7,7 @@ Reality is the simulator of the table-top scene, or for recorded episodes (RT-1'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -113,7 +113,8 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
         for name in stage.models:
             successes[name] = {}
             with of(name) as (sampler, _):
-                choice = {"top_k": stage.top_k, "repetition_penalty": stage.repetition_penalty, "waiting_A": waiting}
+                choice: dict[str, Any] = {"top_k": stage.top_k, "temperature": stage.temperature}
+                choice |= {"repetition_penalty": stage.repetition_penalty, "waiting_A": waiting}
                 simulator = partial(WorldModelSimulator, sampler, decoder, bins, **choice)
                 for task, (number, policy) in product(stage.tasks, enumerate(world.played)):
                     seed = fold(job.recipe.seed, 51, number, world.task_number(task), share[0])
@@ -148,10 +149,13 @@ class Scene:
         self.stage, self.table, self.dims = stage, video_settings(job).table, video_settings(job).action_dims
         self.truth = in_simulator(stage, job)
         self.played: list[Any] = list(stage.policies)
-        if self.truth["episodes"] != stage.episodes:
-            raise ConfigError(
-                f"truth: made with {self.truth['episodes']} episodes, the stage asks for {stage.episodes}"
-            )
+        asked = {"episodes": stage.episodes, **how_made(stage, self.table)}
+        for key, value in asked.items():
+            if self.truth.get(key, value) != value:  # earlier releases kept the episodes alone
+                raise ConfigError(
+                    f"truth: {stage.truth} was made with {key} = {self.truth[key]}, stage {stage.name} asks for "
+                    f"{value}; write it anew, or change the setting"
+                )
         rates = self.truth["rates"]
         keys = [f"{task}/{recorded.name_of(p)}" for task in stage.tasks for p in stage.policies]
         missing = next((key for key in keys if key not in rates), None)
@@ -274,14 +278,19 @@ def make_truth(stage: VideoReal2Sim, folder: Any, table: Table) -> None:
             }
             first[task] = np.stack(starts)
     np.savez_compressed(folder / FIRST, allow_pickle=False, **first)
-    keep_truth(folder, stage.episodes, rates)
+    keep_truth(folder, stage.episodes, rates, how_made(stage, table))
 
 
-def keep_truth(folder: Path, episodes: int, rates: dict[str, Any]) -> None:
+def how_made(stage: VideoReal2Sim, table: Table) -> dict[str, Any]:
+    """What true success depends on besides the policies."""
+    return {"frames_each": stage.frames, "first_seed": stage.first_seed, "table": asdict(table)}
+
+
+def keep_truth(folder: Path, episodes: int, rates: dict[str, Any], how: dict[str, Any]) -> None:
     """Write down what happened, with digests of it and of the frames beside it: a later start, or another run,
     trusts it.
     """
-    truth = {"episodes": episodes, "rates": rates, "frames": file_digest(folder / FIRST)}
+    truth = {"episodes": episodes, **how, "rates": rates, "frames": file_digest(folder / FIRST)}
     write_json(folder / TRUTH, {**truth, "digest": json_digest(truth)})
 
 

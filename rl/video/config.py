@@ -76,6 +76,8 @@ class VideoEnvironment:
     large_objects: bool = False  # table-top: block, goal and pusher cover about twice the pixels
     clips_per_episode: int = 4  # 0 where nothing is trained
     heldout_clips_per_episode: int = 1  # likewise, of held-out episodes
+    # of the training clips, by episode: from which share to which; a stage's own `env` may take another part
+    train_part: tuple[float, float] = (0.0, 1.0)
     clips_at_once: int = 16  # encoded together
     tokenizer: TokenizerConfig  # how frames become tokens
     history: int = 1  # frames that are given
@@ -124,6 +126,9 @@ class VideoEnvironment:
             raise ValueError(f"clips_per_episode: {self.clips_per_episode} must not be negative")
         if self.shards is None and self.recording is None:
             raise ValueError("recording: name the episodes to record, or shards for a folder of them")
+        low, high = self.train_part
+        if not 0 <= low < high <= 1:
+            raise ValueError(f"train_part: [{low:g}, {high:g}] must lie between 0 and 1, the smaller first")
         if self.heldout_every < 2:
             raise ValueError("heldout_every: at least 2, or nothing is left to train on")
         wanted = {"rt1": 13, "tabletop": 3}.get(self.actions, self.action_dims)

@@ -77,13 +77,22 @@ class Clips(Sequence["Clip"]):
         """The true frames."""
         return episodes_of(self.settings, self.made, self.split)
 
+    @cached_property
+    def numbers(self) -> range:
+        """The clips of this part: whole episodes, so that two parts share none."""
+        count, each = len(self.shards), max(self.settings.clips_per_episode, 1)
+        if self.split == "test" or self.settings.train_part == (0.0, 1.0):
+            return range(count)
+        low, high = (round(share * (count // each)) * each for share in self.settings.train_part)
+        return range(low, high)
+
     def __len__(self) -> int:
-        return len(self.shards) if self.made.finished else 1
+        return len(self.numbers) if self.made.finished else 1
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
-        return Clip(self, at)
+        return Clip(self, self.numbers[at] if self.made.finished else at)
 
 
 @dataclass(frozen=True)

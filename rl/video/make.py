@@ -4,6 +4,8 @@ as token shards, one row a clip with the place of the clip in its episode.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -26,13 +28,40 @@ from .config import VideoEnvironment
 from .imagine import to_pictures
 from .made import FOLDERS, action_bins, device, episodes_of, frozen_tokenizer
 
+LOOKED_AT = 480  # episodes of a split
+
 
 def count_episodes(settings: VideoEnvironment, made: Made) -> dict[str, int]:
     """The episodes of both splits; shards with none in one of them are refused."""
     train, heldout = (len(episodes_of(settings, made, split)) for split in FOLDERS)
     if not train or not heldout:
         raise ConfigError(f"env.shards has {train} + {heldout} episodes; lower env.heldout_every")
+    if settings.actions == "tabletop":
+        from .record import require_table
+
+        require_table(episodes_of(settings, made, "train"), settings.table, f"env.shards: {settings.shards}")
+    _require_mixed(settings, made)
     return {"episodes": train, "heldout_episodes": heldout}
+
+
+def _require_mixed(settings: VideoEnvironment, made: Made) -> None:
+    """Refuse a split that holds out some kinds of episodes whole: tasks and policies are dealt in turn, and a number
+    that divides their round takes the same ones every time.
+    """
+    kinds: dict[Split, Counter[tuple[str, str]]] = {}
+    for split in FOLDERS:
+        episodes = episodes_of(settings, made, split)
+        metas = [json.loads(episodes.raw(i).get("meta.json", b"{}")) for i in range(min(len(episodes), LOOKED_AT))]
+        kinds[split] = Counter((meta["task"], meta["policy"]) for meta in metas if "task" in meta and "policy" in meta)
+    several = len({*kinds["train"], *kinds["test"]})
+    if min(kinds["train"].total(), kinds["test"].total()) < 4 * several:
+        return  # too few to say
+    for one, other, said in (("train", "test", "trained on"), ("test", "train", "held out")):
+        if missing := sorted(kinds[other].keys() - kinds[one].keys()):
+            raise ConfigError(
+                f"env.heldout_every = {settings.heldout_every}: no episode of '{missing[0][0]}' by '{missing[0][1]}' "
+                f"is {said}; choose a number that has no factor in common with the {several} kinds of episodes"
+            )
 
 
 def record_episodes(settings: VideoEnvironment, made: Made) -> dict[str, int]:

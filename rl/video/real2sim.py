@@ -63,12 +63,14 @@ class WorldModelSimulator:
         top_k: int,
         repetition_penalty: float,
         seed: int,
+        temperature: float = 1.0,
         waiting_A: np.ndarray | None = None,  # the action before the first frame; default: zeros
     ) -> None:
         self.sampler, self.decoder, self.bins, self.layout, self.seed = sampler, decoder, bins, decoder.layout, seed
         self.waiting_A = np.zeros(self.layout.action_dims) if waiting_A is None else waiting_A
         self.params = SamplingParams(
             max_new_tokens=self.layout.frame_tokens,
+            temperature=temperature,
             top_k=top_k,
             repetition_penalty=repetition_penalty,
             allowed=self.layout.ids_of("frame"),

@@ -4,6 +4,7 @@ each.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ...core.errors import ConfigError
 from ...data.convert.npz import episode_sample
 from ...data.schema import VIDEO
 from ...data.shards import ShardWriter
 from ...data.shards.writer import encode_sample, ordered_map
 from ..worlds.tabletop import PLAIN, TASKS, Table, Tabletop
+from .clips import Episodes
 from .policies import VideoPolicy, make_policy
 
 
@@ -63,6 +66,7 @@ def encoded_episode(plan: EpisodePlan) -> list[tuple[str, bytes]]:
     """An episode as the members of a sample."""
     frames, actions, success = play(plan)
     about = {"source": "tabletop", "task": plan.task, "policy": plan.policy, "seed": plan.seed, "success": success}
+    about |= {"stride": plan.table.stride, "large": plan.table.large}
     return encode_sample(episode_sample({"image": frames}, actions, TASKS[plan.task], **about))
 
 
@@ -75,10 +79,25 @@ def plans(
         yield EpisodePlan(first_seed + i, tasks[i % len(tasks)], policy, frames, table)
 
 
+def require_table(episodes: Episodes, table: Table, where: str) -> None:
+    """Refuse episodes of the scene that were recorded with another stride or other sizes of things."""
+    for number in {0, len(episodes) - 1} if len(episodes) else ():
+        meta = json.loads(episodes.raw(number).get("meta.json", b"{}"))
+        told = (meta.get("stride", 1), meta.get("large", False))
+        if meta.get("source") == "tabletop" and told != (table.stride, table.large):
+            raise ConfigError(
+                f"{where}: its episodes have frame_stride = {told[0]} and large_objects = {str(told[1]).lower()}, "
+                f"{table.stride} and {str(table.large).lower()} are asked for; change env, or record into another "
+                "folder"
+            )
+
+
 def record(folder: Path, wanted: Sequence[EpisodePlan], workers: int = 0, tick: Any = None) -> int:
     """Write the episodes; a killed recording goes on after its last whole shard. The bytes do not depend on
     `workers`.
     """
+    if folder.exists() and any(folder.glob("*.tar")):
+        require_table(Episodes(folder), wanted[0].table, str(folder))
     with ShardWriter(folder, kind=VIDEO, max_bytes=64 << 20, max_samples=100, resume=folder.exists()) as writer:
         for plan, members in zip(
             islice(wanted, writer.samples, None),

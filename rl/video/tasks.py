@@ -115,7 +115,8 @@ class VideoTasks(Tasks):
         require_weights(rewarded if split == "train" else self.metrics)
 
     def order(self, seed: int, without: Collection[int] = ()) -> Callable[[int], int]:
-        used = [i for i in range(len(self.of("train"))) if i not in set(without)]
+        left_out = set(without)
+        used = [i for i in range(len(self.of("train"))) if i not in left_out]
 
         def number(place: int) -> int:
             epoch, at = divmod(place, len(used))
@@ -124,7 +125,9 @@ class VideoTasks(Tasks):
         return number
 
     def lesson_order(self, seed: int) -> Callable[[int], int]:
-        return ShuffledOrder(self.of("train").shards.counts, seed=seed).__getitem__
+        clips = self.of("train")
+        counts = clips.shards.counts if len(clips) == len(clips.shards) else [len(clips)]  # a part is one pile
+        return ShuffledOrder(counts, seed=seed).__getitem__
 
     def params(self, max_new_tokens: int | None, temperature: float) -> SamplingParams:
         allowed = self.layout.ids_of("frame") if self.settings.visual_ids_only else None

@@ -135,7 +135,7 @@ def test_the_record_of_what_the_rows_were_is_checked(job: Job, tmp_path: Path) -
 def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / FIRST, close=np.zeros((1, 2, 2, 3), np.uint8))
     rates = {"close/random": {"wins": 1, "judged": 1, "agree": 1}}
-    keep_truth(tmp_path, 1, rates)
+    keep_truth(tmp_path, 1, rates, {})
     assert load_truth(str(tmp_path / TRUTH))["rates"] == rates
     whole = (tmp_path / TRUTH).read_text()
     (tmp_path / TRUTH).write_text(whole.replace('"wins": 1', '"wins": 0'))

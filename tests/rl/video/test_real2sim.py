@@ -37,10 +37,11 @@ class Echo:
     """A sampler that notes its prompts and answers with a constant frame."""
 
     def __init__(self, tokens: int) -> None:
-        self.tokens, self.prompts = tokens, []
+        self.tokens, self.prompts, self.temperatures = tokens, [], set[float]()
 
     def generate(self, requests: list[SampleRequest]) -> list[Sample]:
         self.prompts.append([r.ids for r in requests])
+        self.temperatures |= {r.params.temperature for r in requests}
         n = len(self.prompts)
         return [Sample((n % 16,) * self.tokens, (0.0,) * self.tokens, "length", 0) for _ in requests]
 
@@ -50,14 +51,14 @@ def test_the_window_slides_as_published() -> None:
     layout = decoder.layout
     sampler = Echo(layout.frame_tokens)
     bins = ActionBins(((-1.0, 1.0),) * 2, 8)
-    world = WorldModelSimulator(sampler, decoder, bins, top_k=0, repetition_penalty=1.0, seed=0)
+    world = WorldModelSimulator(sampler, decoder, bins, top_k=0, repetition_penalty=1.0, seed=0, temperature=0.3)
     first = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
     assert world.reset(first).shape == first.shape
     for t in range(7):
         assert world.step(np.full((2, 2), -1.0 + t / 4)).shape == first.shape
     each = layout.frame_tokens + layout.action_dims
     lengths = [len(p[0]) - layout.context_tokens for p in sampler.prompts]
-    assert lengths == [each, 2 * each, 3 * each] * 2 + [each]
+    assert lengths == [each, 2 * each, 3 * each] * 2 + [each] and sampler.temperatures == {0.3}
     context = sampler.prompts[0][0][: layout.context_tokens]
     assert all(p[0][: layout.context_tokens] == context for p in sampler.prompts)  # the context stays
     fourth = sampler.prompts[3][0][layout.context_tokens :]
