@@ -53,11 +53,12 @@ def _require_mixed(settings: VideoEnvironment, made: Made) -> None:
         episodes = episodes_of(settings, made, split)
         metas = [json.loads(episodes.raw(i).get("meta.json", b"{}")) for i in range(min(len(episodes), LOOKED_AT))]
         kinds[split] = Counter((meta["task"], meta["policy"]) for meta in metas if "task" in meta and "policy" in meta)
-    several = len({*kinds["train"], *kinds["test"]})
-    if min(kinds["train"].total(), kinds["test"].total()) < 4 * several:
+    train, test = kinds["train"], kinds["test"]
+    several = len({*train, *test})
+    if min(train.total(), test.total()) < 4 * several:
         return  # too few to say
-    for one, other, said in (("train", "test", "trained on"), ("test", "train", "held out")):
-        if missing := sorted(kinds[other].keys() - kinds[one].keys()):
+    for one, other, said in ((train, test, "trained on"), (test, train, "held out")):
+        if missing := sorted(other.keys() - one.keys()):
             raise ConfigError(
                 f"env.heldout_every = {settings.heldout_every}: no episode of '{missing[0][0]}' by '{missing[0][1]}' "
                 f"is {said}; choose a number that has no factor in common with the {several} kinds of episodes"

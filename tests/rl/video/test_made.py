@@ -11,6 +11,7 @@ from terrella.core.errors import ConfigError
 from terrella.data.convert.npz import episode_sample
 from terrella.data.schema import VIDEO, VIDEO_TOKENS
 from terrella.data.shards import ShardWriter
+from terrella.data.video_layout import VideoLayout
 from terrella.rl.language_tasks import Made
 from terrella.rl.video.clips import Episodes
 from terrella.rl.video.config import VideoEnvironment
@@ -21,7 +22,8 @@ from terrella.rl.video.tasks import VideoTasks
 from terrella.rl.worlds.tabletop import PLAIN, TASKS, Table
 from terrella.tests.rl.video.test_tasks import SETTINGS
 
-META = {"schema": VIDEO_TOKENS, "layout": [], "start": 0, "context": 0}
+LAYOUT = VideoLayout(16, 4, 0, 1, 1, True, 3, 8)
+META = {"schema": VIDEO_TOKENS, "layout": LAYOUT.describe(), "start": 0, "context": 0}
 KINDS = list(product(("scripted", "random"), ("push", "open", "close")))
 
 
@@ -64,7 +66,9 @@ def test_episodes_of_another_table_are_refused(tmp_path: Path) -> None:
 def test_parts_of_the_training_clips_share_no_episode(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "train", kind=VIDEO_TOKENS, max_samples=7) as writer:
         for i in range(40):
-            writer.write({"tokens.npy": np.zeros(4, np.uint16), "meta.json": META | {"episode": i // 4}}, key=f"{i}")
+            writer.write(
+                {"tokens.npy": np.zeros(LAYOUT.total, np.uint16), "meta.json": META | {"episode": i // 4}}, key=f"{i}"
+            )
     found = []
     for part in ((0.0, 0.7), (0.7, 1.0), (0.0, 1.0)):
         env = settings(tmp_path, clips_per_episode=4, train_part=part)
