@@ -11,6 +11,7 @@ import torch
 
 from terrella.core.config import OptimizerConfig, ParallelConfig, PrecisionConfig
 from terrella.core.engine import Engine
+from terrella.core.mesh import Mesh
 from terrella.data.packing import TrainSequence, pack, unpack
 from terrella.models.gpt import build_gpt
 from terrella.models.lora import LoraConfig
@@ -97,7 +98,9 @@ def colocated(folder: str, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def adapters(folder: str, environment: dict[str, str], colocated: bool) -> dict[str, Any]:
-    """A LoRA model: vLLM starts on the frozen weights and gets nothing but adapters."""
+    """A LoRA model: vLLM starts on the frozen weights and gets adapters alone; all data ranks ask it."""
+    import torch.distributed as dist
+
     from terrella.rl.rollout.config import Vllm
     from terrella.rl.rollout.open import open_sampler
 
@@ -107,7 +110,8 @@ def adapters(folder: str, environment: dict[str, str], colocated: bool) -> dict[
         build_gpt(MODELS["llama"], lora=lora), ParallelConfig(), OptimizerConfig(lr=5e-2), PrecisionConfig(), 0
     )
     settings = Vllm(colocated=colocated, adapters_only=True, eager=True, max_length=96, max_sequences=32, request_s=300)
-    opened = open_sampler(settings, engine, MODELS["llama"], Path(folder))
+    mesh = Mesh(dist.get_rank(), dist.get_world_size())
+    opened = open_sampler(settings, engine, MODELS["llama"], Path(folder), mesh=mesh)
     try:
         assert opened.publish is not None
         asked, gaps, sampled, bytes_sent = questions(8, 16), [], [], []
