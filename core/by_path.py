@@ -122,6 +122,19 @@ def absolute(text: str, base: Path) -> str:
     return f"{_file(where, base)}:{name}" if _is_file(where) else text
 
 
+def existing(text: str, *folders: Path) -> Path | None:
+    """The file or folder that a text names, looked for in these folders and then from the current one; None where it
+    names none, as most texts do.
+    """
+    if "\n" in text:
+        return None
+    try:
+        places = (*(folder / text for folder in folders), Path(text).expanduser())
+        return next((path for path in places if path.exists()), None)
+    except (OSError, RuntimeError, ValueError):  # too long for a name, ~ of no user, a zero byte
+        return None
+
+
 def _parts(text: str) -> tuple[str, str]:
     where, _, name = text.rpartition(":")
     if not where or not name.isidentifier():

@@ -12,7 +12,7 @@ import pytest
 
 from terrella.core import run as runs
 from terrella.core import schema
-from terrella.core.by_path import ByPath, KindByPath, file_digest, load_object
+from terrella.core.by_path import ByPath, KindByPath, OwnFile, OwnText, existing, file_digest, load_object
 from terrella.core.errors import ConfigError
 
 OWN = """
@@ -76,6 +76,35 @@ def test_two_folders_may_each_have_a_helper(own: Path) -> None:
     (other / "helper.py").write_text("SIZE = 7\n")
     (other / "my.py").write_text(OWN)
     assert [load_object("my.py:Env", folder)().size for folder in (own, other, own)] == [4, 7, 4]
+
+
+@dataclass(frozen=True)
+class Texts:
+    rows: OwnFile
+    template: OwnText
+
+
+@pytest.mark.parametrize("length", [200, 256, 400, 999, 5000])
+def test_a_long_line_is_a_text_and_no_file(tmp_path: Path, length: int) -> None:
+    text = ("Answer briefly. {{ question }} " * length)[:length]
+    assert existing(text, tmp_path) is None
+    (tmp_path / "r.yaml").write_text(f"rows: rows.jsonl\ntemplate: '{text}'\n")
+    assert schema.load(Texts, tmp_path / "r.yaml", (), "r.yaml") == Texts(OwnFile("rows.jsonl"), OwnText(text))
+
+
+def test_a_file_is_found_beside_the_recipe_and_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a.txt").write_text("A")
+    (tmp_path / "b.txt").write_text("B {{ x }}")
+    monkeypatch.chdir(tmp_path / "here")
+    assert existing("b.txt", tmp_path) == tmp_path / "b.txt" and existing("b.txt") is None
+    assert existing("a.txt", tmp_path) == Path("a.txt")
+    assert [existing(text, tmp_path) for text in ("~no_such_user/a.txt", "a\0b", "a.txt\nb")] == [None] * 3
+    (tmp_path / "r.yaml").write_text("rows: a.txt\ntemplate: b.txt\n")
+    found = schema.load(Texts, tmp_path / "r.yaml", (), "r.yaml")
+    assert found == Texts(OwnFile(tmp_path / "here" / "a.txt"), OwnText("B {{ x }}"))
 
 
 def test_a_module_of_an_installed_package() -> None:

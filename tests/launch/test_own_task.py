@@ -332,6 +332,22 @@ def test_options_that_do_not_fit_are_refused(
         assert not (place / "runs" / "demo").exists()
 
 
+@pytest.mark.parametrize("length", [200, 256, 400, 999])
+def test_a_template_of_one_long_line_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    from terrella.launch import own
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.jsonl", "my.py"):
+        Path(name).touch()
+    text = ("Answer briefly. {{ question }} " * length)[:length]
+    given = {"template": text, "data": "rows.jsonl", "reward": "my.py:score"}
+    assert own.settings_of("grpo", given) == (
+        f"env.train={json.dumps(str(tmp_path / 'rows.jsonl'))}",
+        f"env.reward={json.dumps(str(tmp_path / 'my.py') + ':score')}",
+        f"env.template={json.dumps(text)}",
+    )
+
+
 def test_the_package_is_light_and_its_names_are_there(place: Path) -> None:
     code = """import sys, terrella
 assert not {"torch", "numpy", "yaml"} & set(sys.modules)
