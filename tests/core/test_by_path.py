@@ -12,7 +12,16 @@ import pytest
 
 from terrella.core import run as runs
 from terrella.core import schema
-from terrella.core.by_path import ByPath, KindByPath, OwnFile, OwnText, existing, file_digest, load_object
+from terrella.core.by_path import (
+    ByPath,
+    KindByPath,
+    OwnFile,
+    OwnText,
+    existing,
+    file_digest,
+    imported_beside,
+    load_object,
+)
 from terrella.core.errors import ConfigError
 
 OWN = """
@@ -76,6 +85,31 @@ def test_two_folders_may_each_have_a_helper(own: Path) -> None:
     (other / "helper.py").write_text("SIZE = 7\n")
     (other / "my.py").write_text(OWN)
     assert [load_object("my.py:Env", folder)().size for folder in (own, other, own)] == [4, 7, 4]
+
+
+def test_modules_beside_a_file_are_found_without_running_them(tmp_path: Path) -> None:
+    sources = {
+        "my.py": "import json, grading\nfrom tools import words\nimport deep.er.est as x\nraise SystemExit\n",
+        "grading.py": "from my import f\ndef g():\n    import later\n",
+        "later.py": "def broken(:\n",
+        "tools/__init__.py": "from .numbers import one\n",
+        "tools/words.py": "from . import spelling\nfrom ..grading import f\n",
+        "tools/numbers.py": "",
+        "tools/spelling.py": "import unrelated.thing\n",
+        "tools/unused.py": "",
+        "deep/er/est.py": "",
+        "unused.py": "",
+    }
+    for name, source in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    found = imported_beside("my.py:f", tmp_path)
+    assert found == {
+        str(tmp_path / name): hashlib.sha256(source.encode()).hexdigest()
+        for name, source in sources.items()
+        if name != "my.py" and "unused" not in name
+    }
+    assert imported_beside("json.decoder:JSONDecoder", tmp_path) == {}
 
 
 @dataclass(frozen=True)

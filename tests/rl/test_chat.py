@@ -118,8 +118,8 @@ def test_lessons_rollouts_and_agents_begin_alike(tmp_path: Path) -> None:
     answered = Conversation(None, 0, 0, ["2+2?", "Sure?"], turns=[(asked, Sample((60, 2), (0.0, 0.0), "stop", 0))])
     assert tasks.talk.context(answered) == (*asked, 60, 2, *base.encode("\nUser:\nSure?\nAgent:\n"))
     episode = AgentEpisode(load_tasks()["SimpleSokoban"], 123, 0, 0, base, PLAIN)
-    for ids in (episode.context() or (), question(episode, episode.states[0], ["Up"])):
-        assert ids[0] == 1 and ids.count(1) == 1
+    for ids in (episode.context(), question(episode, episode.states[0], ["Up"])):
+        assert ids is not None and ids[0] == 1 and ids.count(1) == 1
 
 
 def test_turns_are_those_of_the_whole_chat(tmp_path: Path) -> None:
