@@ -4,6 +4,7 @@ ours.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -12,7 +13,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,12 +115,79 @@ def file_digest(text: str, base: Path) -> str:
     return hashlib.sha256(_read(Path(origin))).hexdigest()
 
 
+def imported_beside(text: str, base: Path) -> dict[str, str]:
+    """sha256, by path, of the files beside the one that `file.py:Name` names which it imports, and which those import.
+
+    Read off their source without running it: a name that is made up at run time is not seen.
+    """
+    where, _ = _parts(text)
+    if not _is_file(where):
+        return {}
+    main = _file(where, base)
+    found: dict[Path, str] = {}
+    left = [main]
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        source = _read(path)
+        found[path] = hashlib.sha256(source).hexdigest()
+        left += _imports(path, source, main.parent)
+    return {str(path): digest for path, digest in found.items() if path != main}
+
+
+def require_unchanged(known: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse files of the user's, given by path with their digests, that are others than those that are known."""
+    changed = next((path for path, digest in now.items() if known.get(path, digest) != digest), None)
+    if changed is not None:
+        raise ConfigError(
+            f"{changed}: has changed since this run was started; restore it, or start a run in another --run folder"
+        )
+
+
+def _imports(path: Path, source: bytes, folder: Path) -> list[Path]:
+    """The files in a folder that a source names in its import statements."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # said in full where the file is loaded
+        return []
+    places: list[tuple[Path, str]] = []  # where the search begins, and a dotted name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            places += [(folder, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = [folder, *path.parents][min(node.level, len(path.parents))]
+            # a name that is imported from a package may be a module of it
+            places += [(start, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names]
+    files = []
+    for start, name in places:
+        files += [start / "__init__.py"] if start != folder else []
+        module = start
+        for part in name.split("."):
+            files += [module / f"{part}.py", module / part / "__init__.py"]
+            module /= part
+    return [file.resolve() for file in dict.fromkeys(files) if file.is_file()]
+
+
 def absolute(text: str, base: Path) -> str:
     """The same with the file's whole path, so that it means the same from any folder; a package's module stays as it
     is.
     """
     where, name = _parts(text)
     return f"{_file(where, base)}:{name}" if _is_file(where) else text
+
+
+def existing(text: str, *folders: Path) -> Path | None:
+    """The file or folder that a text names, looked for in these folders and then from the current one; None where it
+    names none, as most texts do.
+    """
+    if "\n" in text:
+        return None
+    try:
+        places = (*(folder / text for folder in folders), Path(text).expanduser())
+        return next((path for path in places if path.exists()), None)
+    except (OSError, RuntimeError, ValueError):  # too long for a name, ~ of no user, a zero byte
+        return None
 
 
 def _parts(text: str) -> tuple[str, str]:

@@ -339,9 +339,7 @@ def _own_file(kind: Any, value: str, item: Located) -> str:
     """A file by its whole path, or its text. One that is not beside the recipe is looked for from the current
     folder.
     """
-    if len(value) > 1000 or "\n" in value:
-        return value
-    path = next((p for p in (item.folder / value, Path(value).expanduser()) if p.exists()), None)
+    path = by_path.existing(value, item.folder)
     if path is None or (kind is by_path.OwnText and not path.is_file()):
         return value
     try:

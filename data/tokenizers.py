@@ -270,6 +270,8 @@ class HFTokenizer:
             raise ConfigError(f"{folder}: the tokenizer names no eos_token; set it in tokenizer_config.json")
         self.eos_id = int(self.hf.eos_token_id)
         self.bos_id = None if self.hf.bos_token_id is None else int(self.hf.bos_token_id)
+        # as base models of Llama, Mistral and Gemma were trained: the post-processor begins every text
+        self.adds_bos = self.bos_id is not None and self.hf.encode("a")[:1] == [self.bos_id]
         self.pad_id = self.eos_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
         path = Path(folder) / GENERATION
         self.generation = read_json(path, {})
@@ -278,7 +280,7 @@ class HFTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone: no BOS or EOS is added."""
+        """Ids of the text alone: no BOS or EOS is added. What a model reads first is begun by rl/chat.py."""
         return self.hf.encode(text, add_special_tokens=False)
 
     def decode(self, ids: list[int] | tuple[int, ...] | np.ndarray, *, keep_special: bool = False) -> str:

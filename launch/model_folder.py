@@ -4,9 +4,8 @@ folder or the hub.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..core import schema
+from ..core.by_path import existing
 from ..core.errors import ConfigError
 from ..core.schema import Located
 
@@ -38,7 +37,7 @@ def _place(folder: Located) -> str:
     """A folder beside the recipe, or in the current folder, by its whole path, so that a resume elsewhere means the
     same; else a hub id.
     """
-    path = next((p for p in (folder.folder / folder.value, Path(folder.value).expanduser()) if p.exists()), None)
+    path = existing(folder.value, folder.folder)
     return folder.value if path is None else str(path.resolve())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..core.by_path import existing
 from ..core.errors import ConfigError
 from ..rl.own.config import DataEnvironment
 from . import recipe as recipes
@@ -98,9 +99,8 @@ def whole_path(text: str) -> str:
     folder.
     """
     file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
-    if len(file) > 1000 or "\n" in file or not Path(file).expanduser().exists():
-        return text
-    return f"{Path(file).expanduser().resolve()}{colon}{name}"
+    path = existing(file)
+    return text if path is None else f"{path.resolve()}{colon}{name}"
 
 
 def path_of(value: str | Callable[..., Any]) -> str:

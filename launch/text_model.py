@@ -65,20 +65,22 @@ class TextModel:
         """A chat as the model reads it."""
         if not self.chats:
             raise ConfigError(f"{self.folder}: its tokenizer has no chat template; give plain prompts")
-        template = self.tokenizer.hf.apply_chat_template  # type: ignore[attr-defined]
-        return template(messages, tokenize=False, add_generation_prompt=True)
+        from ..rl.chat import first_prompt
+
+        return first_prompt(self.tokenizer, messages)
 
     def complete(
         self, prompts: list[str], *, max_new_tokens: int, temperature: float, samples: int = 1, seed: int = 0
     ) -> list[Answer]:
         """`samples` continuations of every prompt, those of one prompt side by side."""
         from ..data.trajectory import Invalid
+        from ..rl.chat import begun
         from ..rl.rollout.sampler import SampleRequest, SamplingParams
 
         requests = []
         for number, prompt in enumerate(prompts):
             try:
-                ids = tuple(self.tokenizer.encode(prompt))
+                ids = tuple(begun(self.tokenizer, self.tokenizer.encode(prompt)))
             except ValueError as error:
                 raise ConfigError(f"this model's tokenizer cannot spell the prompt: {error}") from error
             room = self.config.max_positions - len(ids)

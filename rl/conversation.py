@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ..core.errors import ConfigError
 from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid, Trajectory
-from .chat import chat_of, first_prompt
+from .chat import first_ids, turns_of
 from .environment import End, Prompt
 from .language import readable
 from .multiturn import joined
@@ -159,11 +159,11 @@ class Talk:
     def context(self, talk: Conversation) -> tuple[int, ...]:
         """Ids to continue from: the last context, its answer by the sampled ids, and what was said since."""
         if not talk.turns:
-            return tuple(self.tokenizer.encode(first_prompt(self.tokenizer, talk.prompts[0])))
+            return tuple(first_ids(self.tokenizer, talk.prompts[0]))
         before, sample = talk.turns[-1]
         ids = (*before, *sample.ids)
-        chat = chat_of(self.tokenizer)
-        said = self.tokenizer.encode(chat.next_user + text_of(talk.prompts[-1]) + chat.agent)
+        agent, next_user = turns_of(self.tokenizer)
+        said = self.tokenizer.encode(next_user + text_of(talk.prompts[-1]) + agent)
         # The template's end of the model's turn is not repeated where the sampler already wrote it.
         return (*ids, *(said[1:] if ids[-1] == said[0] else said))
 

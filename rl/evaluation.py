@@ -5,6 +5,7 @@ An environment of numbers alone needs none of its own: `reward_results` compares
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ ByModel = dict[tuple[str, float], Rewards]  # and temperature
 TEST = "test"  # the part of held-out tasks that every environment has
 TRUTH = "demonstrations"
 SHOWN = 12  # episodes kept for the report
+REASON = 300  # letters of a fault's reason in a table's note
 PARTS = {
     "right_answer": "right answer",
     "success": "solved",
@@ -47,6 +49,16 @@ class Evaluation:
     probes: dict[tuple[str, str], Any] = field(default_factory=dict)
     # by model and part: its kept episodes, at the first temperature
     shown: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the recipe trained one of the models: only then it knows that these tasks were held out."""
+        return any(kind != "start" for kind in self.trained_by.values())
+
+    @property
+    def task_word(self) -> str:
+        """What a task of the part `test` is called."""
+        return "held-out task" if self.trained else "test task"
 
     def kind_of(self, model: str) -> str:
         """How the report marks a model's row."""
@@ -103,11 +115,30 @@ def heat(temperature: float) -> str:
 
 def reward_results(evaluation: Evaluation, baselines: Callable[[list[Any]], dict[str, list[list[Any]]]]) -> Results:
     """Mean rewards of all models, beside those of trivial policies and demonstrations, which `baselines` plays."""
-    beside = {name: by_task(judged) for name, judged in baselines(evaluation.tasks[TEST]).items()}
-    rewards = {(name, t): by_task(judged) for (name, t, part), judged in evaluation.judged.items() if part == TEST}
+    trivial = baselines(evaluation.tasks[TEST])
+    judged = {(name, t): found for (name, t, part), found in evaluation.judged.items() if part == TEST}
+    faults = Counter(
+        one.reason
+        for found in (*judged.values(), *trivial.values())
+        for samples in found
+        for one in samples
+        if isinstance(one, Invalid)
+    )
+    beside = {name: by_task(found) for name, found in trivial.items()}
+    rewards = {key: by_task(found) for key, found in judged.items()}
     outcome = {f"{name}/t{t:g}/reward": estimate(r).value for (name, t), r in rewards.items()}
-    summary = reward_summary(evaluation, rewards, beside)
-    return Results({"": reward_table(evaluation, rewards, beside)}, outcome, summary)
+    summary = reward_summary(evaluation, rewards, beside, faults)
+    return Results({"": reward_table(evaluation, rewards, beside, faults)}, outcome, summary)
+
+
+def left_out(faults: Counter[str]) -> str:
+    """How many results were Invalid, and the commonest reason of them."""
+    n = faults.total()
+    counted = "1 result was invalid and is left out" if n == 1 else f"{n} results were invalid and are left out"
+    if not faults:
+        return f"{counted}."
+    reason, times = faults.most_common(1)[0]
+    return f"{counted}; the commonest reason ({times} of them): {reason[:REASON].rstrip('.')}."
 
 
 def by_task(judged: list[list[Any]]) -> Rewards:
@@ -126,7 +157,9 @@ def gain(after: Rewards, before: Rewards) -> Estimate:
     return mean([a - b for a, b in zip(after, before, strict=True) if a is not None and b is not None])
 
 
-def reward_table(evaluation: Evaluation, rewards: ByModel, beside: dict[str, Rewards]) -> dict[str, Any]:
+def reward_table(
+    evaluation: Evaluation, rewards: ByModel, beside: dict[str, Rewards], faults: Counter[str]
+) -> dict[str, Any]:
     """Mean reward of baselines, models and demonstrations, as the report draws it."""
 
     def row(name: str, kind: str, cells: list[Rewards]) -> dict[str, Any]:
@@ -138,36 +171,48 @@ def reward_table(evaluation: Evaluation, rewards: ByModel, beside: dict[str, Rew
         rows.append(row(name, evaluation.kind_of(name), [rewards[name, t] for t in temperatures]))
     if TRUTH in beside:
         rows.append(row(TRUTH, "ceiling", [beside[TRUTH]] * len(temperatures)))
-    missing = sum(r is None for cell in (*rewards.values(), *beside.values()) for r in cell)
+    tasks = f"{len(evaluation.tasks[TEST])} tasks" + (" that are never trained on" if evaluation.trained else "")
+    before = "" if evaluation.trained else "What these models were trained on before is not known here. "
     return {
-        "title": "Held-out tasks: mean reward",
+        "title": f"{evaluation.task_word.capitalize()}s: mean reward",
         "unit": "reward",
         "columns": [heat(t) for t in temperatures],
         "rows": rows,
-        "note": f"n = {len(evaluation.tasks[TEST])} tasks that are never trained on, {evaluation.samples} samples each "
-        f"above temperature 0; 95 % intervals. {missing} results were invalid and are left out.",
+        "note": f"n = {tasks}, {evaluation.samples} samples each above temperature 0; 95 % intervals. "
+        f"{before}{left_out(faults)}",
+        **({"invalid": left_out(faults)} if faults else {}),
     }
 
 
-def reward_summary(evaluation: Evaluation, rewards: ByModel, beside: dict[str, Rewards]) -> dict[str, Any] | None:
+def reward_summary(
+    evaluation: Evaluation, rewards: ByModel, beside: dict[str, Rewards], faults: Counter[str]
+) -> dict[str, Any] | None:
     """What happened, in plain words; None where no two models are compared."""
     if not evaluation.before or not evaluation.after:
         return None
-    t = evaluation.temperatures[-1]
+    t, task = evaluation.temperatures[-1], evaluation.task_word
     before, after = rewards[evaluation.before, t], rewards[evaluation.after, t]
     change = gain(after, before)
-    verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
     figures = f"{words(estimate(before))} before, {words(estimate(after))} after"
     others = "; ".join(f"{name} {words(estimate(r))}" for name, r in beside.items())
-    paragraphs = [f"{heat(t).capitalize()}, {change.n} tasks: the change is {words(change)}. Beside it: {others}."]
+    if change.n:
+        verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
+        headline = f"{evaluation.after} {verb} the mean reward on {task}s: {figures}."
+        said = f"{change.n} tasks: the change is {words(change)}"
+    else:
+        headline = f"Nothing can be said of {evaluation.after}: no {task} has a valid result of both models."
+        said = figures
+    paragraphs = [f"{heat(t).capitalize()}, {said}. Beside it: {others}."]
     if evaluation.control:
         change = gain(after, rewards[evaluation.control, t])
         paragraphs.append(f"Minus the control {evaluation.control}: {words(change)}.")
-    headline = f"{evaluation.after} {verb} the mean reward on held-out tasks: {figures}."
-    return {"headline": headline, "paragraphs": paragraphs}
+    return {"headline": headline, "paragraphs": [*paragraphs, left_out(faults)] if faults else paragraphs}
 
 
 def words(value: Estimate) -> str:
+    """A mean with its interval."""
+    if value.n == 0:
+        return "no valid result"
     return f"{value.value:.3f} ({value.low:.3f} to {value.high:.3f})"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..data.tokenizers import Tokenizer
 from ..data.trajectory import Invalid
-from .chat import first_prompt
+from .chat import first_ids
 from .rewards import text_game, web_page
 from .rollout.episodes import rollout
 from .rollout.sampler import Sample, Sampler, SamplingParams
@@ -92,7 +92,7 @@ def read_pair(sample: dict[str, Any]) -> Question:
 def prompt_ids(tokenizer: Tokenizer, prompt: str, multiple: int = 1) -> tuple[int, ...]:
     """The prompt's ids, as one user's turn where the tokenizer has a chat template; padded in front to a multiple so
     that prompts of like length are decoded together."""
-    ids = tokenizer.encode(first_prompt(tokenizer, prompt))
+    ids = first_ids(tokenizer, prompt)
     return (*(tokenizer.pad_id,) * (-len(ids) % multiple), *ids)
 
 

@@ -275,6 +275,8 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
         bare = sum(
             1 for cell in cells if cell.get("value") is not None and (cell.get("low") is None or cell.get("n") is None)
         )
+        if (empty := without_results(table)) is not None:
+            found.append(empty)
         if (worse := below_baseline(table)) is not None:
             found.append(worse)
         if bare:
@@ -282,6 +284,19 @@ def check_tables(tables: list[dict[str, Any]]) -> list[Finding]:
                 Finding("note", f"“{table['title']}”: {bare} scores come without an interval or a sample size")
             )
     return found
+
+
+def without_results(table: dict[str, Any]) -> Finding | None:
+    """Where all results of a model were invalid: the run ends well, and its table says nothing of that model."""
+    empty = []
+    for row in table["rows"]:
+        sizes = [cell["n"] for cell in row["cells"] if isinstance(cell, dict) and cell.get("n") is not None]
+        if row.get("kind") in ("model", "control") and sizes and not any(sizes):
+            empty.append(str(row.get("name")))
+    if not empty:
+        return None
+    why = table.get("invalid") or "see in the rollouts why"
+    return Finding("warning", f"“{table['title']}”: no valid result of {', '.join(empty)}; {why}")
 
 
 def below_baseline(table: dict[str, Any]) -> Finding | None:

@@ -76,7 +76,8 @@ def _data_lines(job: Job) -> Iterator[str]:
         yield f"- an environment of these settings:\n\n{_indented(settings, 8)}\n"
     for path, digest in digests.items():
         if path != "digest":
-            yield f"- `{path}`: xxh3-128 {digest}"
+            kind = "sha256" if len(digest) == 64 else "xxh3-128"  # of a module beside the user's code, and of rows
+            yield f"- `{path}`: {kind} {digest}"
 
 
 def _scores(headline: str | None, tables: list[Table], seed: int) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ...core.by_path import ByPath, imported_beside, require_unchanged
 from ...core.errors import ConfigError, StorageError
 from ...core.files import json_digest, read_json, write_json
 from ...data.rows import rows_digest
@@ -19,7 +20,7 @@ from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S, LOADING_S
 from ...rl.language_config import QuestionSettings
 from ...rl.language_tasks import Made
-from ...rl.own.config import DataEnvironment, EnvironmentSettings
+from ...rl.own.config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 from ...rl.own.tasks import fresh_tokenizer, given_tokenizer, open_tasks
 from ...rl.rewards.answers import REWARDS
 from ...rl.tasks import Tasks
@@ -29,7 +30,7 @@ from ..settings.base import sampler_of, sources
 from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..settings.web import WebJudge
 
-ROWS = "rows.json"  # in the run: digests of the files of rows
+ROWS = "rows.json"  # in the run: digests of the files of rows, and of modules beside the user's code
 
 
 @lru_cache(maxsize=2)
@@ -80,8 +81,10 @@ def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:
     return [settings for settings in named if settings is not None]
 
 
-def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
-    """Note what the rows are when they are first read; a run is not gone on with on others."""
+def _require_same_files(settings: DataEnvironment | OwnEnvironment, job: Job) -> None:
+    """Note what the rows are when they are first read, and the modules that the user's code imports from beside it; a
+    run is not gone on with on others.
+    """
     kept = job.run.path / ROWS
     known: dict[str, str] = read_json(kept) or {}
     if known and (not isinstance(known, dict) or known.pop("digest", None) != json_digest(known)):
@@ -89,12 +92,13 @@ def _require_same_rows(settings: DataEnvironment, job: Job) -> None:
             f"{kept}: damaged, it does not match its own digest; restore it from a backup, or start in another --run "
             "folder"
         )
-    now = {str(path): rows_digest(path) for path in (settings.train, settings.test) if path and Path(path).exists()}
-    changed = next((path for path, digest in now.items() if known.get(path, digest) != digest), None)
-    if changed is not None:
-        raise ConfigError(
-            f"{changed}: has changed since this run was started; restore it, or start a run in another --run folder"
-        )
+    code = settings.reward if isinstance(settings, DataEnvironment) else settings
+    now = imported_beside(code.path, Path()) if isinstance(code, ByPath) else {}
+    if isinstance(settings, DataEnvironment):
+        now |= {
+            str(path): rows_digest(path) for path in (settings.train, settings.test) if path and Path(path).exists()
+        }
+    require_unchanged(known, now)
     if now.keys() - known.keys() and job.run.token:  # a check has no run to write to
         job.run.guard()
         known |= now
@@ -109,8 +113,8 @@ def environment(stage: Collect | Tune | Reinforce | Score, job: Job) -> Iterator
         raise ConfigError(
             f"env: stage '{stage.name}' needs an environment; give the recipe a section env, or the stage one"
         )
-    if isinstance(settings, DataEnvironment) and job.mesh.is_main:
-        _require_same_rows(settings, job)
+    if isinstance(settings, DataEnvironment | OwnEnvironment) and job.mesh.is_main:
+        _require_same_files(settings, job)
     made = made_for(settings, job)
     if getattr(settings, "layout", None) is not None:
         tokenizer = None  # its tokens are codes, and have no text

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...data.trajectory import Invalid, Role, TokenSequence
+from ..chat import begun
 from ..language import readable
 from ..rollout.sampler import Sample
 from ..tasks import held_out
@@ -29,10 +30,10 @@ def question(episode: AgentEpisode, state: str, words: Sequence[str]) -> tuple[i
     """What a world model reads."""
     actions = f" {SEPARATOR} ".join(words)
     if episode.settings.prompt == "bare":
-        return tuple(episode.tokenizer.encode(f"{state}\n{actions}\n"))
+        return tuple(begun(episode.tokenizer, episode.tokenizer.encode(f"{state}\n{actions}\n")))
     chat, rules = episode.chat, prefix(episode.task, episode.world, "answer")
     text = f"{chat.start}{SYSTEM}{chat.first_user}{rules}\nState:\n{state}\nActions:\n{actions}{ASKED}{chat.agent}"
-    return tuple(episode.tokenizer.encode(text))
+    return tuple(begun(episode.tokenizer, episode.tokenizer.encode(text)))
 
 
 def answer(state: str, reward: float, mark: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...core.by_path import imported_beside, require_unchanged
 from ...core.errors import ConfigError
 from ...data.trajectory import Invalid
 from ..environment import End, Prompt
@@ -57,6 +58,7 @@ class Host:
     ) -> None:
         self.target, self.base, self.deadline_s, self.loading_s = target, Path(base).resolve(), deadline_s, loading_s
         self.args, self.sha256 = dict(args or {}), sha256  # a class is made with args; a file must have the digest
+        self.beside: dict[str, str] = {}  # digests of the files that the first child found beside it
         # by default sets of texts have the same order in every child, so that a replay meets it again
         self.environ = {"PYTHONHASHSEED": "0", **(os.environ if environ is None else environ)}
         self.child: ChildProcess | None = None
@@ -276,6 +278,9 @@ class Host:
         if self.child is not None and self.child.alive:
             return self.child
         self._kill()  # one that died between two calls: no call is to blame
+        beside = imported_beside(self.target, self.base)
+        require_unchanged(self.beside, beside)  # a later child must find the same modules
+        self.beside = beside
         self.child = child = ChildProcess(self.environ, self.target)
         try:
             hello = (self.target, str(self.base), self.deadline_s, self.args, self.sha256)

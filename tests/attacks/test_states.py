@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from terrella.core import run as runs
-from terrella.core.by_path import OwnFile
+from terrella.core.by_path import ByPath, OwnFile
 from terrella.core.config import OptimizerConfig
 from terrella.core.errors import ConfigError, StorageError
 from terrella.core.files import load_tensors, save_tensors
 from terrella.core.mesh import Mesh
 from terrella.launch import recipe as recipes
 from terrella.launch.job import Job
-from terrella.launch.stages.verbs import ROWS, _require_same_rows
+from terrella.launch.stages.verbs import ROWS, _require_same_files
 from terrella.launch.stages.video_real2sim import FIRST, TRUTH, keep_truth, load_truth
 from terrella.launch.stages.video_tokenizer import STATE, keep, resume, settle_state
 from terrella.launch.worker import model_of
 from terrella.models.video.config import TokenizerConfig, TokenizerLoss
 from terrella.models.video.training import TokenizerTrainer
-from terrella.rl.own.config import DataEnvironment
+from terrella.rl.own.config import DataEnvironment, OwnEnvironment
 
 CONFIG = TokenizerConfig(
     "frame", 16, 16, channels=(8, 8), groups=4, latent=8, levels=(4, 3), encoder_resnets=1, decoder_resnets=1
@@ -118,18 +118,35 @@ def test_the_record_of_what_the_rows_were_is_checked(job: Job, tmp_path: Path) -
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
     settings = DataEnvironment("data", train=OwnFile(str(rows)))
-    _require_same_rows(settings, job)
-    _require_same_rows(settings, job)
+    _require_same_files(settings, job)
+    _require_same_files(settings, job)
     record = job.run.path / ROWS
     whole = record.read_text()
     for damaged in (whole.replace("rows.jsonl", "rowx.jsonl"), whole.replace('"digest"', '"digesu"'), "[1]"):
         record.write_text(damaged)
         with pytest.raises(StorageError, match=r"rows\.json: damaged"):
-            _require_same_rows(settings, job)
+            _require_same_files(settings, job)
     record.write_text(whole)
     rows.write_text('{"prompt": "b"}\n')
     with pytest.raises(ConfigError, match=r"rows\.jsonl: has changed since this run was started"):
-        _require_same_rows(settings, job)
+        _require_same_files(settings, job)
+
+
+def test_modules_beside_a_reward_or_an_environment_are_those_of_the_start(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("from grading import normalise\n")
+    (tmp_path / "grading.py").write_text("def normalise(text): return text\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    own = f"{tmp_path / 'my.py'}:score"
+    settings = (
+        DataEnvironment("data", train=OwnFile(str(tmp_path / "rows.jsonl")), reward=ByPath(own)),
+        OwnEnvironment(own),
+    )
+    for one in (*settings, *settings):
+        _require_same_files(one, job)
+    (tmp_path / "grading.py").write_text("def normalise(text): return text.lower()\n")
+    for one in settings:
+        with pytest.raises(ConfigError, match=r"grading\.py: has changed since this run was started; restore it"):
+            _require_same_files(one, job)
 
 
 def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ import pytest
 
 from terrella.core import run as runs
 from terrella.core import schema
-from terrella.core.by_path import ByPath, KindByPath, file_digest, load_object
+from terrella.core.by_path import (
+    ByPath,
+    KindByPath,
+    OwnFile,
+    OwnText,
+    existing,
+    file_digest,
+    imported_beside,
+    load_object,
+)
 from terrella.core.errors import ConfigError
 
 OWN = """
@@ -76,6 +85,60 @@ def test_two_folders_may_each_have_a_helper(own: Path) -> None:
     (other / "helper.py").write_text("SIZE = 7\n")
     (other / "my.py").write_text(OWN)
     assert [load_object("my.py:Env", folder)().size for folder in (own, other, own)] == [4, 7, 4]
+
+
+def test_modules_beside_a_file_are_found_without_running_them(tmp_path: Path) -> None:
+    sources = {
+        "my.py": "import json, grading\nfrom tools import words\nimport deep.er.est as x\nraise SystemExit\n",
+        "grading.py": "from my import f\ndef g():\n    import later\n",
+        "later.py": "def broken(:\n",
+        "tools/__init__.py": "from .numbers import one\n",
+        "tools/words.py": "from . import spelling\nfrom ..grading import f\n",
+        "tools/numbers.py": "",
+        "tools/spelling.py": "import unrelated.thing\n",
+        "tools/unused.py": "",
+        "deep/er/est.py": "",
+        "unused.py": "",
+    }
+    for name, source in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    found = imported_beside("my.py:f", tmp_path)
+    assert found == {
+        str(tmp_path / name): hashlib.sha256(source.encode()).hexdigest()
+        for name, source in sources.items()
+        if name != "my.py" and "unused" not in name
+    }
+    assert imported_beside("json.decoder:JSONDecoder", tmp_path) == {}
+
+
+@dataclass(frozen=True)
+class Texts:
+    rows: OwnFile
+    template: OwnText
+
+
+@pytest.mark.parametrize("length", [200, 256, 400, 999, 5000])
+def test_a_long_line_is_a_text_and_no_file(tmp_path: Path, length: int) -> None:
+    text = ("Answer briefly. {{ question }} " * length)[:length]
+    assert existing(text, tmp_path) is None
+    (tmp_path / "r.yaml").write_text(f"rows: rows.jsonl\ntemplate: '{text}'\n")
+    assert schema.load(Texts, tmp_path / "r.yaml", (), "r.yaml") == Texts(OwnFile("rows.jsonl"), OwnText(text))
+
+
+def test_a_file_is_found_beside_the_recipe_and_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a.txt").write_text("A")
+    (tmp_path / "b.txt").write_text("B {{ x }}")
+    monkeypatch.chdir(tmp_path / "here")
+    assert existing("b.txt", tmp_path) == tmp_path / "b.txt" and existing("b.txt") is None
+    assert existing("a.txt", tmp_path) == Path("a.txt")
+    assert [existing(text, tmp_path) for text in ("~no_such_user/a.txt", "a\0b", "a.txt\nb")] == [None] * 3
+    (tmp_path / "r.yaml").write_text("rows: a.txt\ntemplate: b.txt\n")
+    found = schema.load(Texts, tmp_path / "r.yaml", (), "r.yaml")
+    assert found == Texts(OwnFile(tmp_path / "here" / "a.txt"), OwnText("B {{ x }}"))
 
 
 def test_a_module_of_an_installed_package() -> None:

@@ -20,9 +20,11 @@ from terrella.tests.golden.play import ALONE
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs half a minute
 ROWS = "".join(f'{{"question": "{n}+{n}", "answer": {2 * n}}}\n' for n in range(10))
-REWARD = """def score(prompt, answer, info):
-    return {"reward": float(answer.strip() == str(info["answer"])), "digit": answer[:1].isdigit()}
+REWARD = """from grading import same
+def score(prompt, answer, info):
+    return {"reward": float(same(answer, info["answer"])), "digit": answer[:1].isdigit()}
 """
+GRADING = "def same(answer, truth): return answer.strip() == str(truth)\n"
 ENVIRONMENT = """from terrella import Environment
 class Echo(Environment):
     def tasks(self, split):
@@ -89,7 +91,7 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder with a model that transformers wrote; of the user's own there are three files."""
+    """An empty folder with a model that transformers wrote; of the user's own there are four files."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -110,7 +112,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny" / "generation_config.json").write_text('{"eos_token_id": [2, 13]}')  # 13 is a line feed
     (folder / "rows.jsonl").write_text(ROWS)
     (folder / "my.py").write_text(REWARD + ENVIRONMENT)
-    assert (ROWS + REWARD + ENVIRONMENT).count("\n") <= 25
+    (folder / "grading.py").write_text(GRADING)
+    assert (ROWS + REWARD + GRADING + ENVIRONMENT).count("\n") <= 25
     return folder
 
 
@@ -161,7 +164,13 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     os.umask(umask)
     assert {path.stat().st_mode & 0o777 for path in (run / "export").iterdir()} == {0o666 & ~umask}
     card = (run / "export" / "README.md").read_text()
-    for piece in ("seed 0", f"Base model: {place / 'tiny'}", "`rl`: rl, grpo, 2 steps", "rows.jsonl`: xxh3-128"):
+    for piece in (
+        "seed 0",
+        f"Base model: {place / 'tiny'}",
+        "`rl`: rl, grpo, 2 steps",
+        "rows.jsonl`: xxh3-128",
+        "grading.py`: sha256",
+    ):
         assert piece in card, card
     for piece in (
         "| most common answer | baseline |",
@@ -180,6 +189,10 @@ def test_grpo_from_the_command_line(place: Path) -> None:
     changed = grpo(place, "--steps", "2")
     (place / "my.py").write_text(REWARD + ENVIRONMENT)
     assert changed.returncode == 2 and "env.reward, the file" in changed.stderr and "my.py" in changed.stderr
+    (place / "grading.py").write_text(GRADING.replace("strip", "rstrip"))
+    beside = grpo(place, "--steps", "3")
+    (place / "grading.py").write_text(GRADING)
+    assert beside.returncode == 2 and f"{place / 'grading.py'}: has changed since this run was started" in beside.stderr
 
 
 @pytest.mark.full
@@ -330,6 +343,22 @@ def test_options_that_do_not_fit_are_refused(
         error = capsys.readouterr().err
         assert caught.value.code == 2 and said in error, error
         assert not (place / "runs" / "demo").exists()
+
+
+@pytest.mark.parametrize("length", [200, 256, 400, 999])
+def test_a_template_of_one_long_line_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    from terrella.launch import own
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.jsonl", "my.py"):
+        Path(name).touch()
+    text = ("Answer briefly. {{ question }} " * length)[:length]
+    given = {"template": text, "data": "rows.jsonl", "reward": "my.py:score"}
+    assert own.settings_of("grpo", given) == (
+        f"env.train={json.dumps(str(tmp_path / 'rows.jsonl'))}",
+        f"env.reward={json.dumps(str(tmp_path / 'my.py') + ':score')}",
+        f"env.template={json.dumps(text)}",
+    )
 
 
 def test_the_package_is_light_and_its_names_are_there(place: Path) -> None:

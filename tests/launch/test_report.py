@@ -14,7 +14,7 @@ from terrella.core.errors import ConfigError, StorageError
 from terrella.launch.report import SIZE_LIMIT, build_report, flatten, last_steps, training_seconds
 from terrella.launch.report.curves import axis, build_panels, linear_ticks, thin
 from terrella.launch.report.frames import before_and_after
-from terrella.launch.report.health import REMEDIES, check_metrics, check_tables
+from terrella.launch.report.health import REMEDIES, Finding, check_metrics, check_tables
 from terrella.launch.report.load import load_run, read_metrics
 from terrella.launch.report.rollouts import find_grid
 from terrella.launch.report.tables import build_tables
@@ -218,6 +218,18 @@ def test_model_below_the_baseline_is_flagged():
 
     assert check_tables([table(0.6, 0.5), table(0.5, 0.5), table(12.0, 23.0)]) == []
     assert "model in “exact” (20.0 % against 50.0 %)" in check_tables([table(0.2, 0.5)])[0].text
+
+
+def test_model_without_a_valid_result_is_flagged():
+    def table(*sizes: int, **more: str) -> dict:
+        cells = [{"value": "nan" if n == 0 else 0.5, "low": "nan", "high": "nan", "n": n} for n in sizes]
+        full = [{"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}] * len(sizes)
+        rows = [{"name": "tuned", "kind": "model", "cells": cells}, {"name": "b", "kind": "baseline", "cells": full}]
+        return {"title": "t", "columns": ["x"] * len(sizes), "rows": rows, **more}
+
+    assert check_tables([table(9), table(0, 9)]) == []
+    (finding,) = check_tables([table(0, 0, invalid="4 results were invalid")])
+    assert finding == Finding("warning", "“t”: no valid result of tuned; 4 results were invalid")
 
 
 def test_learning_signs_are_noticed():

@@ -317,6 +317,21 @@ def test_a_file_that_changed_is_not_loaded_into_a_later_child(folder: Path) -> N
             scores(host, ["", "a"])
 
 
+def test_a_module_beside_it_that_changed_is_not_loaded_into_a_later_child(folder: Path) -> None:
+    (folder / "graded.py").write_text(
+        "from grading import score_of\ndef score(prompt, answer, info): return score_of()\n"
+    )
+    (folder / "grading.py").write_text("def score_of(): return 1.0\n")
+    with Host("graded.py:score", folder, 10.0) as host:
+        assert host.score(["p"], ["a"], [{}]) == [End(1.0)]
+        host.close()
+        assert host.score(["p"], ["a"], [{}]) == [End(1.0)]
+        host.close()
+        (folder / "grading.py").write_text("def score_of(): return 2.0\n")
+        with pytest.raises(ConfigError, match=r"grading\.py: has changed since this run was started; restore it"):
+            host.score(["p"], ["a"], [{}])
+
+
 def test_the_child_and_this_module_need_no_torch(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from terrella.rl.hosted import Host\n"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from terrella.core.errors import ConfigError
 from terrella.data.tokenizers import ByteTokenizer, HFTokenizer
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.agents.episode import AgentEpisode, AgentSettings
@@ -134,5 +135,5 @@ def test_chat_template_of_a_real_tokenizer(tmp_path) -> None:
     assert chat.start + "S" + chat.first_user + "U" + chat.agent + "A" + chat.next_user + "V" + chat.agent == whole
     assert chat_of(TOKENIZER) == PLAIN
     hf.hf.chat_template = "{% for m in messages %}{{ m['role'] }}{% endfor %}"
-    with pytest.raises(ValueError, match="chat_template"):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}: its chat_template must show system, user, assistant messages"):
         chat_of(hf)
