@@ -172,6 +172,15 @@ class DataTasks(Tasks):
     def judged(self) -> bool:
         return self.host is not None
 
+    def require_judge(self, split: Split, samples: int) -> None:
+        """The reward is loaded now: supervised fine-tuning would miss it only when all of its steps are done."""
+        if self.host is None:
+            return
+        try:
+            self.host.require_reward()
+        except ConfigError as error:
+            raise ConfigError(f"env.reward: {error}") from error
+
     def require_room(self, max_new_tokens: int | None, split: Split | None = None) -> None:
         """Every row is measured: one that does not fit would end the run at the step that deals it."""
         new = self.params(max_new_tokens, 1.0).max_new_tokens
