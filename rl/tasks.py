@@ -85,6 +85,10 @@ class Tasks(ABC):
     def of(self, split: Split) -> Sequence[Any]:
         """The tasks of a split."""
 
+    def why_empty(self, split: Split) -> str:
+        """Why a split has no task and what to change, where the environment knows it."""
+        return ""
+
     def chosen(self, n: int) -> list[Any]:
         """The training tasks of a stage that collects n of them: from the first on."""
         train = self.of("train")

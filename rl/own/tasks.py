@@ -169,6 +169,17 @@ class DataTasks(Tasks):
     def of(self, split: Split) -> Sequence[Row]:
         return self._rows.get(split, [])
 
+    def why_empty(self, split: Split) -> str:
+        settings = self.settings
+        if split == "train":  # a file without rows is refused when it is read
+            return "name the rows to train on with --data FILE (env.train)"
+        count = len(self.of("train"))
+        return (
+            f"{settings.train} has {count:,} row{'s' if count > 1 else ''}, too few to hold one out at "
+            f"env.hold_out_every = {settings.hold_out_every}; add rows, lower it, or name others to evaluate on with "
+            "--test FILE (env.test)"
+        )
+
     def judged(self) -> bool:
         return self.host is not None
 

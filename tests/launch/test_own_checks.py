@@ -111,3 +111,19 @@ def test_rows_that_rl_has_no_room_for_are_named_before_the_first_stage(place: Pa
     write_rows(place, row5={"answer": ""}, row8={"prompt": "x" * 61}, row10={"prompt": "x" * 60})
     with pytest.raises(ConfigError, match=r"rows\.jsonl:8: .* 61 tokens, .* stages\.sft\.max_new_tokens = 4 exceed"):
         check(place)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_too_few_rows_to_hold_one_out_are_counted(place: Path, count: int) -> None:
+    write_rows(place, count)
+    with pytest.raises(ConfigError) as caught:
+        check(place)
+    said = str(caught.value)
+    assert said.startswith("env: has no test task for stage 'evaluate': "), said
+    rows = f"rows.jsonl has {count} row{'s' if count > 1 else ''}, "
+    assert all(words in said for words in (rows, "env.hold_out_every = 10", "--test FILE (env.test)")), said
+
+
+def test_rows_to_evaluate_on_alone_are_not_trained_on(place: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no train task for stage 'sft': name .* --data FILE \(env\.train\)"):
+        check(place, "env.train=null", f"env.test={place / 'rows.jsonl'}")
