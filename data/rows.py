@@ -26,7 +26,7 @@ RENDER_S = 10.0  # for one row's prompt: a template is a program, and may never 
 LARGEST = 1_000_000  # characters or bits that a product or power in a template may have
 ROLES = ("system", "user", "assistant", "tool")
 _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # files about rows, not of rows
-_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)(?=[-_.\d])", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev|eval)(?=[-_.\d])", re.IGNORECASE)
 
 
 class Rows(Sequence[dict[str, Any]]):
@@ -116,7 +116,7 @@ def _files_of(folder: Path) -> list[Path]:
         below = [p.name for p in entries if p.is_dir()]
         hint = f"; it has the folders {', '.join(below[:5])}: name one" if below else ""
         raise ConfigError(f"{folder}: no {', '.join(ENDINGS)} or .tar file here{hint}")
-    splits = sorted({match[1].lower() for file in files if (match := _SPLIT.match(file.name))})
+    splits = sorted({match[1].lower() for file in files if (match := _SPLIT.search(file.name))})
     if len(splits) > 1:
         both = " and ".join(splits)
         raise ConfigError(f"{folder}: holds files of {both}, which must not be mixed; name one file")

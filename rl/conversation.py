@@ -152,7 +152,8 @@ class Talk:
         if not talk.turns:
             raise ConfigError(
                 f"a prompt of {length} tokens and max_new_tokens = {params.max_new_tokens} exceed model.max_positions "
-                f"= {self.max_length}; the prompt begins with {text_of(talk.prompts[0])[:80]!r}"
+                f"= {self.max_length}; it is that of task {str(talk.task)[:200]}, and begins with "
+                f"{text_of(talk.prompts[0])[:80]!r}"
             )
         return End(Invalid(f"the conversation outgrew model.max_positions = {self.max_length}"))
 

@@ -85,6 +85,10 @@ class Tasks(ABC):
     def of(self, split: Split) -> Sequence[Any]:
         """The tasks of a split."""
 
+    def why_empty(self, split: Split) -> str:
+        """Why a split has no task and what to change, where the environment knows it."""
+        return ""
+
     def chosen(self, n: int) -> list[Any]:
         """The training tasks of a stage that collects n of them: from the first on."""
         train = self.of("train")
@@ -139,9 +143,9 @@ class Tasks(ABC):
             )
         return SamplingParams(max_new_tokens, temperature, stop_ids=self.tokenizer.stop_ids)
 
-    def require_room(self, max_new_tokens: int | None) -> None:
-        """Refuse answers so long that the model has no room for them; where nobody knows how long prompts are
-        nothing is refused.
+    def require_room(self, max_new_tokens: int | None, split: Split | None = None) -> None:
+        """Refuse answers so long that the model has no room for them after the prompts of a split, or of both; where
+        nobody knows how long prompts are nothing is refused.
         """
         return
 
@@ -276,6 +280,12 @@ class Tasks(ABC):
     def lesson_order(self, seed: int) -> Callable[[int], int]:
         """Which of them comes at a place of an endless stream."""
         return self.order(seed)
+
+    def require_lessons(self, where: str) -> None:
+        """Refuse, before the run starts, tasks that cannot be imitated. The first stands for all where an environment
+        makes them alike.
+        """
+        self.lessons(self.imitated()[:1], where)
 
     def demonstration(self, task: Any) -> list[str] | None:
         """The answers to imitate, one a turn; None where there are none."""

@@ -66,7 +66,7 @@ def check(stage: Collect, job: Job) -> None:
             if stage.least_reward is not None:
                 require_judged(tasks, "train")
             if stage.model is not None:
-                tasks.require_room(stage.max_new_tokens)
+                tasks.require_room(stage.max_new_tokens, "train")
 
 
 def run(stage: Collect, job: Job) -> dict[str, Any]:

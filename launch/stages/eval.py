@@ -30,7 +30,7 @@ def check(stage: Score, job: Job) -> None:
         with environment(stage, job) as tasks:
             require_judged(tasks, TEST, stage.samples if stage.temperatures[-1] else 1)
             require_tasks(tasks, TEST, stage.name)
-            tasks.require_room(stage.max_new_tokens)
+            tasks.require_room(stage.max_new_tokens, TEST)
 
 
 def run(stage: Score, job: Job) -> dict[str, Any]:

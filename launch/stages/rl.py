@@ -35,7 +35,7 @@ def check(stage: Reinforce, job: Job) -> None:
         with environment(stage, job) as tasks:
             require_judged(tasks, "train")
             require_tasks(tasks, "train", stage.name)
-            tasks.require_room(stage.max_new_tokens)
+            tasks.require_room(stage.max_new_tokens, "train" if stage.validation is None else None)
             if stage.validation is None:
                 return
             require_tasks(tasks, "test", stage.name)

@@ -142,11 +142,11 @@ def weighted(
 
 
 def check(stage: Tune, job: Job) -> None:
-    """Before the run starts: the environment opens, has training tasks, and its first task a demonstration."""
+    """Before the run starts: the environment opens, has training tasks, and they can be imitated."""
     if job.mesh.is_main and stage.data is None:
         with environment(stage, job) as tasks:
             require_tasks(tasks, "train", stage.name)
-            tasks.lessons(tasks.imitated()[:1], f"stages: {stage.name}")
+            tasks.require_lessons(f"stages: {stage.name}")
 
 
 def run(stage: Tune, job: Job) -> dict[str, Any]:

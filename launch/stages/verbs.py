@@ -195,4 +195,5 @@ def require_judged(tasks: Tasks, split: Split, samples: int = 1) -> None:
 def require_tasks(tasks: Tasks, split: Split, stage: str) -> None:
     """Refuse an environment without tasks of a split."""
     if not len(tasks.of(split)):
-        raise ConfigError(f"env: has no {split} task for stage '{stage}'")
+        why = tasks.why_empty(split)
+        raise ConfigError(f"env: has no {split} task for stage '{stage}'{': ' if why else ''}{why}")

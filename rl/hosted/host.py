@@ -80,6 +80,11 @@ class Host:
             self._ensure()
             return bool(self.about["batched"])
 
+    def require_reward(self) -> None:
+        """Load it now; ConfigError where it cannot be loaded or is no reward."""
+        with self.lock:
+            self._need(environment=False)
+
     def tasks(self, split: str) -> list[Any]:
         """All tasks of a split. Values that are not plain come as `Sealed`, to be passed back unopened."""
         tasks: list[Any] = []

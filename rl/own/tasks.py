@@ -29,6 +29,8 @@ from ..tasks import Tasks
 from ..webrl.config import WebSiteEnvironment
 from .config import DataEnvironment, EnvironmentSettings, OwnEnvironment
 
+TEMPLATE, TURN = 1024, 64  # bytes that a chat template adds at most to a chat, and to each of its messages
+
 
 @contextmanager
 def open_tasks(
@@ -129,6 +131,11 @@ def load_rows(path: str, template: str | None, system: str | None, answer: str |
     return rows
 
 
+def _more(found: Sequence[Any]) -> str:
+    """How many rows there are beside the first that is named."""
+    return f" (and {len(found) - 1:,} more rows)" if len(found) > 1 else ""
+
+
 class DataTasks(Tasks):
     """Rows of data, one turn each: the row's prompt, and the reward judges the answer."""
 
@@ -162,8 +169,67 @@ class DataTasks(Tasks):
     def of(self, split: Split) -> Sequence[Row]:
         return self._rows.get(split, [])
 
+    def why_empty(self, split: Split) -> str:
+        settings = self.settings
+        if split == "train":  # a file without rows is refused when it is read
+            return "name the rows to train on with --data FILE (env.train)"
+        count = len(self.of("train"))
+        return (
+            f"{settings.train} has {count:,} row{'s' if count > 1 else ''}, too few to hold one out at "
+            f"env.hold_out_every = {settings.hold_out_every}; add rows, lower it, or name others to evaluate on with "
+            "--test FILE (env.test)"
+        )
+
     def judged(self) -> bool:
         return self.host is not None
+
+    def require_judge(self, split: Split, samples: int) -> None:
+        """The reward is loaded now: supervised fine-tuning would miss it only when all of its steps are done."""
+        if self.host is None:
+            return
+        try:
+            self.host.require_reward()
+        except ConfigError as error:
+            raise ConfigError(f"env.reward: {error}") from error
+
+    def require_room(self, max_new_tokens: int | None, split: Split | None = None) -> None:
+        """Every row is measured: one that does not fit would end the run at the step that deals it."""
+        new = self.params(max_new_tokens, 1.0).max_new_tokens
+        rows = [row for name in ("train", "test") if split in (None, name) for row in self.of(name)]
+        long = [(row, length) for row in rows if (length := self._overlong(row, "", new))]
+        if long:
+            row, length = long[0]
+            raise ConfigError(
+                f"{row}: its prompt has {length} tokens, which with stages.{self.stage}.max_new_tokens = {new} exceed "
+                f"model.max_positions = {self.max_length}{_more(long)}; leave such rows out, or change these settings"
+            )
+
+    def require_lessons(self, where: str) -> None:
+        rows = self.imitated()
+        mute = [row for row in rows if row.answer is None]
+        if mute:
+            raise ConfigError(
+                f"{where}: {mute[0]}: has no answer to imitate, or none that is text or a number{_more(mute)}; leave "
+                "such rows out, or name the answers' column with env.answer"
+            )
+        long = [(row, length) for row in rows if (length := self._overlong(row, row.answer or "", 1))]
+        if long:
+            row, length = long[0]
+            raise ConfigError(
+                f"{where}: {row}: prompt and answer have {length + 1} tokens, model.max_positions is {self.max_length}"
+                f"{_more(long)}; leave such rows out or cut them"
+            )
+
+    def _overlong(self, row: Row, answer: str, more: int) -> int:
+        """The tokens of a row's prompt and an answer where they and `more` exceed the model's positions, else 0."""
+        said = [row.prompt] if isinstance(row.prompt, str) else [m["content"] for m in row.prompt]
+        # a token is a byte or more, so that most rows need not be encoded
+        bytes_ = sum(len(text.encode()) for text in (*said, answer)) + TEMPLATE + TURN * len(said)
+        if self.max_length is None or bytes_ + more <= self.max_length:
+            return 0
+        length = len(self.talk.context(Conversation(row, 0, 0, [row.prompt])))
+        length += len(self.tokenizer.encode(answer)) if answer else 0
+        return length if length + more > self.max_length else 0
 
     def demonstration(self, task: Row) -> list[str] | None:
         return None if task.answer is None else [task.answer]

@@ -98,7 +98,7 @@ class SiteTasks(Tasks):
     def some(self, n: int) -> list[SiteTask]:
         return self._test[:n]
 
-    def require_room(self, max_new_tokens: int | None) -> None:
+    def require_room(self, max_new_tokens: int | None, split: Split | None = None) -> None:
         self._require("max_prompt_tokens", self.settings.max_prompt_tokens + (max_new_tokens or 0))
 
     def params(self, max_new_tokens: int | None, temperature: float) -> SamplingParams:

@@ -136,6 +136,27 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path):
         read_rows(mixed)
 
 
+@pytest.mark.parametrize(
+    ("names", "mixed"),
+    [
+        (("gsm8k_train.jsonl", "gsm8k_test.jsonl"), "test and train"),
+        (("math.Val-0.jsonl", "math.train-0.jsonl"), "train and val"),
+        (("train.jsonl", "my-dev2.jsonl"), "dev and train"),
+        (("latest-0.jsonl", "contest-1.jsonl", "train-0.jsonl"), None),
+        (("gsm8k_train_0.jsonl", "gsm8k_train_1.jsonl", "devices_test.jsonl"), "test and train"),
+        (("gsm8k_testing.jsonl", "pretrain-0.jsonl", "gsm8k_train.jsonl"), None),
+    ],
+)
+def test_a_split_is_found_anywhere_in_a_files_name(tmp_path, names, mixed):
+    for name in names:
+        (tmp_path / name).write_bytes(lines(ROWS))
+    if mixed is None:
+        assert len(read_rows(tmp_path)) == len(names) * len(ROWS)
+        return
+    with pytest.raises(ConfigError, match=f"holds files of {mixed}, which must not be mixed; name one file"):
+        read_rows(tmp_path)
+
+
 def test_an_unreadable_column_is_named(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq

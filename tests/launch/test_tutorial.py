@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -50,6 +51,19 @@ def test_every_command_resolves(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         assert shown.exit_code == 0 and "stages:" in shown.output, f"{line}\n{shown.output}"
 
 
+def test_no_two_commands_share_a_run_folder() -> None:
+    """A run that was started with other settings is refused, so that the page could not be followed to its end."""
+    folders = []
+    for line in SHELL:
+        words = shlex.split(line)
+        folders.append(words[words.index("--run") + 1] if "--run" in words else f"runs/{words[2]}")
+    for call in ast.walk(ast.parse(FILES["train.py"])):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "terrella.train":
+            run = next((ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg == "run"), None)
+            folders.append(run or f"runs/{ast.literal_eval(call.args[0])}")
+    assert len(folders) == 6 and len(set(folders)) == 6, folders
+
+
 def test_the_environment_plays(folder: Path) -> None:
     scope: dict = {}
     exec(compile(FILES["guess.py"], "guess.py", "exec"), scope)
@@ -63,20 +77,13 @@ def test_the_environment_plays(folder: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(6 * PATIENCE_S)
 def test_every_block_runs(folder: Path) -> None:
-    for line in SHELL[:-1]:
+    for line in SHELL:
         words = shlex.split(line.replace(LARGE, "tiny"))[1:]
         of_rl = [i for i, word in enumerate(SMALL) if word.startswith("stages.rl.") and "sft" in words]
         small = [word for i, word in enumerate(SMALL) if i not in of_rl and i + 1 not in of_rl]
-        run(
-            folder,
-            [sys.executable, "-m", "terrella", *words, *small, *(["--run", "runs/guess"] if "--env" in words else [])],
-        )
+        run(folder, [sys.executable, "-m", "terrella", *words, *(() if line == SHELL[-1] else small)])
     settings = '{"stages.rl.steps": 1, "stages.rl.max_new_tokens": 4, "stages.evaluate.max_new_tokens": 4}'
-    script = (
-        FILES["train.py"]
-        .replace(LARGE, "tiny")
-        .replace("overrides=asked", f"overrides=asked | {settings}, run='runs/python'", 1)
-    )
+    script = FILES["train.py"].replace(LARGE, "tiny").replace("overrides=asked", f"overrides=asked | {settings}", 1)
     (folder / "train.py").write_text(
         script.replace("overrides=asked)", 'overrides=asked | {"stages.evaluate.max_new_tokens": 4})')
     )

@@ -1,0 +1,131 @@
+"""Rows of one's own data as tasks: what would end a run in its middle is refused before its first stage."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terrella.core.by_path import OwnFile
+from terrella.core.errors import ConfigError
+from terrella.data.tokenizers import ByteTokenizer
+from terrella.rl.conversation import Scripted
+from terrella.rl.own.config import DataEnvironment
+from terrella.rl.own.tasks import DataTasks, load_rows, open_tasks
+from terrella.rl.rollout.sampler import SamplingParams
+from terrella.rl.tasks import Tasks
+
+Change = Callable[[list[dict[str, Any]]], None]
+
+
+@contextmanager
+def tasks_of(
+    folder: Path, change: Change = lambda rows: None, max_length: int = 64, **settings: Any
+) -> Iterator[DataTasks]:
+    """Ten rows, of which the tenth is held out, changed by a function."""
+    rows = [{"prompt": f"{n}+{n}=", "answer": f"{2 * n}"} for n in range(10)]
+    change(rows)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    load_rows.cache_clear()  # a run's rows never change
+    named = {"train": OwnFile(str(folder / "rows.jsonl")), "reward": "exact"} | settings
+    with open_tasks(DataEnvironment("data", **named), ByteTokenizer(), max_length) as tasks:
+        assert isinstance(tasks, DataTasks)
+        tasks.stage = "rl"
+        yield tasks
+
+
+def spoil(rows: list[dict[str, Any]]) -> None:
+    rows[4]["answer"] = ""
+    rows[7]["prompt"] = "x" * 90
+
+
+def test_every_row_is_measured_before_the_start(tmp_path: Path) -> None:
+    with tasks_of(tmp_path, spoil) as tasks:
+        numbers = r"rows\.jsonl:8: its prompt has 90 tokens, .*stages\.rl\.max_new_tokens = 4 .*max_positions = 64;"
+        for split in ("train", None):
+            with pytest.raises(ConfigError, match=numbers):
+                tasks.require_room(4, split)
+        tasks.require_room(4, "test")
+        with pytest.raises(ConfigError, match=r"^here: .*rows\.jsonl:5: has no answer to imitate.*; .*env\.answer"):
+            tasks.require_lessons("here")
+        with pytest.raises(ConfigError, match="max_new_tokens: answers of this environment may have any length"):
+            tasks.require_room(None)
+    with tasks_of(tmp_path, spoil, max_length=94) as tasks:
+        tasks.require_room(4)  # it just fits
+        with pytest.raises(ConfigError, match=r"rows\.jsonl:8: "):
+            tasks.require_room(5)
+
+
+def test_a_held_out_row_need_not_be_imitated_and_others_are_counted(tmp_path: Path) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[9] |= {"prompt": "y" * 80, "answer": ""}
+
+    with tasks_of(tmp_path, change) as tasks:
+        tasks.require_lessons("here")
+        tasks.require_room(4, "train")
+        with pytest.raises(ConfigError, match=r"rows\.jsonl:10: "):
+            tasks.require_room(4, "test")
+
+    def longer(rows: list[dict[str, Any]]) -> None:
+        for number in (2, 5, 6):
+            rows[number]["answer"] = "z" * (60 + number)
+
+    with tasks_of(tmp_path, longer) as tasks:
+        said = "rows.jsonl:3: prompt and answer have 67 tokens, model.max_positions is 64 (and 2 more rows)"
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            tasks.require_lessons("here")
+    with tasks_of(tmp_path, longer, max_length=67) as tasks:
+        with pytest.raises(ConfigError, match=re.escape("rows.jsonl:6: prompt and answer have 70 tokens")):
+            tasks.require_lessons("here")
+
+
+def test_a_chat_is_measured_as_the_model_reads_it(tmp_path: Path) -> None:
+    with tasks_of(tmp_path, system="Say the sum.") as tasks:
+        read = len(tasks.lessons(tasks.of("train")[:1], "here")[0][0].ids) - 2  # without the answer and its end
+        tasks.max_length = read + 4
+        tasks.require_room(4)
+        with pytest.raises(ConfigError, match=rf"rows\.jsonl:1: its prompt has {read} tokens.*\(and 9 more rows\)"):
+            tasks.require_room(5)
+
+
+def test_only_rows_that_may_not_fit_are_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    class Counting(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            encoded.append(text)
+            return super().encode(text)
+
+    with tasks_of(tmp_path, spoil, max_length=1024 + 64 + 90) as tasks:
+        monkeypatch.setattr(tasks, "tokenizer", Counting())
+        tasks.require_room(4)
+    assert encoded == ["x" * 90]
+
+
+def test_a_prompt_that_is_too_long_in_play_is_named_by_its_task(tmp_path: Path) -> None:
+    with tasks_of(tmp_path, spoil) as tasks:
+        talks = [tasks.episode(task, number, 0) for number, task in enumerate(tasks.of("train"))]
+        with pytest.raises(
+            ConfigError, match=r"a prompt of 90 tokens .* of task .*rows\.jsonl:8, and begins with 'xxx"
+        ):
+            tasks.play(Scripted(tasks.tokenizer, lambda number, turn: "1"), talks, SamplingParams(4), 0)
+
+
+def test_an_environment_is_asked_for_its_first_demonstration_alone() -> None:
+    asked: list[Any] = []
+
+    class Listed(Tasks):
+        def of(self, split: Any) -> list[str]:
+            return ["a", "b"]
+
+        def lessons(self, tasks: Any, where: str) -> list[Any]:
+            asked.append((list(tasks), where))
+            return []
+
+    Listed(ByteTokenizer(), 64).require_lessons("here")
+    assert asked == [(["a"], "here")]
