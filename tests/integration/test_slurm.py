@@ -28,6 +28,7 @@ from terrella.tests.golden.observe import comparable
 from terrella.tests.integration.slurm_cluster import Cluster, missing, running
 from terrella.tests.launch import tiny_run
 from terrella.tests.reap import is_running
+from terrella.tests.sampling import in_turn
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -117,6 +118,7 @@ def requeue_at(
     assert "no checkpoint in time" not in cluster.log(cluster.job(job))
 
 
+@in_turn("two nodes requeued")
 def test_two_nodes_requeued_by_signal_at_three_points_equal_one_machine(
     slurm: Cluster, whole: dict, tmp_path: Path
 ) -> None:
@@ -180,6 +182,7 @@ while :; do sleep 0.2; done
     assert "again on n" in slurm.log(slurm.job(job))
 
 
+@in_turn("ray")
 @pytest.mark.skipif(
     importlib.util.find_spec("ray") is None and "ray" not in os.environ.get("TERRELLA_REQUIRE", "").split(","),
     reason="ray is not installed (requirements/ray.txt)",
@@ -203,6 +206,7 @@ def ray_daemons(port: str) -> list[str]:
     return [line for line in lines if f":{port}" in line and ("raylet" in line or "gcs_server" in line)]
 
 
+@in_turn("lost node")
 def test_lost_node_goes_on_elsewhere_and_its_orphan_is_fenced(slurm: Cluster, whole: dict, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # far too long to finish, so that the orphan is still training when the job starts anew on the other node

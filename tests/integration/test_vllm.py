@@ -18,6 +18,7 @@ from terrella.rl.rollout.vllm_config import VllmSettings
 from terrella.tests.integration.vllm_jobs import MODELS
 from terrella.tests.parallel.pool import run_ranks
 from terrella.tests.reap import is_running
+from terrella.tests.sampling import in_turn
 
 JOBS = "terrella.tests.integration.vllm_jobs:"
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -159,6 +160,7 @@ def test_a_damaged_tensor_is_sent_again_and_then_stops_the_run_by_name(served, f
     assert largest_gap(requests(SamplingParams(6)), sampler.generate(requests(SamplingParams(6))), "llama", 0) <= 1e-5
 
 
+@in_turn("server killed")
 def test_a_server_killed_mid_batch_is_restarted_and_its_requests_are_asked_again(tmp_path) -> None:
     (result,) = run_ranks(JOBS + "killed", 1, 1500, folder=str(tmp_path), environment=CPU)
     assert result["same"] and result["restarts"] == 1 and result["reissued"] >= 1
@@ -214,6 +216,7 @@ if __name__ == "__main__":
     assert not left
 
 
+@in_turn("engine as a child")
 def test_qwen2_as_a_child_of_this_process(folders, monkeypatch) -> None:
     from safetensors.torch import load_file
 

@@ -14,6 +14,7 @@ import pytest
 from terrella.core.ports import free_port
 from terrella.tests.golden.play import ALONE
 from terrella.tests.rl.exchange.extras import REQUIRED
+from terrella.tests.sampling import in_turn
 
 if not REQUIRED:
     pytest.importorskip("gymnasium", reason="the extra worlds is not installed")
@@ -73,6 +74,7 @@ def train(known: dict[str, str], tmp_path: Path) -> dict[str, int]:
     return {name: sum(row["invalid"] for row in found) for name, found in steps.items()}
 
 
+@in_turn("exchange")
 def test_environments_of_other_projects_train(tmp_path: Path) -> None:
     known = {
         "cartpole": f"{{kind: 'gymnasium:CartPole-v1', actions: [left, right], {FEW}}}",
