@@ -149,13 +149,7 @@ class Scene:
         self.stage, self.table, self.dims = stage, video_settings(job).table, video_settings(job).action_dims
         self.truth = in_simulator(stage, job)
         self.played: list[Any] = list(stage.policies)
-        asked = {"episodes": stage.episodes, **how_made(stage, self.table)}
-        for key, value in asked.items():
-            if self.truth.get(key, value) != value:  # earlier releases kept the episodes alone
-                raise ConfigError(
-                    f"truth: {stage.truth} was made with {key} = {self.truth[key]}, stage {stage.name} asks for "
-                    f"{value}; write it anew, or change the setting"
-                )
+        require_made_so(self.truth, stage, self.table)
         rates = self.truth["rates"]
         keys = [f"{task}/{recorded.name_of(p)}" for task in stage.tasks for p in stage.policies]
         missing = next((key for key in keys if key not in rates), None)
@@ -247,9 +241,8 @@ def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     folder = job.stage_folder(stage.name)
     if stage.truth is not None:
         return load_truth(stage.truth)
-    if job.mesh.is_main and not (folder / TRUTH).exists():
-        make_truth(stage, folder, video_settings(job).table)
-    job.mesh.barrier()
+    if not job.mesh.from_main((folder / TRUTH).exists):
+        job.mesh.from_main(lambda: make_truth(stage, folder, video_settings(job).table))
     return load_truth(str(folder / TRUTH))
 
 
@@ -284,6 +277,16 @@ def make_truth(stage: VideoReal2Sim, folder: Any, table: Table) -> None:
 def how_made(stage: VideoReal2Sim, table: Table) -> dict[str, Any]:
     """What true success depends on besides the policies."""
     return {"frames_each": stage.frames, "first_seed": stage.first_seed, "table": asdict(table)}
+
+
+def require_made_so(truth: dict[str, Any], stage: VideoReal2Sim, table: Table) -> None:
+    """Refuse success that was found in other episodes than the stage imagines."""
+    for key, value in {"episodes": stage.episodes, **how_made(stage, table)}.items():
+        if truth.get(key, value) != value:  # earlier releases kept the episodes alone
+            raise ConfigError(
+                f"truth: {stage.truth} was made with {key} = {truth[key]}, stage {stage.name} asks for {value}; write "
+                "it anew, or change the setting"
+            )
 
 
 def keep_truth(folder: Path, episodes: int, rates: dict[str, Any], how: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """States of a video tokenizer's training: a damaged one is named and never read; a full disk is named by its file."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,15 @@ from terrella.core.files import load_tensors, save_tensors
 from terrella.core.mesh import Mesh
 from terrella.launch import recipe as recipes
 from terrella.launch.job import Job
+from terrella.launch.settings.video import VideoReal2Sim
 from terrella.launch.stages.verbs import ROWS, _require_same_files
-from terrella.launch.stages.video_real2sim import FIRST, TRUTH, keep_truth, load_truth
+from terrella.launch.stages.video_real2sim import FIRST, TRUTH, how_made, keep_truth, load_truth, require_made_so
 from terrella.launch.stages.video_tokenizer import STATE, keep, resume, settle_state
 from terrella.launch.worker import model_of
 from terrella.models.video.config import TokenizerConfig, TokenizerLoss
 from terrella.models.video.training import TokenizerTrainer
 from terrella.rl.own.config import DataEnvironment, OwnEnvironment
+from terrella.rl.worlds.tabletop import PLAIN, Table
 
 CONFIG = TokenizerConfig(
     "frame", 16, 16, channels=(8, 8), groups=4, latent=8, levels=(4, 3), encoder_resnets=1, decoder_resnets=1
@@ -152,8 +155,20 @@ def test_modules_beside_a_reward_or_an_environment_are_those_of_the_start(job: J
 def test_what_the_simulator_showed_is_checked(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / FIRST, close=np.zeros((1, 2, 2, 3), np.uint8))
     rates = {"close/random": {"wins": 1, "judged": 1, "agree": 1}}
-    keep_truth(tmp_path, 1, rates, {})
-    assert load_truth(str(tmp_path / TRUTH))["rates"] == rates
+    made = VideoReal2Sim("video-real2sim", "sim", [], episodes=1, frames=4)
+    keep_truth(tmp_path, 1, rates, how_made(made, PLAIN))
+    kept = load_truth(str(tmp_path / TRUTH))
+    assert kept["rates"] == rates
+    require_made_so(kept, made, PLAIN)
+    require_made_so({"episodes": 1}, made, Table(stride=3))  # of an earlier release
+    for asked, table, key in (
+        (replace(made, episodes=2), PLAIN, "episodes = 1"),
+        (replace(made, frames=5), PLAIN, "frames_each = 4"),
+        (replace(made, first_seed=7), PLAIN, "first_seed = 900000"),
+        (made, Table(stride=3), "table = .*'stride': 1"),
+    ):
+        with pytest.raises(ConfigError, match=f"was made with {key}"):
+            require_made_so(kept, asked, table)
     whole = (tmp_path / TRUTH).read_text()
     (tmp_path / TRUTH).write_text(whole.replace('"wins": 1', '"wins": 0'))
     with pytest.raises(StorageError, match=r"truth\.json: damaged"):
