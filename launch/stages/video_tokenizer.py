@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,9 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
         )
     share = stage.clips_per_step // ranks
     writer: Background | None = None  # of a state, one at a time
-    for step in range(start, stage.steps):
-        begun = time.monotonic()
-        frames, context = batch(stage, job, source, step * stage.clips_per_step + job.mesh.rank * share, share)
+    begun = time.monotonic()
+    for step, clips in read_ahead(stage, job, source, start, share):
+        frames, context = as_batch(stage, job, clips, first_clip(stage, job, step, share))
         values = trainer.step(frames, context)
         done = step + 1
         if job.mesh.is_main and (done % stage.log_every == 0 or done == stage.steps):
@@ -117,6 +118,7 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
                 settle_state(writer, wait=True)
         if stop and done < stage.steps:
             raise StopRequested
+        begun = time.monotonic()
     return trainer.model
 
 
@@ -129,20 +131,50 @@ def usual_picture(source: Episodes, most: int = 64) -> torch.Tensor:
     return to_pictures(np.median(np.concatenate(frames), 0).astype(np.uint8), "cpu")
 
 
-def batch(
-    stage: VideoTokenizerTraining, job: Job, source: Episodes, first: int, count: int, augment: bool | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Clips number `first` and on: pixels depend on the seed and the number alone."""
+def first_clip(stage: VideoTokenizerTraining, job: Job, step: int, share: int) -> int:
+    """The number of the first of this rank's clips of a step."""
+    return step * stage.clips_per_step + job.mesh.rank * share
+
+
+def read_ahead(
+    stage: VideoTokenizerTraining, job: Job, source: Episodes, start: int, share: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(step, this rank's clips) to the last step; a thread reads those of the next while this one trains."""
+    with ThreadPoolExecutor(1) as reader:
+
+        def begin(step: int) -> Future[np.ndarray]:
+            return reader.submit(read_clips, stage, job, source, first_clip(stage, job, step, share), share)
+
+        coming = begin(start)
+        for step in range(start, stage.steps):
+            clips, coming = coming.result(), begin(step + 1)
+            yield step, clips
+
+
+def read_clips(stage: VideoTokenizerTraining, job: Job, source: Episodes, first: int, count: int) -> np.ndarray:
+    """Clips number `first` and on, before each its context frame where there is one: pixels depend on the seed and the
+    number alone.
+    """
     compressive = video_settings(job).tokenizer.kind == "compressive"
     taken = [
         training_clip(source, fold(job.recipe.seed, 11), first + i, stage.frames_per_clip, compressive, stage.window)
         for i in range(count)
     ]
-    stacked = [np.concatenate([context[None], frames]) if context is not None else frames for frames, context in taken]
-    clips = to_pictures(np.stack(stacked), device())
+    return np.stack(
+        [frames if context is None else np.concatenate([context[None], frames]) for frames, context in taken]
+    )
+
+
+def as_batch(
+    stage: VideoTokenizerTraining, job: Job, clips: np.ndarray, first: int, augment: bool | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(frames, context frames) on the device, varied at random where the stage says so."""
+    pictures = to_pictures(clips, device())
     if stage.augment if augment is None else augment:
-        clips = augment_clips(clips, torch.Generator().manual_seed(fold(job.recipe.seed, 12, first) >> 1))
-    return (clips[:, 1:], clips[:, 0]) if compressive else (clips, None)
+        pictures = augment_clips(pictures, torch.Generator().manual_seed(fold(job.recipe.seed, 12, first) >> 1))
+    return (
+        (pictures[:, 1:], pictures[:, 0]) if video_settings(job).tokenizer.kind == "compressive" else (pictures, None)
+    )
 
 
 def table(stage: VideoTokenizerTraining, job: Job, scores: dict[str, float]) -> dict[str, Any]:
@@ -245,9 +277,9 @@ def heldout(stage: VideoTokenizerTraining, job: Job, model: VideoTokenizer) -> d
     scores: dict[str, list[torch.Tensor]] = {name: [] for name in (*names, "baseline_psnr")}
     codes = []
     for first in range(0, stage.heldout_clips, stage.clips_per_step):
-        frames, context = batch(
-            stage, job, source, first, min(stage.clips_per_step, stage.heldout_clips - first), augment=False
-        )
+        count = min(stage.clips_per_step, stage.heldout_clips - first)
+        clips = read_clips(stage, job, source, first, count)
+        frames, context = as_batch(stage, job, clips, first, augment=False)
         with torch.autocast(device().type, torch.bfloat16, enabled=stage.bf16):
             tokenized = model.tokenize(frames, context)
             made = model.detokenize(tokenized).float()
