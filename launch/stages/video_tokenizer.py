@@ -99,9 +99,10 @@ def train(stage: VideoTokenizerTraining, job: Job, folder: Path) -> VideoTokeniz
     begun = time.monotonic()
     for step, clips in read_ahead(stage, job, source, start, share):
         frames, context = as_batch(stage, job, clips, first_clip(stage, job, step, share))
-        values = trainer.step(frames, context)
         done = step + 1
-        if job.mesh.is_main and (done % stage.log_every == 0 or done == stage.steps):
+        noted = done % stage.log_every == 0 or done == stage.steps
+        values = trainer.step(frames, context, noted)
+        if job.mesh.is_main and noted:
             took = time.monotonic() - begun
             pictures = frames.shape[0] * frames.shape[1] * ranks
             job.run.metrics.append(

@@ -59,7 +59,9 @@ class TokenizerTrainer:
             self.adversary_optimizer = torch.optim.AdamW(self.adversary.parameters(), **adam)
         self.step_number = 0
 
-    def step(self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None) -> dict[str, float]:
+    def step(
+        self, frames_BT3HW: torch.Tensor, context_B3HW: torch.Tensor | None = None, use_of_codes: bool = True
+    ) -> dict[str, float]:
         """One update of the tokenizer, and one of the adversary once it takes part."""
         torch.manual_seed(_dropout_seed(self.step_number))
         fights = self.adversary is not None and self.step_number >= self.loss.adversary_from
@@ -87,19 +89,18 @@ class TokenizerTrainer:
         values["grad_norm"] = self._update(total, self.model, self.optimizer)
         if fights:
             values["discriminator"] = self._train_adversary(real, fake.detach())
-        used, perplexity = utilisation(made.codes.frames_BTN, self.model.config.codebook)
+        error = (fake.detach().clamp(0, 1) - real).square().mean()
+        values["psnr"] = -10 * torch.log10(error + 1e-8)
         self.step_number += 1
-        numbers = {name: float(value.detach()) for name, value in values.items()}
+        # the device is waited for once
+        numbers = dict(zip(values, torch.stack([value.detach() for value in values.values()]).tolist(), strict=True))
         for name, value in numbers.items():
             if value != value or abs(value) == float("inf"):
                 raise NumericsError(f"tokenizer step {self.step_number}: {name} is {value}; lower the learning rate")
-        error = (fake.detach().clamp(0, 1) - real).square().mean()
-        return numbers | {
-            "psnr": float(-10 * torch.log10(error + 1e-8)),
-            "codes_used": used,
-            "perplexity": perplexity,
-            "lr": self._lr(),
-        }
+        if use_of_codes:
+            used = utilisation(made.codes.frames_BTN, self.model.config.codebook)
+            numbers |= dict(zip(("codes_used", "perplexity"), used, strict=True))
+        return numbers | {"lr": self._lr()}
 
     def _weighted(self, fake: torch.Tensor, real: torch.Tensor, below: torch.Tensor | None) -> torch.Tensor:
         """L1 over all pixels, and again over those that moved, however few: a frame lies upon its context, that upon

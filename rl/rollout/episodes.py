@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ...data.trajectory import Invalid, Role, Routing, TokenSequence, Trajectory
@@ -22,7 +23,8 @@ Ask = Callable[[SampleRequest], Awaitable[Sample | Invalid]]
 class Episode(Protocol):
     """One sample of one prompt. It hands out contexts and takes what was sampled, until it has no more to ask.
 
-    An episode may have `forced`: tokens that the sampler puts between sampled spans, such as the actions of a video.
+    An episode may have `forced`: tokens that the sampler puts between sampled spans, such as the actions of a video;
+    and `scored_together`: its score is asked once all episodes are over, and not as soon as this one is.
     """
 
     prompt_id: int
@@ -77,7 +79,7 @@ def rollout(
     never a reward of 0.
     """
 
-    async def play(episode: Episode, ask: Ask) -> Trajectory:
+    async def play(episode: Episode, ask: Ask) -> Callable[[], Trajectory]:
         sequences: list[TokenSequence] = []
         turn = 0
         while (context := episode.context()) is not None:
@@ -85,14 +87,23 @@ def rollout(
             request = SampleRequest(context, key, params, getattr(episode, "forced", ()))
             answer = await patiently(ask, request, retries)
             if isinstance(answer, Invalid):
-                return Trajectory(episode.prompt_id, episode.sample_index, sequences, answer)
+                lost = Trajectory(episode.prompt_id, episode.sample_index, sequences, answer)
+                return lambda: lost
             sequences.append(sampled_sequence(context, answer))
             episode.receive(answer)
             turn += 1
-        turn_rewards, reward, info = episode.score()
-        return Trajectory(episode.prompt_id, episode.sample_index, sequences, reward, turn_rewards, info)
+        if getattr(episode, "scored_together", False):
+            return partial(_scored, episode, sequences)
+        trajectory = _scored(episode, sequences)
+        return lambda: trajectory
 
-    return play_all([sampler], [lambda ask, episode=episode: play(episode, ask) for episode in episodes])
+    played = play_all([sampler], [lambda ask, episode=episode: play(episode, ask) for episode in episodes])
+    return [trajectory() for trajectory in played]
+
+
+def _scored(episode: Episode, sequences: list[TokenSequence]) -> Trajectory:
+    turn_rewards, reward, info = episode.score()
+    return Trajectory(episode.prompt_id, episode.sample_index, sequences, reward, turn_rewards, info)
 
 
 async def patiently(ask: Ask, request: SampleRequest, retries: int) -> Sample | Invalid:

@@ -141,6 +141,8 @@ class Judge:
 class ImaginedClip:
     """One sample of one clip: the given part is the prompt, actions are forced between the predicted frames."""
 
+    scored_together = True  # pictures are decoded by the dozen
+
     def __init__(self, task: ClipTask, sample_index: int, layout: VideoLayout, judge: Judge | None) -> None:
         self.task, self.prompt_id, self.sample_index, self.layout, self.judge = (
             task,

@@ -29,13 +29,17 @@ def test_pixels_round_trip() -> None:
 
 
 @BOTH
-def test_true_tokens_score_as_the_tokenizer_itself(config) -> None:
+def test_true_tokens_score_as_the_tokenizer_itself(config, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of(config, history=2, horizon=2)
+    score = decoder.score
     tasks = tasks_of(decoder, 3)
     judge = Judge(decoder, {"mae": 1.0})
     oracle = Oracle(tasks, decoder.layout)
     clips = [ImaginedClip(t, k, decoder.layout, judge) for t in tasks for k in range(2)]
+    decoded = list[int]()
+    monkeypatch.setattr(decoder, "score", lambda rows, *rest: decoded.append(len(rows)) or score(rows, *rest))
     trajectories = rollout(oracle, clips, SamplingParams(decoder.layout.sampled), seed=0)
+    assert decoded == [2, 2, 2]  # the samples of a clip at once
     for t, clip in zip(trajectories, clips, strict=True):
         pictures, _ = decoder.pictures(clip.task.row_L[None])
         want = -mae(pictures[0], to_pictures(clip.task.truth_THW3, "cpu")).mean()
@@ -46,7 +50,7 @@ def test_true_tokens_score_as_the_tokenizer_itself(config) -> None:
         mask = policy_mask(decoder.layout)[: len(row)]
         assert (common.action_mask(t.sequences[0]) == mask).all()  # forced actions carry no policy term
         assert {Role(r) for r in np.array(t.sequences[0].roles)[~mask]} <= {Role.PROMPT, Role.OBSERVATION}
-    assert oracle.calls == 1 and judge.pictures == 6 * 2  # one call of the sampler, one judgement for all
+    assert oracle.calls == 1 and judge.pictures == 6 * 2
 
 
 @BOTH
