@@ -21,6 +21,19 @@ KEYS = ("game", "state_id", "current_state", "action_state", "tick_state", "curr
 WHICH = ("all", "gold", "non_gold", "changed", "unchanged")
 MARKER = "The final answer is:"
 RULE_LINE = "=" * 10
+TASK = (
+    "You simulate a text game. Given the state of the game as JSON and an action, work out the state after the "
+    "action, the score included.\n"
+    "An object that comes into being takes the next free uuid, counting up from the UUID base.\n"
+    "Answer with JSON of three keys: `modified`, a list of every object that is new or has changed, each "
+    "written out whole; `removed`, a list of the uuids of objects that are gone; `score`, a dictionary of "
+    "score, gameOver and gameWon, or {} if the score stays.\n"
+    "Some things change by themselves as time passes; the tick of each object tells how.\n"
+)
+FORM = (
+    "The form of the answer: {'modified': [{'name': ..., 'uuid': ..., 'type': ..., 'properties': {...}, "
+    "'contains': [...]}], 'removed': [], 'score': {}}\n"
+)
 
 
 def game_state(state: dict[str, Any], score: dict[str, Any]) -> dict[str, Any]:
@@ -102,14 +115,7 @@ class Prompts:
 
     def _make_opening(self, examples: dict[str, Any], game: str) -> str:
         parts = [
-            "You simulate a text game. Given the state of the game as JSON and an action, work out the state after the "
-            "action, the score included.\n"
-            "An object that comes into being takes the next free uuid, counting up from the UUID base.\n"
-            "Answer with JSON of three keys: `modified`, a list of every object that is new or has changed, each "
-            "written out whole; `removed`, a list of the uuids of objects that are gone; `score`, a dictionary of "
-            "score, gameOver and gameWon, or {} if the score stays.\n"
-            "Some things change by themselves as time passes; the tick of each object tells how.\n\n"
-            "Two examples from another game follow.\n",
+            f"{TASK}\nTwo examples from another game follow.\n",
             self._rules(game, examples["action"]["current_state"]["taskDesc"]),
         ]
         for name, title in (("action", "Example A, changed by the action"), ("tick", "Example B, changed by time")):
@@ -130,6 +136,12 @@ class Prompts:
         rules = self._rules(row["game"], row["current_state"]["taskDesc"])
         ask = f"Think, then put the answer after the words `{MARKER}`"
         return f"{self._opening}\nNow the game to simulate.\n{rules}\n{self._question(row)}\n{ask}"
+
+    def without_examples(self, row: dict[str, Any]) -> str:
+        """The rules and the form of the answer alone, a third of the length: for models that are then trained."""
+        rules = self._rules(row["game"], row["current_state"]["taskDesc"])
+        ask = f"Think in a few short sentences, then put the answer after the words `{MARKER}`"
+        return f"{TASK}{FORM}\n{rules}\n{self._question(row)}\n{ask}"
 
 
 def find_material(source: Path, rules: str | Path | None, examples: str | Path | None) -> Prompts:
