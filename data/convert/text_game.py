@@ -19,6 +19,7 @@ from .lines import read_lines
 
 KEYS = ("game", "state_id", "current_state", "action_state", "tick_state", "current_score_state", "next_score_state")
 WHICH = ("all", "gold", "non_gold", "changed", "unchanged")
+STYLES = ("full", "rules")
 MARKER = "The final answer is:"
 RULE_LINE = "=" * 10
 TASK = (
@@ -196,17 +197,21 @@ def read(
     rules: str | Path | None = None,
     examples: str | Path | None = None,
     split: str = "train",
+    prompt: str = "full",
 ) -> Iterator[Item]:
-    """Transitions of JSONL files or zips."""
+    """Transitions of JSONL files or zips; `prompt=rules` leaves the worked examples out of the questions."""
     if which not in WHICH:
         raise ConfigError(f"which={which!r}: expected one of {', '.join(WHICH)}")
-    prompts = find_material(source, rules, examples)
+    if prompt not in STYLES:
+        raise ConfigError(f"prompt={prompt!r}: expected one of {', '.join(STYLES)}")
+    material = find_material(source, rules, examples)
+    prompts = material if prompt == "full" else material.without_examples
     for line in read_lines(source, cursor):
         here = Item(line.cursor, where=line.where, done=line.done)
         yield replace(here, dropped=line.problem) if line.problem else item_of(here, line.value, prompts, split, which)
 
 
-def item_of(here: Item, row: Any, prompts: Prompts, split: str, which: str) -> Item:
+def item_of(here: Item, row: Any, prompts: Callable[[dict[str, Any]], str], split: str, which: str) -> Item:
     """`here` with the sample of a row, or with the reason to drop it."""
     problem = row_problem(row) or (None if wanted(row, which) else f"not {which}")
     if problem is not None:
