@@ -83,10 +83,10 @@ def _language(folder: Path, how: Imagining) -> Callable[[list[Any]], list[Any]]:
 
 def _text_game(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]:
     from ..rl.language import Question
-    from ..rl.text_games.crawl import bare_prompt, prompts
+    from ..rl.text_games.crawl import prompt_writer
     from ..rl.text_games.world import ImaginedGame
 
-    answer, write = _language(folder, how), prompts() if how.prompt == "full" else bare_prompt
+    answer, write = _language(folder, how), prompt_writer(how.prompt)
 
     def predict(rows: list[dict[str, Any]]) -> list[Any]:
         return answer([Question("text-game", write(row), "", row, False) for row in rows])
@@ -100,7 +100,7 @@ def _page(folder: Path, true: Offer, how: Imagining) -> Callable[[World], World]
     from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
     from ..rl.web_pages.world import ImaginedPage
 
-    answer, style = _language(folder, how), page_prompt if how.prompt == "full" else bare_page_prompt
+    answer, style = _language(folder, how), bare_page_prompt if how.prompt == "bare" else page_prompt
     return lambda world: ImaginedPage(
         world,
         f"pages/{true.name.removeprefix(PAGE)}",

@@ -23,12 +23,11 @@ def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
     from ..data.convert.text_game import pair_of
     from ..data.shards import ShardSet
     from ..rl.language import read_pair
-    from ..rl.text_games.crawl import GAMES, bare_prompt, crawl_all, prompts
+    from ..rl.text_games.crawl import GAMES, crawl_all, prompt_writer
     from ..rl.text_games.splits import split_rows
     from ..rl.web_pages.data import load_transitions, page_pair, split_pages
     from ..rl.web_pages.prompt import bare_page_prompt, page_prompt
 
-    full = prompt == "full"
     if data is not None:
         shards = ShardSet(data)
         count = min(n, len(shards))
@@ -38,13 +37,10 @@ def held_out(domain: str, data: Path | None, n: int, prompt: str) -> list[Any]:
         return questions
     if domain == "text-game":
         rows = split_rows(crawl_all(list(GAMES), range(1))).test
-        return [
-            read_pair(pair_of(row, prompts() if full else bare_prompt, "test"))
-            for row in rows[:: max(1, len(rows) // n)][:n]
-        ]
+        return [read_pair(pair_of(row, prompt_writer(prompt), "test")) for row in rows[:: max(1, len(rows) // n)][:n]]
     steps = split_pages(load_transitions()).test
     return [
-        read_pair(page_pair(s, page_prompt if full else bare_page_prompt, "test"))
+        read_pair(page_pair(s, bare_page_prompt if prompt == "bare" else page_prompt, "test"))
         for s in steps[:: max(1, len(steps) // n)][:n]
     ]
 
@@ -82,10 +78,10 @@ def drift_of(
 ) -> dict[str, Any]:
     """The table of imagined states that still equal the true ones after 1, 2, ... steps, in n fresh games."""
     from ..rl.language import Question
-    from ..rl.text_games.crawl import GAMES, bare_prompt, prompts
+    from ..rl.text_games.crawl import GAMES, prompt_writer
     from ..rl.text_games.world import drift, drift_table
 
-    write = prompts() if prompt == "full" else bare_prompt
+    write = prompt_writer(prompt)
 
     def predict(rows: list[dict[str, Any]]) -> list[Any]:
         return answer([Question("text-game", write(row), "", row, False) for row in rows])

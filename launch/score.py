@@ -100,10 +100,10 @@ def _questions(kind: str, asked: Asked) -> list[Any]:
         return held_out(kind, None, asked.n, asked.prompt)
     from ..data.convert.text_game import pair_of
     from ..rl.language import read_pair
-    from ..rl.text_games.crawl import GAMES, bare_prompt, crawl_all, prompts
+    from ..rl.text_games.crawl import GAMES, crawl_all, prompt_writer
 
     rows = list(crawl_all(list(asked.games) or list(GAMES), range(FRESH_SEED, FRESH_SEED + 1)))
-    write = prompts() if asked.prompt == "full" else bare_prompt
+    write = prompt_writer(asked.prompt)
     return [read_pair(pair_of(row, write, "test")) for row in rows[:: max(1, len(rows) // asked.n)][: asked.n]]
 
 
@@ -123,9 +123,9 @@ def _answered(name: str, answer: Answerer, questions: list[Any]) -> list[Any]:
 
 def _predictor(answer: Answerer, prompt: str) -> Callable[[list[Any]], list[Any]]:
     from ..rl.language import Question
-    from ..rl.text_games.crawl import bare_prompt, prompts
+    from ..rl.text_games.crawl import prompt_writer
 
-    write = prompts() if prompt == "full" else bare_prompt
+    write = prompt_writer(prompt)
     return lambda rows: answer([Question("text-game", write(row), "", row, False) for row in rows])
 
 

@@ -15,7 +15,8 @@ class QuestionSettings:
     train: str | None = None
     test: str | None = None  # likewise, to evaluate on
     unseen: str | None = None  # likewise, questions of worlds that are not in train, evaluated on their own
-    prompt: Literal["bare", "full"] = "bare"  # full adds instructions, and worked examples of games
+    # rules adds instructions, and the rules of games; full also worked examples of games
+    prompt: Literal["bare", "rules", "full"] = "bare"
     pad_prompts_to: int = 32
     # learn one even where the recipe has a start: the model then begins from fresh weights
     own_tokenizer: bool = False

@@ -78,6 +78,7 @@ class QuestionTasks(Tasks):
     domain: ClassVar[Domain]
     reward: RewardKind
     columns: ClassVar[list[str]]  # of the tables
+    several: ClassVar[bool] = False  # whether an evaluation can ask a question more than once
 
     def __init__(self, settings: QuestionSettings, made: Made, tokenizer: Tokenizer, max_length: int | None) -> None:
         self.settings, self.made = settings, made
@@ -189,7 +190,7 @@ class QuestionTasks(Tasks):
         return None  # RL shows answers, and these are very many
 
     def judgements(self, episodes: Sequence[Any], played: Sequence[Trajectory]) -> list[Any]:
-        if any(episode.sample_index for episode in episodes):
+        if not self.several and any(episode.sample_index for episode in episodes):
             raise ConfigError("samples: every question is answered once; leave samples out")
         pairs = list(zip(episodes, played, strict=True))
         answers = [t.reward if isinstance(t.reward, Invalid) else e.response or "" for e, t in pairs]

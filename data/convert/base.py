@@ -56,7 +56,7 @@ CONVERTERS: dict[str, Converter] = {
         PAIR,
         "text_game:read",
         "GPT-simulator JSONL or zip, or a checkout's data folder",
-        ("which", "rules", "examples", "split"),
+        ("which", "rules", "examples", "split", "prompt"),
     ),
     "text-game-crawl": Converter(
         PAIR,

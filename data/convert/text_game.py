@@ -19,8 +19,22 @@ from .lines import read_lines
 
 KEYS = ("game", "state_id", "current_state", "action_state", "tick_state", "current_score_state", "next_score_state")
 WHICH = ("all", "gold", "non_gold", "changed", "unchanged")
+STYLES = ("full", "rules")
 MARKER = "The final answer is:"
 RULE_LINE = "=" * 10
+TASK = (
+    "You simulate a text game. Given the state of the game as JSON and an action, work out the state after the "
+    "action, the score included.\n"
+    "An object that comes into being takes the next free uuid, counting up from the UUID base.\n"
+    "Answer with JSON of three keys: `modified`, a list of every object that is new or has changed, each "
+    "written out whole; `removed`, a list of the uuids of objects that are gone; `score`, a dictionary of "
+    "score, gameOver and gameWon, or {} if the score stays.\n"
+    "Some things change by themselves as time passes; the tick of each object tells how.\n"
+)
+FORM = (
+    "The form of the answer: {'modified': [{'name': ..., 'uuid': ..., 'type': ..., 'properties': {...}, "
+    "'contains': [...]}], 'removed': [], 'score': {}}\n"
+)
 
 
 def game_state(state: dict[str, Any], score: dict[str, Any]) -> dict[str, Any]:
@@ -102,14 +116,7 @@ class Prompts:
 
     def _make_opening(self, examples: dict[str, Any], game: str) -> str:
         parts = [
-            "You simulate a text game. Given the state of the game as JSON and an action, work out the state after the "
-            "action, the score included.\n"
-            "An object that comes into being takes the next free uuid, counting up from the UUID base.\n"
-            "Answer with JSON of three keys: `modified`, a list of every object that is new or has changed, each "
-            "written out whole; `removed`, a list of the uuids of objects that are gone; `score`, a dictionary of "
-            "score, gameOver and gameWon, or {} if the score stays.\n"
-            "Some things change by themselves as time passes; the tick of each object tells how.\n\n"
-            "Two examples from another game follow.\n",
+            f"{TASK}\nTwo examples from another game follow.\n",
             self._rules(game, examples["action"]["current_state"]["taskDesc"]),
         ]
         for name, title in (("action", "Example A, changed by the action"), ("tick", "Example B, changed by time")):
@@ -130,6 +137,12 @@ class Prompts:
         rules = self._rules(row["game"], row["current_state"]["taskDesc"])
         ask = f"Think, then put the answer after the words `{MARKER}`"
         return f"{self._opening}\nNow the game to simulate.\n{rules}\n{self._question(row)}\n{ask}"
+
+    def without_examples(self, row: dict[str, Any]) -> str:
+        """The rules and the form of the answer alone, a third of the length: for models that are then trained."""
+        rules = self._rules(row["game"], row["current_state"]["taskDesc"])
+        ask = f"Think in a few short sentences, then put the answer after the words `{MARKER}`"
+        return f"{TASK}{FORM}\n{rules}\n{self._question(row)}\n{ask}"
 
 
 def find_material(source: Path, rules: str | Path | None, examples: str | Path | None) -> Prompts:
@@ -184,17 +197,21 @@ def read(
     rules: str | Path | None = None,
     examples: str | Path | None = None,
     split: str = "train",
+    prompt: str = "full",
 ) -> Iterator[Item]:
-    """Transitions of JSONL files or zips."""
+    """Transitions of JSONL files or zips; `prompt=rules` leaves the worked examples out of the questions."""
     if which not in WHICH:
         raise ConfigError(f"which={which!r}: expected one of {', '.join(WHICH)}")
-    prompts = find_material(source, rules, examples)
+    if prompt not in STYLES:
+        raise ConfigError(f"prompt={prompt!r}: expected one of {', '.join(STYLES)}")
+    material = find_material(source, rules, examples)
+    prompts = material if prompt == "full" else material.without_examples
     for line in read_lines(source, cursor):
         here = Item(line.cursor, where=line.where, done=line.done)
         yield replace(here, dropped=line.problem) if line.problem else item_of(here, line.value, prompts, split, which)
 
 
-def item_of(here: Item, row: Any, prompts: Prompts, split: str, which: str) -> Item:
+def item_of(here: Item, row: Any, prompts: Callable[[dict[str, Any]], str], split: str, which: str) -> Item:
     """`here` with the sample of a row, or with the reason to drop it."""
     problem = row_problem(row) or (None if wanted(row, which) else f"not {which}")
     if problem is not None:

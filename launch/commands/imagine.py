@@ -110,7 +110,7 @@ def _evaluate_grid(
     help="Language: a folder of pair shards in place of our own questions.",
 )
 @click.option(
-    "--prompt", type=click.Choice(["bare", "full"]), default="full", help="Language: with rules and examples?"
+    "--prompt", type=click.Choice(["bare", "rules", "full"]), default="full", help="Language: with rules and examples?"
 )
 @click.option("--mode", type=click.Choice(["strict", "faithful"]), default="strict", help="Language: the judge.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=1024, help="Language.")

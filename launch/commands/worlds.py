@@ -53,7 +53,10 @@ def list_worlds(tag_files: tuple[str, ...]) -> None:
     "--pad-prompts-to", type=click.IntRange(1), default=1, help="RUN: as a model of text games or pages was trained."
 )
 @click.option(
-    "--prompt", type=click.Choice(["full", "bare"]), default="bare", help="RUN: of a model of text games or pages."
+    "--prompt",
+    type=click.Choice(["full", "rules", "bare"]),
+    default="bare",
+    help="RUN: of a model of text games or pages.",
 )
 def serve(
     what: str, world: str | None, host: str, port: int, clients: int, tag_files: tuple[str, ...], **model: Any
@@ -104,7 +107,7 @@ def serve(
     default=0,
     help="Also train a small agent in each model, so many updates of 32 games each, and judge it in the true games.",
 )
-@click.option("--prompt", type=click.Choice(["full", "bare"]), default="full", help="With rules and examples?")
+@click.option("--prompt", type=click.Choice(["full", "rules", "bare"]), default="full", help="With rules and examples?")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=512, help="Of one answer.")
 @click.option("--pad-prompts-to", type=click.IntRange(1), default=1, help="As the model was trained.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the result to this file.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -122,3 +122,10 @@ def bare_prompt(row: dict[str, Any]) -> str:
     state = row["current_state"]
     asked = {"game_state": [*state["objects"], row["current_score_state"]]}
     return f"{row['game']}\n{asked!r}\nUUID base: {state['max_UUID']}\nAction: {row['tick_state']['lastAction']}\n"
+
+
+def prompt_writer(style: str) -> Callable[[dict[str, Any]], str]:
+    """How the questions of a style are written."""
+    if style == "bare":
+        return bare_prompt
+    return prompts().without_examples if style == "rules" else prompts()

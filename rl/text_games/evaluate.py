@@ -65,6 +65,14 @@ def accuracies(judged: Sequence[Judged | Invalid]) -> list[Estimate]:
     return [proportion(sum(j.right for j in part), len(part)) for part in parts]
 
 
+def best(samples: Sequence[Judged | Invalid]) -> Judged | Invalid:
+    """Of several samples of one row whether one is right; where one was lost, and none is right, nobody knows."""
+    found = valid(samples)
+    lost = next((j for j in samples if isinstance(j, Invalid)), None)
+    right = next((j for j in found if j.right), None)
+    return right or lost or next((j for j in found if not j.reason), found[0])
+
+
 def _row(name: str, kind: str, judged: Sequence[Judged | Invalid]) -> dict[str, Any]:
     return {"name": name, "kind": kind, "cells": [e.to_cell() for e in accuracies(judged)]}
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.rng import permutation, uniform
+from ...data.convert.text_game import is_gold
 from .rows import action_of, changed_by_action, verb_of
 
 Row = dict[str, Any]
@@ -44,6 +45,13 @@ def split_rows(rows: Sequence[Row], *, each: int = 5, unseen_games: Sequence[str
     asked = {question(row) for row in test}
     train = [row for row in kept if (row["game"], row["state_id"]) not in chosen and question(row) not in asked]
     return Split(train, test, [row for row in rows if row["game"] in unseen_games])
+
+
+def drawn(rows: Sequence[Row], n: int, ratio: float | None, seed: int) -> list[Row]:
+    """The first n different rows of the training stream, gold and others mixed as there; fewer where it has fewer."""
+    gold = [ratio is None or is_gold(row) for row in rows]
+    stream = RatioSampler(gold, ratio=ratio or 0.0, seed=seed)
+    return [rows[i] for i in list(dict.fromkeys(stream[place] for place in range(len(stream))))[:n]]
 
 
 def not_learnt(split: Split) -> list[str]:

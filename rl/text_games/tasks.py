@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, ClassVar
 
 from ...core.errors import ConfigError
@@ -14,13 +15,14 @@ from ...data.trajectory import Invalid, Trajectory
 from ..evaluation import TEST, Evaluation, Results, heat, percent, points, verdict
 from ..language import Domain, Question, prompt_ids, read_pair, readable
 from ..language_data import write_parts
-from ..language_tasks import PARTS, Line, Made, QuestionTasks
+from ..language_tasks import PARTS, TITLES, Line, Made, QuestionTasks, ending
 from ..rollout.sampler import Sample
 from ..statistics import Estimate
 from . import evaluate as games
 from .config import TextGameEnvironment
-from .crawl import bare_prompt, crawl_all, prompts
-from .splits import not_learnt, split_rows
+from .crawl import crawl_all, prompt_writer
+from .splits import Split, drawn, not_learnt, split_rows
+from .thoughts import thought
 from .world import by_step, drift_table, walks_of
 
 DRIFT = "drift"
@@ -40,6 +42,7 @@ class TextGameTasks(QuestionTasks):
 
     domain: ClassVar[Domain] = "text-game"
     columns: ClassVar[list[str]] = games.COLUMNS
+    several = True
     settings: TextGameEnvironment
 
     def __init__(self, settings: TextGameEnvironment, made: Made, tokenizer: Tokenizer, max_length: int | None) -> None:
@@ -49,7 +52,7 @@ class TextGameTasks(QuestionTasks):
     @property
     def style(self) -> Callable[[dict[str, Any]], str]:
         """How questions are written."""
-        return prompts() if self.settings.prompt == "full" else bare_prompt
+        return prompt_writer(self.settings.prompt)
 
     def example(self) -> Question:
         row = crawl_all(self.settings.games[:1], range(1))[0]
@@ -68,11 +71,16 @@ class TextGameTasks(QuestionTasks):
                 len(missing),
                 missing[0],
             )
+        if chosen.thoughts:
+            lessons = drawn(split.train, chosen.thoughts, chosen.non_gold_ratio, self.made.seed)
+            if len(lessons) < chosen.thoughts:
+                raise ConfigError(f"env.thoughts: only {len(lessons)} rows can be drawn; lower it, or raise env.seeds")
+            split = Split(lessons, [], [])
         parts = dict(zip(PARTS, (split.train, split.test, split.unseen_games), strict=True))
         every = max(1, len(split.train) // TOKENIZER_TEXTS)
         guard()
         write_parts(
-            self.made, [*parts.values()], lambda row, name: pair_of(row, self.style, name), names_in(split.train), every
+            self.made, [*parts.values()], self._lesson if chosen.thoughts else self._pair, names_in(split.train), every
         )
         return {
             **{f"{name}_rows": len(members) for name, members in parts.items()},
@@ -80,6 +88,15 @@ class TextGameTasks(QuestionTasks):
             "kinds_not_learnt": len(missing),
             "pad_prompts_to": self.multiple,
         }
+
+    def _pair(self, row: dict[str, Any], part: str) -> dict[str, Any]:
+        return pair_of(row, self.style, part)
+
+    def _lesson(self, row: dict[str, Any], part: str) -> dict[str, Any]:
+        """A row whose reasoned answer is the scripted teacher's."""
+        sample = self._pair(row, part)
+        response = f"{thought(row)}\n{read_pair(sample).answer}"
+        return {**sample, "extra.json": {**sample["extra.json"], "response": response}}
 
     def judge(self, asked: Sequence[Question], answers: Sequence[str | Invalid]) -> list[Any]:
         return games.judge_rows([question.row for question in asked], answers, self.settings.mode)
@@ -122,6 +139,8 @@ class TextGameTasks(QuestionTasks):
             model = games.Model(name, judged, evaluation.kind_of(name))
             for by in ("game", "verb"):
                 results.tables[f"by-{by}"] = games.breakdown(rows, model, self.settings.mode, by)
+        if evaluation.samples > 1:
+            self._add_pass(evaluation, results)
         if DRIFT in evaluation.tasks:
             walked: dict[str, list[list[bool]]] = {}
             for name, judged in evaluation.firsts(DRIFT).items():
@@ -131,6 +150,21 @@ class TextGameTasks(QuestionTasks):
             title = f"Imagined states still exact after k steps, {heat(evaluation.temperatures[-1])}"
             results.tables[DRIFT] = drift_table(walked, title)
         return results
+
+    def _add_pass(self, evaluation: Evaluation, results: Results) -> None:
+        """Tables of the rows that at least one of the samples gets right: what RL can still find in a model."""
+        k = evaluation.samples
+        for part, temperature in product(set(TITLES) & set(evaluation.tasks), filter(None, evaluation.temperatures)):
+            asked, models = evaluation.tasks[part], list[games.Model]()
+            for name in evaluation.models:
+                judged = [games.best(samples) for samples in evaluation.judged[name, temperature, part]]
+                models.append(games.Model(name, judged, evaluation.kind_of(name)))
+                values = zip(self.columns, games.accuracies(judged), strict=True)
+                key = f"{name}/{part}/pass@{k}"
+                results.outcome.update({f"{key}/{column}": value.value for column, value in values})
+            title = f"{TITLES[part]}, one of {k} samples right, {heat(temperature)}"
+            table = games.table([question.row for question in asked], models, self.settings.mode, title)
+            results.tables[f"{part}-pass{k}{ending(evaluation, temperature)}"] = table
 
     def summary(self, evaluation: Evaluation) -> dict[str, Any]:
         assert evaluation.before and evaluation.after

@@ -33,7 +33,7 @@ class WebPageTasks(QuestionTasks):
     @property
     def style(self) -> Callable[[PageTransition], str]:
         """How questions are written."""
-        return page_prompt if self.settings.prompt == "full" else bare_page_prompt
+        return bare_page_prompt if self.settings.prompt == "bare" else page_prompt
 
     def example(self) -> Question:
         return read_pair(page_pair(load_transitions(self.settings.transitions)[0], self.style, "train"))

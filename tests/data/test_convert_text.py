@@ -136,6 +136,11 @@ def test_text_game(checkout, tmp_path):
     assert convert("text-game", checkout / "data" / "train.zip", None).written == 7
     for which, count in {"gold": 2, "non_gold": 5, "changed": 5, "unchanged": 2}.items():
         assert convert("text-game", checkout / "data" / "train.zip", None, which=which).written == count
+    convert("text-game", checkout / "data" / "train.jsonl", tmp_path / "rules", prompt="rules")
+    short = samples(tmp_path / "rules")[0]["prompt.json"][0]["content"]
+    assert "second object" in short and "UUID base: 9" in short and "Expected answer:" not in short
+    with pytest.raises(ConfigError, match="prompt='long': expected one of full, rules"):
+        convert("text-game", checkout / "data" / "train.jsonl", None, prompt="long")
     with pytest.raises(ConfigError, match="which='silver'"):
         convert("text-game", checkout / "data" / "train.jsonl", None, which="silver")
     with pytest.raises(ConfigError, match="has no option 'wich'"):

@@ -36,6 +36,7 @@ LANES = (
         "text-game",
         "text-game-sft",
         "text-game-rlvr",
+        "text-game-1gpu",
         "text-game-rlvr-1gpu",
         "text-game-sft-1gpu",
         "web-page",

@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from terrella.core.checkpoint import CheckpointReader
+from terrella.data.shards import ShardSet
+from terrella.data.tokenizers import MARK, BPETokenizer, load_tokenizer
 from terrella.launch.report import tables
+from terrella.rl.language import read_pair
+from terrella.rl.text_games.crawl import GAMES, crawl, prompt_writer
+from terrella.rl.text_games.thoughts import thought
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -158,6 +164,51 @@ def test_a_folder_with_a_chat_template_is_trained_by_adapters(games: Path, tmp_p
     assert asked["turns"][0]["prompt"].startswith("weigh-stones\n")
     rows = json.loads((run / "results" / "evaluate-test.json").read_text())["rows"]
     assert [row["kind"] for row in rows] == ["baseline", "model", "model", "model", "ceiling"]
+
+
+THINKING = [
+    *("model.layers=1", "model.hidden=32", "model.heads=2", "model.kv_heads=2", "model.head_dim=16", "model.ffn=48"),
+    *("model.vocab=912", "model.max_positions=4096", "precision.params=fp32"),
+    *("env.games=[weigh-stones]", "env.unseen_games=[fill-bucket]", "env.seeds=1"),
+    *("stages.lessons.env.thoughts=8", "stages.sft.epochs=1", "stages.sft.sequences_per_step=4"),
+    *("stages.headroom.n=3", "stages.headroom.samples=2", "stages.headroom.env.unseen_n=2"),
+    *("stages.rlvr.steps=2", "stages.rlvr.prompts_per_step=2", "stages.rlvr.samples_per_prompt=2"),
+    *("stages.control.sequences_per_step=4", "stages.evaluate.n=4", "env.unseen_n=3"),
+    "stages.evaluate.temperatures=[0.0, 1.0]",
+    *(f"stages.{name}.max_new_tokens=8" for name in ("headroom", "rlvr", "evaluate")),
+]
+
+
+def test_a_model_thinks_before_it_answers(tmp_path: Path) -> None:
+    """text-game-1gpu from a folder with a chat template: lessons are imitated, RLVR is on all rows, and the control on
+    the lessons alone.
+    """
+    folder = tmp_path / "model"
+    texts = [prompt_writer("rules")(row) + thought(row) for row in crawl(GAMES["weigh-stones"], range(1))][::20]
+    BPETokenizer.train(texts, 900, r"\d+").save(folder)
+    (folder / MARK).unlink()  # so that it is read as one of another's
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    more = {"intermediate_size": 48, "max_position_embeddings": 4096, "rope_theta": 1e6, "tie_word_embeddings": True}
+    config = AutoConfig.for_model("qwen2", vocab_size=912, **sizes, **more)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(CHAT)
+    run = train(tmp_path / "run", "text-game-1gpu", f"stages.start.folder={folder}", *THINKING)
+    names = ("data", "lessons", "sft", "rlvr", "control")
+    told = {name: json.loads((run / "stages" / f"{name}.json").read_text()) for name in names}
+    assert (told["lessons"]["train_rows"], told["lessons"]["test_rows"]) == (8, 0) and told["data"]["test_rows"] > 8
+    assert told["control"]["tokens"] >= told["rlvr"]["tokens"] > 0
+    shards = ShardSet(run / "stages" / "lessons" / "train")
+    questions = [read_pair(shards[i]) for i in range(len(shards))]
+    tokenizer = load_tokenizer(folder)
+    learnt = sum(len(tokenizer.encode(question.lesson)) + 1 for question in questions)
+    assert told["sft"]["tokens"] == learnt and all("time passes" in question.lesson for question in questions)
+    found = {path.stem: json.loads(path.read_text()) for path in (run / "results").glob("*.json")}
+    assert {"headroom-test-pass2", "headroom-unseen-pass2", "evaluate-test-greedy", "evaluate-unseen"} <= set(found)
+    kinds = [row["kind"] for row in found["evaluate-test"]["rows"]]
+    assert kinds == ["baseline", "model", "model", "model", "control", "ceiling"]
+    asked = json.loads(next((run / "rollouts").glob("rlvr*.jsonl")).read_text().splitlines()[0])
+    assert "Objects and their rules" in asked["turns"][0]["prompt"]
+    assert (run / "export" / "chat_template.jinja").read_text() == CHAT
 
 
 @pytest.mark.full

@@ -74,6 +74,15 @@ def test_a_schedule_is_stretched_to_the_steps_that_epochs_come_to() -> None:
     assert stretched(sft.optimizer, 1).warmup_steps == 0
 
 
+def test_a_model_that_thinks_and_its_control_differ_in_what_they_learn_from_alone() -> None:
+    found = stages("text-game-1gpu")
+    assert found["lessons"].env.thoughts == 320 and found["rlvr"].env is None  # RLVR is on all transitions
+    assert found["sft"].env == found["control"].env and found["control"].env.data == "lessons"
+    assert found["control"].match_tokens_of == "rlvr" and found["control"].init == found["rlvr"].init == "sft"
+    assert found["control"].optimizer == found["rlvr"].optimizer
+    assert found["headroom"].samples == 16 and found["headroom"].max_new_tokens == found["evaluate"].max_new_tokens
+
+
 def test_published_settings() -> None:
     sft, rlvr = (stages(name) for name in TEXT[:2])
     lora = sft["sft"].lora

@@ -167,12 +167,33 @@ def test_tables_of_pages(folder: Path) -> None:
     )
 
 
-def test_an_evaluation_asks_once(folder: Path) -> None:
-    tasks = games(folder)
+def test_an_evaluation_of_pages_asks_once(folder: Path) -> None:
+    tasks = pages(folder)
     twice = [tasks.episode(tasks.of("test")[0], 0, k) for k in range(2)]
     played = tasks.play(Scripted(TOKENIZER, lambda i, turn: ""), twice, tasks.params(8, 1.0), 0)
     with pytest.raises(ConfigError, match="samples"):
         tasks.judgements(twice, played)
+
+
+def test_games_tell_what_one_of_several_samples_gets_right(folder: Path) -> None:
+    """The first sample is always unreadable, the second right on every other row; the first row lost its second."""
+    tasks = games(folder)
+    parts = tasks.parts(8)
+    truth = [question.answer for question in parts["test"]]
+    judged = []
+    for i, task in enumerate(parts["test"]):
+        texts = ["hm", Invalid("gone") if i == 0 else truth[i] if i % 2 else "{}"]
+        episodes = [tasks.episode(task, i, k) for k in range(2)]
+        first = tasks.play(Scripted(TOKENIZER, lambda *_: "hm"), episodes[:1], tasks.params(4000, 1.0), 0)
+        second = tasks.play(Scripted(TOKENIZER, lambda *_, t=texts: t[1]), episodes[1:], tasks.params(4000, 1.0), 0)
+        judged.append(tasks.judgements(episodes, [*first, *second]))
+    greedy = [[samples[0]] for samples in judged]
+    both = {("sft", 0.0, "test"): greedy, ("sft", 1.0, "test"): judged}
+    results = tasks.results(Evaluation(["sft"], [0.0, 1.0], 2, parts, both))
+    assert set(results.tables) == {"test", "test-greedy", "test-pass2"}
+    assert results.outcome["sft/test/overall"] == 0.0 and results.outcome["sft/test/pass@2/overall"] == 4 / 7
+    (row,) = (row for row in results.tables["test-pass2"]["rows"] if row["name"] == "sft")
+    assert row["cells"][2]["n"] == 7 and "one of 2 samples right" in results.tables["test-pass2"]["title"]
 
 
 def test_imagined_games_are_a_part_of_an_evaluation(folder: Path) -> None:

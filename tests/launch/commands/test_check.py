@@ -432,6 +432,7 @@ REHEARSALS = [
 MORE = [
     ["demo"],
     ["text-game-sft"],
+    ["text-game-1gpu"],
     ["text-game-rlvr-task"],
     ["web-page-sft"],
     ["video-rt1-single"],
