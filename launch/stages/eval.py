@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluation import TEST, Evaluation, Judged, Results
 from ...rl.objective import logprob_score
+from ...rl.rollout.anew import make_or_remake
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
 from ..job import Job
@@ -47,14 +48,14 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
         with sampling(job, stage) as of:
             for arm in stage.compared:
                 with _met_by(arm, stage, job, tasks) as met:
-                    with of(arm.model) as (sampler, engine):
+                    with of(arm.model) as (sampler, engine, publish):
                         job.mesh.from_main(lambda met=met: met.reset(TEST))
                         for temperature in stage.temperatures:
                             for part, asked in parts.items():
                                 kept = met.shown_as(arm.model, temperature, part)
                                 shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
                                 judged[arm.name, temperature, part] = _play(
-                                    stage, job, met, sampler, asked, temperature, kept
+                                    stage, job, met, sampler, publish, asked, temperature, kept
                                 )
                                 progress.update(len(judged))
                     for part, asked in parts.items():
@@ -130,7 +131,14 @@ def cost_of(job: Job, model: str) -> tuple[int, int]:
 
 
 def _play(
-    stage: Score, job: Job, tasks: Tasks, sampler: Sampler, asked: list[Any], temperature: float, name: str | None
+    stage: Score,
+    job: Job,
+    tasks: Tasks,
+    sampler: Sampler,
+    publish: Callable[[], None],
+    asked: list[Any],
+    temperature: float,
+    name: str | None,
 ) -> list[list[Any]]:
     """One model's judgements of all tasks, at one temperature; the first few episodes go to the report."""
     samples = stage.samples if temperature else 1
@@ -145,4 +153,5 @@ def _play(
         judged = tasks.judgements(episodes, played)
         return [judged[i : i + samples] for i in range(0, len(judged), samples)]
 
-    return [of_task for part in job.mesh.gather(job.mesh.from_leader(play), patient=True) for of_task in part]
+    made = make_or_remake(job.mesh, sampler, play, publish, f"stage {stage.name}")
+    return [of_task for part in job.mesh.gather(made) for of_task in part]

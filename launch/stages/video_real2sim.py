@@ -19,6 +19,7 @@ from ...core.errors import ConfigError, StorageError
 from ...core.files import file_digest, json_digest, read_json, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
+from ...rl.rollout.anew import make_or_remake
 from ...rl.statistics import proportion
 from ...rl.video import recorded
 from ...rl.video.clips import Episodes
@@ -112,7 +113,7 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     with sampling(job, stage) as of:
         for name in stage.models:
             successes[name] = {}
-            with of(name) as (sampler, _):
+            with of(name) as (sampler, _, publish):
                 choice: dict[str, Any] = {"top_k": stage.top_k, "temperature": stage.temperature}
                 choice |= {"repetition_penalty": stage.repetition_penalty, "waiting_A": waiting}
                 simulator = partial(WorldModelSimulator, sampler, decoder, bins, **choice)
@@ -120,7 +121,8 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
                     seed = fold(job.recipe.seed, 51, number, world.task_number(task), share[0])
                     given = partial(world.trial, task, policy, share), partial(simulator, seed=seed)
                     tried = partial(imagined, *given, stage.frames, ending)
-                    wins = sum(job.mesh.gather(job.mesh.from_leader(tried), patient=True))
+                    won = make_or_remake(job.mesh, sampler, tried, publish, f"stage {stage.name}")
+                    wins = sum(job.mesh.gather(won))
                     successes[name][f"{task}/{recorded.name_of(policy)}"] = wins
                     progress.update(done := done + 1)
     results = describe(stage, world, successes, job.recipe.seed)
