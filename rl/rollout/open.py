@@ -284,7 +284,14 @@ def _open_vllm(
     together = not isinstance(transport, DiskTransport | AdapterTransport) and (
         ahead > 0 or engine.parallel.model_size * engine.parallel.expert > 1
     )
-    sampler = ServedVllm(settings, servers or known, request_s=config.request_s, resync=resync, together=together)
+    sampler = ServedVllm(
+        settings,
+        servers or known,
+        request_s=config.request_s,
+        resync=resync,
+        together=together,
+        ours_elsewhere=not (mesh.is_main or config.urls),
+    )
     sampler.start()
     mesh.barrier()  # nobody asks before all servers answer
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it
