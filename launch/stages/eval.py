@@ -18,6 +18,7 @@ from ...rl.objective import logprob_score
 from ...rl.rollout.anew import make_or_remake
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
+from ..doubts import met_by, require_clear
 from ..job import Job
 from ..settings.verbs import Arm, Collect, Reinforce, Score, Tune
 from .common import sampling
@@ -27,6 +28,7 @@ from .verbs import environment, require_judged, require_sampler, require_tasks
 def check(stage: Score, job: Job) -> None:
     """Before the run starts: the environment opens and has tasks to evaluate on."""
     require_sampler(stage, job)
+    require_clear(stage, job.recipe)
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_judged(tasks, TEST, stage.samples if stage.temperatures[-1] else 1)
@@ -90,10 +92,8 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
 @contextmanager
 def _met_by(arm: Arm, stage: Score, job: Job, tasks: Tasks) -> Iterator[Tasks]:
     """How an arm's model meets its tasks: as it was trained, unless the arm says otherwise."""
-    stages = {other.name: other for other in job.recipe.stages}
-    trained = stages[getattr(stages[arm.model], "data", None) or arm.model]  # lessons were collected in an environment
-    own = arm.env or (getattr(trained, "env", None) if stage.arms else None)
-    if own is None or own == (stage.env or job.recipe.env):
+    own = met_by(arm, stage, job.recipe)
+    if own == (stage.env or job.recipe.env):
         yield tasks
         return
     with environment(replace(stage, env=own), job) as met:
