@@ -3,7 +3,7 @@
 import pytest
 
 from terrella.core.errors import ConfigError
-from terrella.core.schema import build, parse_yaml
+from terrella.core.schema import build, differences, parse_yaml
 from terrella.data.trajectory import Invalid, Trajectory
 from terrella.launch.settings.verbs import Reinforce
 from terrella.launch.stages.on_policy import picture
@@ -48,11 +48,22 @@ def test_vllm_servers_in_a_recipe() -> None:
         ("algorithm: {kind: grpo}\nrollouts: {sampler: {kind: vlm}}", "did you mean 'vllm'"),
         ("algorithm: {kind: dapo, overlong_length: 10}", "overlong_cache"),
         ("algorithm: {kind: grpo, tis_cap: 0}", "tis_cap"),
+        ("algorithm: {kind: grpo}\nrollouts: {deadline_s: 60}", "rollouts.deadline_s: 60 acts only .* set ahead to 1"),
+        ("algorithm: {kind: grpo}\nrollouts: {deadline_s: 60, independent: true}", "acts only where a step waits"),
     ],
 )
 def test_mistakes_are_named(more: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         stage(more)
+
+
+def test_a_deadline_of_rollouts_acts_or_is_refused() -> None:
+    """With `ahead` alone; what earlier releases wrote into every run is no setting, and runs of theirs go on."""
+    assert stage("algorithm: {kind: grpo}\nrollouts: {ahead: 1, deadline_s: 60}").rollouts.step_s == 60
+    old = stage("algorithm: {kind: grpo}\nrollouts: {deadline_s: 3600.0}").rollouts
+    assert old.step_s == Rollouts().step_s == 3600
+    assert differences({"deadline_s": 3600.0, "ahead": 0}, Rollouts()) == []
+    assert differences({"deadline_s": 3600.0, "ahead": 1}, Rollouts(ahead=1, deadline_s=60)) != []
 
 
 def test_a_picture_tells_faults_from_rewards() -> None:
