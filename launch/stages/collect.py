@@ -66,6 +66,8 @@ def check(stage: Collect, job: Job) -> None:
             require_tasks(tasks, "train", stage.name)
             if stage.least_reward is not None:
                 require_judged(tasks, "train")
+            else:
+                tasks.require_judge("train", stage.samples_per_prompt)  # what judges the episodes all the same
             if stage.model is not None:
                 tasks.require_room(stage.max_new_tokens, "train")
 

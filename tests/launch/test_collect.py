@@ -13,8 +13,9 @@ from terrella.core.errors import ConfigError
 from terrella.data.shards import ShardSet
 from terrella.data.trajectory import Role
 from terrella.launch import recipe
-from terrella.launch.commands.check_recipe import look
+from terrella.launch.commands.check_recipe import alone, look
 from terrella.launch.doubts import doubts, met_by, require_clear
+from terrella.launch.stages import collect
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs a quarter of a minute
 CASES = Path(__file__).parents[1] / "golden" / "cases"
@@ -169,6 +170,22 @@ def test_an_arm_between_two_environments_is_refused(tmp_path: Path) -> None:
     mixed = recipe.load(str(write(tmp_path, other)))
     with pytest.raises(ConfigError, match=r"differs from this stage's in kind \(data, not worlds\)"):
         require_clear(mixed.stages[-1], mixed)
+
+
+def test_a_reward_that_cannot_be_loaded_is_found_before_anything_is_sampled(tmp_path: Path) -> None:
+    """Whether episodes are chosen by their reward or not."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 20)
+    (tmp_path / "my.py").write_text("def right(prompt, answer, info):\n    return 1.0\n")
+    text = RECIPE[: RECIPE.index("- {kind: collect, name: shown")]
+    own = text[text.index("env:") : text.index("stages:")]
+    text = text.replace(own, "env: {kind: data, train: rows.jsonl, reward: 'my.py:NAME'}\n")
+    for least in ("", ", least_reward: 0.5"):
+        asked = text + f"- {{kind: collect, name: play, model: start, prompts: 4, max_new_tokens: 2{least}}}\n"
+        config = recipe.load(str(write(tmp_path, asked.replace("NAME", "wrong"))))
+        with pytest.raises(ConfigError, match=r"env.reward: .*my.py.*wrong"):
+            collect.check(config.stages[-1], alone(config, tmp_path / "run"))
+        config = recipe.load(str(write(tmp_path, asked.replace("NAME", "right"))))
+        collect.check(config.stages[-1], alone(config, tmp_path / "run"))
 
 
 GATED = """
