@@ -10,8 +10,10 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..rl.own.config import EnvironmentSettings
+from ..rl.video.config import VideoEnvironment
 from .recipe import Recipe
 from .settings.verbs import Arm, Score
+from .settings.video import VideoReal2Sim, VideoTokenizerTraining
 
 # settings of environments that decide what an episode scores, whoever plays it; others are how a model is asked, or are
 # read in training alone
@@ -26,6 +28,7 @@ def doubts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for stage in recipe.stages:
         if isinstance(stage, Score):
             yield from _judged_otherwise(stage, recipe)
+    yield from _far_from_context(recipe)
 
 
 def met_by(arm: Arm, stage: Score, recipe: Recipe) -> EnvironmentSettings | None:
@@ -75,3 +78,37 @@ def _judged_otherwise(stage: Score, recipe: Recipe) -> Iterator[tuple[str, str]]
                 f"'{arm.name}' is judged as it was trained, with {told}: its scores are not those of the other arms' "
                 "rules; give the arm an env to choose",
             )
+
+
+def _far_from_context(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Stages that show a compressive tokenizer frames farther from their context, or nearer, than it was trained on."""
+    env = recipe.env
+    if not isinstance(env, VideoEnvironment) or env.tokenizer.kind != "compressive":
+        return
+    for tokenizer in recipe.stages:
+        if not isinstance(tokenizer, VideoTokenizerTraining) or tokenizer.released is not None:
+            continue
+        shown = {f"stages.{env.data}": ("env.context_reach, history and horizon", env.context_distances)}
+        shown |= {
+            f"stages.{s.name}": ("its frames", range(s.frames)) for s in recipe.stages if isinstance(s, VideoReal2Sim)
+        }
+        trained = tokenizer.context_distances
+        for where, (by, distances) in shown.items():
+            if new := sorted({*distances} - {*trained}):
+                yield (
+                    where,
+                    f"by {by} pictures lie {distances[0]} to {distances[-1]} behind their context frame; stage "
+                    f"'{tokenizer.name}' trains the tokenizer on {trained[0]} to {trained[-1]} (window = "
+                    f"{tokenizer.window}) and never on {_runs(new)}",
+                )
+
+
+def _runs(numbers: list[int]) -> str:
+    """Rising numbers in words, such as 0 and 16 to 23."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return " and ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
