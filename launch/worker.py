@@ -25,6 +25,7 @@ from ..core.process import PARENT_VARIABLE, die_with_parent
 from ..core.progress import say
 from ..core.sinks import open_sinks
 from ..models.config import ModelConfig
+from .doubts import doubts
 from .outlook import stage_line
 from .recipe import Recipe, with_vocab
 from .settings.base import dealt_evenly
@@ -141,6 +142,8 @@ def run_stages(path: Path, rank: int, ranks: int, until: str | None = None) -> i
     wanted = recipe.stages[: names.index(until) + 1 if until else None]
     left = [stage for stage in wanted if not job.mesh.any_rank(run.outcome(stage.name) is not None)]
     check_stages(left, job)
+    for where, doubt in doubts(recipe):
+        job.warn(f"{where}: {doubt}")
     try:
         for stage in left:
             if job.mesh.any_rank(job.stop_asked):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..data.trajectory import Invalid, Trajectory
-from .statistics import Estimate, mean
+from .statistics import Estimate, mean, mean_or_share
 
 Rewards = list[float | None]  # of each task, the mean over its samples; None where all of them were Invalid
 ByModel = dict[tuple[str, float], Rewards]  # and temperature
@@ -126,7 +126,7 @@ def reward_results(evaluation: Evaluation, baselines: Callable[[list[Any]], dict
     )
     beside = {name: by_task(found) for name, found in trivial.items()}
     rewards = {key: by_task(found) for key, found in judged.items()}
-    outcome = {f"{name}/t{t:g}/reward": estimate(r).value for (name, t), r in rewards.items()}
+    outcome = {f"{name}/t{t:g}/reward": estimate(r, False).value for (name, t), r in rewards.items()}
     summary = reward_summary(evaluation, rewards, beside, faults)
     return Results({"": reward_table(evaluation, rewards, beside, faults)}, outcome, summary)
 
@@ -147,9 +147,14 @@ def by_task(judged: list[list[Any]]) -> Rewards:
     return [sum(rewards) / len(rewards) if rewards else None for rewards in valid]
 
 
-def estimate(rewards: Rewards) -> Estimate:
-    """The mean over the tasks that have a reward."""
-    return mean([r for r in rewards if r is not None])
+def are_shares(rewards: ByModel, beside: dict[str, Rewards]) -> bool:
+    """Whether no reward of an evaluation lies outside 0 to 1."""
+    return all(0 <= r <= 1 for part in (*rewards.values(), *beside.values()) for r in part if r is not None)
+
+
+def estimate(rewards: Rewards, shares: bool) -> Estimate:
+    """The mean over the tasks that have a reward, which are `shares` of 1 or any numbers."""
+    return (mean_or_share if shares else mean)([r for r in rewards if r is not None])
 
 
 def gain(after: Rewards, before: Rewards) -> Estimate:
@@ -162,8 +167,10 @@ def reward_table(
 ) -> dict[str, Any]:
     """Mean reward of baselines, models and demonstrations, as the report draws it."""
 
+    shares = are_shares(rewards, beside)
+
     def row(name: str, kind: str, cells: list[Rewards]) -> dict[str, Any]:
-        return {"name": name, "kind": kind, "cells": [estimate(cell).to_cell() for cell in cells]}
+        return {"name": name, "kind": kind, "cells": [estimate(cell, shares).to_cell() for cell in cells]}
 
     temperatures = evaluation.temperatures
     rows = [row(name, "baseline", [r] * len(temperatures)) for name, r in beside.items() if name != TRUTH]
@@ -192,9 +199,9 @@ def reward_summary(
         return None
     t, task = evaluation.temperatures[-1], evaluation.task_word
     before, after = rewards[evaluation.before, t], rewards[evaluation.after, t]
-    change = gain(after, before)
-    figures = f"{words(estimate(before))} before, {words(estimate(after))} after"
-    others = "; ".join(f"{name} {words(estimate(r))}" for name, r in beside.items())
+    change, shares = gain(after, before), are_shares(rewards, beside)
+    figures = f"{words(estimate(before, shares))} before, {words(estimate(after, shares))} after"
+    others = "; ".join(f"{name} {words(estimate(r, shares))}" for name, r in beside.items())
     if change.n:
         verb = "raised" if change.low > 0 else "lowered" if change.high < 0 else "did not clearly change"
         headline = f"{evaluation.after} {verb} the mean reward on {task}s: {figures}."

@@ -54,9 +54,17 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(m, m - half, m + half, n)
 
 
+def mean_or_share(values: Sequence[float]) -> Estimate:
+    """A mean with the normal interval, which has no width where all values are equal: of shares that are all 0 or all 1
+    Wilson's instead.
+    """
+    same = len(values) > 1 and set(values) in ({0.0}, {1.0})
+    return proportion(round(sum(values)), len(values)) if same else mean(values)
+
+
 def mean_share(values: Sequence[float]) -> Estimate:
-    """A mean of values between 0 and 1, its normal interval cut to that range."""
-    estimate = mean(values)
+    """A mean of values between 0 and 1, its interval cut to that range."""
+    estimate = mean_or_share(values)
     return Estimate(estimate.value, max(0.0, estimate.low), min(1.0, estimate.high), estimate.n) if values else estimate
 
 

@@ -22,6 +22,7 @@ from ...models.geometry import count
 from ...rl.environment import Split
 from ...rl.hosted import CHECKING_S
 from ...rl.own.config import DataEnvironment, OwnEnvironment
+from ..doubts import doubts
 from ..extras import needed
 from ..plan.layout import Layout, Work
 from ..plan.memory import memory
@@ -45,6 +46,7 @@ def look(recipe: Recipe, folder: Path) -> Iterator[Check]:
     yield _disk(recipe, folder)
     if (ours := guarded("--run", lambda: require_ours(folder) or "")).level == "fail":
         yield ours
+    yield from (Check("warn", where, doubt) for where, doubt in doubts(recipe))
     yield from _own_code(recipe)
     yield from _stages(recipe, alone(recipe, folder))
 

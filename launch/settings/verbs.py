@@ -166,7 +166,9 @@ class Arm:
 
     name: str  # in tables
     model: str
-    env: EnvironmentSettings | None = None  # how it meets its tasks; default: as in the stage that trained it
+    # how it meets the stage's tasks; default: as in the stage that trained it or collected its lessons. Where that
+    # differs from an env that the stage itself names, the arm must say which
+    env: EnvironmentSettings | None = None
     control: bool = False  # the report marks it as one
 
 

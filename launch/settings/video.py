@@ -9,6 +9,7 @@ from ...core.by_path import ByPath, OwnFile
 from ...core.config import OptimizerConfig
 from ...models.video.config import TokenizerLoss
 from ...rl.rollout.config import SamplerConfig
+from ...rl.video.config import TRAINING_REACH
 from .base import positive
 
 Skill = Literal["scripted", "noisy", "weak", "random"]
@@ -39,6 +40,11 @@ class VideoTokenizerTraining:
         positive(self, "steps", "clips_per_step", "frames_per_clip", "heldout_clips", "checkpoint_every", "log_every")
         if self.window and self.window <= self.frames_per_clip:
             raise ValueError(f"window: {self.window} must exceed frames_per_clip ({self.frames_per_clip})")
+
+    @property
+    def context_distances(self) -> range:
+        """Compressive: how many frames behind their context frame those that are trained on may lie."""
+        return range(1, self.window) if self.window else range(TRAINING_REACH + self.frames_per_clip)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ...data.trajectory import Invalid, Trajectory
 from ...rl.journal import ReplaySampler
 from ...rl.objective import logprob_score
 from ...rl.preparation import sampler_drift, score_rows
+from ...rl.rollout.anew import make_or_remake
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Lesson, Tasks
 from ...rl.values import require_agreement
@@ -65,6 +66,8 @@ def check(stage: Collect, job: Job) -> None:
             require_tasks(tasks, "train", stage.name)
             if stage.least_reward is not None:
                 require_judged(tasks, "train")
+            else:
+                tasks.require_judge("train", stage.samples_per_prompt)  # what judges the episodes all the same
             if stage.model is not None:
                 tasks.require_room(stage.max_new_tokens, "train")
 
@@ -76,18 +79,26 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
     with environment(stage, job) as tasks:
         if _makes_data(stage, job):
             made = job.mesh.from_main(lambda: tasks.make(job.run.guard))
-            return made | _added(job, lambda: tasks.make_part(job.run.guard, job.mesh))
+            return made | _added(job, job.mesh.from_leader(lambda: tasks.make_part(job.run.guard, job.mesh)))
         assert stage.prompts is not None, "a recipe without them is refused"
         chosen = tasks.chosen(stage.prompts)
         asked = job.mesh.share(list(enumerate(chosen)))
-        episodes = [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]
+
+        def dealt() -> list[Any]:
+            return [tasks.episode(task, place, k) for place, task in asked for k in range(stage.samples_per_prompt)]
+
+        episodes = dealt() if stage.model is None else []  # what a model plays is dealt anew where it is played again
         _empty(stage, job)
         job.mesh.from_main(lambda: tasks.keep(job.stage_folder(stage.name), chosen))
         if stage.model is not None:
             job.mesh.from_main(lambda: tasks.reset("train"))
         played: list[Trajectory] = []  # on leaders
-        with _sampler(stage, job, tasks, episodes) as (sampler, compare):
-            total = _added(job, lambda: _learn(stage, job, tasks, sampler, episodes, played))
+        with _sampler(stage, job, tasks, episodes) as (sampler, publish, compare):
+
+            def learn() -> dict[str, int]:
+                return _learn(stage, job, tasks, sampler, episodes or dealt(), played)
+
+            total = _added(job, make_or_remake(job.mesh, sampler, learn, publish, f"stage {stage.name}"))
             _require_valid(stage, job, total, played)
             drift = compare(played)
         return {**total, **drift, **tasks.shares(total)}
@@ -105,9 +116,8 @@ def _require_valid(stage: Collect, job: Job, total: dict[str, int], played: list
         )
 
 
-def _added(job: Job, write: Callable[[], dict[str, int]]) -> dict[str, int]:
-    """Every data rank writes its shards; what they count, added up once all are written."""
-    counts = job.mesh.from_leader(write)
+def _added(job: Job, counts: dict[str, int]) -> dict[str, int]:
+    """What the data ranks counted that wrote their shards, added up once all are written."""
     parts = job.mesh.gather(counts, patient=True)
     job.mesh.barrier()
     return {key: sum(part[key] for part in parts) for key in counts}
@@ -116,20 +126,24 @@ def _added(job: Job, write: Callable[[], dict[str, int]]) -> dict[str, int]:
 @contextmanager
 def _sampler(
     stage: Collect, job: Job, tasks: Tasks, episodes: list[Any]
-) -> Iterator[tuple[Sampler, Callable[[list[Trajectory]], dict[str, float]]]]:
+) -> Iterator[tuple[Sampler, Callable[[], None], Callable[[list[Trajectory]], dict[str, float]]]]:
     """Who answers: a stage's model, what another stage kept in its journal, or the environment's own player. Beside it
-    what says how far the sampler's weights are from the model's, where it has its own.
+    what sends the sampler its weights, and what says how far they are from the model's, where it has its own.
     """
     if stage.model is not None:
         engine = build_engine(job, None, stage.model)
         with open_session(job, stage.name, engine, stage.rollouts, 0, {}) as session:
-            if session.publish is not None:
-                session.publish(engine.steps)
-            yield session.sampler, lambda played: _drift(stage, job, engine, session, played)
+
+            def publish() -> None:
+                if session.publish is not None:
+                    session.publish(engine.steps)
+
+            publish()
+            yield session.sampler, publish, lambda played: _drift(stage, job, engine, session, played)
     elif stage.again is not None:
-        yield ReplaySampler(job.stage_folder(stage.again) / "journal"), lambda _: {}
+        yield ReplaySampler(job.stage_folder(stage.again) / "journal"), lambda: None, lambda _: {}
     else:
-        yield tasks.player(episodes), lambda _: {}
+        yield tasks.player(episodes), lambda: None, lambda _: {}
 
 
 def _drift(stage: Collect, job: Job, engine: Engine, session: Session, played: list[Trajectory]) -> dict[str, float]:

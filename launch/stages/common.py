@@ -32,6 +32,7 @@ from ..job import Job, StopRequested
 from ..settings.base import Lora, Retention, retention_of, sampler_of
 
 T = TypeVar("T")
+Evaluated = tuple[Sampler, Engine, Callable[[], None]]  # see `sampling`
 STEP = re.compile(r"step-(\d{6})")
 
 
@@ -379,12 +380,12 @@ def no_moments(path: Path, stage: str) -> str:
 
 
 @contextmanager
-def sampling(job: Job, stage: Any) -> Iterator[Callable[[str], AbstractContextManager[tuple[Sampler, Engine]]]]:
+def sampling(job: Job, stage: Any) -> Iterator[Callable[[str], AbstractContextManager[Evaluated]]]:
     """One sampler for all models of an evaluation, ended with the block: servers start once. Every rank opens it;
     leaders sample.
 
     What it yields brings a stage's final weights into the sampler and its engine, which has the device again when that
-    block ends.
+    block ends; beside both, what sends the weights once more where servers lost them.
     """
     settings = sampler_of(stage, job.recipe.stages)
     if settings is None:
@@ -395,12 +396,16 @@ def sampling(job: Job, stage: Any) -> Iterator[Callable[[str], AbstractContextMa
     opened = open_sampler(settings, engine, job.model, job.stage_folder(stage.name) / "sampler", mesh=job.mesh)
 
     @contextmanager
-    def of(model: str) -> Iterator[tuple[Sampler, Engine]]:
+    def of(model: str) -> Iterator[Evaluated]:
         load_final(job, engine, model, plain=True)
         engine.steps += 1  # a version of its own: nothing that was computed for the model before is used
-        if opened.publish is not None:
-            opened.publish(engine.steps)
-        yield opened.sampler, engine
+
+        def publish() -> None:
+            if opened.publish is not None:
+                opened.publish(engine.steps)
+
+        publish()
+        yield opened.sampler, engine, publish
         if opened.rest is not None:
             opened.rest()
 

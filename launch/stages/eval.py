@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,10 @@ from ...core.progress import Progress
 from ...core.rng import fold
 from ...rl.evaluation import TEST, Evaluation, Judged, Results
 from ...rl.objective import logprob_score
+from ...rl.rollout.anew import make_or_remake
 from ...rl.rollout.sampler import Sampler
 from ...rl.tasks import Tasks
+from ..doubts import met_by, require_clear
 from ..job import Job
 from ..settings.verbs import Arm, Collect, Reinforce, Score, Tune
 from .common import sampling
@@ -26,6 +28,7 @@ from .verbs import environment, require_judged, require_sampler, require_tasks
 def check(stage: Score, job: Job) -> None:
     """Before the run starts: the environment opens and has tasks to evaluate on."""
     require_sampler(stage, job)
+    require_clear(stage, job.recipe)
     if job.mesh.is_main:
         with environment(stage, job) as tasks:
             require_judged(tasks, TEST, stage.samples if stage.temperatures[-1] else 1)
@@ -47,14 +50,14 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
         with sampling(job, stage) as of:
             for arm in stage.compared:
                 with _met_by(arm, stage, job, tasks) as met:
-                    with of(arm.model) as (sampler, engine):
+                    with of(arm.model) as (sampler, engine, publish):
                         job.mesh.from_main(lambda met=met: met.reset(TEST))
                         for temperature in stage.temperatures:
                             for part, asked in parts.items():
                                 kept = met.shown_as(arm.model, temperature, part)
                                 shown = ({(arm.name, part): f"{stage.name}-{kept}"} if kept else {}) | shown
                                 judged[arm.name, temperature, part] = _play(
-                                    stage, job, met, sampler, asked, temperature, kept
+                                    stage, job, met, sampler, publish, asked, temperature, kept
                                 )
                                 progress.update(len(judged))
                     for part, asked in parts.items():
@@ -89,10 +92,8 @@ def run(stage: Score, job: Job) -> dict[str, Any]:
 @contextmanager
 def _met_by(arm: Arm, stage: Score, job: Job, tasks: Tasks) -> Iterator[Tasks]:
     """How an arm's model meets its tasks: as it was trained, unless the arm says otherwise."""
-    stages = {other.name: other for other in job.recipe.stages}
-    trained = stages[getattr(stages[arm.model], "data", None) or arm.model]  # lessons were collected in an environment
-    own = arm.env or (getattr(trained, "env", None) if stage.arms else None)
-    if own is None or own == (stage.env or job.recipe.env):
+    own = met_by(arm, stage, job.recipe)
+    if own == (stage.env or job.recipe.env):
         yield tasks
         return
     with environment(replace(stage, env=own), job) as met:
@@ -130,7 +131,14 @@ def cost_of(job: Job, model: str) -> tuple[int, int]:
 
 
 def _play(
-    stage: Score, job: Job, tasks: Tasks, sampler: Sampler, asked: list[Any], temperature: float, name: str | None
+    stage: Score,
+    job: Job,
+    tasks: Tasks,
+    sampler: Sampler,
+    publish: Callable[[], None],
+    asked: list[Any],
+    temperature: float,
+    name: str | None,
 ) -> list[list[Any]]:
     """One model's judgements of all tasks, at one temperature; the first few episodes go to the report."""
     samples = stage.samples if temperature else 1
@@ -145,4 +153,5 @@ def _play(
         judged = tasks.judgements(episodes, played)
         return [judged[i : i + samples] for i in range(0, len(judged), samples)]
 
-    return [of_task for part in job.mesh.gather(job.mesh.from_leader(play), patient=True) for of_task in part]
+    made = make_or_remake(job.mesh, sampler, play, publish, f"stage {stage.name}")
+    return [of_task for part in job.mesh.gather(made) for of_task in part]

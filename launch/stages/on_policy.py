@@ -63,7 +63,7 @@ class StageTrainer(Trainer):
             minibatches=stage.updates_per_rollout,
             epochs=stage.epochs_per_rollout,
             ahead=stage.rollouts.ahead,
-            rollout_deadline_s=stage.rollouts.deadline_s,
+            rollout_deadline_s=stage.rollouts.step_s,
             max_invalid_share=stage.rollouts.max_invalid_share,
         )
         self.issued = self.start

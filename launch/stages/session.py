@@ -75,7 +75,7 @@ class Session:
             notes=settings.replay_routing and job.model.experts > 0,
         )
         if streamed:
-            opened = as_stream(opened, settings.ahead > 0, settings.deadline_s)
+            opened = as_stream(opened, settings.ahead > 0, settings.step_s)
         inner, settled = opened.sampler, {"version": lambda: engine.steps, "staleness": self.staleness}
         if isinstance(inner, Stream):
             self.sampler = JournalStream(inner, self.journal, **settled)

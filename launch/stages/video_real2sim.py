@@ -19,6 +19,7 @@ from ...core.errors import ConfigError, StorageError
 from ...core.files import file_digest, json_digest, read_json, write_json
 from ...core.progress import Progress
 from ...core.rng import fold
+from ...rl.rollout.anew import make_or_remake
 from ...rl.statistics import proportion
 from ...rl.video import recorded
 from ...rl.video.clips import Episodes
@@ -93,6 +94,7 @@ class Trial:
     instructions: list[str]
     players: list[VideoPolicy]
     judge: Callable[[int, np.ndarray, int], bool]  # which one, its frames, how many until it was over
+    to_end: bool  # whether it looks at the last frame, whenever the episode was over
 
 
 def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
@@ -112,15 +114,16 @@ def run(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:
     with sampling(job, stage) as of:
         for name in stage.models:
             successes[name] = {}
-            with of(name) as (sampler, _):
+            with of(name) as (sampler, _, publish):
                 choice: dict[str, Any] = {"top_k": stage.top_k, "temperature": stage.temperature}
                 choice |= {"repetition_penalty": stage.repetition_penalty, "waiting_A": waiting}
                 simulator = partial(WorldModelSimulator, sampler, decoder, bins, **choice)
                 for task, (number, policy) in product(stage.tasks, enumerate(world.played)):
-                    seed = fold(job.recipe.seed, 51, number, world.task_number(task), share[0])
-                    given = partial(world.trial, task, policy, share), partial(simulator, seed=seed)
+                    seed = fold(job.recipe.seed, 51, number, world.task_number(task), 0)
+                    given = partial(world.trial, task, policy, share), partial(simulator, seed=seed, first=share[0])
                     tried = partial(imagined, *given, stage.frames, ending)
-                    wins = sum(job.mesh.gather(job.mesh.from_leader(tried), patient=True))
+                    won = make_or_remake(job.mesh, sampler, tried, publish, f"stage {stage.name}")
+                    wins = sum(job.mesh.gather(won))
                     successes[name][f"{task}/{recorded.name_of(policy)}"] = wins
                     progress.update(done := done + 1)
     results = describe(stage, world, successes, job.recipe.seed)
@@ -136,7 +139,8 @@ def imagined(
 ) -> int:
     """How many of this rank's episodes succeed inside the model."""
     trial = begin()
-    clips, lasted = run_policy(simulator(), trial.players, trial.first_BHW3, trial.instructions, frames, ending)
+    given = trial.players, trial.first_BHW3, trial.instructions
+    clips, lasted = run_policy(simulator(), *given, frames, ending, trial.to_end)
     return sum(trial.judge(i, clip, int(n)) for i, (clip, n) in enumerate(zip(clips, lasted, strict=True)))
 
 
@@ -175,7 +179,7 @@ class Scene:
         def judge(i: int, frames: np.ndarray, lasted: int) -> bool:
             return succeeded(task, frames[-1], first[share[i]])
 
-        return Trial(first[list(share)], [TASKS[task]] * len(share), players, judge)
+        return Trial(first[list(share)], [TASKS[task]] * len(share), players, judge, to_end=True)
 
 
 class Recordings:
@@ -233,7 +237,8 @@ class Recordings:
         def judge(i: int, frames: np.ndarray, lasted: int) -> bool:
             return recorded.verdict(self.stage.judge, frames[:lasted], held[i])
 
-        return Trial(np.stack([r.frames_THW3[0] for r in held]), [r.instruction for r in held], players, judge)
+        first = np.stack([r.frames_THW3[0] for r in held])
+        return Trial(first, [r.instruction for r in held], players, judge, to_end=False)
 
 
 def in_simulator(stage: VideoReal2Sim, job: Job) -> dict[str, Any]:

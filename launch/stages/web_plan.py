@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,8 +12,9 @@ from ...core.progress import Progress as Bar
 from ...core.rng import fold
 from ...data.packing import pack, unpack
 from ...rl.evaluation import percent
-from ...rl.rollout.open import OpenSampler, open_sampler
-from ...rl.rollout.sampler import SamplingParams
+from ...rl.rollout.anew import make_or_remake
+from ...rl.rollout.open import open_sampler
+from ...rl.rollout.sampler import Sampler, SamplingParams
 from ...rl.statistics import paired_difference, proportion
 from ...rl.web_pages.tasks import WebPageTasks
 from ...rl.webrl.critic import state_row, twin_score
@@ -40,6 +42,7 @@ from .web_critic import build_twin
 
 ALL, BUDGET, SEED = "all", 16384, 51
 Results = dict[int, tuple[str, bool]]  # task -> (site, solved)
+Publish = Callable[[], None]
 
 
 def check(stage: WebPlan, job: Job) -> None:
@@ -76,9 +79,9 @@ def run(stage: WebPlan, job: Job) -> dict[str, Any]:
     invalid = 0
     bar = Bar(stage.name, len(stage.arms), speak=job.mesh.is_main)
     with ExitStack() as stack:
-        actor = _open(stage, job, stage.actor, "actor", stack)
+        actor, publish = _open(stage, job, stage.actor, "actor", stack)
         for arm in stage.arms:
-            solved[arm.name], tally, more, lost = _play(stage, job, arm, actor, tasks, ways)
+            solved[arm.name], tally, more, lost = _play(stage, job, arm, actor, publish, tasks, ways)
             invalid += lost
             outcomes[arm.name] = {"solved": _rate(solved[arm.name]).to_cell(), **tally.__dict__, **more}
             bar.update(len(solved), f"{arm.name}: {percent(_rate(solved[arm.name]))}")
@@ -99,7 +102,8 @@ def _play(
     stage: WebPlan,
     job: Job,
     arm: PlanArm,
-    actor: OpenSampler,
+    actor: Sampler,
+    publish: Publish,
     tasks: list[SiteTask],
     ways: dict[str, list[PredictedPage]],
 ) -> tuple[Results, Tally, dict[str, int], int]:
@@ -108,24 +112,31 @@ def _play(
     players = Players(sites_of(job), prompter, "test")
     params = SamplingParams(stage.max_new_tokens, stage.temperature, top_p=stage.top_p, stop_ids=prompter.stop_ids)
     with ExitStack() as stack:
-        world = _world(stage, job, arm, tasks, ways, stack)
+        world, publish_world = _world(stage, job, arm, tasks, ways, stack)
         value = _value(job, arm, ways, actor)
-        planner = Planner(arm, actor.sampler, params, seed, world, value)
         seats = [Seat(task, number, 0) for number, task in job.mesh.share(list(enumerate(tasks)))]
         job.mesh.from_main(lambda: reset_sites(sites_of(job), "test"))
 
+        def unreadable() -> int:
+            return getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
+
         def play() -> tuple[Results, Tally, int, int]:
             results: Results = {}
+            before, planner = unreadable(), Planner(arm, actor, params, seed, world, value)
             for part in players.parts(seats, job.mesh.data_size):
                 episodes = [players.episode(place, s.task, s.prompt_id, 0) for place, (_, s) in enumerate(part)]
                 planner.play(episodes)
                 for episode in episodes:
                     if episode.fault is None:
                         results[episode.prompt_id] = (episode.task.task.sites[0], episode.world.score >= 1.0)
-            unreadable = getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
-            return results, planner.tally, unreadable, len(seats) - len(results)
+            return results, planner.tally, unreadable() - before, len(seats) - len(results)
 
-        parts = job.mesh.gather(job.mesh.from_leader(play), patient=True)
+        def publish_both() -> None:
+            publish()
+            publish_world()
+
+        made = make_or_remake(job.mesh, actor, play, publish_both, f"stage {stage.name}, arm {arm.name}")
+        parts = job.mesh.gather(made)
     tally, whole = Tally(), Results()
     for part_results, part_tally, _, _ in parts:
         whole.update(part_results)
@@ -134,15 +145,19 @@ def _play(
     return dict(sorted(whole.items())), tally, more, lost
 
 
-def _open(stage: WebPlan, job: Job, model: str, name: str, stack: ExitStack) -> OpenSampler:
-    """A sampler on a finished stage's weights, closed with the stack."""
+def _open(stage: WebPlan, job: Job, model: str, name: str, stack: ExitStack) -> tuple[Sampler, Publish]:
+    """A sampler on a finished stage's weights, closed with the stack, and what sends it these weights again."""
     engine = build_engine(job, None, model)
     folder = job.stage_folder(stage.name) / name.replace(" ", "-")
     opened = open_sampler(stage.rollouts.sampler, engine, job.model, folder, mesh=job.mesh)
     stack.callback(opened.close)
-    if opened.publish is not None:
-        opened.publish(engine.steps)
-    return opened
+
+    def publish() -> None:
+        if opened.publish is not None:
+            opened.publish(engine.steps)
+
+    publish()
+    return opened.sampler, publish
 
 
 def _world(
@@ -152,10 +167,11 @@ def _world(
     tasks: list[SiteTask],
     ways: dict[str, list[PredictedPage]],
     stack: ExitStack,
-) -> WorldModel | None:
+) -> tuple[WorldModel | None, Publish]:
+    """What an arm plans with, and what sends a model that is one its weights again."""
     seed = fold(job.recipe.seed, SEED, 1)
     if arm.world == "none":
-        return None
+        return None, lambda: None
     if arm.world == "model":
         assert arm.model is not None
         trained = next(s for s in job.recipe.stages if s.name == arm.model)
@@ -165,19 +181,19 @@ def _world(
                 f"stages: {stage.name}.arms: '{arm.model}' is no model of page changes; name one with an env of "
                 "web-page"
             )
-        opened = _open(stage, job, arm.model, f"{arm.name} world", stack)
+        sampler, publish = _open(stage, job, arm.model, f"{arm.name} world", stack)
         params = pages.params(arm.max_new_tokens, 0.0)
-        return LanguageWorld(opened.sampler, pages.tokenizer, pages.style, params, seed, pages.multiple)
+        return LanguageWorld(sampler, pages.tokenizer, pages.style, params, seed, pages.multiple), publish
     true = TrueWorld(lambda: make_world(sites_of(job), "test"))
     if arm.world == "true":
-        return true
+        return true, lambda: None
     elsewhere: dict[str, list[PredictedPage]] = {}
     for task in tasks:
         elsewhere.setdefault(task.task.sites[0], []).extend(ways[task.task.task_id])
-    return CorruptedWorld(true, elsewhere, arm.wrong, seed)
+    return CorruptedWorld(true, elsewhere, arm.wrong, seed), lambda: None
 
 
-def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: OpenSampler) -> Value | None:
+def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: Sampler) -> Value | None:
     if arm.world == "none":
         return None
     if arm.value == "progress":
@@ -185,7 +201,7 @@ def _value(job: Job, arm: PlanArm, ways: dict[str, list[PredictedPage]], actor: 
     prompter = prompter_of(job)
     if arm.value == "sampled":
         params = SamplingParams(256, 1.0, stop_ids=prompter.stop_ids)
-        return SampledValue(actor.sampler, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
+        return SampledValue(actor, prompter.tokenizer, params, fold(job.recipe.seed, SEED, 2), arm.budget)
     if job.recipe.parallel.model_size > 1:
         raise ConfigError(
             f"stages: arm '{arm.name}': value: critic needs tensor, pipeline and context = 1, as every rank plans for "

@@ -139,7 +139,9 @@ class Rollouts:
     # of a model with experts: the trainer sends every token to the experts that the sampler sent it to, whatever its
     # own router would choose by other rounding or newer weights; a reference and a critic choose for themselves
     replay_routing: bool = True
-    deadline_s: float = 3600.0  # for all continuations of one step
+    # with `ahead`: seconds that a step waits for its rollouts, which others may hold up; without, each request and each
+    # turn of a world has a deadline of its own. Default: 3600
+    deadline_s: float | None = None
     # of a step's samples that may fail, after retries, without stopping the run; they train nothing
     max_invalid_share: float = 0.25
     health: HealthConfig = field(default_factory=HealthConfig)  # alarms on the metrics of a step
@@ -147,11 +149,19 @@ class Rollouts:
     # of rl whose algorithm has no KL term: measure the divergence from the stage's start every rollouts_every steps,
     # for which its weights are kept a second time
     report_kl: bool = False
+    gone: ClassVar[dict[str, Any]] = {
+        "deadline_s": 3600.0
+    }  # the default of earlier releases, which runs of theirs hold
 
     @property
     def streamed(self) -> bool:
         """Whether requests are answered one by one, as they come."""
         return self.independent or self.ahead > 0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step waits for its rollouts, or a stream for its sampler to pause."""
+        return self.gone["deadline_s"] if self.deadline_s is None else self.deadline_s
 
     def __post_init__(self) -> None:
         if self.ahead < 0:
@@ -162,5 +172,10 @@ class Rollouts:
             )
         if not 0 <= self.max_invalid_share < 1:
             raise ValueError(f"max_invalid_share: {self.max_invalid_share} must be at least 0 and below 1")
-        if self.deadline_s <= 0:
+        if self.deadline_s is not None and self.deadline_s <= 0:
             raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")
+        if self.deadline_s not in (None, self.gone["deadline_s"]) and not self.ahead:
+            raise ValueError(
+                f"deadline_s: {self.deadline_s:g} acts only where a step waits for rollouts that began before it; set "
+                "ahead to 1 or more, or leave deadline_s out (sampler.request_s and env.deadline_s act in both)"
+            )

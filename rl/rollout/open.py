@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...core.engine import Engine
-from ...core.errors import SyncError
 from ...core.files import make_folder
 from ...core.mesh import Mesh
 from ...models.config import ModelConfig
@@ -24,7 +23,7 @@ from ...models.lora import merged
 from ...models.routed import lay_experts
 from ..sync.adapter import AdapterTransport
 from ..sync.names import adapter_weights, engine_weights
-from ..sync.publish import SyncReport, faults
+from ..sync.publish import SyncReport, send_again
 from ..sync.publish import publish as send
 from ..sync.sharded import ShardedTransport, own_parts
 from ..sync.transports import BroadcastTransport, DiskTransport
@@ -269,22 +268,21 @@ def _open_vllm(
 
     def resync(target: Remote) -> None:
         version = opened.last.version if opened.last else engine.steps
-        if isinstance(transport, DiskTransport | AdapterTransport):
-            answers = transport.load(transport.path(version), version, [target], config.sync_s)
-            if faults(answers, version):
-                raise SyncError(f"weight sync: version {version} again: {'; '.join(faults(answers, version))}")
-            target.accept(version, config.sync_s)
-        else:
-            fresh = BroadcastTransport(backend, here)
-            send(fresh, [target], lambda: engine_weights(engine), version, timeout_s=config.sync_s)
-            if isinstance(transport, BroadcastTransport | ShardedTransport):
-                transport.close()  # its group has a worker that is gone; the next publish makes a new one
+        alone = BroadcastTransport(backend, here)
+        send_again(transport, alone, target, lambda: engine_weights(engine), version, config.sync_s)
 
     # without a copy on disk the weights may be changing when a server is lost, or lie on ranks that are busy
     together = not isinstance(transport, DiskTransport | AdapterTransport) and (
         ahead > 0 or engine.parallel.model_size * engine.parallel.expert > 1
     )
-    sampler = ServedVllm(settings, servers or known, request_s=config.request_s, resync=resync, together=together)
+    sampler = ServedVllm(
+        settings,
+        servers or known,
+        request_s=config.request_s,
+        resync=resync,
+        together=together,
+        ours_elsewhere=not (mesh.is_main or config.urls),
+    )
     sampler.start()
     mesh.barrier()  # nobody asks before all servers answer
     opened = OpenSampler(sampler, None, sampler.close)  # before the first publish nothing can be asked of it

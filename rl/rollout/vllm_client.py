@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ...core.errors import ConfigError, NumericsError, SyncError, WorkerError
+from ...core.http import fetch
 from ...data.trajectory import Invalid
 from .guard import KEY_VARIABLE, header
 from .routing import Routing
@@ -137,11 +138,13 @@ class ServedVllm:
         attempts: int = 3,
         resync: Callable[[Remote], None] | None = None,
         together: bool = False,
+        ours_elsewhere: bool = False,
     ) -> None:
         """A server that was restarted gets its weights by `resync`, or by the next publish where all ranks send them
-        `together`.
+        `together`. With `ours_elsewhere` another rank of the trainer owns them, which may have no more to ask of them
+        and notices a loss when weights are published.
         """
-        self.together = together
+        self.together, self.ours_elsewhere, self._streams = together, ours_elsewhere, False
         self.settings, self.request_s, self.attempts, self.resync = settings, request_s, attempts, resync
         self.targets = [s if isinstance(s, Remote) else Remote(s.url, s) for s in servers]
         for target in self.targets:
@@ -172,6 +175,7 @@ class ServedVllm:
         when no request is under way: a request's tokens have one version.
         """
         pool = ThreadPoolExecutor(self.settings.max_sequences * len(self.targets))
+        self._streams = True
         try:
             while (tickets := stream.take(wait=True)) is not None:
                 for ticket in tickets:
@@ -224,6 +228,9 @@ class ServedVllm:
             except (OSError, ValueError, KeyError):
                 continue
             if target.adapter is None and held != {version} and not (version == 0 and held == {None}):
+                if held == {None} and (self.together or self.ours_elsewhere):
+                    self._mend()  # it was started again, and has no weights yet
+                    continue
                 raise SyncError(
                     f"vllm server {target.name} holds version {sorted(map(str, held))}, not {version}; who else "
                     "writes to it?"
@@ -284,7 +291,8 @@ class ServedVllm:
         """
         with self._mending:
             version = max((t.version for t in self.targets if t.version is not None), default=None)
-            if self.together:
+            # a stream ends with its first error: it waits for its owner instead
+            if self.together or (self.ours_elsewhere and not self._streams):
                 lost = [f"{target.name} ({fault})" for target in self.targets if (fault := _fault(target, version))]
                 if lost:
                     raise Unpublished(f"vllm server {', '.join(lost)}: its weights of version {version} are lost")
@@ -333,8 +341,15 @@ class ServedVllm:
             if not reason:
                 return
             if time.monotonic() > end:
+                who = (
+                    "; it is started again by the first rank alone, and only while that samples: continue the run, or "
+                    "set rollouts.independent to false"
+                    if self.ours_elsewhere
+                    else ""
+                )
                 raise WorkerError(
-                    f"vllm server {target.name} did not come back within {self.request_s:.0f} s: {reason}"
+                    f"vllm server {target.name} did not come back within {self.request_s:.0f} s (sampler.request_s): "
+                    f"{reason}{who}"
                 )
             time.sleep(1.0)
 
@@ -345,6 +360,18 @@ def _fault(target: Remote, version: int | None, timeout_s: float = 60.0) -> str:
         held = {worker["version"] for worker in target.call("terrella_state", timeout_s=timeout_s)}
     except (OSError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
+    if target.adapter is not None:
+        return _adapter_fault(target, timeout_s)
     if held == {version} or (version == 0 and held == {None}):
         return ""
     return f"it holds version {held}, not {version}"
+
+
+def _adapter_fault(target: Remote, timeout_s: float) -> str:
+    """As `_fault`, where the weights are those that the server was started with and an adapter beside them."""
+    try:
+        told = json.loads(fetch(f"{target.name}/v1/models", timeout_s, headers=header(target.key)))
+        names = [str(model["id"]) for model in told["data"]]
+    except (OSError, ValueError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "" if target.adapter in names else f"it holds no adapter {target.adapter}"

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import SyncError
+from .adapter import AdapterTransport
 from .sharded import Parts, ShardedTransport
-from .transports import BroadcastTransport, Target, Transport, Weights
+from .transports import BroadcastTransport, DiskTransport, Target, Transport, Weights
 
 log = logging.getLogger("terrella")
 
@@ -70,6 +71,28 @@ def publish(
         if isinstance(transport, BroadcastTransport | ShardedTransport):
             transport.close()  # a failed send may have left its group half open
     raise SyncError(f"weight sync: version {version} failed {attempts} times: {'; '.join(problems)}")
+
+
+def send_again(
+    transport: Transport | ShardedTransport,
+    alone: BroadcastTransport,
+    target: Target,
+    weights: Callable[[], Weights],
+    version: int,
+    timeout_s: float,
+) -> None:
+    """Bring one target that was started again to the version that the others hold: from the files of that version
+    where `transport` writes some, else through `alone`, which reaches no other.
+    """
+    if isinstance(transport, DiskTransport | AdapterTransport):
+        answers = transport.load(transport.path(version), version, [target], timeout_s)
+        if faults(answers, version):
+            raise SyncError(f"weight sync: version {version} again: {'; '.join(faults(answers, version))}")
+        target.accept(version, timeout_s)
+        return
+    publish(alone, [target], weights, version, timeout_s=timeout_s)
+    if isinstance(transport, BroadcastTransport | ShardedTransport):
+        transport.close()  # its group has a worker that is gone; the next publish makes a new one
 
 
 def faults(answers: dict[str, list[dict[str, Any]]], version: int) -> list[str]:

@@ -17,6 +17,7 @@ from ...data.convert.npz import episode_sample
 from ...data.pictures import decode_picture
 from ...data.schema import VIDEO
 from ...data.shards import ShardSet, ShardWriter
+from .config import TRAINING_REACH
 
 CACHE_BYTES = 2 << 30  # decoded episodes that are kept
 
@@ -121,10 +122,11 @@ def training_clip(
     episodes: Episodes, seed: int, number: int, frames: int, context: bool, window: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(frames, context frame) for tokenizer training. With `window` the context is a window's first frame and the
-    frames are drawn from the rest of it; without, the frames follow each other."""
+    frames are drawn from the rest of it, so that none is the context itself; without, the frames follow each other.
+    `VideoTokenizerTraining.context_distances` says how far they lie behind it."""
     key = (fold(seed, number),)
     if not window:
-        place = draw_place(episodes, key, frames, 15 if context else None)
+        place = draw_place(episodes, key, frames, TRAINING_REACH if context else None)
         taken = episodes.frames(place.episode, range(place.start, place.start + frames))
         return taken, episodes.frames(place.episode, [place.context])[0] if context else None
     place = draw_place(episodes, key, window, None)

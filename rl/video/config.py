@@ -14,6 +14,9 @@ from ..worlds.tabletop import Table
 Metric = Literal["mae", "mse", "psnr", "ssim", "lpips", "lpips_alex"]
 
 
+TRAINING_REACH = 15  # frames that a context lies before a clip at most, where a tokenizer is trained on whole clips
+
+
 @dataclass(frozen=True)
 class VideoReward:
     """Weights of the metrics between predicted and true frames; similarities count positively, errors negatively."""
@@ -144,6 +147,12 @@ class VideoEnvironment:
     def table(self) -> Table:
         """The table-top scene, where it is what is filmed."""
         return Table(self.tokenizer.height, self.tokenizer.width, self.frame_stride, self.large_objects)
+
+    @property
+    def context_distances(self) -> range:
+        """How many frames behind their context frame those of the clips may lie."""
+        most = self.context_reach + self.history + self.horizon
+        return range(most if self.recording is None else min(most, self.recording.frames))
 
     @property
     def layout(self) -> VideoLayout:

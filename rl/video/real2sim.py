@@ -65,7 +65,12 @@ class WorldModelSimulator:
         seed: int,
         temperature: float = 1.0,
         waiting_A: np.ndarray | None = None,  # the action before the first frame; default: zeros
+        first: int = 0,
     ) -> None:
+        """The episodes are numbered from `first` on: with `seed`, an episode's number alone decides what is drawn in
+        it, whichever episodes are imagined beside it.
+        """
+        self.first = first
         self.sampler, self.decoder, self.bins, self.layout, self.seed = sampler, decoder, bins, decoder.layout, seed
         self.waiting_A = np.zeros(self.layout.action_dims) if waiting_A is None else waiting_A
         self.params = SamplingParams(
@@ -120,7 +125,7 @@ class WorldModelSimulator:
         """The next frames, uint8 [B, H, W, 3]."""
         self.actions.append(self.bins.encode(actions_BA))
         prompts = self._prompts()
-        keys = [(self.seed, b, self.count) for b in range(len(prompts))]
+        keys = [(self.seed, self.first + b, self.count) for b in range(len(prompts))]
         found: dict[int, tuple[int, ...]] = {}
         for attempt in range(REPLIES):
             waiting = [b for b in range(len(prompts)) if b not in found]
@@ -164,9 +169,11 @@ def run_policy(
     instructions: Sequence[str],
     frames: int,
     ending: Ending | None,
+    to_end: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Imagined episodes, uint8 [B, frames, H, W, 3], and how many frames each policy saw until it said done; from then
-    on it stands still.
+    on it stands still. Once all are done the last frame is repeated; with `to_end` it is imagined on, as then a last
+    frame does not depend on when others are done.
     """
     seen = [simulator.reset(first_BHW3)]
     done = np.zeros(len(first_BHW3), bool)
@@ -178,7 +185,7 @@ def run_policy(
             lasted[said], done = len(seen), done | said
             actions[done] = ending.still(actions.shape[1])
         seen.append(simulator.step(actions))
-        if done.all():
+        if done.all() and not to_end:
             break
     while len(seen) < frames:
         seen.append(seen[-1])

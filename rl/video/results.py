@@ -15,7 +15,7 @@ import numpy as np
 from ...data.png import encode_apng, encode_png
 from ..evaluation import TEST, Evaluation, Results
 from ..rewards.video import BETTER_HIGH
-from ..statistics import Estimate, mean
+from ..statistics import Estimate, mean, mean_or_share
 from .config import VideoEnvironment
 from .evaluate import MOVED, ClipScores, best_of, clip_means, estimate
 from .imagine import ClipDecoder, ClipTask, to_frames
@@ -99,7 +99,7 @@ class VideoResults:
             return {
                 "name": name,
                 "kind": kind,
-                "cells": [*cells, estimate(np.mean([r.repeats_C for r in runs], 0)).to_cell()],
+                "cells": [*cells, mean_or_share(np.mean([r.repeats_C for r in runs], 0).tolist()).to_cell()],
             }
 
         still = row(STILL, "baseline", [self.still])

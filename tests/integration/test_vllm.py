@@ -175,6 +175,13 @@ def test_a_server_killed_while_weights_are_sent_to_it_costs_one_more_attempt(tmp
     assert main["same"] and main["versions"] == [2, 2]
 
 
+@pytest.mark.full
+def test_a_server_killed_when_only_other_ranks_sample_is_started_again(tmp_path) -> None:
+    main, other = run_ranks(JOBS + "killed_for_others", 2, 1500, folder=str(tmp_path), environment=CPU)
+    assert main["same"] and other["same"] and main["sent"] == other["sent"] == 2
+    assert main["seconds"] < 500  # sooner than request_s
+
+
 def test_grpo_learns_the_same_through_vllm_and_embedded(served) -> None:
     sampler, job = served, JOBS + "learn_letters"
     arguments = {"settings": sampler.settings, "steps": 25, "episodes": 1024, "seed": 5}

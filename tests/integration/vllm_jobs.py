@@ -218,3 +218,53 @@ def killed_in_sync(folder: str, environment: dict[str, str]) -> dict[str, Any]:
         }
     finally:
         opened.close()
+
+
+def killed_for_others(folder: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Two data ranks; the server is killed when the first, which owns it, has all of its samples and the second has
+    not asked yet.
+    """
+    import os
+    import signal
+    import time
+
+    import torch.distributed as dist
+
+    from terrella.rl.rollout.anew import make_or_remake
+    from terrella.rl.rollout.config import Vllm
+    from terrella.rl.rollout.open import open_sampler
+    from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
+
+    os.environ |= environment
+    mesh, engine = Mesh(dist.get_rank(), 2), trained("llama", 2)
+    settings = Vllm(eager=True, max_length=96, max_sequences=1, start_s=1200)
+    opened = open_sampler(settings, engine, MODELS["llama"], Path(folder), mesh=mesh)
+    sampler: Any = opened.sampler
+    asked = [SampleRequest((mesh.rank, i, 3), (1, mesh.rank, i, 0), SamplingParams(8)) for i in range(4)]
+    dead, sent = Path(folder) / "dead", 0
+
+    def publish() -> None:
+        nonlocal sent
+        assert opened.publish is not None
+        opened.publish(engine.steps)
+        sent += 1
+
+    def make() -> Any:
+        end = time.monotonic() + 300
+        while not mesh.is_main and not dead.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        samples = sampler.generate(asked)
+        if mesh.is_main:
+            os.killpg(sampler.targets[0].server.process.pid, signal.SIGKILL)
+            dead.touch()
+        return samples
+
+    try:
+        publish()
+        calm = sampler.generate(asked)
+        mesh.barrier()
+        begun = time.monotonic()
+        made = make_or_remake(mesh, sampler, make, publish, "a step")
+        return {"same": made == calm, "sent": sent, "seconds": time.monotonic() - begun}
+    finally:
+        opened.close()

@@ -13,6 +13,9 @@ from terrella.core.errors import ConfigError
 from terrella.data.shards import ShardSet
 from terrella.data.trajectory import Role
 from terrella.launch import recipe
+from terrella.launch.commands.check_recipe import alone, look
+from terrella.launch.doubts import doubts, met_by, require_clear
+from terrella.launch.stages import collect
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs a quarter of a minute
 CASES = Path(__file__).parents[1] / "golden" / "cases"
@@ -122,6 +125,67 @@ def test_a_stage_changes_some_settings_of_the_environment(tmp_path: Path) -> Non
     stages = {stage.name: stage for stage in recipe.load(str(write(tmp_path, text))).stages}
     assert stages["shown"].env.args == {"letters": "xyz"} and stages["best"].env.args == {"letters": "abcdef"}
     assert stages["shown"].env.path == stages["best"].env.path and stages["rl"].env is None
+
+
+ARMS = """name: arms
+model: {family: llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, head_dim: 16, ffn: 48, vocab: 224, max_positions: 64}
+env: {kind: worlds, tags: [OpenSokoban], fmt: answer, max_turns: 2}
+stages:
+- {kind: start, name: start}
+- {kind: collect, name: play, prompts: 4, env: PLAY}
+- {kind: sft, name: sft, data: play, init: start, sequences_per_step: 2, steps: 1, optimizer: {lr: 1e-3}}
+- {kind: eval, name: eval, arms: [{name: before, model: start}, {name: after, model: sft}], n: 2, max_new_tokens: 4}
+"""  # noqa: E501
+
+
+def test_an_arm_that_is_judged_by_other_rules_is_told_of(tmp_path: Path) -> None:
+    """How a model is asked may differ between arms; what its episodes are paid for is said, in check and in the run."""
+    asked = recipe.load(str(write(tmp_path, ARMS.replace("PLAY", "{fmt: think, random_actions: 1}"))))
+    assert [*doubts(asked)] == []
+    assert met_by(asked.stages[-1].arms[1], asked.stages[-1], asked).fmt == "think"
+    paid = recipe.load(str(write(tmp_path, ARMS.replace("PLAY", "{max_turns: 4, format_penalty: -1.0}"))))
+    ((where, text),) = doubts(paid)
+    assert where == "stages.eval.arms"
+    assert text.startswith("'after' is judged as it was trained, with max_turns = 4 (not 2), format_penalty = -1.0")
+    found = [(check.level, check.what) for check in look(paid, tmp_path / "run")]
+    assert ("warn", "stages.eval.arms") in found and not [what for level, what in found if level == "fail"]
+    chosen = ARMS.replace("PLAY", "{max_turns: 4}").replace("model: sft}", "model: sft, env: {max_turns: 4}}")
+    assert [*doubts(recipe.load(str(write(tmp_path, chosen))))] == []  # the arm says so
+
+
+def test_an_arm_between_two_environments_is_refused(tmp_path: Path) -> None:
+    own = ARMS.replace("kind: eval, name: eval,", "kind: eval, name: eval, env: {test_seed: 5},")
+    between = recipe.load(str(write(tmp_path, own.replace("PLAY", "{fmt: think}"))))
+    with pytest.raises(
+        ConfigError, match=r"eval.arms: 'after' has no env, .* differs from this stage's in fmt, test_seed"
+    ):
+        require_clear(between.stages[-1], between)
+    (failed,) = [check for check in look(between, tmp_path / "run") if check.level == "fail"]
+    assert "give the arm the env to play in" in failed.text
+    clear = own.replace("PLAY", "{fmt: think}").replace("model: sft}", "model: sft, env: {fmt: think, test_seed: 5}}")
+    loaded = recipe.load(str(write(tmp_path, clear)))
+    require_clear(loaded.stages[-1], loaded)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 20)
+    other = ARMS.replace("PLAY", f"{{kind: data, train: {tmp_path}/rows.jsonl}}")
+    mixed = recipe.load(str(write(tmp_path, other)))
+    with pytest.raises(ConfigError, match=r"differs from this stage's in kind \(data, not worlds\)"):
+        require_clear(mixed.stages[-1], mixed)
+
+
+def test_a_reward_that_cannot_be_loaded_is_found_before_anything_is_sampled(tmp_path: Path) -> None:
+    """Whether episodes are chosen by their reward or not."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 20)
+    (tmp_path / "my.py").write_text("def right(prompt, answer, info):\n    return 1.0\n")
+    text = RECIPE[: RECIPE.index("- {kind: collect, name: shown")]
+    own = text[text.index("env:") : text.index("stages:")]
+    text = text.replace(own, "env: {kind: data, train: rows.jsonl, reward: 'my.py:NAME'}\n")
+    for least in ("", ", least_reward: 0.5"):
+        asked = text + f"- {{kind: collect, name: play, model: start, prompts: 4, max_new_tokens: 2{least}}}\n"
+        config = recipe.load(str(write(tmp_path, asked.replace("NAME", "wrong"))))
+        with pytest.raises(ConfigError, match=r"env.reward: .*my.py.*wrong"):
+            collect.check(config.stages[-1], alone(config, tmp_path / "run"))
+        config = recipe.load(str(write(tmp_path, asked.replace("NAME", "right"))))
+        collect.check(config.stages[-1], alone(config, tmp_path / "run"))
 
 
 GATED = """

@@ -1,14 +1,27 @@
 """The recipe's sampler settings are checked before anything starts, and every algorithm can be named in a recipe."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from terrella.core.errors import ConfigError
-from terrella.core.schema import build, parse_yaml
+from terrella.core.mesh import Mesh
+from terrella.core.schema import build, differences, parse_yaml
+from terrella.data.tokenizers import ByteTokenizer
 from terrella.data.trajectory import Invalid, Trajectory
+from terrella.launch import recipe
+from terrella.launch.commands.check_recipe import alone
 from terrella.launch.settings.verbs import Reinforce
 from terrella.launch.stages.on_policy import picture
+from terrella.launch.stages.rl import TaskTrainer
+from terrella.launch.stages.session import Session
+from terrella.rl.agents.config import WorldsEnvironment
+from terrella.rl.agents.tasks import WorldTasks
 from terrella.rl.algorithms.config import MODULES
+from terrella.rl.journal import Journal
 from terrella.rl.rollout.config import Rollouts
+from terrella.rl.rollout.sampler import Sample, SampleRequest, SamplingParams
 
 STAGE = """
 kind: rl
@@ -48,6 +61,8 @@ def test_vllm_servers_in_a_recipe() -> None:
         ("algorithm: {kind: grpo}\nrollouts: {sampler: {kind: vlm}}", "did you mean 'vllm'"),
         ("algorithm: {kind: dapo, overlong_length: 10}", "overlong_cache"),
         ("algorithm: {kind: grpo, tis_cap: 0}", "tis_cap"),
+        ("algorithm: {kind: grpo}\nrollouts: {deadline_s: 60}", "rollouts.deadline_s: 60 acts only .* set ahead to 1"),
+        ("algorithm: {kind: grpo}\nrollouts: {deadline_s: 60, independent: true}", "acts only where a step waits"),
     ],
 )
 def test_mistakes_are_named(more: str, message: str) -> None:
@@ -55,8 +70,56 @@ def test_mistakes_are_named(more: str, message: str) -> None:
         stage(more)
 
 
+def test_a_deadline_of_rollouts_acts_or_is_refused() -> None:
+    """With `ahead` alone; what earlier releases wrote into every run is no setting, and runs of theirs go on."""
+    assert stage("algorithm: {kind: grpo}\nrollouts: {ahead: 1, deadline_s: 60}").rollouts.step_s == 60
+    old = stage("algorithm: {kind: grpo}\nrollouts: {deadline_s: 3600.0}").rollouts
+    assert old.step_s == Rollouts().step_s == 3600
+    assert differences({"deadline_s": 3600.0, "ahead": 0}, Rollouts()) == []
+    assert differences({"deadline_s": 3600.0, "ahead": 1}, Rollouts(ahead=1, deadline_s=60)) != []
+
+
 def test_a_picture_tells_faults_from_rewards() -> None:
     trajectories = [Trajectory(7, 0, [], Invalid("broken")), Trajectory(7, 1, [], 0.5)]
     shown = picture(3, ["a", "b"], trajectories, lambda episode: [{"prompt": episode}])
     assert [(row["sample"], row["reward"], row["invalid"]) for row in shown] == [(0, None, "broken"), (1, 0.5, None)]
     assert shown[1]["turns"] == [{"prompt": "b"}] and {row["step"] for row in shown} == {3}
+
+
+def test_refills_count_in_what_an_arm_cost() -> None:
+    """A step's own episodes and those that were sampled in the place of groups without a signal: both acted."""
+    trainer = object.__new__(TaskTrainer)  # what `measure` reads, without weights
+    trainer.stage, trainer.mesh, trainer.counts = stage("algorithm: {kind: dapo, refills: 1}"), Mesh(), {"actions": 0}
+    settings = build(WorldsEnvironment, parse_yaml("{kind: worlds, tags: [OpenSokoban]}", "env"))
+    trainer.tasks = WorldTasks(settings, None, ByteTokenizer(), None)
+    info = dict.fromkeys(("success", "action_is_effective", "format_ok", "response_tokens", "bonus"), 0.0)
+    own, refill = (
+        [Trajectory(p, 0, [], 0.0, [], {**info, "tag": "OpenSokoban", "num_actions": n}) for p in range(2)]
+        for n in (3, 4)
+    )
+    trainer.refilled = []
+    assert trainer.measure(0, own)["actions"] == 6
+    trainer.refilled = refill
+    assert trainer.measure(1, own)["actions"] == 6 + 6 + 8
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_session_on_fewer_ranks_forgets_what_the_others_sampled_beyond_the_checkpoint(
+    tmp_path: Path, streamed: bool
+) -> None:
+    """Two data ranks sampled by versions 2 and 3; one goes on from version 2. Only a stream's later weights will be
+    others, and what both trained beyond the checkpoint is as if it had not happened.
+    """
+    config = recipe.load("sokoban-tiny")
+    job, folder = alone(config, tmp_path), tmp_path / "stages" / "rlvr" / "journal"
+    for rank in range(2):
+        journal = Journal(folder, rank)
+        for version in (2, 3):
+            request = SampleRequest((1, 2), (0, rank, 0, version), SamplingParams(1))
+            journal.add([request], [Sample((5,), (-1.0,), "stop", version)])
+            journal.note("trained", version, [rank])
+    settings = Rollouts(replay=str(folder), independent=streamed)
+    Session(job, "rlvr", SimpleNamespace(steps=2), settings, start=3, extra={})  # type: ignore[arg-type]
+    kept = {(key[1], sample.weight_version) for (key, _), sample in Journal(folder).samples().items()}
+    assert kept == ({(0, 2), (1, 2)} if streamed else {(0, 2), (1, 2), (0, 3), (1, 3)})
+    assert {(event["step"], *event["prompts"]) for event in Journal(folder).events()} == {(2, 0), (2, 1)}

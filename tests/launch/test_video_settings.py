@@ -1,16 +1,23 @@
 """Settings of video recipes: the published sizes follow from them, and mistakes are named."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from terrella.core.by_path import ByPath, OwnFile
 from terrella.core.errors import ConfigError
 from terrella.core.mesh import Mesh
+from terrella.core.rng import fold
 from terrella.launch import recipe, released
-from terrella.launch.settings.video import VideoReal2Sim
+from terrella.launch.commands.check_recipe import look
+from terrella.launch.doubts import doubts
+from terrella.launch.settings.video import VideoReal2Sim, VideoTokenizerTraining
+from terrella.rl.video.clips import Episodes, place_in, training_clip
 from terrella.rl.video.config import VideoEnvironment, VideoReward
 from terrella.rl.video.made import action_bins
 from terrella.tests.rl.video import drawers
@@ -31,6 +38,52 @@ def test_shipped_recipes_have_the_published_layouts() -> None:
         321,
         4633,
     )
+
+
+class Numbered(Episodes):
+    """Episodes of 40 frames, each of which is its own number."""
+
+    def __init__(self) -> None:
+        self.numbers = [*range(5)]
+
+    def length(self, episode: int) -> int:
+        return 40
+
+    def frames(self, episode: int, wanted: Sequence[int]) -> np.ndarray:
+        return np.array(wanted)
+
+
+@pytest.mark.parametrize("window", [0, 12])
+def test_the_distances_that_a_tokenizer_is_told_to_see_are_those_it_is_trained_on(window: int) -> None:
+    stage = next(s for s in recipe.load("video-tiny").stages if isinstance(s, VideoTokenizerTraining))
+    stage, seen = replace(stage, window=window, frames_per_clip=3), set[int]()
+    for number in range(1500):
+        frames, context = training_clip(Numbered(), 0, number, 3, True, window)
+        seen |= {int(frame - context) for frame in frames}
+    assert seen == {*stage.context_distances} and (0 in seen) == (window == 0)
+    env, shown = recipe.load("video-tiny").env, set[int]()
+    assert isinstance(env, VideoEnvironment)
+    env = replace(env, recording=None, shards="shards", context_reach=6)
+    for number in range(1500):
+        place = place_in(Numbered(), 0, (fold(0, number),), env.layout.frames, env.context_reach)
+        shown |= {place.start + i - place.context for i in range(env.layout.frames)}
+    assert shown == {*env.context_distances}
+
+
+def test_distances_that_a_tokenizer_never_saw_are_told_of(tmp_path: Path) -> None:
+    """Of the clips and of Real2Sim, with the setting; none where the tokenizer's window reaches as far."""
+    given = ("env.context_reach=4", "stages.tokenizer.window=9", "stages.real2sim.frames=14", "env.horizon=4")
+    told = dict(doubts(recipe.load("video-tiny", given)))
+    trained = "behind their context frame; stage 'tokenizer' trains the tokenizer on 1 to 8 (window = 9) and never on 0"
+    assert told == {
+        "stages.tokens": f"by env.context_reach, history and horizon pictures lie 0 to 8 {trained}",
+        "stages.real2sim": f"by its frames pictures lie 0 to 13 {trained} and 9 to 13",
+    }
+    found = [check.what for check in look(recipe.load("video-tiny", given), tmp_path / "run") if check.level == "warn"]
+    assert found == ["stages.tokens", "stages.real2sim"]
+    near = (*given, "stages.tokenizer.window=0")
+    assert [*doubts(recipe.load("video-tiny", near))] == []
+    assert [*doubts(recipe.load("video-rt1-single"))] == []  # frames without a context
 
 
 @pytest.mark.parametrize(

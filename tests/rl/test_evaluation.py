@@ -49,7 +49,7 @@ def test_what_is_valid_is_compared_and_the_rest_is_counted() -> None:
     found = results([0.0, FAULT, 0.0], [1.0, 1.0, 1.0])
     assert found.summary is not None
     assert found.summary["headline"].startswith(
-        "tuned raised the mean reward on held-out tasks: 0.000 (0.000 to 0.000)"
+        "tuned raised the mean reward on held-out tasks: 0.000 (0.000 to 0.658)"
     )
     assert found.summary["paragraphs"][0].startswith("Greedy, 2 tasks: the change is 1.000 (1.000 to 1.000).")
     assert (

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from terrella.rl.statistics import mean, mean_of_proportions, paired_difference, proportion
+from terrella.rl.evaluation import Evaluation, reward_results
+from terrella.rl.statistics import mean, mean_of_proportions, mean_or_share, mean_share, paired_difference, proportion
 
 
 def test_wilson_interval_known_values() -> None:
@@ -22,6 +23,30 @@ def test_mean_interval_and_pairs() -> None:
         1.96 * math.sqrt(5 / 3 / 4), rel=1e-3
     )
     assert math.isinf(mean([1.0]).high)
+
+
+def test_shares_that_are_all_equal_have_an_interval() -> None:
+    for share in (mean_share, mean_or_share):
+        assert share([0.0] * 20) == proportion(0, 20) and share([1.0] * 20) == proportion(20, 20)
+        assert share([0.5] * 4).low == share([0.5] * 4).high == 0.5  # no share of 0 or 1: as before
+        assert share([0.0, 1.0, 1.0]).value == mean([0.0, 1.0, 1.0]).value
+    assert mean_or_share([0.0, 1.0, 1.0]) == mean([0.0, 1.0, 1.0])
+    assert mean_share([1.0]).low == 0.0 and mean_share([1.0]).high == 1.0
+    assert math.isnan(mean_share([]).value)
+
+
+def test_a_table_of_rewards_tells_shares_from_other_numbers() -> None:
+    """All of a model's answers right: an interval of shares, and none where rewards may be above 1."""
+    tasks = {"test": ["a", "b", "c", "d"]}
+    judged = {("one", 0.0, "test"): [[1.0]] * 4, ("other", 0.0, "test"): [[0.0], [1.0], [0.0], [0.0]]}
+    evaluation = Evaluation(["one", "other"], [0.0], 1, tasks, judged, "other", "one")
+    told = reward_results(evaluation, lambda asked: {"empty answer": [[0.0]] * 4})
+    cells = {row["name"]: row["cells"][0] for row in told.tables[""]["rows"]}
+    assert cells["one"] == proportion(4, 4).to_cell() and cells["empty answer"] == proportion(0, 4).to_cell()
+    assert cells["other"] == mean([0.0, 1.0, 0.0, 0.0]).to_cell()
+    assert told.summary is not None and "1.000 (0.510 to 1.000) after" in told.summary["headline"]
+    paid = reward_results(evaluation, lambda asked: {"oracle": [[10.0]] * 4})
+    assert paid.tables[""]["rows"][1]["cells"][0] == mean([1.0] * 4).to_cell()
 
 
 def test_paired_difference() -> None:

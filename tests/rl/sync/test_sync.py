@@ -9,12 +9,12 @@ import torch
 
 from terrella.core.errors import SyncError
 from terrella.rl.sync.flat import checksum, checksums, flatten, view
-from terrella.rl.sync.publish import publish
+from terrella.rl.sync.publish import publish, send_again
 from terrella.rl.sync.shared_memory import Shared, open_shared
 from terrella.rl.sync.straight import joined, plan_copies
 from terrella.rl.sync.transports import BroadcastTransport, DiskTransport, IpcTransport, buckets
 from terrella.tests.parallel.pool import run_ranks
-from terrella.tests.rl.sync.sync_targets import Engine
+from terrella.tests.rl.sync.sync_targets import Engine, Worker
 
 WEIGHTS = {
     "a": torch.arange(12.0).view(3, 4),
@@ -145,6 +145,27 @@ def test_a_target_lost_while_it_is_sent_to_is_mended_before_the_next_attempt(mom
     engine.accept = lambda version, timeout_s: (version is not None and fails("accept")) or accept(version, timeout_s)
     report = publish(transport, [engine], lambda: WEIGHTS.items(), 3, timeout_s=5, mend=mend)
     assert report.attempts == 2 and lost == [moment] and holds(engine) and engine.version == 3
+
+
+def test_after_a_target_was_sent_its_weights_again_the_group_of_all_is_built_anew() -> None:
+    """The old group has the worker that is gone: a send through it would fail, and cost an attempt."""
+    engines, transport = [Engine("http://one"), Engine("http://other")], BroadcastTransport()
+    assert publish(transport, engines, lambda: WEIGHTS.items(), 1, timeout_s=20).attempts == 1
+    assert transport.group is not None
+    engines[1].worker, engines[1].version = Worker(), None  # it was started again
+    alone = BroadcastTransport()
+    send_again(transport, alone, engines[1], lambda: WEIGHTS.items(), 1, 20)
+    assert transport.group is None and holds(engines[1]) and engines[1].version == 1
+    assert publish(transport, engines, lambda: WEIGHTS.items(), 2, timeout_s=20).attempts == 1
+    assert [engine.version for engine in engines] == [2, 2] and all(map(holds, engines))
+
+
+def test_a_target_is_sent_again_what_lies_on_disk(tmp_path) -> None:
+    engine, transport = Engine(), DiskTransport(tmp_path)
+    publish(transport, [engine], lambda: WEIGHTS.items(), 4, timeout_s=20)
+    engine.worker, engine.version = Worker(), None
+    send_again(transport, BroadcastTransport(), engine, dict, 4, 20)  # no weights are asked of the trainer
+    assert holds(engine) and engine.version == 4
 
 
 def test_checksum_sees_every_bit_and_the_order() -> None:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from terrella.core.rng import uniform
 from terrella.data.video_actions import ActionBins
 from terrella.rl.rollout.sampler import Sample, SampleRequest
 from terrella.rl.video.detector import HANDLE_CLOSED, look, succeeded
@@ -102,6 +103,56 @@ def test_a_policy_that_is_done_stands_still() -> None:
     frames, lasted = run_policy(world, [Two(0), Two(1)], np.zeros((2, 16, 16, 3), np.uint8), ["", ""], 6, ending)
     assert frames.shape == (2, 6, 16, 16, 3) and len(sampler.prompts) == 2  # both are done after the second question
     assert (frames[:, 2:] == frames[:, 2:3]).all() and lasted.tolist() == [1, 2]
+
+
+class Drawn:
+    """A sampler that draws by a request's key alone, as samplers do."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def generate(self, requests: list[SampleRequest]) -> list[Sample]:
+        drawn = [tuple(int(16 * uniform(*r.key, i)) for i in range(self.tokens)) for r in requests]
+        return [Sample(ids, (0.0,) * self.tokens, "length", 0) for ids in drawn]
+
+
+@pytest.mark.parametrize("to_end", [True, False])
+def test_an_episode_is_the_same_whatever_is_imagined_beside_it(to_end: bool) -> None:
+    """Four at once, as one rank has them, and two and two: equal to their last frame, or until each is done."""
+
+    class Until:
+        def __init__(self, after: int) -> None:
+            self.left = after
+
+        def reset(self, seed: int) -> None: ...
+
+        def act(self, frame: np.ndarray, instruction: str) -> np.ndarray:
+            self.left -= 1
+            return np.array([frame.mean() / 255, float(self.left < 0)])
+
+    decoder, firsts = decoder_of(COMPRESSIVE), np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3), dtype=np.uint8)
+
+    def imagined(numbers: range) -> tuple[np.ndarray, np.ndarray]:
+        world = WorldModelSimulator(
+            Drawn(decoder.layout.frame_tokens),
+            decoder,
+            ActionBins(((-1.0, 1.0),) * 2, 8),
+            top_k=0,
+            repetition_penalty=1.0,
+            seed=7,
+            first=numbers[0],
+        )
+        players = [Until(1 + e) for e in numbers]
+        return run_policy(world, players, firsts[list(numbers)], [""] * len(numbers), 8, Ending(1, (1,), (0,)), to_end)
+
+    whole, lasted = imagined(range(4))
+    parts = [imagined(range(2)), imagined(range(2, 4))]
+    assert lasted.tolist() == [n for _, part in parts for n in part]
+    beside = np.concatenate([clips for clips, _ in parts])
+    for clip, other, n in zip(whole, beside, lasted, strict=True):
+        end = len(clip) if to_end else n
+        assert np.abs(clip[:end].astype(int) - other[:end]).max() <= 1  # a batch's size may round the last digit
+    assert (whole[0] != whole[1]).any()
 
 
 def test_an_rt1_policy_is_done_when_it_terminates_and_not_when_it_reaches_up() -> None:

@@ -3,6 +3,7 @@ is worth it.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from terrella.rl.webrl.oracle import Oracle
 from terrella.rl.webrl.prompts import Prompter
 from terrella.rl.webrl.sites import Seat, pool_of
 from terrella.rl.webrl.tasks import SiteTasks
+from terrella.rl.worlds.base import StepResult
+from terrella.rl.worlds.web.world import WebWorld
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +71,28 @@ def test_processes_are_started_where_they_pay(
     with pytest.raises(ValueError, match="shorter"):  # nobody played
         Oracle(sites, Prompter(ByteTokenizer(), 100), "demos", 0).play(seats)
     assert asked == [workers]
+
+
+@pytest.mark.parametrize("who", ["random policy", "oracle"])
+def test_a_fault_of_the_sites_is_no_failure_of_those_who_play_beside_the_models(sites, monkeypatch, who: str) -> None:
+    """Of three tasks one cannot be begun and one breaks at its first action: neither counts as solved or failed."""
+    tasks = SiteTasks(replace(sites, max_prompt_tokens=600), None, ByteTokenizer(), None)
+    tasks.stage, asked = "evaluate", tasks.of("test")[:3]
+    assert who in tasks.scripts(asked)
+    calm = tasks._scripted_by(who, asked)
+    assert list(calm) == [(0, 0), (1, 0), (2, 0)]
+    begin, act = WebWorld.open_task, WebWorld.step
+
+    def begun(world: WebWorld, task: Any, steps: Any = ()) -> str:
+        if task.task_id == asked[0].task.task_id:
+            raise OSError("the site is down")
+        return begin(world, task, steps)
+
+    def acted(world: WebWorld, action: Any) -> StepResult:
+        if world.task is not None and world.task.task_id == asked[1].task.task_id:
+            raise OSError("the site is down")
+        return act(world, action)
+
+    monkeypatch.setattr(WebWorld, "open_task", begun)
+    monkeypatch.setattr(WebWorld, "step", acted)
+    assert tasks._scripted_by(who, asked) == {(2, 0): calm[2, 0]}

@@ -1,0 +1,114 @@
+"""What a recipe may do otherwise than its author thinks, though nothing forbids it: `terrella check` and the start of a
+run say it. Importable without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from ..core.errors import ConfigError
+from ..rl.own.config import EnvironmentSettings
+from ..rl.video.config import VideoEnvironment
+from .recipe import Recipe
+from .settings.verbs import Arm, Score
+from .settings.video import VideoReal2Sim, VideoTokenizerTraining
+
+# settings of environments that decide what an episode scores, whoever plays it; others are how a model is asked, or are
+# read in training alone
+SCORING = (
+    *("max_turns", "actions_per_turn", "format_penalty", "observation_reward", "prediction_reward", "config"),
+    *("reward", "answer", "mode", "steps", "walk", "path", "args", "horizon", "metrics", "runs"),
+)
+
+
+def doubts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Each with the setting that it is about."""
+    for stage in recipe.stages:
+        if isinstance(stage, Score):
+            yield from _judged_otherwise(stage, recipe)
+    yield from _far_from_context(recipe)
+
+
+def met_by(arm: Arm, stage: Score, recipe: Recipe) -> EnvironmentSettings | None:
+    """The environment in which an arm's model meets the tasks of an evaluation: the arm's own, else that of the stage
+    that trained it or collected its lessons, else the evaluation's.
+    """
+    stages: dict[str, Any] = {other.name: other for other in recipe.stages}
+    trained = stages[getattr(stages[arm.model], "data", None) or arm.model]
+    return arm.env or (getattr(trained, "env", None) if stage.arms else None) or stage.env or recipe.env
+
+
+def require_clear(stage: Score, recipe: Recipe) -> None:
+    """Refuse arms of which nobody can say in which environment they are meant: the evaluation has one of its own, and
+    the stage that trained the model another; or both are of different kinds.
+    """
+    for arm in stage.arms:
+        own, asked = met_by(arm, stage, recipe), stage.env or recipe.env
+        if arm.env is not None or own == asked:
+            continue
+        if type(own) is not type(asked):
+            differ = f"kind ({getattr(own, 'kind', None)}, not {getattr(asked, 'kind', None)})"
+        elif stage.env is not None:
+            differ = ", ".join(_differing(own, asked))
+        else:
+            continue
+        raise ConfigError(
+            f"stages: {stage.name}.arms: '{arm.name}' has no env, and its model was trained in one that differs from "
+            f"this stage's in {differ}; give the arm the env to play in"
+        )
+
+
+def _differing(one: Any, other: Any) -> list[str]:
+    return [f.name for f in fields(one) if getattr(one, f.name) != getattr(other, f.name)]
+
+
+def _judged_otherwise(stage: Score, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    asked = stage.env or recipe.env
+    for arm in stage.arms:
+        own = met_by(arm, stage, recipe)
+        if arm.env is not None or own == asked or type(own) is not type(asked):
+            continue
+        names = [name for name in _differing(own, asked) if name in SCORING]
+        if names:
+            told = ", ".join(f"{name} = {getattr(own, name)} (not {getattr(asked, name)})" for name in names)
+            yield (
+                f"stages.{stage.name}.arms",
+                f"'{arm.name}' is judged as it was trained, with {told}: its scores are not those of the other arms' "
+                "rules; give the arm an env to choose",
+            )
+
+
+def _far_from_context(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Stages that show a compressive tokenizer frames farther from their context, or nearer, than it was trained on."""
+    env = recipe.env
+    if not isinstance(env, VideoEnvironment) or env.tokenizer.kind != "compressive":
+        return
+    for tokenizer in recipe.stages:
+        if not isinstance(tokenizer, VideoTokenizerTraining) or tokenizer.released is not None:
+            continue
+        shown = {f"stages.{env.data}": ("env.context_reach, history and horizon", env.context_distances)}
+        shown |= {
+            f"stages.{s.name}": ("its frames", range(s.frames)) for s in recipe.stages if isinstance(s, VideoReal2Sim)
+        }
+        trained = tokenizer.context_distances
+        for where, (by, distances) in shown.items():
+            if new := sorted({*distances} - {*trained}):
+                yield (
+                    where,
+                    f"by {by} pictures lie {distances[0]} to {distances[-1]} behind their context frame; stage "
+                    f"'{tokenizer.name}' trains the tokenizer on {trained[0]} to {trained[-1]} (window = "
+                    f"{tokenizer.window}) and never on {_runs(new)}",
+                )
+
+
+def _runs(numbers: list[int]) -> str:
+    """Rising numbers in words, such as 0 and 16 to 23."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return " and ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
