@@ -17,6 +17,8 @@ class TextGameEnvironment(QuestionSettings):
     unseen_games: list[str] = field(default_factory=list)  # never trained on, evaluated on their own
     seeds: int = 4  # start states of each game
     heldout_per_verb: int = 5  # of each game and verb: so many changed and so many unchanged rows
+    # at most so many training rows of each game and verb, changed and unchanged ones each, as rows are held out. 0: all
+    rows_per_kind: int = 0
     # so many training rows, gold and others by non_gold_ratio, and nothing else: lessons whose answers begin with a
     # thought, which the simulator's truth is put in words for. 0: all rows with bare answers
     thoughts: int = 0
@@ -26,7 +28,7 @@ class TextGameEnvironment(QuestionSettings):
     tasks: ClassVar[str] = "text_games.tasks:TextGameTasks"
     making: ClassVar[tuple[str, ...]] = (
         *QuestionSettings.making,
-        *("games", "unseen_games", "seeds", "heldout_per_verb", "thoughts"),
+        *("games", "unseen_games", "seeds", "heldout_per_verb", "rows_per_kind", "thoughts"),
     )
 
     def __post_init__(self) -> None:
@@ -37,6 +39,8 @@ class TextGameEnvironment(QuestionSettings):
             raise ValueError(f"seeds: {self.seeds} and heldout_per_verb: {self.heldout_per_verb} must be above 0")
         if both := set(self.games) & set(self.unseen_games):
             raise ValueError(f"unseen_games: '{sorted(both)[0]}' is also trained on")
+        if self.rows_per_kind < 0 or (self.rows_per_kind and self.in_shards):
+            raise ValueError("rows_per_kind: 0 or more rows of games; shards are trained on as they are")
         if self.thoughts < 0 or (self.thoughts and self.in_shards):
             raise ValueError("thoughts: 0 or more rows of games; shards bring reasoned answers of their own")
         if self.drift_steps < 0 or self.drift_episodes <= 0:

@@ -54,6 +54,19 @@ def drawn(rows: Sequence[Row], n: int, ratio: float | None, seed: int) -> list[R
     return [rows[i] for i in list(dict.fromkeys(stream[place] for place in range(len(stream))))[:n]]
 
 
+def thinned(rows: Sequence[Row], most: int, seed: int = 0) -> list[Row]:
+    """At most so many rows of every kind, in their order: games have as many rows as they have states, some a hundred
+    times those of others.
+    """
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        kinds[_kind(row)].append(i)
+    kept = [
+        i for kind, all_ in kinds.items() for i in random.Random(f"{seed} {kind}").sample(all_, min(most, len(all_)))
+    ]
+    return [rows[i] for i in sorted(kept)]
+
+
 def not_learnt(split: Split) -> list[str]:
     """The kinds of held-out rows (game, verb, whether the action changed something) that no training row is of."""
     trained = {_kind(row) for row in split.train}

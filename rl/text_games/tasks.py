@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from ..statistics import Estimate
 from . import evaluate as games
 from .config import TextGameEnvironment
 from .crawl import crawl_all, prompt_writer
-from .splits import Split, drawn, not_learnt, split_rows
+from .splits import Split, drawn, not_learnt, split_rows, thinned
 from .thoughts import thought
 from .world import by_step, drift_table, walks_of
 
@@ -71,10 +72,14 @@ class TextGameTasks(QuestionTasks):
                 len(missing),
                 missing[0],
             )
+        if chosen.rows_per_kind:
+            split = replace(split, train=thinned(split.train, chosen.rows_per_kind, self.made.seed))
         if chosen.thoughts:
             lessons = drawn(split.train, chosen.thoughts, chosen.non_gold_ratio, self.made.seed)
             if len(lessons) < chosen.thoughts:
-                raise ConfigError(f"env.thoughts: only {len(lessons)} rows can be drawn; lower it, or raise env.seeds")
+                raise ConfigError(
+                    f"env.thoughts: only {len(lessons)} rows can be drawn; lower it, or raise seeds or rows_per_kind"
+                )
             split = Split(lessons, [], [])
         parts = dict(zip(PARTS, (split.train, split.test, split.unseen_games), strict=True))
         every = max(1, len(split.train) // TOKENIZER_TEXTS)

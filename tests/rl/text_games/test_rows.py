@@ -11,7 +11,7 @@ import pytest
 from terrella.data.convert.text_game import Prompts, difference, is_changed, is_gold
 from terrella.rl.rewards.text_game import Transition, state_difference
 from terrella.rl.text_games.rows import action_of, changed_by_action, verb_of
-from terrella.rl.text_games.splits import RatioSampler, not_learnt, split_rows
+from terrella.rl.text_games.splits import RatioSampler, not_learnt, split_rows, thinned
 from terrella.tests.rl.text_games.row_faults import loose_names, row_faults
 
 DIGESTS = json.loads((Path(__file__).parent / "digests.json").read_text())
@@ -145,6 +145,14 @@ def test_split_holds_out_five_and_five_of_a_verb() -> None:
         split == split_rows(rows, unseen_games=["new"])
         and split.test != split_rows(rows, unseen_games=["new"], seed=1).test
     )
+
+
+def test_every_kind_keeps_at_most_so_many_rows() -> None:
+    rows = [row(i, "take", acted=i % 3 == 0) for i in range(60)] + [row(80 + i, "put") for i in range(2)]
+    kept = thinned(rows, 5)
+    counts = Counter((verb_of(action_of(r)), changed_by_action(r)) for r in kept)
+    assert counts == {("take", True): 5, ("take", False): 5, ("put", False): 2}
+    assert kept == [r for r in rows if r in kept] == thinned(rows, 5) and kept != thinned(rows, 5, seed=1)
 
 
 def test_a_verb_that_is_held_out_whole_is_named() -> None:
