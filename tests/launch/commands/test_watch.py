@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from terrella.core.errors import ConfigError
 from terrella.launch.commands.watch import look, render, sparkline, status
 from terrella.launch.report.command import report
-from terrella.tests.launch.synthetic_run import make_run
+from terrella.tests.launch.report.synthetic_run import make_run
 
 
 @pytest.fixture

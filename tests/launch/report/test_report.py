@@ -19,7 +19,7 @@ from terrella.launch.report.load import load_run, read_metrics
 from terrella.launch.report.rollouts import find_grid
 from terrella.launch.report.tables import build_tables
 from terrella.rl.statistics import mean_share
-from terrella.tests.launch.synthetic_run import make_run
+from terrella.tests.launch.report.synthetic_run import make_run
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from terrella.launch import recipe
 from terrella.launch.commands.recipes import catalogue
 from terrella.launch.outlook import ending, expected_seconds, in_words, program_name, seconds_left, stage_line
-from terrella.tests.launch.synthetic_run import make_run
+from terrella.tests.launch.report.synthetic_run import make_run
 
 
 def test_time_left_goes_by_the_pace_of_this_machine() -> None:

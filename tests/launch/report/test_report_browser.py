@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from terrella.launch.report import build_report
-from terrella.tests.launch.synthetic_run import make_run
+from terrella.tests.launch.report.synthetic_run import make_run
 
 pytestmark = pytest.mark.integration
 
