@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import ConfigError
 from ..rl.own.config import EnvironmentSettings
+from ..rl.rollout.config import Rollouts
 from ..rl.video.config import VideoEnvironment
 from .recipe import Recipe
 from .settings.verbs import Arm, Score
@@ -28,6 +29,7 @@ def doubts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for stage in recipe.stages:
         if isinstance(stage, Score):
             yield from _judged_otherwise(stage, recipe)
+        yield from _without_effect(stage)
     yield from _far_from_context(recipe)
 
 
@@ -77,6 +79,17 @@ def _judged_otherwise(stage: Score, recipe: Recipe) -> Iterator[tuple[str, str]]
                 f"stages.{stage.name}.arms",
                 f"'{arm.name}' is judged as it was trained, with {told}: its scores are not those of the other arms' "
                 "rules; give the arm an env to choose",
+            )
+
+
+def _without_effect(stage: Any) -> Iterator[tuple[str, str]]:
+    rollouts = getattr(stage, "rollouts", None)
+    if isinstance(rollouts, Rollouts) and not rollouts.ahead:
+        if rollouts.deadline_s not in (None, Rollouts.gone["deadline_s"]):
+            yield (
+                f"stages.{stage.name}.rollouts.deadline_s",
+                f"{rollouts.deadline_s:g} acts only where a step waits for rollouts that began before it; set ahead to "
+                "1 or more, or leave deadline_s out (sampler.request_s and env.deadline_s act in both)",
             )
 
 

@@ -67,7 +67,7 @@ def check(stage: Collect, job: Job) -> None:
             if stage.least_reward is not None:
                 require_judged(tasks, "train")
             else:
-                tasks.require_judge("train", stage.samples_per_prompt)  # what judges the episodes all the same
+                tasks.require_judge("train", 1)  # what judges the episodes all the same
             if stage.model is not None:
                 tasks.require_room(stage.max_new_tokens, "train")
 
@@ -90,15 +90,23 @@ def run(stage: Collect, job: Job) -> dict[str, Any]:
         episodes = dealt() if stage.model is None else []  # what a model plays is dealt anew where it is played again
         _empty(stage, job)
         job.mesh.from_main(lambda: tasks.keep(job.stage_folder(stage.name), chosen))
-        if stage.model is not None:
-            job.mesh.from_main(lambda: tasks.reset("train"))
+
+        def reset() -> None:
+            if stage.model is not None:
+                job.mesh.from_main(lambda: tasks.reset("train"))
+
+        reset()
         played: list[Trajectory] = []  # on leaders
         with _sampler(stage, job, tasks, episodes) as (sampler, publish, compare):
 
             def learn() -> dict[str, int]:
                 return _learn(stage, job, tasks, sampler, episodes or dealt(), played)
 
-            total = _added(job, make_or_remake(job.mesh, sampler, learn, publish, f"stage {stage.name}"))
+            def begin_anew() -> None:
+                publish()
+                reset()
+
+            total = _added(job, make_or_remake(job.mesh, sampler, learn, begin_anew, f"stage {stage.name}"))
             _require_valid(stage, job, total, played)
             drift = compare(played)
         return {**total, **drift, **tasks.shares(total)}

@@ -153,5 +153,9 @@ def _play(
         judged = tasks.judgements(episodes, played)
         return [judged[i : i + samples] for i in range(0, len(judged), samples)]
 
-    made = make_or_remake(job.mesh, sampler, play, publish, f"stage {stage.name}")
+    def begin_anew() -> None:
+        publish()
+        job.mesh.from_main(lambda: tasks.reset(TEST))  # what was played has changed its sites
+
+    made = make_or_remake(job.mesh, sampler, play, begin_anew, f"stage {stage.name}")
     return [of_task for part in job.mesh.gather(made) for of_task in part]

@@ -115,7 +115,11 @@ def _play(
         world, publish_world = _world(stage, job, arm, tasks, ways, stack)
         value = _value(job, arm, ways, actor)
         seats = [Seat(task, number, 0) for number, task in job.mesh.share(list(enumerate(tasks)))]
-        job.mesh.from_main(lambda: reset_sites(sites_of(job), "test"))
+
+        def reset() -> None:
+            job.mesh.from_main(lambda: reset_sites(sites_of(job), "test"))
+
+        reset()
 
         def unreadable() -> int:
             return getattr(world, "unreadable", 0) + getattr(value, "unreadable", 0)
@@ -131,11 +135,12 @@ def _play(
                         results[episode.prompt_id] = (episode.task.task.sites[0], episode.world.score >= 1.0)
             return results, planner.tally, unreadable() - before, len(seats) - len(results)
 
-        def publish_both() -> None:
+        def begin_anew() -> None:
             publish()
             publish_world()
+            reset()
 
-        made = make_or_remake(job.mesh, actor, play, publish_both, f"stage {stage.name}, arm {arm.name}")
+        made = make_or_remake(job.mesh, actor, play, begin_anew, f"stage {stage.name}, arm {arm.name}")
         parts = job.mesh.gather(made)
     tally, whole = Tally(), Results()
     for part_results, part_tally, _, _ in parts:

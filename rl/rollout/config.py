@@ -174,8 +174,3 @@ class Rollouts:
             raise ValueError(f"max_invalid_share: {self.max_invalid_share} must be at least 0 and below 1")
         if self.deadline_s is not None and self.deadline_s <= 0:
             raise ValueError(f"deadline_s: {self.deadline_s} must be above 0")
-        if self.deadline_s not in (None, self.gone["deadline_s"]) and not self.ahead:
-            raise ValueError(
-                f"deadline_s: {self.deadline_s:g} acts only where a step waits for rollouts that began before it; set "
-                "ahead to 1 or more, or leave deadline_s out (sampler.request_s and env.deadline_s act in both)"
-            )

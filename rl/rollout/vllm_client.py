@@ -227,7 +227,7 @@ class ServedVllm:
                 held = {worker["version"] for worker in target.call("terrella_state", timeout_s=30.0)}
             except (OSError, ValueError, KeyError):
                 continue
-            if target.adapter is None and held != {version} and not (version == 0 and held == {None}):
+            if target.adapter is None and held != {version} and not self._as_started(version, held):
                 if held == {None} and (self.together or self.ours_elsewhere):
                     self._mend()  # it was started again, and has no weights yet
                     continue
@@ -293,7 +293,9 @@ class ServedVllm:
             version = max((t.version for t in self.targets if t.version is not None), default=None)
             # a stream ends with its first error: it waits for its owner instead
             if self.together or (self.ours_elsewhere and not self._streams):
-                lost = [f"{target.name} ({fault})" for target in self.targets if (fault := _fault(target, version))]
+                lost = [
+                    f"{target.name} ({fault})" for target in self.targets if (fault := self._fault(target, version))
+                ]
                 if lost:
                     raise Unpublished(f"vllm server {', '.join(lost)}: its weights of version {version} are lost")
                 return
@@ -333,17 +335,33 @@ class ServedVllm:
             self.resync(target)
         log.warning("vllm server %s was restarted in %.1f s", target.name, time.monotonic() - begun)
 
+    def _as_started(self, version: int | None, held: set[int | None]) -> bool:
+        """Whether a server that was sent nothing yet has the weights of this version: those of the folder it serves."""
+        return version == 0 and held == {None} and self.settings.load == "auto"
+
+    def _fault(self, target: Remote, version: int | None, timeout_s: float = 60.0) -> str:
+        """Why a server cannot be asked for samples of a version; empty when it can."""
+        try:
+            held = {worker["version"] for worker in target.call("terrella_state", timeout_s=timeout_s)}
+        except (OSError, ValueError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+        if target.adapter is not None:
+            return _adapter_fault(target, timeout_s)
+        if held == {version} or self._as_started(version, held):
+            return ""
+        return f"it holds version {held}, not {version}"
+
     def _await(self, target: Remote, version: int | None) -> None:
         """Another process owns this server: give it time to come back with the right weights."""
         end = time.monotonic() + self.request_s
         while True:
-            reason = _fault(target, version, 10.0)
+            reason = self._fault(target, version, 10.0)
             if not reason:
                 return
             if time.monotonic() > end:
                 who = (
                     "; it is started again by the first rank alone, and only while that samples: continue the run, or "
-                    "set rollouts.independent to false"
+                    "set rollouts.independent to false and rollouts.ahead to 0"
                     if self.ours_elsewhere
                     else ""
                 )
@@ -352,19 +370,6 @@ class ServedVllm:
                     f"{reason}{who}"
                 )
             time.sleep(1.0)
-
-
-def _fault(target: Remote, version: int | None, timeout_s: float = 60.0) -> str:
-    """Why a server cannot be asked for samples of a version; empty when it can."""
-    try:
-        held = {worker["version"] for worker in target.call("terrella_state", timeout_s=timeout_s)}
-    except (OSError, ValueError, KeyError) as error:
-        return f"{type(error).__name__}: {error}"
-    if target.adapter is not None:
-        return _adapter_fault(target, timeout_s)
-    if held == {version} or (version == 0 and held == {None}):
-        return ""
-    return f"it holds version {held}, not {version}"
 
 
 def _adapter_fault(target: Remote, timeout_s: float) -> str:

@@ -159,13 +159,14 @@ class TextGameTasks(QuestionTasks):
     def _add_pass(self, evaluation: Evaluation, results: Results) -> None:
         """Tables of the rows that at least one of the samples gets right: what RL can still find in a model."""
         k = evaluation.samples
-        for part, temperature in product(set(TITLES) & set(evaluation.tasks), filter(None, evaluation.temperatures)):
+        parts = [part for part in evaluation.tasks if part in TITLES]
+        for part, temperature in product(parts, filter(None, evaluation.temperatures)):
             asked, models = evaluation.tasks[part], list[games.Model]()
             for name in evaluation.models:
                 judged = [games.best(samples) for samples in evaluation.judged[name, temperature, part]]
                 models.append(games.Model(name, judged, evaluation.kind_of(name)))
                 values = zip(self.columns, games.accuracies(judged), strict=True)
-                key = f"{name}/{part}/pass@{k}"
+                key = f"{name}/{part}/pass@{k}{ending(evaluation, temperature)}"
                 results.outcome.update({f"{key}/{column}": value.value for column, value in values})
             title = f"{TITLES[part]}, one of {k} samples right, {heat(temperature)}"
             table = games.table([question.row for question in asked], models, self.settings.mode, title)

@@ -6,6 +6,7 @@ Shapes: B clips, T predicted frames, N codes of a frame, L tokens, 3 x H x W pic
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,34 +98,28 @@ class ClipDecoder:
 
 @dataclass
 class Judge:
-    """The reward of imagined clips: all that were sampled are decoded and compared at the first question."""
+    """The reward of imagined clips: those that are judged together are decoded and compared at the first question."""
 
     decoder: ClipDecoder
     weights: Mapping[str, float]
     aggregate: Aggregate = "mean"
     repetition_penalty: float = 0.0
-    members: list[ImaginedClip] = field(default_factory=list)
     seconds: float = 0.0
     pictures: int = 0
+    one: threading.Lock = field(default_factory=threading.Lock)  # steps that are sampled ahead share a judge
 
-    def ask(self) -> None:
-        """Score every member that has a sample and no reward yet."""
-        waiting = [m for m in self.members if m.sample is not None and m.reward is None]
-        self.members = [m for m in self.members if m.sample is None]
-        if not waiting:
-            return
-        begun = time.monotonic()
-        groups: dict[int, list[ImaginedClip]] = {}
-        for member in waiting:
-            groups.setdefault(member.prompt_id, []).append(member)
-        for group in groups.values():
-            self._score(group)
-        self.seconds += time.monotonic() - begun
-        self.pictures += len(waiting) * self.decoder.layout.horizon
+    def ask(self, group: Sequence[ImaginedClip]) -> None:
+        """Score the samples of one clip, but for those that the sampler lost."""
+        sampled = [member for member in group if member.sample is not None]
+        with self.one:
+            begun = time.monotonic()
+            self._score(sampled)
+            self.seconds += time.monotonic() - begun
+            self.pictures += len(sampled) * self.decoder.layout.horizon
 
     def _score(self, group: list[ImaginedClip]) -> None:
         """The samples of one clip, decoded by themselves: in a batch with others their last digits would depend on how
-        many ranks there are, and an advantage is made of little more than last digits."""
+        many ranks there are and which samples came first, and an advantage is made of little more than last digits."""
         names: tuple[Any, ...] = tuple(name for name, weight in self.weights.items() if weight)
         rows = np.array([m.row() for m in group], np.int64)
         scored = self.decoder.score(rows, [m.task.truth_THW3 for m in group], names)
@@ -155,8 +150,7 @@ class ImaginedClip:
         self.sample: Sample | None = None
         self.reward: float | None = None
         self.info: dict[str, Any] = {}
-        if judge is not None:
-            judge.members.append(self)
+        self.group: Sequence[ImaginedClip] = (self,)  # the samples that it is judged with
 
     def context(self) -> tuple[int, ...] | None:
         return self.layout.prompt_ids(self.task.row_L) if self.sample is None else None
@@ -171,10 +165,18 @@ class ImaginedClip:
 
     def score(self) -> tuple[list[float], float | Invalid, dict]:
         if self.judge is not None and self.reward is None:
-            self.judge.ask()
+            self.judge.ask(self.group)
         if self.reward is None:
             return [], Invalid("the clip was not judged"), {}
         return [], self.reward, self.info
+
+
+def judge_by_clip(samples: Sequence[ImaginedClip]) -> None:
+    """Have the samples of a clip judged together."""
+    groups: dict[int, list[ImaginedClip]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt_id, []).append(sample)
+        sample.group = groups[sample.prompt_id]
 
 
 def to_pictures(frames: np.ndarray, device: torch.device | str) -> torch.Tensor:

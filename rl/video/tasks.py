@@ -27,7 +27,7 @@ from ..rollout.sampler import Sampler, SamplingParams
 from ..tasks import Gather, Lesson, Tasks
 from .config import VideoEnvironment
 from .evaluate import ClipScores, copy_baseline, imagine, score_rows, without_repeats
-from .imagine import ClipDecoder, ClipTask, ImaginedClip, Judge
+from .imagine import ClipDecoder, ClipTask, ImaginedClip, Judge, judge_by_clip
 from .made import ACTIONS, Clip, Clips, action_bins, frozen_tokenizer
 from .make import count_episodes, record_episodes, write_clips
 from .measures import room, time_table
@@ -149,6 +149,7 @@ class VideoTasks(Tasks):
     def play(self, sampler: Sampler, episodes: Sequence[Any], params: SamplingParams, seed: int) -> list[Trajectory]:
         clips = [episode for episode in episodes if isinstance(episode, HeldOutClip)]
         if not clips:
+            judge_by_clip(episodes)
             return rollout(sampler, episodes, params, seed)
         for number in range(max(clip.sample_index for clip in clips) + 1):
             self._evaluate(sampler, [clip for clip in clips if clip.sample_index == number], params, seed)

@@ -15,7 +15,7 @@ from terrella.rl.rollout.embedded import EmbeddedSampler
 from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import SampleRequest, SamplingParams
 from terrella.rl.video import evaluate
-from terrella.rl.video.imagine import ImaginedClip, Judge, to_frames, to_pictures
+from terrella.rl.video.imagine import ImaginedClip, Judge, judge_by_clip, to_frames, to_pictures
 from terrella.tests.data.helpers import policy_mask
 from terrella.tests.rl.rollout.test_forced_tokens import CONFIG, NAMED
 from terrella.tests.rl.video.helpers import COMPRESSIVE, FRAME, Oracle, decoder_of, tasks_of
@@ -36,6 +36,7 @@ def test_true_tokens_score_as_the_tokenizer_itself(config, monkeypatch: pytest.M
     judge = Judge(decoder, {"mae": 1.0})
     oracle = Oracle(tasks, decoder.layout)
     clips = [ImaginedClip(t, k, decoder.layout, judge) for t in tasks for k in range(2)]
+    judge_by_clip(clips)
     decoded = list[int]()
     monkeypatch.setattr(decoder, "score", lambda rows, *rest: decoded.append(len(rows)) or score(rows, *rest))
     trajectories = rollout(oracle, clips, SamplingParams(decoder.layout.sampled), seed=0)
@@ -59,6 +60,7 @@ def test_worse_samples_get_less(config) -> None:
     tasks = tasks_of(decoder, 2)
     judge = Judge(decoder, {"mae": 0.0, "mse": 1.0})
     clips = [ImaginedClip(t, k, decoder.layout, judge) for t in tasks for k in range(2)]
+    judge_by_clip(clips)
     params = SamplingParams(decoder.layout.sampled)
     many = decoder.layout.frame_tokens * decoder.layout.horizon
     trajectories = rollout(Oracle(tasks, decoder.layout, (0, many)), clips, params, seed=0)
