@@ -55,9 +55,7 @@ def drawn(rows: Sequence[Row], n: int, ratio: float | None, seed: int) -> list[R
 
 
 def thinned(rows: Sequence[Row], most: int, seed: int = 0) -> list[Row]:
-    """At most so many rows of every kind, in their order: games have as many rows as they have states, some a hundred
-    times those of others.
-    """
+    """At most so many rows of every kind, in their order: some games have several times as many states as others."""
     kinds: dict[str, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
         kinds[_kind(row)].append(i)
