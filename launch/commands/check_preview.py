@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.errors import ConfigError, TerrellaError
@@ -116,6 +116,9 @@ Opened = tuple[Any, int | None, Callable[[Any, int], Trajectory]]
 def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator[Opened]:
     from ..stages.verbs import environment
 
+    env: Any = stage.env or recipe.env
+    if getattr(env, "imagined_by", None) is not None:  # the model that imagines is not there yet: the true world is
+        stage = replace(stage, env=replace(env, imagined_by=None))
     with environment(stage, job) as tasks:
         split, temperature = (
             ("train", stage.temperature) if isinstance(stage, Reinforce) else ("test", stage.temperatures[0])

@@ -303,7 +303,7 @@ def own_environments(recipe: Recipe) -> Iterator[Check]:
             note(stage.env or recipe.env, "train")
         if isinstance(stage, Score) or (isinstance(stage, Reinforce) and stage.validation):
             note(stage.env or recipe.env, "test")
-        for arm in getattr(stage, "arms", ()):
+        for arm in stage.arms if isinstance(stage, Score) else ():
             note(arm.env, "test")
     for settings, splits in played:
         yield guarded("env", partial(check_for_run, settings, [split for split in SPLITS if split in splits]))

@@ -278,6 +278,7 @@ def test_what_a_grid_cannot_do_is_found_before_its_rooms_are_made(override: str,
         ("sokoban-tiny", "######"),
         ("spa-sokoban-tiny", "player"),
         ("sokoban-worlds-tiny", "player (p) is at"),
+        ("demo", "player"),  # its RL is in a world that no model imagines yet
         ("text-game-tiny", "torch"),
     ],
 )
