@@ -289,6 +289,10 @@ def test_recipes_that_ship_show_a_prompt_before_their_stages_have_run(name: str,
     assert isinstance(shown, Shown) and text in shown.prompt.lower() and isinstance(shown.reward, float)
 
 
+def test_arms_of_a_planner_have_no_environment_of_their_own() -> None:
+    assert [*own_environments(recipe.load("mpc-sites-tiny"))] == []
+
+
 def test_disk_is_what_checkpoints_take() -> None:
     config = recipe.load(str(CASES / "own-data.yaml"))
     weights = 4 * count(config.model).total
