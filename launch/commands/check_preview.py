@@ -17,6 +17,7 @@ from ..settings.verbs import Reinforce, Score
 LARGEST = {"cpu": 7e8, "cuda": 2e10}  # parameters of a model that is loaded to answer
 ANSWER_TOKENS = 64  # sampled at most: enough to see what a model does
 SHOWN = 3000  # characters of a prompt
+WHOLE = 1 << 20  # tokens: more than any page has
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,15 @@ Opened = tuple[Any, int | None, Callable[[Any, int], Trajectory]]
 
 @contextmanager
 def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator[Opened]:
-    from ..stages.verbs import environment
+    from ..stages.verbs import bytes_stand_in, environment
 
     env: Any = stage.env or recipe.env
     if getattr(env, "imagined_by", None) is not None:  # the model that imagines is not there yet: the true world is
         stage = replace(stage, env=replace(env, imagined_by=None))
+    shows_only = bytes_stand_in(env, job)
+    if shows_only:  # limits in tokens say nothing of bytes
+        stage = replace(stage, env=replace(env, max_prompt_tokens=WHOLE, pad_prompts_to=1))
+        job = replace(job, model=replace(job.model, max_positions=2 * WHOLE))
     with environment(stage, job) as tasks:
         split, temperature = (
             ("train", stage.temperature) if isinstance(stage, Reinforce) else ("test", stage.temperatures[0])
@@ -128,5 +133,5 @@ def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator
             episode = tasks.episode(tasks.of(split)[0], 0, 0)
             return tasks.play(sampler, [episode], tasks.params(tokens, temperature), recipe.seed)[0]
 
-        known = tasks.max_length is not None  # or the tokenizer is only learnt by a stage
+        known = tasks.max_length is not None and not shows_only  # or the tokenizer is only learnt by a stage
         yield tasks.tokenizer, tasks.params(stage.max_new_tokens, temperature).max_new_tokens if known else None, play

@@ -267,9 +267,10 @@ def _imported(own: ByPath) -> str:
 
 def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
     """What each stage checks of its own inputs before a run; an environment that one of them found at fault is not
-    tried again.
+    tried again, and what several miss is said once.
     """
     faulty: list[Any] = []
+    said: list[str] = []
     for stage in recipe.stages:
         env = getattr(stage, "env", None) or recipe.env
         if isinstance(stage, ByPath) or (check := stage_check(stage.kind)) is None:
@@ -284,6 +285,10 @@ def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
         finding = guarded(f"stages.{stage.name}", looked)
         if hasattr(stage, "env") and finding.level == "fail":
             faulty.append(env)
+        if finding.level == "fail":
+            if any(finding.text in earlier for earlier in said):
+                continue
+            said.append(finding.text)
         yield finding
 
 

@@ -24,6 +24,7 @@ from ...rl.own.config import DataEnvironment, EnvironmentSettings, OwnEnvironmen
 from ...rl.own.tasks import fresh_tokenizer, given_tokenizer, open_tasks
 from ...rl.rewards.answers import REWARDS
 from ...rl.tasks import Tasks
+from ...rl.webrl.config import WebSiteEnvironment
 from ..job import Job
 from ..recipe import Recipe
 from ..settings.base import sampler_of, sources
@@ -72,6 +73,14 @@ def tokenizer_of(job: Job) -> Tokenizer:
     if start.folder:
         return load_tokenizer(resolve(start.folder))
     return own_tokenizer(start.tokenizer) if start.tokenizer else fresh_tokenizer(environments_of(job.recipe))
+
+
+def bytes_stand_in(settings: EnvironmentSettings, job: Job) -> bool:
+    """Whether `tokenizer_of` has bytes in place of the pieces of these web sites, which the start will gather."""
+    if not isinstance(settings, WebSiteEnvironment):
+        return False
+    start = start_of(job)
+    return not start.folder and not start.tokenizer and job.run.outcome(start.name) is None
 
 
 def environments_of(recipe: Recipe) -> list[EnvironmentSettings]:

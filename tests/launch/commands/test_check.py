@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from terrella.core import schema
 from terrella.core.config import ParallelConfig
 from terrella.core.errors import ConfigError, TerrellaError
 from terrella.core.files import read_json, write_json
@@ -20,6 +19,7 @@ from terrella.launch import recipe, rehearse
 from terrella.launch.commands.check_env import check_environment, settings_of
 from terrella.launch.commands.check_preview import Shown, preview
 from terrella.launch.commands.check_recipe import alone, disk_foreseen, look, own_environments
+from terrella.launch.own import GENERIC
 from terrella.launch.recipe_files import shipped
 from terrella.launch.settings.base import Retention
 from terrella.launch.stages import eval as evaluation
@@ -272,21 +272,70 @@ def test_what_a_grid_cannot_do_is_found_before_its_rooms_are_made(override: str,
     assert any(message in line for line in lines), lines
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("sokoban-tiny", "######"),
-        ("spa-sokoban-tiny", "player"),
-        ("sokoban-worlds-tiny", "player (p) is at"),
-        ("demo", "player"),  # its RL is in a world that no model imagines yet
-        ("text-game-tiny", "torch"),
-    ],
-)
-def test_recipes_that_ship_show_a_prompt_before_their_stages_have_run(name: str, text: str, tmp_path: Path) -> None:
-    config = recipe.load(name)
-    assert failures(config, tmp_path) == []
-    shown = preview(config, alone(config, tmp_path))
-    assert isinstance(shown, Shown) and text in shown.prompt.lower() and isinstance(shown.reward, float)
+# what a prompt holds; None: no text is sampled for a reward
+NEED_NOTHING = {
+    "demo": "player",  # its RL is in a world that no model imagines yet
+    "sokoban-tiny": "######",
+    "sokoban-worlds-tiny": "player (p) is at",
+    "spa-sokoban-tiny": "player",
+    "spa-sokoban-gpu": "player",
+    "spa-frozenlake-tiny": "_o",
+    "spa-sudoku-tiny": "| 4 .",
+    "spa-countdown-tiny": "target",
+    "spa-qa-tiny": "how many",
+    "spa-webshop-tiny": "instruction",
+    "text-game-tiny": "torch",
+    "text-game-sft-1gpu": "bake-loaf",
+    "web-page-tiny": "page",
+    "web-page-sft-1gpu": "page",
+    "webrl-tiny": "task instruction",  # its pieces are gathered by playing, and no start has
+    "webrl-arms-tiny": "task instruction",
+    "webrl-sites": "task instruction",
+    "webrl-sites-1gpu": "task instruction",
+    "mpc-sites": "page",
+    "mpc-sites-tiny": None,
+    "video-tiny": None,
+}
+BROWSER = {"webrl-miniwob": "task instruction", "webrl-miniwob-tiny": "task instruction"}
+
+
+def of_ones_own(name: str, folder: Path) -> tuple[str, ...]:
+    """What the recipes for any task ask of their user."""
+    if name not in GENERIC:
+        return ()
+    (folder / "own.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n{"prompt": "1+2?", "answer": "3"}\n')
+    (folder / "own.py").write_text("def score(prompt, answer, info):\n    return float(info['answer'] in answer)\n")
+    return (f"env.train={folder}/own.jsonl", f"env.reward={folder}/own.py:score", "env.hold_out_every=2")
+
+
+def passes(config: recipe.Recipe, folder: Path) -> Shown | str:
+    assert failures(config, folder) == []
+    shown = preview(config, alone(config, folder))
+    assert isinstance(shown, str) or isinstance(shown.reward, float)
+    return shown
+
+
+@pytest.mark.parametrize("name", sampled(list(NEED_NOTHING), 6))
+def test_a_recipe_that_needs_nothing_from_outside_passes_its_check(name: str, tmp_path: Path) -> None:
+    shown, text = passes(recipe.load(name), tmp_path), NEED_NOTHING[name]
+    assert text in shown.prompt.lower() if text and isinstance(shown, Shown) else (isinstance(shown, str) and not text)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", list(BROWSER))
+def test_a_recipe_in_a_browser_passes_its_check(name: str, tmp_path: Path) -> None:
+    shown = passes(recipe.load(name), tmp_path)
+    assert isinstance(shown, Shown) and BROWSER[name] in shown.prompt.lower()
+
+
+def test_a_prompt_of_pieces_that_no_start_has_gathered_is_shown_whole(tmp_path: Path) -> None:
+    shown = passes(recipe.load("webrl-tiny"), tmp_path)
+    assert isinstance(shown, Shown) and shown.prompt_tokens is None and "</html>" in shown.prompt
+
+
+def test_what_many_stages_miss_is_said_once(tmp_path: Path) -> None:
+    lines = failures(recipe.load("spa-sokoban-1gpu", ("stages.start.folder=nowhere",)), tmp_path)
+    assert len(lines) == 1 and "start.folder: nowhere" in lines[0]
 
 
 def test_arms_of_a_planner_have_no_environment_of_their_own() -> None:
@@ -318,16 +367,22 @@ def test_layouts_are_cut_to_what_a_laptop_runs() -> None:
 # a third of them in CI
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in (1, 2))])
 def test_every_recipe_that_ships_has_a_rehearsal(part: int, tmp_path: Path) -> None:
-    """Turned down it is still a recipe, of the same stages; nothing of the user's is named that is not there."""
+    """Turned down it is still a recipe, of the same stages; nothing of the user's is named that is not there, and it
+    passes its check.
+    """
     for number, name in enumerate(list(shipped())[part::3]):
-        config = recipe.load(name)
-        made = rehearse.turned_down(config, "tp=2,pp=2" if number % 2 else None, tmp_path / name)
-        small = schema.build(recipe.Recipe, schema.located(made.settings, name))
+        folder = tmp_path / name
+        folder.mkdir()
+        config = recipe.load(name, of_ones_own(name, folder))
+        made = rehearse.turned_down(config, "tp=2,pp=2" if number % 2 else None, folder)
+        small = recipe.load(str(rehearse.write(made, folder)))
         assert small.ranks <= rehearse.MOST_RANKS and small.model.family == config.model.family and not small.sinks
         assert [s.name for s in small.stages] == [
             s.name for s in config.stages if s.name in {t.name for t in small.stages}
         ]
         assert rehearse.describe_changes(config, made)
+        if name not in BROWSER:
+            passes(small, folder / "run")
 
 
 def test_a_rehearsal_samples_ahead_where_the_recipe_does(tmp_path: Path) -> None:
