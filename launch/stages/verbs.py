@@ -71,7 +71,7 @@ def tokenizer_of(job: Job) -> Tokenizer:
     if job.run.outcome(start.name) is not None:
         return _load(kept)
     if start.folder:
-        return load_tokenizer(resolve(start.folder))
+        return _load(resolve(start.folder))
     return own_tokenizer(start.tokenizer) if start.tokenizer else fresh_tokenizer(environments_of(job.recipe))
 
 
