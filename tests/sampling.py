@@ -50,10 +50,11 @@ def every_value(items: Sequence[pytest.Function]) -> list[pytest.Function]:
     return [item for number, item in enumerate(items) if number in kept]
 
 
-# Tests of half a minute or more, each beside cheaper ones of the same thing, and how many of them CI runs.
+# Long tests, each beside cheaper ones of the same thing, and how many of them CI runs; first those of half a minute or
+# more.
 LONG = (
     (
-        3,
+        2,
         (
             "adapters",
             "shared heads",
@@ -67,7 +68,27 @@ LONG = (
             "notebook",
         ),
     ),
-    (1, ("kernels compiled", "decoding interpreted")),
+    (1, ("kernels compiled", "decoding interpreted", "experts")),
+    (
+        5,  # of a quarter of a minute each
+        (
+            "one step off",
+            "lock step",
+            "teaching play",
+            "foreign sampler",
+            "imitated play",
+            "failed validation",
+            "tokenizer by path",
+            "sft from python",
+            "streamed conversion",
+            "interrupted conversion",
+            "fused layers",
+            "planner's weights",
+            "release's commands",
+            "names in pieces",
+            "strangers at the door",
+        ),
+    ),
     (
         4,  # of a minute or more each, with the real components
         (

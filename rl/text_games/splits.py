@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.rng import permutation, uniform
+from ...core.rng import fold, permutation, uniform
 from ...data.convert.text_game import is_gold
 from .rows import action_of, changed_by_action, verb_of
 
@@ -47,10 +47,15 @@ def split_rows(rows: Sequence[Row], *, each: int = 5, unseen_games: Sequence[str
     return Split(train, test, [row for row in rows if row["game"] in unseen_games])
 
 
+LESSONS = 29  # key of the rows that are drawn as lessons
+
+
 def drawn(rows: Sequence[Row], n: int, ratio: float | None, seed: int) -> list[Row]:
-    """The first n different rows of the training stream, gold and others mixed as there; fewer where it has fewer."""
+    """So many different rows, gold and others mixed as in the training stream; fewer where it has fewer. The order is
+    another than the stream's: RL would begin with the very rows that were imitated, and find nothing to learn in them.
+    """
     gold = [ratio is None or is_gold(row) for row in rows]
-    stream = RatioSampler(gold, ratio=ratio or 0.0, seed=seed)
+    stream = RatioSampler(gold, ratio=ratio or 0.0, seed=fold(seed, LESSONS))
     return [rows[i] for i in list(dict.fromkeys(stream[place] for place in range(len(stream))))[:n]]
 
 

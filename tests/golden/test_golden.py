@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 PLAYED = [case for lane in LANES for case in lane]
 # The stages of other cases at other sizes and settings, up to a minute each: one a commit, all in the full tier.
 IN_TURN = ("video-gpu", "video-rt1", "video-rt1-single", "video-rt1-released", "sokoban-worlds")
-IN_TURN += ("webrl-arms", "webrl-sites-1gpu", "web-page-rlvr-1gpu", "web-page-sft-1gpu")
+IN_TURN += ("webrl-arms", "webrl-sites-1gpu", "web-page-rlvr-1gpu", "web-page-sft-1gpu", "spa-sokoban", "webrl-grpo")
 SHOWN = 20
 # of WebRL: the same stages again
 LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")

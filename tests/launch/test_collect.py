@@ -16,6 +16,7 @@ from terrella.launch import recipe
 from terrella.launch.commands.check_recipe import alone, look
 from terrella.launch.doubts import doubts, met_by, require_clear
 from terrella.launch.stages import collect
+from terrella.tests.sampling import in_turn
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs a quarter of a minute
 CASES = Path(__file__).parents[1] / "golden" / "cases"
@@ -56,6 +57,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
+@in_turn("imitated play")
 def test_what_an_environment_plays_is_imitated(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "terrella", "train", str(write(tmp_path, RECIPE)), "--run", str(tmp_path / "run")]
     done = subprocess.run(
@@ -202,6 +204,7 @@ stages:
 """
 
 
+@in_turn("foreign sampler")
 def test_a_sampler_that_is_not_the_model_stops_a_collect_stage(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(GATED)  # a gate so narrow that rounding is over it
     command = [sys.executable, "-m", "terrella", "train", "recipe.yaml", "--run", "run"]

@@ -19,6 +19,7 @@ from terrella.core.secret import make_secret, read_secret
 from terrella.launch import nodes
 from terrella.launch.nodes import Place, choose_interface, disagreement, gather, introduce, join, require_shared
 from terrella.rl.rollout.guard import Guard
+from terrella.tests.sampling import in_turn
 
 SECRET = b"s" * 64
 
@@ -181,6 +182,7 @@ def test_strangers_at_the_door_neither_get_in_nor_hold_it_up(monkeypatch) -> Non
         line.close()
 
 
+@in_turn("strangers at the door")
 def test_who_does_not_know_the_secret_is_no_first_node() -> None:
     place = Place(1, 2, f"127.0.0.1:{free_port()}")
     with socket.create_server((place.host, place.port)) as server:

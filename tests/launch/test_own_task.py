@@ -17,6 +17,7 @@ from terrella.core.errors import ConfigError
 from terrella.core.ports import free_port
 from terrella.launch import recipe
 from terrella.tests.golden.play import ALONE
+from terrella.tests.sampling import in_turn
 
 PATIENCE_S = 900.0  # of a busy machine; a free one needs half a minute
 ROWS = "".join(f'{{"question": "{n}+{n}", "answer": {2 * n}}}\n' for n in range(10))
@@ -205,6 +206,7 @@ def test_a_run_goes_on_from_its_own_settings(place: Path) -> None:
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
+@in_turn("sft from python")
 def test_sft_on_an_environment_from_python(place: Path) -> None:
     (place / "script.py").write_text(SCRIPT)
     done = terrella(place, "script.py")
@@ -244,6 +246,7 @@ def play_lane(place: Path, cases: list[tuple[str, Any]]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
+@in_turn("tokenizer by path")
 def test_a_tokenizer_by_path(place: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -16,6 +16,7 @@ from terrella.launch.settings.base import OnPolicy
 from terrella.launch.stages.common import split_cut
 from terrella.rl.rollout.config import Rollouts, Validation, Vllm
 from terrella.rl.text_games.splits import RatioSampler
+from terrella.tests.sampling import in_turn
 
 
 def test_the_cut_and_what_is_trained_on_share_nothing() -> None:
@@ -88,6 +89,7 @@ stages:
 """
 
 
+@in_turn("failed validation")
 def test_validation_that_mostly_fails_stops_by_name(tmp_path: Path) -> None:
     """Half of the held-out tasks have a fault: a mean over the others would pass for one over all."""
     (tmp_path / "task.py").write_text(TASK)

@@ -24,6 +24,7 @@ from terrella.models.convert import open_source
 from terrella.models.families import parameter_names
 from terrella.tests.models.test_hf import tiny
 from terrella.tests.parallel.pool import run_ranks
+from terrella.tests.sampling import in_turn
 
 JOBS = "terrella.tests.models.convert_jobs"
 TOP = {
@@ -366,6 +367,7 @@ def test_nemo_folder_round_trip(tmp_path: Path) -> None:
         assert torch.equal(reader.full(name), tensors(name)), name
 
 
+@in_turn("streamed conversion")
 def test_conversion_and_proof_stream(tmp_path: Path) -> None:
     """Memory stays below 1.3 x the largest shard plus one layer, though the model is four shards."""
     command = [sys.executable, "-m", "terrella.tests.models.convert_memory", str(tmp_path)]
@@ -401,6 +403,7 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, None):
 """
 
 
+@in_turn("interrupted conversion")
 def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path) -> None:
     """Ended in the middle of its proof; after SIGKILL the next start takes away what lies there."""
     source, out = tmp_path / "models" / "source", tmp_path / "made" / "checkpoint"

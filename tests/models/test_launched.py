@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from terrella.tests.sampling import in_turn
+
 KERNELS = {  # of each layer
     "dense": {"rmsnorm._forward_kernel": 2, "rmsnorm._backward_kernel": 2, "qkv._qkv_kernel": 2},
     "norms": {"rmsnorm._forward_kernel": 4, "rmsnorm._backward_kernel": 4, "rope._rope_kernel": 4},
@@ -31,6 +33,7 @@ def passes() -> Iterator[dict[str, subprocess.Popen]]:
 
 
 @pytest.mark.parametrize("model", KERNELS)
+@in_turn("fused layers")
 def test_fused_kernels_are_taken(model: str, passes: dict[str, subprocess.Popen]) -> None:
     out, err = passes[model].communicate(timeout=300)
     assert passes[model].returncode == 0, err[-3000:]

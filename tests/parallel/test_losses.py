@@ -9,6 +9,7 @@ from terrella.data.shards import ShardSet
 from terrella.launch import recipe
 from terrella.rl.journal import Journal
 from terrella.tests.parallel.loss_jobs import run_with_losses
+from terrella.tests.sampling import in_turn
 
 PLAYED = """
 name: played
@@ -79,6 +80,7 @@ def test_collect_and_eval_send_lost_weights_again(tmp_path: Path) -> None:
     assert samples[0] == samples[1]
 
 
+@in_turn("planner's weights")
 def test_a_planner_sends_lost_weights_again(tmp_path: Path) -> None:
     """Those of the actor in its second call, then those of its world model, which meanwhile counted an answer."""
     config = load(tmp_path, PLANNED)

@@ -17,6 +17,7 @@ from terrella.rl.journal import Journal
 from terrella.rl.rollout.sampler import Sample, SamplingParams
 from terrella.rl.rollout.stream import Stream
 from terrella.tests.parallel.recipe_jobs import run_case
+from terrella.tests.sampling import in_turn
 
 WAIT_S = 120.0
 ENVIRONMENT = """
@@ -56,6 +57,7 @@ def trained(folder: Path, independent: bool) -> tuple[list[dict], dict, Counter[
 
 
 @pytest.mark.timeout(1800)
+@in_turn("lock step")
 def test_a_recipe_trains_to_the_bit_as_in_lock_step(tmp_path: Path) -> None:
     expected, samples, counts = trained(tmp_path, False)
     steps, independent, again = trained(tmp_path, True)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from terrella.models import formats
 from terrella.models.config import ModelConfig
 from terrella.models.video.released import write_transformer
+from terrella.tests.sampling import in_turn
 
 MODEL = ModelConfig(layers=2, hidden=24, heads=4, kv_heads=4, head_dim=6, ffn=40, vocab=4633, max_positions=512)
 
@@ -72,6 +73,7 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.mark.timeout(1800)
+@in_turn("release's commands")
 def test_both_commands_write_the_folder_that_the_release_s_tools_do(base: Path, tmp_path: Path) -> None:
     state = load_file(base / "model.safetensors")
     actor, saved, config = (

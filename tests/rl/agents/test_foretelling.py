@@ -147,6 +147,7 @@ def test_a_world_is_trained_by_rlvr_and_an_agent_that_exploits_it_is_stopped(tmp
     assert longer.returncode == 2 and "'rl' of run was ended at step 2 by validation.on_gap = stop" in longer.stderr
 
 
+@in_turn("teaching play")
 def test_play_that_teaches_answers_is_refused(tmp_path: Path) -> None:
     done = train(tmp_path, "random_actions: 1")
     assert done.returncode == 2 and "stage 'play' needs env: {teaches: transitions}" in done.stderr

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from terrella.core.errors import ConfigError
-from terrella.data.convert.text_game import is_changed
+from terrella.data.convert.text_game import is_changed, is_gold
 from terrella.data.tokenizers import ByteTokenizer
 from terrella.rl.language_tasks import Made
 from terrella.rl.text_games.config import TextGameEnvironment
 from terrella.rl.text_games.crawl import GAMES, crawl, crawl_all, prompt_writer, prompts
 from terrella.rl.text_games.rows import action_of, changed_by_action
-from terrella.rl.text_games.splits import drawn, split_rows
+from terrella.rl.text_games.splits import RatioSampler, drawn, split_rows
 from terrella.rl.text_games.tasks import TextGameTasks
 from terrella.rl.text_games.thoughts import thought
 
@@ -103,6 +103,10 @@ def test_rows_are_drawn_once_each_and_by_the_seed(rows: list[dict]) -> None:
     ids = [(row["game"], row["state_id"]) for row in few]
     assert len(set(ids)) == 40 and few == drawn(rows, 40, 0.4, 1) != drawn(rows, 40, 0.4, 2)
     assert len(drawn(rows, len(rows), None, 1)) == len(rows)
+    # RL reads the rows in an order of its own: its first ones are not those that were imitated
+    stream = RatioSampler([is_gold(row) for row in rows], ratio=0.4, seed=1)
+    first = {(rows[i]["game"], rows[i]["state_id"]) for i in map(stream.__getitem__, range(40))}
+    assert len(first & set(ids)) < 20
 
 
 def test_a_question_with_rules_is_the_full_one_without_its_examples() -> None:

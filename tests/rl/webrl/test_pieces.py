@@ -6,6 +6,7 @@ from terrella.launch import recipe
 from terrella.rl.webrl.pieces import pieces_of
 from terrella.rl.webrl.prompts import Prompter
 from terrella.rl.webrl.sites import make_world, pool_of
+from terrella.tests.sampling import in_turn
 
 
 @pytest.fixture(scope="module")
@@ -13,6 +14,7 @@ def sites():
     return recipe.load("webrl-tiny").env
 
 
+@in_turn("names in pieces")
 def test_a_name_is_the_same_pieces_in_instruction_page_and_action(sites) -> None:
     tokenizer = pieces_of(sites, 512)
     name = "Dune grey teapot"
