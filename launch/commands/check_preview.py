@@ -15,7 +15,7 @@ from ..recipe import Recipe
 from ..settings.verbs import Reinforce, Score
 
 LARGEST = {"cpu": 7e8, "cuda": 2e10}  # parameters of a model that is loaded to answer
-ANSWER_TOKENS = 64  # sampled at most: enough to see what a model does
+ANSWER_TOKENS = 32  # sampled at most: enough to see what a model does
 SHOWN = 3000  # characters of a prompt
 WHOLE = 1 << 20  # tokens: more than any page has
 
