@@ -18,6 +18,6 @@ def folder_sampler(folder: Path) -> tuple[EmbeddedSampler, ModelConfig]:
     """
     config = read_config(folder)
     source, _ = weight_source(folder, config)
-    place = {"device": "cuda"} if torch.cuda.is_available() else {"device": "cpu", "dtype": torch.float32}
-    weights = {name: source(name).to(**place) for name in parameter_names(config)}
+    gpu = torch.cuda.is_available()
+    weights = {name: source(name).cuda() if gpu else source(name).float() for name in parameter_names(config)}
     return EmbeddedSampler(lambda: weights, config), config
