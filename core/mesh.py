@@ -147,8 +147,8 @@ class Mesh:
         made: Any = make() if self.is_main else None
 
         def pass_on() -> T:
-            told = made if self.data_size == 1 or not self.leads else self._sent(made, 0, self._patient)
-            return told if self._peers is None else self._sent(told, self.place.peers[0], self._peers)
+            shared = made if self.data_size == 1 or not self.leads else self._sent(made, 0, self._patient)
+            return shared if self._peers is None else self._sent(shared, self.place.peers[0], self._peers)
 
         return self._timed(pass_on)
 

@@ -74,11 +74,11 @@ def _judged_otherwise(stage: Score, recipe: Recipe) -> Iterator[tuple[str, str]]
             continue
         names = [name for name in _differing(own, asked) if name in SCORING]
         if names:
-            told = ", ".join(f"{name} = {getattr(own, name)} (not {getattr(asked, name)})" for name in names)
+            different = ", ".join(f"{name} = {getattr(own, name)} (not {getattr(asked, name)})" for name in names)
             yield (
                 f"stages.{stage.name}.arms",
-                f"'{arm.name}' is judged as it was trained, with {told}: its scores are not those of the other arms' "
-                "rules; give the arm an env to choose",
+                f"'{arm.name}' is judged as it was trained, with {different}: its scores are not those of the other "
+                "arms' rules; give the arm an env to choose",
             )
 
 

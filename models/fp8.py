@@ -217,4 +217,5 @@ def after_attention(
     low: LayerWeights,
 ) -> torch.Tensor:
     """As in models/halves.py."""
-    return _After.apply(attended_TA, residual_TH, out_HA, norm_H, up_2FH, down_HF, eps, low)  # type: ignore[return-value]
+    weights = out_HA, norm_H, up_2FH, down_HF
+    return _After.apply(attended_TA, residual_TH, *weights, eps, low)  # type: ignore[return-value]

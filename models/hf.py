@@ -267,7 +267,8 @@ def transformers_logits(
             exact = [model(inputs_embeds=x, use_cache=False).last_hidden_state for x in exact]
             del model
     head_VH = embedding_VH if settings["tie_word_embeddings"] else files.get("lm_head.weight")
-    return tuple(head_logits(torch.cat([x[0] for x in y]), head_VH, torch.float32) for y in (exact, rounded))  # type: ignore[return-value]
+    ends = (torch.cat([x[0] for x in y]) for y in (exact, rounded))
+    return tuple(head_logits(end, head_VH, torch.float32) for end in ends)  # type: ignore[return-value]
 
 
 def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: Path) -> Any:

@@ -18,25 +18,12 @@ from ..core.engine import Engine, StepResult
 from ..core.mesh import Mesh
 from ..data.trajectory import Trajectory
 from ..kernels.batch_invariant import batch_invariant
-from . import algorithms
+from . import algorithms, preparation
 from .algorithms import common, ppo
 from .algorithms.common import Scores
 from .algorithms.config import PPO, Algorithm
 from .loop_settings import LoopSettings
 from .objective import logprob_score, make_loss
-from .preparation import (
-    add_drift,
-    check_staleness,
-    critic_values,
-    keep_enough,
-    microbatches,
-    minibatches,
-    require_critic,
-    require_valid,
-    score_rows,
-    wants_refills,
-    with_reference,
-)
 from .rollout.ahead import Ahead
 from .rollout.anew import Played, take_or_retake
 from .rollout.episodes import rollout
@@ -61,7 +48,7 @@ class Trainer:
         settings: LoopSettings,
         critic: Engine | None = None,
     ) -> None:
-        require_critic(algorithm, critic)
+        preparation.require_critic(algorithm, critic)
         self.engine, self.sampler, self.algorithm, self.params, self.mesh = engine, sampler, algorithm, params, mesh
         self.settings, self.critic = settings, critic
         self.loss = make_loss(algorithms.settings(algorithm, params.temperature))
@@ -111,7 +98,7 @@ class Trainer:
 
     def run(self, steps: range, tokens: int = 0) -> int:
         """Train for `steps`, after `tokens` sampled ones of earlier steps, and return the tokens in all."""
-        refills = wants_refills(self.algorithm, self.can_refill, self.settings.ahead)
+        refills = preparation.wants_refills(self.algorithm, self.can_refill, self.settings.ahead)
         # a replay is no stream: its rollouts are there already
         ahead = self.settings.ahead if hasattr(self.sampler, "submit") else 0
         source = Ahead(self._begin, steps, ahead, self.settings.rollout_deadline_s)
@@ -122,7 +109,7 @@ class Trainer:
             extras = self.validate(step)
             begun = time.monotonic()
             episodes, trajectories = self._take(source, step)
-            kept, extra = keep_enough(
+            kept, extra = preparation.keep_enough(
                 self.algorithm, trajectories, partial(self._refill, step) if refills else None, self.mesh.gather
             )
             extras |= self.rest()
@@ -134,8 +121,8 @@ class Trainer:
             values = {**describe(trajectories, self.mesh.gather), **training_values(results, sampled), "tokens": tokens}
             if refills:
                 values["invalid"] += sum(self.mesh.gather(sum(not common.is_valid(t) for t in extra)))
-            add_drift(values, kept, scores, version, self.settings.ahead, self.mesh.gather)
-            values |= {**extras, **critic_values(criticised)}
+            preparation.add_drift(values, kept, scores, version, self.settings.ahead, self.mesh.gather)
+            values |= {**extras, **preparation.critic_values(criticised)}
             check(values, self.settings.drift_gate, step)
             self.trained(kept)
             self.publish(self.engine.steps)
@@ -156,8 +143,8 @@ class Trainer:
         """
         take, publish = partial(source.take, step), partial(self.publish, self.engine.steps)
         episodes, trajectories = take_or_retake(self.mesh, self.sampler, take, publish, f"step {step}")
-        check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
-        require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step}")
+        preparation.check_staleness(trajectories, self.engine.steps, self.settings.ahead * self.settings.updates)
+        preparation.require_valid(trajectories, self.settings.max_invalid_share, self.mesh.gather, f"step {step}")
         return episodes, trajectories
 
     def _refill(self, step: int, number: int) -> list[Trajectory]:
@@ -167,14 +154,16 @@ class Trainer:
 
         publish, where = partial(self.publish, self.engine.steps), f"step {step}, refill {number + 1}"
         _, played = take_or_retake(self.mesh, self.sampler, take, publish, where)
-        require_valid(played, self.settings.max_invalid_share, self.mesh.gather, where)
+        preparation.require_valid(played, self.settings.max_invalid_share, self.mesh.gather, where)
         return played
 
     def _score(self, kept: list[Trajectory]) -> Scores:
         """What the algorithm asks of the models before the first update; all updates of a rollout compare with it."""
         scorers = {"reference": self._reference, "policy": self._policy, "values": self._values}
         needed = algorithms.needs(self.algorithm)
-        return score_rows(needed, kept, scorers, self.settings.microbatch_tokens, self.mesh, self.engine.device)
+        return preparation.score_rows(
+            needed, kept, scorers, self.settings.microbatch_tokens, self.mesh, self.engine.device
+        )
 
     def _policy(self, batches: list[PackedBatch]) -> list[torch.Tensor]:
         # as it sampled
@@ -196,11 +185,13 @@ class Trainer:
         results: list[StepResult] = []
         criticised: list[StepResult] = []
         for _ in range(self.settings.epochs):
-            for part in minibatches(self.algorithm, rows, kept, self.settings.minibatches, self.mesh.gather):
-                batches = microbatches(
+            for part in preparation.minibatches(
+                self.algorithm, rows, kept, self.settings.minibatches, self.mesh.gather
+            ):
+                batches = preparation.microbatches(
                     self.algorithm, part, self.settings.microbatch_tokens, self.mesh, self.engine.build.width
                 )
-                compared = with_reference(batches, self._reference(batches)) if compare else batches
+                compared = preparation.with_reference(batches, self._reference(batches)) if compare else batches
                 results.append(self.engine.step(compared, self.loss))
                 if self.critic is not None and isinstance(self.algorithm, PPO):
                     own = [batch.without_experts() for batch in batches]

@@ -21,7 +21,9 @@ def _commit() -> str:
 
 def few(cases: Sequence[Any], count: int) -> list[Any]:
     """So many of the cases, in their order, drawn by the commit."""
-    return [cases[i] for i in sorted(random.Random(_commit()).sample(range(len(cases)), count))]
+    return [
+        cases[i] for i in sorted(random.Random(f"{_commit()} {len(cases)} {count}").sample(range(len(cases)), count))
+    ]
 
 
 def sampled(cases: Sequence[Any], count: int) -> list[Any]:

@@ -286,7 +286,7 @@ def _stages(recipe: Recipe, job: Any) -> Iterator[Check]:
         if hasattr(stage, "env") and finding.level == "fail":
             faulty.append(env)
         if finding.level == "fail":
-            if any(finding.text in earlier for earlier in said):
+            if any(f": {finding.text};" in earlier for earlier in said):  # the start's folder, with what to do
                 continue
             said.append(finding.text)
         yield finding

@@ -47,7 +47,8 @@ class Seen:
     @property
     def layout(self) -> Layout:
         c = self.case
-        return Layout(c.gpus, c.tensor, c.pipeline, c.virtual, c.context, c.expert, c.microbatch, c.recompute)  # type: ignore[arg-type]
+        sizes = c.gpus, c.tensor, c.pipeline, c.virtual, c.context, c.expert, c.microbatch
+        return Layout(*sizes, c.recompute)  # type: ignore[arg-type]
 
     def predicted(self, constants: Constants | None = None) -> float:
         return step_time(self.work, self.layout, self.gpu, constants).tokens_per_s

@@ -333,10 +333,10 @@ class Checkpoints:
 
     def outcome(self) -> dict[str, Any]:
         """Where the stage's last checkpoint lies within the run, and its best one; for the main rank to keep."""
-        told: dict[str, Any] = {"checkpoint": self._place(self.last)}
+        outcome: dict[str, Any] = {"checkpoint": self._place(self.last)}
         if self.job.mesh.is_main and (best := self.best()) is not None:
-            told["best"] = {"checkpoint": self._place(best[0]), "step": best[0], "value": best[1]}
-        return told
+            outcome["best"] = {"checkpoint": self._place(best[0]), "step": best[0], "value": best[1]}
+        return outcome
 
     def _place(self, step: int) -> str:
         return str(step_folder(self.folder, step).relative_to(self.job.run.path))

@@ -24,7 +24,6 @@ from ...rl.own.config import DataEnvironment, EnvironmentSettings, OwnEnvironmen
 from ...rl.own.tasks import fresh_tokenizer, given_tokenizer, open_tasks
 from ...rl.rewards.answers import REWARDS
 from ...rl.tasks import Tasks
-from ...rl.webrl.config import WebSiteEnvironment
 from ..job import Job
 from ..recipe import Recipe
 from ..settings.base import sampler_of, sources
@@ -35,8 +34,13 @@ ROWS = "rows.json"  # in the run: digests of the files of rows, and of modules b
 
 
 @lru_cache(maxsize=2)
-def _load(folder: Path) -> Tokenizer:
+def _load(folder: Path, changed: int) -> Tokenizer:
     return load_tokenizer(folder)
+
+
+def _tokenizer_in(folder: Path) -> Tokenizer:
+    """The folder's tokenizer, read again where a file of the folder has changed."""
+    return _load(folder.absolute(), max((path.stat().st_mtime_ns for path in folder.iterdir()), default=0))
 
 
 def start_of(job: Job) -> Start:
@@ -69,15 +73,15 @@ def tokenizer_of(job: Job) -> Tokenizer:
     start = start_of(job)
     kept = job.stage_folder(start.name) / TOKENIZER
     if job.run.outcome(start.name) is not None:
-        return _load(kept)
+        return _load(kept, 0)
     if start.folder:
-        return _load(resolve(start.folder))
+        return _tokenizer_in(resolve(start.folder))
     return own_tokenizer(start.tokenizer) if start.tokenizer else fresh_tokenizer(environments_of(job.recipe))
 
 
 def bytes_stand_in(settings: EnvironmentSettings, job: Job) -> bool:
-    """Whether `tokenizer_of` has bytes in place of the pieces of these web sites, which the start will gather."""
-    if not isinstance(settings, WebSiteEnvironment):
+    """Whether `tokenizer_of` has bytes in place of this environment's pieces, which the start will gather."""
+    if not getattr(settings, "gathers_pieces", False):
         return False
     start = start_of(job)
     return not start.folder and not start.tokenizer and job.run.outcome(start.name) is None
@@ -170,7 +174,7 @@ def learnt_tokenizer(job: Job, stage: str) -> Tokenizer | None:
     """The start's tokenizer, or the one that a data stage learns in its place, None before that stage has finished."""
     if not learns_tokenizer(job.recipe, stage):
         return tokenizer_of(job)
-    return _load(job.stage_folder(stage) / TOKENIZER) if job.run.outcome(stage) is not None else None
+    return _load(job.stage_folder(stage) / TOKENIZER, 0) if job.run.outcome(stage) is not None else None
 
 
 def learns_tokenizer(recipe: Recipe, stage: str) -> bool:

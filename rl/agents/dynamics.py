@@ -105,7 +105,7 @@ class ImaginedEpisode(AgentEpisode):
     def imagine(self, sample: Sample) -> None:
         """Take what the world model says of the actions."""
         assert self.asked is not None
-        (mine, parsed, words, penalty), self.asked = self.asked, None
+        (acted, parsed, words, penalty), self.asked = self.asked, None
         before = self.states[-1]
         found = read(readable(self.tokenizer, sample.ids))
         after = self.world.changed(before, found[0]) if found else None
@@ -114,7 +114,7 @@ class ImaginedEpisode(AgentEpisode):
         left = self.task.max_actions - self.actions
         done, truncated = mark != ON, mark == ON and len(words) >= left
         info = {"success": float(mark == WON), "action_is_effective": float(self.place != before)}
-        self.take(mine, parsed, TurnResult(reward, penalty, done or truncated, truncated, words, info))
+        self.take(acted, parsed, TurnResult(reward, penalty, done or truncated, truncated, words, info))
 
     def score(self) -> tuple[list[float], float | Invalid, dict]:
         rewards, reward, info = super().score()

@@ -112,9 +112,9 @@ def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], 
         return {}
     values = {f"agent/{name}": sum(row[i] for row in everywhere) / len(everywhere) for i, name in enumerate(names)}
     imagined = [t.info["unreadable"] for t in trajectories if "unreadable" in t.info]
-    told = [value for part in gather(imagined) for value in part]
-    if told:
-        values["agent/unreadable"] = sum(told) / len(told)  # of what the world model said
+    unreadable = [value for part in gather(imagined) for value in part]
+    if unreadable:
+        values["agent/unreadable"] = sum(unreadable) / len(unreadable)  # of what the world model said
     tags = sorted({row[-1] for row in everywhere})
     for tag in tags if len(tags) > 1 else ():
         successes = [row[0] for row in everywhere if row[-1] == tag]

@@ -133,7 +133,7 @@ class ContinuousBatch:
         self.copying = copying
         self.beyond = copying.most if copying else 0  # positions behind a request's last that it may write to
         self.texts: dict[int, np.ndarray] = {}  # all tokens of the rows that copied last
-        self.told = False  # whether the device has them
+        self.on_device = False  # whether the device has them
         if copying:
             step.make_text(longest)
         width = max(r.params.max_new_tokens for r in requests)
@@ -467,7 +467,7 @@ class ContinuousBatch:
         """Close the gaps that rows left and add the new ones."""
         old = [i for i in range(len(self.active)) if i not in self.dropped]
         n, size = len(old) + len(ready), self.pages.size
-        self.active, self.told = [*(self.active[i] for i in old), *ready], False
+        self.active, self.on_device = [*(self.active[i] for i in old), *ready], False
         self.count_B = np.concatenate([self.count_B[old], np.array([row.count for row in ready], np.int64)])
         self.length_B = np.concatenate([self.length_B[old], np.array([len(row.given) for row in ready], np.int64)])
         total_B = [row.request.length + self.beyond for row in self.active]
@@ -558,7 +558,7 @@ class ContinuousBatch:
         steps = int(min(WINDOW, left_B.max()))
         replay = step.replay(rows, self.params)
         began_B = self.count_B.copy()
-        self.texts, self.told = {}, False
+        self.texts, self.on_device = {}, False
         step.tick_1.zero_()
         for _ in range(steps):
             due = np.flatnonzero(self.forced_B == self.count_B)
@@ -586,7 +586,7 @@ class ContinuousBatch:
         due = np.flatnonzero(self.forced_B == self.count_B)
         if len(due):
             self._force(due)
-        if not self.told:
+        if not self.on_device:
             self._upload_texts()
         ends_B = np.array([self.ends[row.index] for row in self.active])
         limit_B = np.minimum(np.minimum(ends_B, self.forced_B), self.count_B + self.cap_B - 1 - ahead - self.length_B)
@@ -634,7 +634,7 @@ class ContinuousBatch:
             text = self.texts[row.index][:width]
             host[i, : len(text)] = text
         self.step.text_BL[: len(self.active), :width] = to_device(host, self.decoder.device)
-        self.told = True
+        self.on_device = True
 
     def _force(self, due: np.ndarray) -> None:
         """Feed a forced span to these rows: all but its last token now, behind the one just sampled; the last is the
@@ -661,7 +661,7 @@ class ContinuousBatch:
             if (text := self.texts.get(self.active[i].index)) is not None:
                 first = int(self.length_B[i]) + 1
                 text[first : first + len(span)] = span
-        self.told = False
+        self.on_device = False
         self.length_B[due] += np.array(lengths)
         for i in due:
             self.active[i].spans += 1

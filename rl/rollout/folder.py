@@ -13,8 +13,8 @@ from .embedded import EmbeddedSampler
 
 
 def folder_sampler(folder: Path) -> tuple[EmbeddedSampler, ModelConfig]:
-    """The sampler, on a GPU where there is one, and the model's sizes. On a CPU it computes in fp32: most have no bf16,
-    and take a minute where fp32 takes a second.
+    """The sampler, on a GPU where there is one, and the model's sizes. On a CPU it computes in fp32: many have no bf16,
+    and emulate it many times slower.
     """
     config = read_config(folder)
     source, _ = weight_source(folder, config)

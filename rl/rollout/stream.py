@@ -126,9 +126,9 @@ class Stream:
         for note, pairs in noted.items():
             note(pairs)
         with self._changed:
-            mine = [(ticket, sample) for ticket, sample in answered if ticket in self._open]
-            self._open.difference_update(ticket for ticket, _ in mine)
-        for ticket, sample in mine:
+            own = [(ticket, sample) for ticket, sample in answered if ticket in self._open]
+            self._open.difference_update(ticket for ticket, _ in own)
+        for ticket, sample in own:
             if ticket.answer.set_running_or_notify_cancel():
                 ticket.answer.set_result(sample)
 

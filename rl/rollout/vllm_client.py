@@ -280,8 +280,8 @@ class ServedVllm:
             raise NumericsError("the sampler met a log-prob that is not finite; the weights hold NaN or infinity")
         experts = None
         if self.settings.notes:
-            told = choice.get("routed_experts")
-            chosen = None if told is None else np.load(io.BytesIO(base64.b64decode(told)), allow_pickle=False)
+            packed = choice.get("routed_experts")
+            chosen = None if packed is None else np.load(io.BytesIO(base64.b64decode(packed)), allow_pickle=False)
             experts = noted(chosen, len(plain.ids) + len(ids), f"vllm server {target.name}")
         return Piece(ids, logprobs, choice["finish_reason"], experts)
 
@@ -375,8 +375,8 @@ class ServedVllm:
 def _adapter_fault(target: Remote, timeout_s: float) -> str:
     """As `_fault`, where the weights are those that the server was started with and an adapter beside them."""
     try:
-        told = json.loads(fetch(f"{target.name}/v1/models", timeout_s, headers=header(target.key)))
-        names = [str(model["id"]) for model in told["data"]]
+        served = json.loads(fetch(f"{target.name}/v1/models", timeout_s, headers=header(target.key)))
+        names = [str(model["id"]) for model in served["data"]]
     except (OSError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
     return "" if target.adapter in names else f"it holds no adapter {target.adapter}"

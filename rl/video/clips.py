@@ -85,11 +85,11 @@ def copy_small(source: Episodes, numbers: Sequence[int], folder: Path, side: int
             steps = range(min(source.length(number), most))
             frames = source.frames(number, steps)
             rows, columns = (np.arange(side) * size // side for size in frames.shape[1:3])
-            told = source.raw(number).get("instruction.txt")
+            instruction = source.raw(number).get("instruction.txt")
             small = episode_sample(
                 {"image": frames[:, rows][:, :, columns]},
                 source.actions(number, steps),
-                None if told is None else told.decode("utf-8"),
+                None if instruction is None else instruction.decode("utf-8"),
             )
             writer.write(small, key=f"{number:08d}")
 

@@ -83,10 +83,10 @@ def require_table(episodes: Episodes, table: Table, where: str) -> None:
     """Refuse episodes of the scene that were recorded with another stride or other sizes of things."""
     for number in {0, len(episodes) - 1} if len(episodes) else ():
         meta = json.loads(episodes.raw(number).get("meta.json", b"{}"))
-        told = (meta.get("stride", 1), meta.get("large", False))
-        if meta.get("source") == "tabletop" and told != (table.stride, table.large):
+        has = (meta.get("stride", 1), meta.get("large", False))
+        if meta.get("source") == "tabletop" and has != (table.stride, table.large):
             raise ConfigError(
-                f"{where}: its episodes have frame_stride = {told[0]} and large_objects = {str(told[1]).lower()}, "
+                f"{where}: its episodes have frame_stride = {has[0]} and large_objects = {str(has[1]).lower()}, "
                 f"{table.stride} and {str(table.large).lower()} are asked for; change env, or record into another "
                 "folder"
             )

@@ -32,6 +32,7 @@ class WebSiteEnvironment:
     random_elsewhere: bool = False
 
     tasks: ClassVar[str] = "webrl.tasks:SiteTasks"
+    gathers_pieces: ClassVar[bool] = True  # a start without a folder plays to make its tokenizer
     lesson_key: ClassVar[int] = 21  # of the order in which collected steps are imitated
 
     def __post_init__(self) -> None:

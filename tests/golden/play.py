@@ -7,6 +7,7 @@ inputs/.
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -88,6 +89,18 @@ def play(case: str) -> None:
             raise RuntimeError(f"{case}: was asked to stop")
     finally:
         lease.release()
+
+
+# of WebRL: the same stages again
+LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")
+
+
+def graph(config: recipe.Recipe) -> tuple[str, ...]:
+    """The kinds of a recipe's stages in order, with the first phase of WebRL alone, whoever judges its episodes: the
+    case webrl plays the same stages with a reward model's verdicts between them."""
+    return tuple(
+        stage.kind for stage in config.stages if not LATER_PHASE.fullmatch(stage.name) and stage.kind != "web-judge"
+    )
 
 
 def play_all(folder: Path, lanes: tuple[tuple[str, ...], ...] = LANES) -> None:

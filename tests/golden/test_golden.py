@@ -7,7 +7,6 @@ commit says which lines changed and why. The cases are recipes that ship, cut to
 
 import json
 import os
-import re
 import subprocess
 import sys
 from math import nan
@@ -23,7 +22,7 @@ from terrella.launch.recipe_files import shipped
 from terrella.launch.worker import STAGES
 from terrella.tests.golden.inputs import RENAMED, make_inputs, unpack_old_run
 from terrella.tests.golden.observe import differences, observe, this_platform, unsteady_keys
-from terrella.tests.golden.play import CASES, LANES, OLD, PATIENCE_S, load, play_all
+from terrella.tests.golden.play import CASES, LANES, OLD, PATIENCE_S, graph, load, play_all
 from terrella.tests.golden.record import found, read
 from terrella.tests.sampling import few
 
@@ -31,18 +30,8 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 PLAYED = [case for lane in LANES for case in lane]
 # The stages of other cases at other sizes and settings, up to a minute each: one a commit, all in the full tier.
 IN_TURN = ("video-gpu", "video-rt1", "video-rt1-single", "video-rt1-released", "sokoban-worlds")
-IN_TURN += ("webrl-arms", "webrl-sites-1gpu", "web-page-rlvr-1gpu", "web-page-sft-1gpu", "spa-sokoban", "webrl-grpo")
+IN_TURN += ("webrl-arms", "webrl-sites-1gpu", "web-page-rlvr-1gpu", "web-page-sft-1gpu", "spa-sokoban")
 SHOWN = 20
-# of WebRL: the same stages again
-LATER_PHASE = re.compile(r".*-([2-9]|\d\d)-(tasks|played|rollout|replay|critic|actor)")
-
-
-def graph(config: recipe.Recipe) -> tuple[str, ...]:
-    """The kinds of a recipe's stages in order, with the first phase of WebRL alone, whoever judges its episodes: the
-    case webrl plays the same stages with a reward model's verdicts between them."""
-    return tuple(
-        stage.kind for stage in config.stages if not LATER_PHASE.fullmatch(stage.name) and stage.kind != "web-judge"
-    )
 
 
 def require_equal(case: str, now: dict) -> None:

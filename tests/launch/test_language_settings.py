@@ -80,7 +80,7 @@ def test_a_model_that_thinks_and_its_control_differ_in_what_they_learn_from_and_
     assert found["lessons"].env.thoughts == 320 and found["rlvr"].env is None  # RLVR is on all transitions
     assert found["sft"].env == found["control"].env and found["control"].env.data == "lessons"
     assert found["control"].match_tokens_of == "rlvr" and found["control"].init == found["rlvr"].init == "sft"
-    # RLVR loses the form of its answers at the rate with which the control does well (docs/lab/language.md)
+    # the rates of the run in docs/lab/language.md
     assert (found["control"].optimizer.lr, found["rlvr"].optimizer.lr) == (5e-6, 3e-6)
     assert replace(found["control"].optimizer, lr=3e-6) == found["rlvr"].optimizer
     assert found["headroom"].samples == 16 and found["headroom"].max_new_tokens == found["evaluate"].max_new_tokens

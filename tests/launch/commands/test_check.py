@@ -27,6 +27,7 @@ from terrella.models.config import ModelConfig
 from terrella.models.families import write_hf_config
 from terrella.models.geometry import count
 from terrella.models.stand_in import byte_vocab, write_byte_tokenizer, write_weights
+from terrella.tests.golden.play import graph
 from terrella.tests.sampling import sampled
 
 CASES = Path(__file__).parent.parent.parent / "golden" / "cases"
@@ -404,13 +405,18 @@ def test_a_users_arguments_are_not_turned_down(tmp_path: Path) -> None:
     assert (sft["steps"], sft["epochs"]) == (2, None)
 
 
-def test_a_model_of_ones_own_is_rehearsed_with_its_tokenizer(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
+def stand_in(folder: Path) -> Path:
+    """A folder of the sizes of a 0.5B model, without weights."""
     write_byte_tokenizer(folder)
     sizes = ModelConfig(
         family="qwen2", layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, ffn=4864, vocab=300, qkv_bias=True
     )
     write_json(folder / "config.json", write_hf_config(sizes, "bfloat16"))
+    return folder
+
+
+def test_a_model_of_ones_own_is_rehearsed_with_its_tokenizer(tmp_path: Path) -> None:
+    folder = stand_in(tmp_path / "model")
     made = rehearse.turned_down(recipe.load("grpo", (f"model.folder={folder}",)), "tp=2", tmp_path / "rehearsal")
     model, start = made.settings["model"], made.settings["stages"][0]
     assert model["folder"] == start["folder"] == str(tmp_path / "rehearsal" / "start-start") and [*made.folders] == [
@@ -503,9 +509,26 @@ MORE = [
     ["spa-webshop"],
     ["webrl-webarena-lite-70b"],
     ["webrl-arms-tiny"],
+    ["webrl-sites-1gpu"],
+    ["spa-sokoban-tiny"],
+    ["text-game-tiny"],
+    ["text-game-sft-1gpu"],
+    ["text-game-rlvr-binary-1gpu"],
+    ["video-tiny"],
+    ["video-gpu"],
+    ["video-rt1-released"],
+    ["mpc-sites-tiny"],
+    ["grpo"],
+    ["sft"],
     # the released reward model in place of one that is trained here
     ["webrl-webarena-lite", "--set", "stages.orm={kind: start, name: orm, folder: models/webrl-orm-llama-3.1-8b}"],
 ]
+
+
+def test_every_graph_of_a_shipped_recipe_is_rehearsed() -> None:
+    names = [words[0] for words in (*REHEARSALS, *MORE)]
+    rehearsed = {graph(recipe.load(name)) for name in names}
+    assert [name for name in shipped() if graph(recipe.load(name)) not in rehearsed] == []
 
 
 @pytest.mark.integration
@@ -516,7 +539,10 @@ MORE = [
     ids=lambda words: Path(words[0]).stem,
 )
 def test_a_rehearsal_goes_through(words: list[str], tmp_path: Path) -> None:
-    done = command(*words, "--rehearse", cwd=tmp_path)
+    own = [word for setting in of_ones_own(words[0], tmp_path) for word in ("--set", setting)]
+    if own:
+        own += ["--model", str(stand_in(tmp_path / "model"))]
+    done = command(*words, *own, "--rehearse", cwd=tmp_path)
     assert done.returncode == 0 and "went through in" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
 
