@@ -56,11 +56,6 @@ class Builder(Protocol):
 
     def __call__(self, parallel: ParallelConfig, precision: PrecisionConfig, seed: int) -> list[torch.nn.Module]: ...
 
-    def adam(self, *args: Any, **options: Any) -> None:
-        """AdamW's update on a GPU: (list of (master, gradient, both moments, rounded copy, step), divisor of the
-        gradients, settings).
-        """
-
     def describe(self) -> dict[str, Any]: ...
 
     @property
@@ -284,7 +279,7 @@ class Engine:
         assert self.optimizer_config is not None
         lr = learning_rate(self.optimizer_config, self.steps)
         with profile.marked("update"):
-            norm = adam.update(self.optimizer, self._wrapped, self.optimizer_config, lr, self.build.adam)
+            norm = adam.update(self.optimizer, self._wrapped, self.optimizer_config, lr)
         self._gathering, self._uncast = self.parallel.overlap_param_gather, True
         if not self._gathering:
             self._cast()  # while the device still computes, the host has time

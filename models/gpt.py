@@ -21,7 +21,7 @@ from ..core.errors import ConfigError
 from ..core.layout import DocumentLayout
 from ..core.mcore.params import mark_halves, named_parameters
 from ..core.mcore.transformer import transformer_config
-from ..kernels import Scaled, adam_update
+from ..kernels import Scaled
 from . import te
 from .config import ModelConfig
 from .fp8 import LayerWeights, Weight, check_fp8
@@ -207,10 +207,6 @@ class GPTBuilder:
         if self.lora is not None:
             raise ConfigError("precision.layers: 'te' cannot be combined with adapters (lora); use ours")
         return True
-
-    def adam(self, *args: Any, **options: Any) -> None:
-        """The kernel of the optimizer's update; see `adam_update`."""
-        adam_update(*args, **options)
 
     @property
     def width(self) -> int:

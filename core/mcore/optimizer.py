@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -196,9 +196,7 @@ def grad_norm(optimizer) -> torch.Tensor:
     return squares.sqrt()
 
 
-def update(
-    optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float, kernel: Callable[..., None]
-) -> torch.Tensor:
+def update(optimizer, wrapped: list[Any], config: OptimizerConfig, lr: float) -> torch.Tensor:
     """One update. Returns the gradient norm before clipping; where it is not finite, nothing was changed.
 
     Gradients are divided and a step is skipped inside the update's kernel, so that the host never waits for the norm:
@@ -216,7 +214,7 @@ def update(
             group["lr"] = lr * group.get("lr_mult", 1.0)
     torchs = all(isinstance(part.optimizer, torch.optim.AdamW) for part in parts(optimizer))
     if torchs and norm.is_cuda:
-        _update_by_kernel(optimizer, kernel, norm, divisor)
+        _update_by_kernel(optimizer, norm, divisor)
         start_gather(wrapped)
         return norm
     if torchs:
@@ -234,13 +232,15 @@ def update(
     return norm
 
 
-def _update_by_kernel(optimizer, kernel: Callable[..., None], norm: torch.Tensor, divisor: torch.Tensor) -> None:
+def _update_by_kernel(optimizer, norm: torch.Tensor, divisor: torch.Tensor) -> None:
+    from ...kernels.adam import adam_update
+
     lookup: Lookup = optimizer.terrella
     if lookup.groups is None:
         lookup.steps, lookup.groups = _kernel_groups(list(state_parts(optimizer)))
     lookup.steps.add_(norm.isfinite())
     for settings, members in lookup.groups:
-        kernel(members, divisor, **{key: settings[key] for key in ("lr", "betas", "eps", "weight_decay")})
+        adam_update(members, divisor, **{key: settings[key] for key in ("lr", "betas", "eps", "weight_decay")})
 
 
 def _kernel_groups(found: list[StatePart]) -> tuple[torch.Tensor, list[Group]]:

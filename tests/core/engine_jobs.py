@@ -126,7 +126,7 @@ def _kernel_step(engine: Engine, seed: int) -> float:
 
     engine.accumulate(jobs.share(engine, jobs.batches(4, seed=seed)), jobs.cross_entropy)
     norm = adam.grad_norm(engine.optimizer)
-    adam._update_by_kernel(engine.optimizer, engine.build.adam, norm, norm.clamp(min=1.0))
+    adam._update_by_kernel(engine.optimizer, norm, norm.clamp(min=1.0))
     adam.start_gather(engine._wrapped)
     return float(norm)
 

@@ -287,9 +287,9 @@ def compare_records(one: Path, other: Path, stage: str) -> None:
 
 def rows() -> list[Any]:
     """Every stage at every layout; what is not in CI is in the full tier."""
-    # every kind of stage is cut over tensor and data ranks, some in turn. Left out are rows whose code another row runs:
-    # `spa` is `vanilla` from other weights, WebRL's sft is trained as its critic is, own data and own environments are
-    # one verb
+    # every kind of stage is cut over tensor and data ranks, some in turn. Left out are rows whose code another row
+    # runs: `spa` is `vanilla` from other weights, WebRL's sft is trained as its critic is, own data and own
+    # environments are one verb
     others = {
         ("spa-sokoban-tiny", "spa"),
         ("webrl", "sft"),
