@@ -119,12 +119,12 @@ def _environment(stage: Reinforce | Score, recipe: Recipe, job: Any) -> Iterator
 
     env: Any = stage.env or recipe.env
     if getattr(env, "imagined_by", None) is not None:  # the model that imagines is not there yet: the true world is
-        stage = replace(stage, env=replace(env, imagined_by=None))
+        env = replace(env, imagined_by=None)
     shows_only = bytes_stand_in(env, job)
     if shows_only:  # limits in tokens say nothing of bytes
-        stage = replace(stage, env=replace(env, max_prompt_tokens=WHOLE, pad_prompts_to=1))
+        env = replace(env, max_prompt_tokens=WHOLE, pad_prompts_to=1)
         job = replace(job, model=replace(job.model, max_positions=2 * WHOLE))
-    with environment(stage, job) as tasks:
+    with environment(replace(stage, env=env), job) as tasks:
         split, temperature = (
             ("train", stage.temperature) if isinstance(stage, Reinforce) else ("test", stage.temperatures[0])
         )

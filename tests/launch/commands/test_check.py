@@ -328,7 +328,7 @@ def passes(config: recipe.Recipe, folder: Path) -> Shown | str:
 def test_a_recipe_that_needs_nothing_from_outside_passes_its_check(name: str, tmp_path: Path) -> None:
     config, text = recipe.load(name), NEED_NOTHING[name]
     if not installed(config):
-        pytest.skip("an extra of the recipe is not installed")
+        pytest.skip("needs an extra of the recipe, such as terrella[video]")
     shown = passes(config, tmp_path)
     assert text in shown.prompt.lower() if text and isinstance(shown, Shown) else (isinstance(shown, str) and not text)
 
