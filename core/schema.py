@@ -1,9 +1,9 @@
 """YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
 
-A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str,
-X], nested dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user brings
-(core/by_path.py) is a `ByPath`, written as text, or a section of such a union whose kind holds a colon; its file is
-hashed here, where an error knows its line. No number may be NaN or infinite, and none negative but those that a
+A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], tuple[X, Y],
+dict[str, X], nested dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user
+brings (core/by_path.py) is a `ByPath`, written as text, or a section of such a union whose kind holds a colon; its file
+is hashed here, where an error knows its line. No number may be NaN or infinite, and none negative but those that a
 dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live in its `__post_init__`, which raises
 ValueError("key: what is wrong"). Settings that earlier releases had are in `gone: ClassVar[dict]` with the value that
 says nothing: at that value they are passed over. One that is still there had that default: runs begun with it go on.
@@ -241,6 +241,8 @@ def located(value: Any, where: str) -> Located:
 def _type_name(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    if kind in (by_path.OwnFile, by_path.OwnText):
+        return "str"
     return getattr(kind, "__name__", str(kind)).replace("NoneType", "null")
 
 
@@ -281,9 +283,13 @@ def _build(kind: Any, item: Located, key: str) -> Any:
     if origin in (list, tuple):
         if not isinstance(item.value, list):
             raise ConfigError(f"{item.where}: {key} must be a list, not {plain(item)!r}")
-        inner = typing.get_args(kind)[0]
-        values = [_build(inner, child, f"{key}[{i}]") for i, child in enumerate(item.value)]
-        return values if origin is list else tuple(values)
+        kinds = typing.get_args(kind)
+        if origin is list or kinds[1:] == (...,):
+            kinds = kinds[:1] * len(item.value)
+        if len(item.value) != len(kinds):
+            raise ConfigError(f"{item.where}: {key} = {plain(item)!r} must be a list of {len(kinds)}")
+        pairs = zip(kinds, item.value, strict=True)
+        return origin(_build(one, child, f"{key}[{i}]") for i, (one, child) in enumerate(pairs))
     if origin is dict:
         if not isinstance(item.value, dict):
             raise ConfigError(f"{item.where}: {key} must be a section with keys, not {plain(item)!r}")
