@@ -5,7 +5,6 @@ ours.
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import ConfigError
+from .errors import ConfigError, did_you_mean
 
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}  # file -> digest of what was loaded, its module
 _beside: dict[Path, dict[str, types.ModuleType]] = {}  # folder -> modules that its files imported from beside them
@@ -96,8 +95,8 @@ def load_object(text: str, base: Path, digest: str = "") -> Callable[..., Any]:
         )
     module = _file_module(_file(where, base)) if _is_file(where) else _package_module(where)
     if not hasattr(module, name):
-        near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], 1)
-        raise ConfigError(f"{text}: {where} has no '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        known = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(f"{text}: {where} has no '{name}'{did_you_mean(name, known)}")
     value = getattr(module, name)
     if not callable(value):
         raise ConfigError(f"{text}: '{name}' is a {type(value).__name__}; a function or a class is needed")
@@ -211,12 +210,8 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        near = (
-            difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], 1)
-            if path.parent.is_dir()
-            else []
-        )
-        raise ConfigError(f"{path}: no such file" + (f"; did you mean '{near[0]}'?" if near else "")) from error
+        beside = [p.name for p in path.parent.glob("*.py")]
+        raise ConfigError(f"{path}: no such file{did_you_mean(path.name, beside)}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
 

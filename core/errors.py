@@ -4,8 +4,10 @@ them).
 
 from __future__ import annotations
 
+import difflib
 import re
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -118,6 +120,15 @@ EXTRAS = {
     "reasoning_gym": "worlds",
     "verifiers": "verifiers",
 }
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown word: "; did you mean 'x'?" with the nearest of those that are known, else
+    `otherwise` behind a semicolon, or nothing.
+    """
+    near = difflib.get_close_matches(word, list(known), 1, cutoff)
+    end = f"did you mean '{near[0]}'?" if near else otherwise
+    return f"; {end}" if end else ""
 
 
 def missing_extra(error: ImportError) -> ConfigError | None:

@@ -156,19 +156,19 @@ def create(path: Path, config: Any, wait_s: float = 0.0) -> tuple[Run, leases.Le
         probe.write_text("")
         probe.unlink()
     lease = leases.Lease.acquire(path, wait_s)
-    for name in FOLDERS:
-        make_folder(path / name)
-    text = f"{DIGEST_LINE}{schema.digest(config)}\n{schema.dump(config)}"
-    stored = path / "config.yaml"
-    if not stored.exists():
-        write_atomic(stored, text)
-    elif stored.read_bytes() != text.encode():
-        try:
+    try:
+        for name in FOLDERS:
+            make_folder(path / name)
+        text = f"{DIGEST_LINE}{schema.digest(config)}\n{schema.dump(config)}"
+        stored = path / "config.yaml"
+        if not stored.exists():
+            write_atomic(stored, text)
+        elif stored.read_bytes() != text.encode():
             _require_equal(stored, config)
-        except ConfigError:
-            lease.release()
-            raise
-    write_json(path / "environment.json", describe())
+        write_json(path / "environment.json", describe())
+    except BaseException:  # a notebook's process lives on, and may try again
+        lease.release()
+        raise
     return Run(path, lease.token), lease
 
 

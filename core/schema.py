@@ -1,9 +1,9 @@
 """YAML into frozen dataclasses, keeping line numbers so that an error names file, line and the nearest valid key.
 
-A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], dict[str,
-X], nested dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user brings
-(core/by_path.py) is a `ByPath`, written as text, or a section of such a union whose kind holds a colon; its file is
-hashed here, where an error knows its line. No number may be NaN or infinite, and none negative but those that a
+A dataclass is the schema. Field types: bool, int, float, str, `X | None`, Literal, list[X], tuple[X, ...], tuple[X, Y],
+dict[str, X], nested dataclasses, and unions of dataclasses that each have a field `kind: Literal[...]`. What a user
+brings (core/by_path.py) is a `ByPath`, written as text, or a section of such a union whose kind holds a colon; its file
+is hashed here, where an error knows its line. No number may be NaN or infinite, and none negative but those that a
 dataclass names in `signed: ClassVar[tuple[str, ...]]`. Other range rules live in its `__post_init__`, which raises
 ValueError("key: what is wrong"). Settings that earlier releases had are in `gone: ClassVar[dict]` with the value that
 says nothing: at that value they are passed over. One that is still there had that default: runs begun with it go on.
@@ -12,7 +12,6 @@ says nothing: at that value they are passed over. One that is still there had th
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -27,7 +26,7 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 
 from . import by_path
-from .errors import ConfigError
+from .errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 _hints = functools.cache(typing.get_type_hints)  # compiles every annotation: most of the time that a recipe took
@@ -192,11 +191,7 @@ def _merge_named(base: Located, over: Located) -> Located:
             for key, item in change.value.items():
                 named = {n: merge(c, Located({key: item}, c.where)) if key in c.value else c for n, c in named.items()}
         elif name not in named:
-            near = difflib.get_close_matches(name, named, 1)
-            raise ConfigError(
-                f"{change.where}: '{name}' is none of those in the base; "
-                + (f"did you mean '{near[0]}'?" if near else "")
-            )
+            raise ConfigError(f"{change.where}: '{name}' is none of those in the base{did_you_mean(name, named)}")
         elif change.value is None:
             del named[name]
         else:
@@ -221,9 +216,8 @@ def _index(node: Located, part: str, where: str) -> int:
     names = [_name(c) for c in node.value]
     if part in names:
         return names.index(part)
-    near = difflib.get_close_matches(part, [str(n) for n in names if n], 1)
     kinds = "no name and no number" if any(names) else "no number"
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = did_you_mean(part, [n for n in names if n])
     raise ConfigError(f"{where}: '{part}' is {kinds} (0 to {len(node.value) - 1}) of the list at {node.where}{hint}")
 
 
@@ -247,6 +241,8 @@ def located(value: Any, where: str) -> Located:
 def _type_name(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    if kind in (by_path.OwnFile, by_path.OwnText):
+        return "str"
     return getattr(kind, "__name__", str(kind)).replace("NoneType", "null")
 
 
@@ -282,15 +278,18 @@ def _build(kind: Any, item: Located, key: str) -> Any:
     if origin is Literal:
         if item.value in typing.get_args(kind):
             return item.value
-        near = difflib.get_close_matches(str(plain(item)), [str(a) for a in typing.get_args(kind)], 1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(str(plain(item)), map(str, typing.get_args(kind)))
         raise ConfigError(f"{item.where}: {key} = {plain(item)!r} must be {_type_name(kind)}{hint}")
     if origin in (list, tuple):
         if not isinstance(item.value, list):
             raise ConfigError(f"{item.where}: {key} must be a list, not {plain(item)!r}")
-        inner = typing.get_args(kind)[0]
-        values = [_build(inner, child, f"{key}[{i}]") for i, child in enumerate(item.value)]
-        return values if origin is list else tuple(values)
+        kinds = typing.get_args(kind)
+        if origin is list or kinds[1:] == (...,):
+            kinds = kinds[:1] * len(item.value)
+        if len(item.value) != len(kinds):
+            raise ConfigError(f"{item.where}: {key} = {plain(item)!r} must be a list of {len(kinds)}")
+        pairs = zip(kinds, item.value, strict=True)
+        return origin(_build(one, child, f"{key}[{i}]") for i, (one, child) in enumerate(pairs))
     if origin is dict:
         if not isinstance(item.value, dict):
             raise ConfigError(f"{item.where}: {key} must be a section with keys, not {plain(item)!r}")
@@ -323,11 +322,10 @@ def _by_kind(choices: list[Any], item: Located, key: str) -> Any:
     if isinstance(kind.value, str) and ":" in kind.value and _is_own(kinds.get("path")):
         return kinds["path"]
     if not isinstance(kind.value, str) or kind.value not in kinds:
-        near = difflib.get_close_matches(str(plain(kind)), kinds, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"valid kinds: {', '.join(kinds)}"
+        hint = did_you_mean(str(plain(kind)), kinds, f"valid kinds: {', '.join(kinds)}")
         if str(kind.value).endswith(".py") and "path" in kinds:
-            hint = f"write it as {kind.value}:Name"
-        raise ConfigError(f"{kind.where}: {key}.kind = {plain(kind)!r} is unknown; {hint}")
+            hint = f"; write it as {kind.value}:Name"
+        raise ConfigError(f"{kind.where}: {key}.kind = {plain(kind)!r} is unknown{hint}")
     return kinds[kind.value]
 
 
@@ -394,9 +392,8 @@ def _build_dataclass(kind: Any, item: Located, key: str) -> Any:
         if name in gone and name not in names and plain(child) == gone[name]:
             continue
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"valid keys: {', '.join(names)}"
-            raise ConfigError(f"{child.where}: unknown key '{dotted}'; {hint}")
+            hint = did_you_mean(name, names, f"valid keys: {', '.join(names)}", cutoff=0.5)
+            raise ConfigError(f"{child.where}: unknown key '{dotted}'{hint}")
         values[name] = _build(hints[name], child, dotted)
         if name not in getattr(kind, "signed", ()) and any(v < 0 for v in _numbers(values[name])):
             raise ConfigError(f"{child.where}: {dotted} = {plain(child)!r} must not be negative")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -12,7 +11,15 @@ from collections.abc import Sequence
 import click
 
 from .. import __version__
-from ..core.errors import ProgramError, Stopped, StorageError, TerrellaError, describe_error, missing_extra
+from ..core.errors import (
+    ProgramError,
+    Stopped,
+    StorageError,
+    TerrellaError,
+    describe_error,
+    did_you_mean,
+    missing_extra,
+)
 
 TRACEBACK_VARIABLE = "TERRELLA_TRACEBACK"
 # verb -> (module and attribute, one line of help); a verb stands here once it works
@@ -82,10 +89,9 @@ class _Verbs(click.Group):
         if args and args[0] not in VERBS:
             if args[0] in MOVED:
                 raise click.UsageError(f"'{args[0]}' is now `terrella {MOVED[args[0]]}`; its options are the same", ctx)
-            near = difflib.get_close_matches(args[0], VERBS, 1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
+            hint = did_you_mean(args[0], VERBS) or ";"
             raise click.UsageError(
-                f"unknown verb '{args[0]}'; {hint}the verbs are: {', '.join(self.list_commands(ctx))}", ctx
+                f"unknown verb '{args[0]}'{hint} the verbs are: {', '.join(self.list_commands(ctx))}", ctx
             )
         return super().resolve_command(ctx, args)
 

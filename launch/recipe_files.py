@@ -7,13 +7,12 @@ spa-sudoku-tiny.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ..core import schema
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
 PARTS = "parts"  # the folder of what several recipes share
@@ -84,9 +83,8 @@ def find(name: str) -> Place:
             return recipes_of(method)[_usual(recipes_of(method))]
         if name.startswith(f"{method}-") and name in recipes_of(method):
             return recipes_of(method)[name]
-    near = difflib.get_close_matches(name, shipped(), 1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ConfigError(f"'{name}' is neither a file nor a recipe that ships; {hint}`terrella recipes` lists them")
+    hint = did_you_mean(name, shipped()) or ";"
+    raise ConfigError(f"'{name}' is neither a file nor a recipe that ships{hint} `terrella recipes` lists them")
 
 
 def comes_in_several(recipe: str) -> bool:

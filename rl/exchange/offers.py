@@ -4,13 +4,12 @@ torch.
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, did_you_mean
 from ..text_games.crawl import GAMES, find_game
 from ..text_games.world import TextGame
 from ..web_pages.record import APPS
@@ -51,10 +50,8 @@ def find_offer(name: str, *tag_files: str) -> Offer:
         return table_offer(name.removeprefix(TABLE))
     tasks = load_tasks(*tag_files)
     if name not in tasks:
-        known = names(*tag_files)
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean '{near[0]}'?" if near else "`terrella worlds list` names them"
-        raise ConfigError(f"'{name}' is no world; {hint}")
+        hint = did_you_mean(name, names(*tag_files), "`terrella worlds list` names them")
+        raise ConfigError(f"'{name}' is no world{hint}")
     task = tasks[name]
     return Offer(name, task.make, task.instruction, task.max_actions)
 

@@ -5,12 +5,11 @@ The world must show its whole state as a grid; a state is the grid's characters 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, did_you_mean
 from ...core.rng import fold, uniform
 from ...data.tokenizers import CharTokenizer
 from ...data.trajectory import Invalid
@@ -36,11 +35,8 @@ class GridDynamics:
         """
         tasks = load_tasks()
         if tag not in tasks:
-            near = difflib.get_close_matches(tag, tasks, 1)
-            raise ConfigError(
-                f"{setting}: '{tag}' is no tag; "
-                + (f"did you mean '{near[0]}'?" if near else f"the tags are {', '.join(tasks)}")
-            )
+            hint = did_you_mean(tag, tasks, f"the tags are {', '.join(tasks)}")
+            raise ConfigError(f"{setting}: '{tag}' is no tag{hint}")
         world = tasks[tag].make()
         if not isinstance(world, sokoban.Sokoban) or world.config.grid != sokoban.SYMBOLS:
             raise ConfigError(

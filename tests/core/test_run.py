@@ -79,6 +79,17 @@ def test_a_key_that_a_release_added_is_no_difference_at_its_default(tmp_path: Pa
         runs.create(folder, Config())
 
 
+def test_a_folder_that_cannot_be_laid_out_is_given_back(tmp_path: Path) -> None:
+    """In a notebook the process that failed is the one that tries again."""
+    runs.create(tmp_path, Config())[1].release()
+    (tmp_path / "environment.json").unlink()
+    (tmp_path / "environment.json").mkdir()
+    with pytest.raises(StorageError, match=r"environment\.json"):
+        runs.create(tmp_path, Config())
+    (tmp_path / "environment.json").rmdir()
+    runs.create(tmp_path, Config())[1].release()
+
+
 def test_second_owner_is_refused_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
     first = leases.Lease.acquire(tmp_path)
     with pytest.raises(LeaseError, match=f"in use by process {os.getpid()}"):

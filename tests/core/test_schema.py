@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import pytest
 
 from terrella.core import schema
+from terrella.core.by_path import OwnFile
 from terrella.core.errors import ConfigError
 
 
@@ -179,6 +180,29 @@ def test_an_override_below_a_plain_value() -> None:
     for setting in ("name.x=1", "count.y.z=2"):
         with pytest.raises(ConfigError, match="has no parent section"):
             schema.apply_override(schema.parse_yaml("name: a\ncount: 3", "file.yaml"), setting)
+
+
+@dataclass(frozen=True)
+class Lists:
+    pair: tuple[float, str] = (0.0, "a")
+    many: tuple[float, ...] = ()
+    file: OwnFile | None = None
+
+
+def test_a_pair_has_two_entries_each_of_its_kind() -> None:
+    def lists(text: str) -> Lists:
+        return schema.build(Lists, schema.parse_yaml(text, "f.yaml"))
+
+    assert lists("pair: [1, b]\nmany: [1, 2, 3]") == Lists((1.0, "b"), (1.0, 2.0, 3.0))
+    for text, message in {
+        "pair: [1]": "pair = [1] must be a list of 2",
+        "pair: [1, b, c]": "pair = [1, 'b', 'c'] must be a list of 2",
+        "pair: [b, 1]": "pair[0] = 'b' must be float",
+        "many: [1, b]": "many[1] = 'b' must be float",
+        "file: [1]": "file = [1] must be str",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"^f\.yaml:1: {re.escape(message)}$"):
+            lists(text)
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "nan", "inf", "-inf", "1e999"])
