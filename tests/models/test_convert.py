@@ -353,6 +353,13 @@ def test_a_nemo_folder_as_its_own_version_writes_it(tmp_path: Path, monkeypatch:
             open_source(folder)
 
 
+def test_a_model_that_turns_neighbours_is_not_written_for_nemo(tmp_path: Path) -> None:
+    """The settings would call GLM's rotary embedding Llama's."""
+    with pytest.raises(ConfigError, match=r"rotary_interleaved are not supported for NeMo folders"):
+        nemo.write_nemo(open_source(tiny("glm")[0]), tmp_path / "nemo")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.full
 def test_nemo_folder_round_trip(tmp_path: Path) -> None:
     """Only that our reader reads what our writer writes, through the command: no folder of NeMo's own was at hand."""
