@@ -59,6 +59,21 @@ def test_hf_to_checkpoint_and_back(case: str, tmp_path: Path) -> None:
     assert hf.read_json(tmp_path / "hf" / "export_proof.json")["max_logit_difference"] <= 1e-5
 
 
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_folders_that_leave_settings_to_their_family(case: str, tmp_path: Path) -> None:
+    """As Gemma 3 was released: no tie_word_embeddings, and how often a global layer comes instead of every layer's
+    kind."""
+    folder = shutil.copytree(tiny(case)[0], tmp_path / "folder")
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["tie_word_embeddings"]
+    if case == "gemma3":
+        del settings["layer_types"]
+        settings["sliding_window_pattern"] = 2
+    (folder / "config.json").write_text(json.dumps(settings))
+    proof = run_ranks(f"{JOBS}:from_any", 1, path=str(folder), out=str(tmp_path / "checkpoint"))[0]
+    assert proof["max_logit_difference"] <= proof["tolerance"]
+
+
 def test_trained_checkpoint_in_bf16(tmp_path: Path) -> None:
     """A checkpoint saved by two tensor ranks with adapters: merged, and as a PEFT folder."""
     folder, _ = tiny("qwen2")
