@@ -216,6 +216,10 @@ def test_pickles_that_run_code_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="refused"):
         formats.read_bin(tmp_path / "bad.bin")
     assert not (tmp_path / "executed").exists()
+    for held in (torch.zeros(3), [torch.zeros(3)], {0: torch.zeros(3)}):
+        torch.save(held, tmp_path / "bad.bin")
+        with pytest.raises(ConfigError, match=r"bad\.bin: holds a \w+, not tensors by their names"):
+            formats.read_bin(tmp_path / "bad.bin")
 
 
 def test_incomplete_sources_are_named(tmp_path: Path) -> None:
