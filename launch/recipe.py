@@ -11,6 +11,7 @@ from ..core.config import ParallelConfig, PrecisionConfig
 from ..core.errors import ConfigError
 from ..core.sinks import SinkName
 from ..models.config import ModelConfig, NamedModel
+from ..models.families import write_hf_config
 from ..rl.own.config import EnvironmentSettings
 from .model_folder import fill_in
 from .recipe_files import find, tree_of
@@ -86,6 +87,11 @@ class Recipe:
             raise ValueError(
                 f"env: a clip has {layout.total} tokens, model.max_positions is {self.model.max_positions}"
             )
+        if any(isinstance(stage, Export) for stage in self.stages):
+            try:
+                write_hf_config(self.model.sizes, "float32")
+            except ConfigError as error:  # before the training, not behind it
+                raise ValueError(str(error)) from error
         _require_file_name("name", self.name)
         names: list[str] = []
         makers: dict[str, Any] = {}  # environments by the stages that make their data

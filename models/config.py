@@ -66,6 +66,7 @@ class ModelConfig:
             "vocab",
             "max_positions",
             "rope_theta",
+            "local_rope_theta",
             "norm_eps",
         ):
             if getattr(self, name) <= 0:
@@ -74,6 +75,10 @@ class ModelConfig:
             raise ValueError(f"kv_heads: {self.kv_heads} does not divide heads ({self.heads})")
         if self.head_dim % 2 or int(self.head_dim * self.rotary_fraction) % 2:
             raise ValueError(f"head_dim: {self.head_dim} and its rotary part must be even")
+        if not 0 < self.rotary_fraction <= 1:
+            raise ValueError(f"rotary_fraction: {self.rotary_fraction} must be above 0 and at most 1")
+        if self.query_scale is not None and self.query_scale <= 0:
+            raise ValueError(f"query_scale: {self.query_scale} must be above 0")
         if self.experts and not 0 < self.experts_per_token <= self.experts:
             raise ValueError(f"experts_per_token: must be between 1 and experts ({self.experts})")
         if self.sliding_window < 0 or self.global_every < 1:

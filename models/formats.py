@@ -31,6 +31,16 @@ class HFTensors:
 
 def load_pickle(path: Path) -> dict[str, Any]:
     """A state dict from a pickled file: tensors, plain containers and the wrappers of sharded tensors, nothing else."""
+    return _by_name(_load(path), path)
+
+
+def _by_name(state: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise ConfigError(f"{path}: holds a {type(state).__name__}, not tensors by their names")
+    return state
+
+
+def _load(path: Path) -> Any:
     try:
         with _allowed():
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -240,8 +250,8 @@ def read_verl_megatron(folder: Path, config: ModelConfig) -> HFTensors:
     ranks: dict[tuple[int, int], list[dict[str, torch.Tensor]]] = {}
     for path in sorted(folder.glob("mp_rank_*/model.pt")):
         tensor_rank, *pipeline = map(int, re.findall(r"\d+", path.parent.name))
-        state: Any = load_pickle(path)
-        chunks = state if isinstance(state, list) else [state]
+        state = _load(path)
+        chunks = [_by_name(chunk, path) for chunk in (state if isinstance(state, list) else [state])]
         ranks[tensor_rank, pipeline[0] if pipeline else 0] = [{plain_name(k): v for k, v in c.items()} for c in chunks]
     if not ranks:
         raise ConfigError(f"{folder}: has no mp_rank_*/model.pt")

@@ -32,7 +32,7 @@ GEOMETRIES = {
     "llama3-8b": _dense(32, 4096, 32, 8, 14336, 128256),
     "qwen2.5-14b": _dense(48, 5120, 40, 8, 13824, 152064),
     "qwen2.5-32b": _dense(64, 5120, 40, 8, 27648, 152064),
-    "qwen3-32b": _dense(64, 5120, 64, 8, 25600, 151936, qk_norm=True),
+    "qwen3-32b": _dense(64, 5120, 64, 8, 25600, 151936, family="qwen3", qk_norm=True),
     "llama3-70b": _dense(80, 8192, 64, 8, 28672, 128256),
     "llama3-405b": _dense(126, 16384, 128, 8, 53248, 128256),
     # gated MLP of the same parameter count as the original's 4 x hidden

@@ -24,6 +24,7 @@ from ..core.files import make_folder, read_json, save_tensors, write_json
 from .config import ModelConfig
 from .families import FAMILIES, from_hf, hf_names, read_config, to_hf, write_hf_config
 from .families.base import VOCABULARIES, Tensors, check_hf, qkv_runs
+from .families.gemma import layer_types
 from .families.glm import chatglm_name, from_chatglm
 from .folder import CARRIED, PROOF, HFFolder, check_left, describe_tensor, same_tensor, write_proof
 from .lora import is_added, merged
@@ -251,27 +252,26 @@ def transformers_logits(
 
     One layer at a time is in memory: each is a model of its own, written for a moment into `place`, or the folder.
     """
-    files, settings = HFFolder(folder), read_json(folder / "config.json")
+    files, settings, config = HFFolder(folder), read_json(folder / "config.json"), read_config(folder)
     embedding_VH = files.get("model.embed_tokens.weight")
     cuts = list(pairwise(batch.cu_seqlens_D1.tolist()))
-    scale = read_config(folder).embedding_scale
-    rounded = [embedding_VH[batch.tokens_T[a:b]].float()[None] * scale for a, b in cuts]
+    rounded = [embedding_VH[batch.tokens_T[a:b]].float()[None] * config.embedding_scale for a, b in cuts]
     exact = [x.double() for x in rounded]
-    for index in range(settings["num_hidden_layers"]):
+    for index in range(config.layers):
         with tempfile.TemporaryDirectory(dir=place or folder, prefix=".layer-") as scratch, torch.no_grad():
-            model = _one_layer(files, settings, index, Path(scratch))
+            model = _one_layer(files, settings, config, index, Path(scratch))
             rounded = [model(inputs_embeds=x, use_cache=False).last_hidden_state for x in rounded]
             model = model.double()
             if any("experts" in key for key in settings):  # transformers' grouped products of experts take no fp64
                 model.set_experts_implementation("eager")
             exact = [model(inputs_embeds=x, use_cache=False).last_hidden_state for x in exact]
             del model
-    head_VH = embedding_VH if settings["tie_word_embeddings"] else files.get("lm_head.weight")
+    head_VH = embedding_VH if config.tied else files.get("lm_head.weight")
     ends = (torch.cat([x[0] for x in y]) for y in (exact, rounded))
     return tuple(head_logits(end, head_VH, torch.float32) for end in ends)  # type: ignore[return-value]
 
 
-def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: Path) -> Any:
+def _one_layer(files: HFFolder, settings: dict[str, Any], config: ModelConfig, index: int, scratch: Path) -> Any:
     """One layer of a folder as transformers itself loads it; the final norm only behind the last."""
     from transformers import AutoModelForCausalLM
 
@@ -280,9 +280,9 @@ def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: P
         name.replace(prefix, "model.layers.0.", 1): files.get(name) for name in files.names() if name.startswith(prefix)
     }
     tensors["model.norm.weight"] = files.get("model.norm.weight")
-    tensors["model.embed_tokens.weight"] = torch.zeros(8, settings["hidden_size"])
-    if not settings["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = torch.zeros(8, settings["hidden_size"])
+    tensors["model.embed_tokens.weight"] = torch.zeros(8, config.hidden)
+    if not config.tied:
+        tensors["lm_head.weight"] = torch.zeros(8, config.hidden)
     save_tensors(scratch / "model.safetensors", tensors, {"format": "pt"})
     small: dict[str, Any] = {
         "num_hidden_layers": 1,
@@ -291,12 +291,15 @@ def _one_layer(files: HFFolder, settings: dict[str, Any], index: int, scratch: P
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    if settings.get("layer_types"):
-        small["layer_types"] = [settings["layer_types"][index]]
+    kinds = settings.get("layer_types")
+    if config.block == "gemma":  # whose older folders state how often a global layer comes instead
+        kinds = layer_types(config.layers, config.global_every)
+    if kinds:
+        small["layer_types"] = [kinds[index]]
     write_json(scratch / "config.json", {**settings, **small})
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa", "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(scratch, **options).eval().model
-    if index < settings["num_hidden_layers"] - 1:
+    if index < config.layers - 1:
         model.norm = torch.nn.Identity()
     return model
 

@@ -181,9 +181,14 @@ def open_nemo(folder: Path) -> Source:
 def write_nemo(source: Source, out: Path) -> None:
     """Write a model's weights and settings as a NeMo 2 folder."""
 
-    if source.config.experts or source.config.block != "llama":
-        what = "experts" if source.config.experts else f"model.block: {source.config.block}"
-        raise ConfigError(f"{source.path}: models with {what} are not supported for NeMo folders")
+    refused = {
+        "experts": source.config.experts,
+        f"model.block: {source.config.block}": source.config.block != "llama",
+        "model.rotary_interleaved": source.config.rotary_interleaved,
+    }
+    for what, found in refused.items():
+        if found:
+            raise ConfigError(f"{source.path}: models with {what} are not supported for NeMo folders")
     stacks: dict[str, list[torch.Tensor]] = {}
     for name in parameter_names(source.config):
         stacks.setdefault(_stacked_key(name)[0], []).append(weight(source, name))

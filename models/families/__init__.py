@@ -86,11 +86,15 @@ def read_hf_config(hf: dict[str, Any], source: str = "config.json") -> ModelConf
         raise ConfigError(f"{source}: {error.args[0]}") from error
 
 
+# what a folder of a family has or lacks, whatever is wished for
+_OF_FAMILY = ("block", "experts", "qkv_bias", "qk_norm", "rotary_fraction", "rotary_interleaved")
+
+
 def write_hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
-    """The contents of config.json."""
+    """The contents of config.json; a model that it would describe as another is refused."""
     family = FAMILIES[config.family]
     act = {} if config.block == "gemma" else {"hidden_act": "silu"}
-    return {
+    written = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         **act,
@@ -110,3 +114,11 @@ def write_hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         **family.write(config),
     }
+    read = read_hf_config(written)
+    for name in _OF_FAMILY:
+        ours, theirs = getattr(config, name), getattr(read, name)
+        if ours != theirs:
+            raise ConfigError(
+                f"model.{name}: is {ours}, but models of model.family: {config.family} have {theirs}; change one"
+            )
+    return written

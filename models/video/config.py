@@ -36,13 +36,18 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if len(self.channels) < 2 or not self.levels or min(self.levels) < 2:
             raise ValueError("channels: at least two blocks, and levels of at least 2 each, are needed")
+        for name in ("height", "width", "encoder_resnets", "decoder_resnets", "latent", "groups", "patch", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: {self.dropout} must be at least 0 and below 1")
         for name in ("height", "width"):
             if getattr(self, name) % (self.shrink * (self.patch if self.kind == "compressive" else 1)):
                 raise ValueError(
                     f"{name}: {getattr(self, name)} must be a multiple of {self.shrink} (times patch when compressive)"
                 )
         for c in self.channels:
-            if c % self.groups or (self.kind == "compressive" and c % self.heads):
+            if c < 1 or c % self.groups or (self.kind == "compressive" and c % self.heads):
                 raise ValueError(f"channels: {c} must be a multiple of groups ({self.groups}) and heads ({self.heads})")
 
     @property

@@ -92,5 +92,8 @@ def load_lpips(net: Backbone, device: torch.device | str = "cpu", folder: Path |
     """The distance with its real weights, ready to use."""
     path = find_weights(net, folder)
     model = LPIPS(net)
-    model.load_state_dict(load_tensors(path))
+    try:
+        model.load_state_dict(load_tensors(path))
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: does not hold the weights of LPIPS over {net}; make it again: {HOW}") from error
     return model.to(device).eval()

@@ -195,7 +195,10 @@ def _read_config(folder: Path, height: int, width: int) -> TokenizerConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: missing; name a folder of the released tokenizer")
-    return tokenizer_config(read_json(path), height, width)
+    try:
+        return tokenizer_config(read_json(path), height, width)
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(f"{path}: describes no tokenizer of {height} x {width} pixels: {error}") from error
 
 
 def _files(folder: Path) -> list[Path]:

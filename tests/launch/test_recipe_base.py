@@ -132,3 +132,10 @@ def test_a_kind_of_stage_that_was_renamed_is_refused_by_its_new_name(tmp_path: P
     path.write_text(f"name: x\nmodel: {{vocab: 300}}\nstages:\n- {{kind: {old}, name: s}}\n")
     with pytest.raises(ConfigError, match=rf"old\.yaml:4: the kind of stage '{old}' is called '{new}' now"):
         recipes.load(str(path))
+
+
+def test_an_export_that_its_family_cannot_hold_is_refused_before_the_run() -> None:
+    """A folder of Qwen2 without biases lacks tensors, which every reader fills in its own way."""
+    with pytest.raises(ConfigError, match=r"model\.qkv_bias: is False, but models of model\.family: qwen2"):
+        recipes.load("demo", ("model.family=qwen2",))
+    assert recipes.load("demo", ("model.family=qwen2", "model.qkv_bias=true")).model.family == "qwen2"

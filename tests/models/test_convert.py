@@ -59,6 +59,21 @@ def test_hf_to_checkpoint_and_back(case: str, tmp_path: Path) -> None:
     assert hf.read_json(tmp_path / "hf" / "export_proof.json")["max_logit_difference"] <= 1e-5
 
 
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+def test_folders_that_leave_settings_to_their_family(case: str, tmp_path: Path) -> None:
+    """As Gemma 3 was released: no tie_word_embeddings, and how often a global layer comes instead of every layer's
+    kind."""
+    folder = shutil.copytree(tiny(case)[0], tmp_path / "folder")
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["tie_word_embeddings"]
+    if case == "gemma3":
+        del settings["layer_types"]
+        settings["sliding_window_pattern"] = 2
+    (folder / "config.json").write_text(json.dumps(settings))
+    proof = run_ranks(f"{JOBS}:from_any", 1, path=str(folder), out=str(tmp_path / "checkpoint"))[0]
+    assert proof["max_logit_difference"] <= proof["tolerance"]
+
+
 def test_trained_checkpoint_in_bf16(tmp_path: Path) -> None:
     """A checkpoint saved by two tensor ranks with adapters: merged, and as a PEFT folder."""
     folder, _ = tiny("qwen2")
@@ -201,6 +216,10 @@ def test_pickles_that_run_code_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="refused"):
         formats.read_bin(tmp_path / "bad.bin")
     assert not (tmp_path / "executed").exists()
+    for held in (torch.zeros(3), [torch.zeros(3)], {0: torch.zeros(3)}):
+        torch.save(held, tmp_path / "bad.bin")
+        with pytest.raises(ConfigError, match=r"bad\.bin: holds a \w+, not tensors by their names"):
+            formats.read_bin(tmp_path / "bad.bin")
 
 
 def test_incomplete_sources_are_named(tmp_path: Path) -> None:
@@ -351,6 +370,13 @@ def test_a_nemo_folder_as_its_own_version_writes_it(tmp_path: Path, monkeypatch:
         settings.write_text(yaml.safe_dump({"config": written["config"] | setting}))
         with pytest.raises(ConfigError, match=next(iter(setting))):
             open_source(folder)
+
+
+def test_a_model_that_turns_neighbours_is_not_written_for_nemo(tmp_path: Path) -> None:
+    """The settings would call GLM's rotary embedding Llama's."""
+    with pytest.raises(ConfigError, match=r"rotary_interleaved are not supported for NeMo folders"):
+        nemo.write_nemo(open_source(tiny("glm")[0]), tmp_path / "nemo")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.full

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from terrella.core.errors import ConfigError
 from terrella.models import hf
+from terrella.models.config import ModelConfig
 from terrella.models.convert import open_source
 from terrella.models.decode import decode_weights
 from terrella.models.families import read_hf_config, write_hf_config
@@ -301,6 +302,26 @@ def test_unsupported_settings_are_named() -> None:
         read_hf_config({**SMALL, "model_type": "mistral", "sliding_window": 64})
     with pytest.raises(ConfigError, match="longrope"):
         read_hf_config({**SMALL, "model_type": "llama", "rope_scaling": {"type": "longrope", "factor": 2.0}})
+
+
+def test_impossible_sizes_name_the_setting() -> None:
+    for name, bad in {"rotary_fraction": 1.5, "query_scale": 0.0, "local_rope_theta": 0.0}.items():
+        with pytest.raises(ValueError, match=f"{name}: {bad} must be above 0"):
+            ModelConfig(block="gemma", **{name: bad})
+
+
+def test_a_model_that_its_family_cannot_hold_is_not_written() -> None:
+    for family, name in (
+        ("qwen2", "qkv_bias"),
+        ("qwen3", "qk_norm"),
+        ("glm", "rotary_interleaved"),
+        ("gemma3_text", "block"),
+    ):
+        with pytest.raises(ConfigError, match=rf"model\.{name}: .* model\.family: {family}"):
+            write_hf_config(ModelConfig(family=family), "float32")
+    gemma = ModelConfig(family="gemma3_text", block="gemma", qk_norm=True, head_dim=32)
+    written = write_hf_config(gemma, "float32")
+    assert written["query_pre_attn_scalar"] == 32 and set(written["layer_types"]) == {"full_attention"}
 
 
 def test_a_setting_in_single_precision_is_the_same() -> None:

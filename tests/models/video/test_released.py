@@ -333,6 +333,10 @@ def test_a_folder_that_is_something_else_is_refused_by_name(tmp_path: Path) -> N
         load_released(tmp_path, 64, 64)
     with pytest.raises(ConfigError, match=r"config\.json: missing"):
         load_released(tmp_path / "nowhere")
+    for bad in ({"block_out_channels": 8}, {"latent_channels": "x"}, {"fsq_levels": "x"}, {"norm_num_groups": 0}):
+        (tmp_path / "config.json").write_text(json.dumps(told | bad))
+        with pytest.raises(ConfigError, match=r"config\.json: describes no tokenizer of 64 x 64 pixels"):
+            check_released(tmp_path, config)
 
 
 @pytest.mark.parametrize(

