@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 Rule = Literal["exact", "contains", "number"]  # functions below, by their names in a recipe
 REWARDS = {name: f"terrella.rl.rewards.answers:{name}" for name in get_args(Rule)}
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _REMEDY = "name another column with env.answer, or use a reward of your own"
 
 

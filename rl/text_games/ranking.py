@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .crawl import advance, find_game
-from .world import Predictor, View, ask, view_of
+from .world import Predictor, View, ask, plain_number, view_of
 
 OTHER_ACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)  # the policies, by the share of their actions that is not the expert's
 
@@ -81,8 +81,3 @@ def plan_gain(true: Sequence[float], imagined: Sequence[float]) -> float:
     """What choosing by the imagined scores gains over choosing blindly, of the plans of one start."""
     best = max(imagined)
     return _mean([t for t, i in zip(true, imagined, strict=True) if i == best]) - _mean(true)
-
-
-def plain_number(score: object) -> float:
-    """An imagined score; what is no number counts as none gained."""
-    return float(score) if isinstance(score, int | float) else 0.0

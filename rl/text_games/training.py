@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from .crawl import advance, find_game
-from .ranking import plain_number
-from .world import Predictor, View, ask, true_predictor, view_of
+from .world import Predictor, View, ask, plain_number, true_predictor, view_of
 
 IMITATED, SHARE, EPOCHS = 24, 0.5, 2  # walks of each game that are imitated, the share of their actions that is random
 STARTS, SAMPLES = 4, 8  # of one update: starts, and episodes of each, whose mean is the baseline

@@ -19,6 +19,7 @@ from .crawl import GAMES, advance, find_game
 from .engine import State, Thing
 
 Row = dict[str, Any]
+MOST_POINTS = 1_000_000
 Predictor = Callable[[list[Row]], "list[str | Invalid]"]  # questions in, responses out
 
 
@@ -68,6 +69,11 @@ class View:
             return self.after(response)
         except Unreadable:
             return self
+
+
+def plain_number(score: object) -> float:
+    """An imagined score; what is no number, or beyond any that a game gives, counts as none gained."""
+    return float(score) if isinstance(score, int | float) and abs(score) <= MOST_POINTS else 0.0
 
 
 def ask(predict: Predictor, rows: list[Row]) -> list[str]:
@@ -204,7 +210,7 @@ class ImaginedGame(World):
         except Unreadable:
             read = False
         changed = before.key() != self.view.key()
-        gained = float(self.view.score["score"]) - float(before.score["score"])
+        gained = plain_number(self.view.score["score"]) - plain_number(before.score["score"])
         info = {
             "success": float(bool(self.view.score["gameWon"])),
             "action_is_effective": float(changed),

@@ -24,6 +24,10 @@ from terrella.rl.rewards.answers import REWARDS, contains, exact, number
         (contains, "it is 5.", 4, 0.0),
         (number, "3 and 1,004.50", "so 1004.5", 1.0),
         (number, "none", 0, 0.0),
+        (number, "0.00001", 1e-05, 1.0),  # a number of the file is compared as Python writes it
+        (number, "10000000000000000", 1e16, 1.0),
+        (number, "it ends with 16", 1e16, 0.0),
+        (number, "2E3 apples", "2,000", 1.0),
     ],
 )
 def test_scores(reward: Any, answer: str, truth: Any, score: float) -> None:

@@ -2,14 +2,17 @@
 wrong about scores costs it.
 """
 
+import math
+
 import pytest
 
 from terrella.data.trajectory import Invalid
 from terrella.rl.statistics import mean
 from terrella.rl.text_games import training
 from terrella.rl.text_games.evaluate import copy_answers
+from terrella.rl.text_games.ranking import policy_scores
 from terrella.rl.text_games.training import Agent, Decision, facts_of, training_gain
-from terrella.rl.text_games.world import View, true_predictor
+from terrella.rl.text_games.world import ImaginedGame, View, true_predictor
 from terrella.rl.worlds.base import WorldFault
 
 GAME = ["weigh-stones"]
@@ -51,6 +54,19 @@ def test_one_step_moves_the_chance_of_what_was_chosen() -> None:
     )
     chances = agent.decide("g", view, ["drink (ID: 9)", "wait"], training.random.Random(0)).chances
     assert chances[0] == pytest.approx(0.7310586)  # of logits 0.5 and -0.5
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity", "-1e999", "1" + "0" * 399, "1e200", '"high"', "[]"])
+def test_a_score_that_no_game_gives_counts_as_none(score: str) -> None:
+    """A model may write anything for a number; what is measured of it stays finite."""
+    answer = f'{{"modified": [], "removed": [], "score": {{"score": {score}, "gameOver": false, "gameWon": false}}}}'
+    found = policy_scores(GAME, 2, 3, lambda rows: [answer] * len(rows))
+    assert found.imagined == [0.0] * 5 and found.gains == [0.0] * 2
+    mixed = training_gain(GAME, 1, 2, 3, lambda rows: [answer, *true_predictor(rows[1:])])
+    assert all(math.isfinite(gain) for gain in mixed.gains)
+    game = ImaginedGame(lambda rows: [answer] * len(rows), GAME[0])
+    game.reset(0)
+    assert game.step("look around").reward == 0.0
 
 
 def test_a_model_that_gives_nothing_is_a_fault() -> None:
