@@ -121,10 +121,9 @@ def play_all(samplers: Sequence[Sampler], plays: Sequence[Callable[..., Awaitabl
         round_ = _Round(len(plays))
 
         async def one(number: int) -> T:
-            try:
-                return await plays[number](*(round_.asker(number, sampler) for sampler in samplers))
-            finally:
-                round_.leave()
+            played = await plays[number](*(round_.asker(number, sampler) for sampler in samplers))
+            round_.leave()  # not after an error, which ends all: nothing more is sampled for them
+            return played
 
         tasks = [asyncio.ensure_future(one(number)) for number in range(len(plays))]
         try:
