@@ -55,8 +55,9 @@ def keep_enough(
     Where the algorithm allows refills, `refill(round)` samples fresh prompts in place of groups that were not kept. All
     data ranks take part in a round or none does.
     """
-    wanted = len({t.prompt_id for t in trajectories if t.prompt_id >= 0})  # below 0: an episode that never began
-    kept, extra = algorithms.keep(algorithm, trajectories, gather), []
+    begun = [t for t in trajectories if t.prompt_id >= 0]  # the others are Invalid, and of no prompt's group
+    wanted = len({t.prompt_id for t in begun})
+    kept, extra = algorithms.keep(algorithm, begun, gather), []
     for number in range(getattr(algorithm, "refills", 0) if refill else 0):
         if not any(gather(len({t.prompt_id for t in kept}) < wanted)):
             break
@@ -176,6 +177,8 @@ def _silent_row(algorithm: Algorithm) -> TrainSequence:
     """A sequence without weights."""
     names = ["ce"] if algorithm.kind == "sft" else ["pg", "advantage", "old_logprob"]
     names += ["value", "returns", "old_value"] if "values" in algorithms.needs(algorithm) else []
+    # the KL of the other mini-batches is measured here too, as 0
+    names += ["kl", "ref_logprob"] if "reference" in algorithms.needs(algorithm) and algorithm.kl_in == "loss" else []
     return replace(TrainSequence(np.zeros(2, np.int64)), **{name: np.zeros(2, np.float32) for name in names})
 
 

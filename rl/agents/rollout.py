@@ -104,14 +104,13 @@ def actions_taken(trajectories: Sequence[Trajectory], imagined: bool = False) ->
 def describe_agents(trajectories: Sequence[Trajectory], gather: Callable[[Any], list[Any]]) -> dict[str, float]:
     """Means over the valid trajectories of all ranks, and the success rate of each tag where there are several."""
     names = ("success", "num_actions", "action_is_effective", "format_ok", "response_tokens", "bonus")
-    rows = [
-        [float(t.info[n]) for n in names] + [t.info["tag"]] for t in trajectories if not isinstance(t.reward, Invalid)
-    ]
+    valid = [t.info for t in trajectories if not isinstance(t.reward, Invalid)]
+    rows = [[float(info[n]) for n in names] + [info["tag"]] for info in valid]
     everywhere = [row for part in gather(rows) for row in part]
     if not everywhere:
         return {}
     values = {f"agent/{name}": sum(row[i] for row in everywhere) / len(everywhere) for i, name in enumerate(names)}
-    imagined = [t.info["unreadable"] for t in trajectories if "unreadable" in t.info]
+    imagined = [info["unreadable"] for info in valid if "unreadable" in info]
     unreadable = [value for part in gather(imagined) for value in part]
     if unreadable:
         values["agent/unreadable"] = sum(unreadable) / len(unreadable)  # of what the world model said

@@ -1,5 +1,5 @@
-"""One file per algorithm. Each has `settings` (the policy loss) and `prepare` (sequences with weights), and `keep`
-where it filters.
+"""One file per algorithm. Each has `prepare` (sequences with weights), `keep` where it filters, and `settings` where
+its policy loss is another than GRPO's with the same options.
 
 A step is: roll out, `keep`, score what `needs` names, `prepare`, pack, one engine step.
 """
@@ -39,7 +39,9 @@ def needs(config: Any) -> frozenset[str]:
 
 def settings(config: Any, temperature: float) -> PolicySettings:
     """The policy loss of an algorithm."""
-    return module_of(config).settings(config, temperature)
+    from .common import policy_settings
+
+    return getattr(module_of(config), "settings", policy_settings)(config, temperature)
 
 
 def keep(config: Any, trajectories: Sequence[Trajectory], gather: Gather) -> list[Trajectory]:

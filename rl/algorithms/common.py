@@ -68,11 +68,9 @@ def action_tokens(trajectories: Sequence[Trajectory]) -> int:
     return sum(s.roles.count(Role.ACTION) for _, s in rows(trajectories))
 
 
-def rewards_of(trajectories: Sequence[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards (0 where Invalid) and which of them count."""
-    valid = np.array([is_valid(t) for t in trajectories], dtype=bool)
-    rewards = [0.0 if isinstance(t.reward, Invalid) else float(t.reward) for t in trajectories]
-    return np.array(rewards, dtype=np.float64), valid
+def rewards_of(trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """Rewards, 0 where Invalid."""
+    return np.array([0.0 if isinstance(t.reward, Invalid) else float(t.reward) for t in trajectories], np.float64)
 
 
 def group_values(
@@ -113,8 +111,6 @@ def with_kl_reward(
     config: Policy, trajectories: Sequence[Trajectory], rewards: np.ndarray, scores: Scores
 ) -> np.ndarray:
     """Rewards less the KL penalty of the whole trajectory, where the settings put it into the reward."""
-    if not (config.kl_coef and config.kl_in == "reward"):
-        return rewards
     result = rewards.copy()
     for (index, _), penalty in zip(rows(trajectories), kl_penalties(config, trajectories, scores), strict=True):
         result[index] -= penalty.sum()
@@ -122,7 +118,11 @@ def with_kl_reward(
 
 
 def kl_penalties(config: Policy, trajectories: Sequence[Trajectory], scores: Scores) -> list[np.ndarray]:
-    """Per token of every row: coefficient x (log-prob - reference log-prob), 0 where nothing was sampled."""
+    """Per token of every row: coefficient x (log-prob - reference log-prob), 0 where nothing was sampled. All 0 unless
+    the settings put the KL into the reward.
+    """
+    if not (config.kl_coef and config.kl_in == "reward"):
+        return [np.zeros(len(s.ids)) for _, s in rows(trajectories)]
     assert scores.reference is not None, "kl_in = reward needs the reference's log-probs"
     pairs = zip(rows(trajectories), scores.reference, strict=True)
     return [config.kl_coef * action_mask(s) * (np.asarray(s.logprobs) - reference) for (_, s), reference in pairs]
@@ -139,7 +139,7 @@ def weigh(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[np.ndarray],
     total: float,
-    scores: Scores | None = None,
+    scores: Scores,
     *,
     all_rows: bool = False,
 ) -> list[TrainSequence]:
@@ -162,14 +162,14 @@ def weigh(
             "old_logprob": sampled,
         }
         if config.tis_cap is not None:
-            assert scores is not None and scores.policy is not None, "tis_cap needs the trainer's log-probs"
+            assert scores.policy is not None, "tis_cap needs the trainer's log-probs"
             arrays["old_logprob"] = scores.policy[number].astype(np.float32)
             arrays["pg"] = arrays["pg"] * importance(config, arrays["old_logprob"], sampled, mask) * mask
         if config.entropy_coef:
             arrays["entropy"] = mask * np.float32(share * config.entropy_coef)
         if config.kl_coef and config.kl_in == "loss":
             arrays["kl"] = mask * np.float32(share * config.kl_coef)
-            if scores is not None and scores.reference is not None:
+            if scores.reference is not None:
                 arrays["ref_logprob"] = scores.reference[number].astype(np.float32)
         result.append(TrainSequence.of(sequence, index, **arrays))
     return result

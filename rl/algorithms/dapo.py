@@ -8,15 +8,9 @@ import numpy as np
 
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
-from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import DAPO
-
-
-def settings(config: DAPO, temperature: float) -> PolicySettings:
-    """The policy loss that goes with the algorithm."""
-    return common.policy_settings(config, temperature)
 
 
 def keep(config: DAPO, trajectories: Sequence[Trajectory], gather: Gather) -> list[Trajectory]:
@@ -38,7 +32,7 @@ def overlong_penalty(config: DAPO, length: int) -> float:
 
 def shaped_rewards(config: DAPO, trajectories: Sequence[Trajectory]) -> np.ndarray:
     """Rewards with the penalty on length."""
-    rewards = common.rewards_of(trajectories)[0]
+    rewards = common.rewards_of(trajectories)
     return rewards + [overlong_penalty(config, common.action_tokens([t])) for t in trajectories]
 
 

@@ -6,19 +6,13 @@ from collections.abc import Sequence
 
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
-from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import GRPO
 
 
-def settings(config: GRPO, temperature: float) -> PolicySettings:
-    """The policy loss that goes with the algorithm."""
-    return common.policy_settings(config, temperature)
-
-
 def prepare(config: GRPO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """This rank's sequences with weights that make the sum over all ranks the loss."""
-    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories)[0], scores)
+    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories), scores)
     values = common.group_advantages(config.scale, trajectories, rewards, scores.device, gather)
     return common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores)

@@ -19,6 +19,6 @@ def settings(config: GSPO, temperature: float) -> PolicySettings:
 
 def prepare(config: GSPO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """GRPO's advantages; the tokens' weights of a sequence add up to 1 / sequences."""
-    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories)[0], scores)
+    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories), scores)
     values = common.group_advantages("mean_std", trajectories, rewards, scores.device, gather)
     return common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores)

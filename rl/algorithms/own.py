@@ -11,22 +11,16 @@ from ...core.by_path import describe_error
 from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
-from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import OwnAlgorithm
-
-
-def settings(config: OwnAlgorithm, temperature: float) -> PolicySettings:
-    """The policy loss that goes with the algorithm."""
-    return common.policy_settings(config, temperature)
 
 
 def prepare(
     config: OwnAlgorithm, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather
 ) -> list[TrainSequence]:
     """Every group's valid samples go to the function; an advantage holds for all tokens of its sample."""
-    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories)[0], scores)
+    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories), scores)
     groups: dict[int, list[int]] = {}
     for i, trajectory in enumerate(trajectories):
         if common.is_valid(trajectory):

@@ -17,15 +17,9 @@ from ...core.errors import ConfigError
 from ...data.packing import TrainSequence
 from ...data.trajectory import TokenSequence, Trajectory
 from ...kernels.advantage import bilevel_gae, gae
-from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import PPO
-
-
-def settings(config: PPO, temperature: float) -> PolicySettings:
-    """The policy loss that goes with the algorithm."""
-    return common.policy_settings(config, temperature)
 
 
 def turn_ends(sequence: TokenSequence) -> np.ndarray:
@@ -38,14 +32,10 @@ def token_rewards(
     config: PPO, trajectories: Sequence[Trajectory], scores: Scores
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Reward of every token of every row, and where turns end. Turns count through a trajectory's rows in order."""
-    rows = common.rows(trajectories)
-    in_reward = bool(config.kl_coef) and config.kl_in == "reward"
-    penalties = (
-        common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
-    )
     rewards, ends = [], []
     turn_of: dict[int, int] = {}
-    for (index, sequence), penalty in zip(rows, penalties, strict=True):
+    penalties = common.kl_penalties(config, trajectories, scores)
+    for (index, sequence), penalty in zip(common.rows(trajectories), penalties, strict=True):
         trajectory, at = trajectories[index], turn_ends(sequence)
         value, end = -penalty, np.zeros(len(sequence.ids), bool)
         end[at] = True

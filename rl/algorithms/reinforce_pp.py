@@ -10,15 +10,9 @@ import torch
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
 from ...kernels.advantage import gae
-from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import ReinforcePP
-
-
-def settings(config: ReinforcePP, temperature: float) -> PolicySettings:
-    """The policy loss that goes with the algorithm."""
-    return common.policy_settings(config, temperature)
 
 
 def returns(
@@ -29,18 +23,14 @@ def returns(
     The trajectory's reward stands at the last sampled token of each of its rows: with a windowed context a row is one
     turn.
     """
-    rewards, _ = common.rewards_of(trajectories)
+    rewards = common.rewards_of(trajectories)
     if config.group_baseline:
         rewards = common.group_values("mean", trajectories, rewards, scores.device, gather).cpu().numpy()
     rows = common.rows(trajectories)
     if not rows:
         return []
-    in_reward = bool(config.kl_coef) and config.kl_in == "reward"
-    penalties = (
-        common.kl_penalties(config, trajectories, scores) if in_reward else [np.zeros(len(s.ids)) for _, s in rows]
-    )
     masks = [common.action_mask(s) > 0 for _, s in rows]
-    given = [-penalty for penalty in penalties]
+    given = [-penalty for penalty in common.kl_penalties(config, trajectories, scores)]
     for (index, _), value, mask in zip(rows, given, masks, strict=True):
         value[np.flatnonzero(mask)[-1:]] += float(rewards[index])
     rewards_N, mask_N = common.join_rows(given, scores.device), common.join_rows(masks, scores.device)

@@ -6,19 +6,13 @@ from collections.abc import Sequence
 
 from ...data.packing import TrainSequence
 from ...data.trajectory import Trajectory
-from ...kernels.policy import PolicySettings
 from . import common
 from .common import Gather, Scores
 from .config import RLOO
 
 
-def settings(config: RLOO, temperature: float) -> PolicySettings:
-    """The policy loss that goes with the algorithm."""
-    return common.policy_settings(config, temperature)
-
-
 def prepare(config: RLOO, trajectories: Sequence[Trajectory], scores: Scores, gather: Gather) -> list[TrainSequence]:
     """Reward less KL, against the other samples'; a sequence's log-prob is the sum of its tokens'."""
-    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories)[0], scores)
+    rewards = common.with_kl_reward(config, trajectories, common.rewards_of(trajectories), scores)
     values = common.group_advantages("leave_one_out", trajectories, rewards, scores.device, gather)
     return common.weigh(config, trajectories, values, common.denominator(config, trajectories, gather), scores)

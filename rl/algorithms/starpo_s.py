@@ -8,20 +8,20 @@ import torch
 
 from ...data.trajectory import Trajectory
 from ...kernels.advantage import variance_filter
-from . import common, ppo
+from . import common
 from .common import Gather
 from .config import StarPOS
-from .ppo import advantages, prepare, settings, value_loss, value_score
+from .ppo import prepare
 
-__all__ = ["advantages", "keep", "ppo", "prepare", "settings", "value_loss", "value_score"]
+__all__ = ["keep", "prepare"]
 
 
 def keep(config: StarPOS, trajectories: Sequence[Trajectory], gather: Gather) -> list[Trajectory]:
     """This rank's trajectories of the `keep` share of all ranks' groups with the largest std of rewards; at least
     one group.
     """
-    rewards, valid = common.rewards_of(trajectories)
-    parts = gather([(t.prompt_id, r, bool(v)) for t, r, v in zip(trajectories, rewards, valid, strict=True)])
+    rewards = common.rewards_of(trajectories)
+    parts = gather([(t.prompt_id, r, common.is_valid(t)) for t, r in zip(trajectories, rewards, strict=True)])
     everything = [row for part in parts for row in part]
     groups = len({prompt for prompt, _, _ in everything})
     share = max(config.keep, 1.0 / groups) if groups else 1.0

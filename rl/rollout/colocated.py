@@ -103,7 +103,7 @@ def open_colocated(
         return send(transport, [local], lambda: weights(engine), version, timeout_s=config.sync_s, gather=mesh.everyone)
 
     def resync(target: LocalVllm) -> None:
-        if engine.parallel.model_size > 1:
+        if engine.parallel.model_size * engine.parallel.expert > 1:
             raise ConfigError(
                 f"{target.name}: was restarted, but its weights lie on several ranks; start the run again"
             )

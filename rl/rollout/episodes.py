@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ...data.trajectory import Invalid, Role, Routing, TokenSequence, Trajectory
+from .concurrent import run_to_end
 from .sampler import Sample, Sampler, SampleRequest, SamplingParams
 
 T = TypeVar("T")
@@ -122,10 +121,9 @@ def play_all(samplers: Sequence[Sampler], plays: Sequence[Callable[..., Awaitabl
         round_ = _Round(len(plays))
 
         async def one(number: int) -> T:
-            try:
-                return await plays[number](*(round_.asker(number, sampler) for sampler in samplers))
-            finally:
-                round_.leave()
+            played = await plays[number](*(round_.asker(number, sampler) for sampler in samplers))
+            round_.leave()  # not after an error, which ends all: nothing more is sampled for them
+            return played
 
         tasks = [asyncio.ensure_future(one(number)) for number in range(len(plays))]
         try:
@@ -136,11 +134,7 @@ def play_all(samplers: Sequence[Sampler], plays: Sequence[Callable[..., Awaitabl
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    if asyncio._get_running_loop() is None:
-        return asyncio.run(together())
-    # a notebook's thread has a loop of its own, which cannot wait for another
-    with ThreadPoolExecutor(1) as apart:
-        return apart.submit(copy_context().run, asyncio.run, together()).result()
+    return run_to_end(together())
 
 
 class _Round:

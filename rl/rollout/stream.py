@@ -88,7 +88,7 @@ class Stream:
 
     def close(self) -> None:
         """Stop sampling; those who still wait get an error."""
-        self._end(WorkerError("the sampler was closed"))
+        self.fail(WorkerError("the sampler was closed"))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self.close_s)
             if self._thread.is_alive():
@@ -134,9 +134,6 @@ class Stream:
 
     def fail(self, error: BaseException) -> None:
         """End with an error that all who wait, and all who ask later, will meet."""
-        self._end(error)
-
-    def _end(self, error: BaseException) -> None:
         with self._changed:
             self._fault = self._fault or error
             self._closed = True

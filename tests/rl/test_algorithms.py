@@ -8,7 +8,8 @@ import torch
 
 from terrella.core.engine import Head
 from terrella.core.errors import ConfigError
-from terrella.data.packing import pack
+from terrella.core.mesh import Mesh
+from terrella.data.packing import FIELDS, pack
 from terrella.data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from terrella.kernels.policy_loss import linear_policy_loss
 from terrella.rl import algorithms
@@ -16,7 +17,7 @@ from terrella.rl.algorithms import common, dapo, ppo, reinforce_pp
 from terrella.rl.algorithms.common import Scores
 from terrella.rl.algorithms.config import DAPO, GRPO, GSPO, PPO, RLOO, SFT, DrGRPO, ReinforcePP, StarPOS
 from terrella.rl.objective import terms_of
-from terrella.rl.preparation import wants_refills
+from terrella.rl.preparation import keep_enough, microbatches, minibatches, wants_refills
 
 P, A, O = Role.PROMPT, Role.ACTION, Role.OBSERVATION
 
@@ -55,6 +56,28 @@ def test_grpo_leaves_out_groups_without_a_difference() -> None:
     assert [len(w) for w in pg] == [1, 2, 1, 2] and pg[0][0] == pytest.approx(1 / 9)  # 6 + 3 sampled tokens
     pg, advantage = weights(GRPO(entropy_coef=0.1), two_groups())
     assert len(pg) == 6 and advantage[-2:] == [0, 0]
+
+
+def test_a_sample_whose_episode_never_began_takes_no_group_s_place() -> None:
+    lost = Trajectory(-1, -1, [], Invalid("world reset: did not finish within 60 s"))
+    first, second = two_groups()[:4], two_groups()[4:]
+    for algorithm in (GRPO(), StarPOS(keep=1.0)):
+        kept, extra = keep_enough(algorithm, [*first[:3], lost, *second], None, alone)
+        assert kept == [*first[:3], *second] and extra == []
+
+
+@pytest.mark.parametrize(
+    "algorithm", [GRPO(kl_coef=0.1), GRPO(kl_coef=0.1, kl_in="reward"), PPO(kl_coef=0.1, kl_in="loss"), SFT()]
+)
+def test_a_mini_batch_without_a_valid_sample_measures_what_the_others_do(algorithm) -> None:
+    group = [*two_groups()[:4], *(trajectory(1, i, Invalid("lost")) for i in range(4))]
+    zeros = [np.zeros(len(s.ids)) for _, s in common.rows(group)]
+    rows = algorithms.prepare(algorithm, group, Scores(reference=zeros, values=zeros), alone)
+    used = []
+    for part in minibatches(algorithm, rows, group, 2, alone):
+        (batch,) = microbatches(algorithm, part, 64, Mesh(), 8)
+        used.append({name for name in FIELDS.values() if getattr(batch, name) is not None})
+    assert used[0] == used[1]
 
 
 def test_dr_grpo_weighs_every_token_by_one_constant() -> None:

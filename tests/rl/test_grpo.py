@@ -9,6 +9,7 @@ import torch
 from terrella.data.packing import pack
 from terrella.data.trajectory import Invalid, Role, TokenSequence, Trajectory
 from terrella.kernels.policy_loss import linear_policy_loss
+from terrella.rl import algorithms
 from terrella.rl.algorithms import common, grpo
 from terrella.rl.algorithms.common import Scores
 from terrella.rl.algorithms.config import GRPO
@@ -26,7 +27,7 @@ def alone(value):
 
 
 def advantages(config: GRPO, group: list[Trajectory]) -> list[float]:
-    return common.group_values(config.scale, group, common.rewards_of(group)[0], torch.device("cpu"), alone).tolist()
+    return common.group_values(config.scale, group, common.rewards_of(group), torch.device("cpu"), alone).tolist()
 
 
 def prepare(config: GRPO, group: list[Trajectory]):
@@ -72,7 +73,7 @@ def test_loss_of_a_batch_equals_the_formula() -> None:
     batch = pack(prepare(config, group))[0]
     torch.manual_seed(0)
     hidden, weight = torch.randn(batch.num_tokens, 4), torch.randn(8, 4)
-    output = linear_policy_loss(hidden, weight, batch.targets_T, terms_of(batch), grpo.settings(config, 1.0))
+    output = linear_policy_loss(hidden, weight, batch.targets_T, terms_of(batch), algorithms.settings(config, 1.0))
     logp = torch.log_softmax(hidden @ weight.T, -1)
     total = 0.0
     for t in np.flatnonzero(batch.pg_weight_T.numpy()):
@@ -91,8 +92,8 @@ def test_an_invalid_sample_changes_no_gradient() -> None:
     failed = [trajectory(0, 2, Invalid("gone")), trajectory(1, 0, Invalid("gone")), trajectory(1, 1, 1.0)]
     weighed = []
     for group in (good, good + failed):
-        values = common.group_advantages("mean_std", group, common.rewards_of(group)[0], torch.device("cpu"), alone)
-        weighed.append(common.weigh(GRPO(), group, values, 4.0))
+        values = common.group_advantages("mean_std", group, common.rewards_of(group), torch.device("cpu"), alone)
+        weighed.append(common.weigh(GRPO(), group, values, 4.0, Scores()))
     assert len(weighed[0]) == len(weighed[1]) == 2
     for one, other in zip(*weighed, strict=True):
         assert np.array_equal(one.pg, other.pg) and np.array_equal(one.advantage, other.advantage)

@@ -135,8 +135,10 @@ def test_records_leave_faults_out() -> None:
         AgentSettings(fmt="think", actions_per_turn=3), {"SimpleSokoban": 1, "FrozenLake": 1}, 4
     )
     trajectories[0].reward = Invalid("broken")
+    trajectories[0].info["unreadable"], trajectories[1].info["unreadable"] = 0.0, 1.0
     values = describe_agents(trajectories, lambda value: [value])
     assert values["agent/num_actions"] == pytest.approx(np.mean([t.info["num_actions"] for t in trajectories[1:]]))
+    assert values["agent/unreadable"] == 1.0
     assert {"agent/success/SimpleSokoban", "agent/success/FrozenLake"} <= set(values)
     assert actions_taken(trajectories) == sum(t.info["num_actions"] for t in trajectories[1:])
     shown = turns_of(seats[1])[0]

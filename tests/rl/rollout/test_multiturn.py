@@ -2,12 +2,14 @@
 
 import threading
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrella.data.trajectory import Invalid, Role
 from terrella.rl.multiturn import Limits, joined, rollout_worlds
 from terrella.rl.rollout.concurrent import run_all
+from terrella.rl.rollout.episodes import rollout
 from terrella.rl.rollout.sampler import Sample, SamplingParams
 
 
@@ -143,3 +145,25 @@ def test_run_all_keeps_order_and_is_concurrent() -> None:
     together = threading.Barrier(8, timeout=60)  # nobody passes before all eight are there
     values = run_all([lambda i=i: (together.wait(), i)[1] for i in range(8)], workers=8, deadline_s=90, what="call")
     assert values == list(range(8))
+
+
+def test_run_all_gives_what_fails_or_hangs_as_invalid() -> None:
+    def fails():
+        raise ZeroDivisionError("call")
+
+    hang = threading.Event()
+    values = run_all([fails, hang.wait, lambda: 3], workers=1, deadline_s=1.0, what="call")
+    hang.set()
+    late = Invalid("call: did not finish within 1 s")
+    assert values == [Invalid("call: ZeroDivisionError: call"), late, 3]
+    assert run_all([], workers=1, deadline_s=1.0, what="call") == []
+
+
+def test_an_error_ends_a_rollout_before_more_is_sampled() -> None:
+    def fails(turn: int) -> None:
+        raise ZeroDivisionError("episode")
+
+    sampler = Echo()
+    with pytest.raises(ZeroDivisionError, match="episode"):
+        rollout(sampler, [Talk(0, [1, 1], step=fails), Talk(1, [1, 1])], SamplingParams(4), 0)
+    assert sampler.asked == [2]
