@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def partitions() -> list[Partition]:
 
 def _gpus(gres: str) -> int:
     total = 0
-    for item in gres.split("(")[0].split(","):
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):  # without the sockets, as in gpu:h100:8(S:0-1)
         parts = item.split(":")
         if parts[0] == "gpu":
             total += int(parts[-1]) if parts[-1].isdigit() else 1

@@ -389,15 +389,16 @@ def test_accounts_are_checked_where_the_cluster_keeps_them(tmp_path: Path, monke
 def test_partitions_of_several_kinds_of_node_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = (
         "echo 'gpu*|up|6|1-00:00:00|gpu:h100:8(S:0-1)'; echo 'gpu*|up|2|1-00:00:00|gpu:h100:4'; echo "
-        "'old|down|3|infinite|(null)'"
+        "'old|down|3|infinite|(null)'; echo 'mixed|up|1|infinite|lscratch:9(S:0),gpu:a100:4(S:0-1),gpu:mig:2(S:0)'"
     )
     monkeypatch.setenv("PATH", stand_in(tmp_path, sinfo=answer)["PATH"])
-    gpu, old = cluster.partitions()
+    gpu, old, mixed = cluster.partitions()
     assert (gpu.nodes, gpu.gpus, gpu.default, gpu.limit_s) == (8, 8, True, 86400) and (
         old.up,
         old.gpus,
         old.limit_s,
     ) == (False, 0, None)
+    assert mixed.gpus == 6
     with pytest.raises(ConfigError, match="'old' is not up"):
         cluster.check_partition(JobSettings(partition="old", gpus=0))
     with pytest.raises(ConfigError, match="beyond the limit"):
@@ -423,3 +424,13 @@ def test_a_controller_that_turns_a_caller_away_is_asked_again(tmp_path: Path, mo
     monkeypatch.setattr(submit, "SILENT_S", 0.05)
     with pytest.raises(DeadlineError, match="no answer about job 1"):
         fields("1")
+
+
+def test_a_log_is_followed_line_by_line_whatever_its_bytes(tmp_path: Path) -> None:
+    log, said = tmp_path / "job.log", []
+    read = submit._tail(log, 0, said.append)
+    for part in (b"step 1\n\xff\xfe broken\n", b"50 %\rhalf", b" a line\r\n", "größer\n".encode()):
+        with log.open("ab") as stream:
+            stream.write(part)
+        read = submit._tail(log, read, said.append)
+    assert said == ["step 1", "\ufffd\ufffd broken", "50 %", "half a line", "größer"] and read == log.stat().st_size
