@@ -19,9 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..core.errors import TerrellaError, WorkerError
+from ..core.errors import (
+    ConfigError,
+    LeaseError,
+    NumericsError,
+    ProgramError,
+    StorageError,
+    TerrellaError,
+    WorkerError,
+)
 from ..core.files import make_folder
 from ..core.ports import free_port
+from ..core.process import PARENT_VARIABLE
+from ..core.run import LEASE_VARIABLE
 from ..rl.rollout.hosts import VARIABLE
 from .supervise import STOPPED
 
@@ -29,7 +39,11 @@ if TYPE_CHECKING:
     from ..rl.ray_pool import Actors
 
 POLL_S, ANSWER_S = 0.5, 60.0
-FINAL = (0, 2, 3, 4, 6, STOPPED)  # exit codes that another start would not change
+LASTING = (ConfigError, StorageError, LeaseError, NumericsError, ProgramError)  # as in templates/job.sh
+FINAL = (0, STOPPED, *(error.exit_code for error in LASTING))  # exit codes that another start would not change
+# of a start around Ray, such as the cluster job that started its daemons; this one has its own
+OUTER = ("TERRELLA_COORDINATOR", "TERRELLA_NODES", "TERRELLA_NODE_RANK", "SLURM_NODEID", VARIABLE)
+OUTER += (LEASE_VARIABLE, PARENT_VARIABLE)
 
 
 class Launcher:
@@ -46,7 +60,7 @@ class Launcher:
     def start(self, words: list[str], environment: dict[str, str], log: str) -> None:
         make_folder(Path(log).parent)
         self.log = open(log, "ab")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TERRELLA", "SLURM_NODEID"))}
+        kept = {name: value for name, value in os.environ.items() if name not in OUTER}
         command = [sys.executable, "-m", __name__, str(os.getpid()), *words]
         self.process = subprocess.Popen(command, env={**kept, **environment}, stdout=self.log, stderr=subprocess.STDOUT)
 
