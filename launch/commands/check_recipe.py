@@ -67,14 +67,14 @@ def _packages(recipe: Recipe) -> Iterator[Check]:
     import importlib.util
 
     try:
-        wanted = dict.fromkeys(needed(recipe))
+        wanted = needed(recipe)
     except TerrellaError as error:
         yield Check("fail", "packages", str(error))
         return
-    for where, package in wanted:
+    for package, where in wanted.items():
         if importlib.util.find_spec(package) is None:
             yield Check("fail", where, str(missing_extra(ImportError(name=package))))
-    have = sorted({package for _, package in wanted if importlib.util.find_spec(package) is not None})
+    have = sorted(package for package in wanted if importlib.util.find_spec(package) is not None)
     if have:
         yield Check("ok", "packages", f"{', '.join(have)} installed")
 
