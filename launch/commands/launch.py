@@ -68,7 +68,7 @@ def _print_job_shell(context: click.Context, _option: click.Parameter, asked: bo
     metavar="KEY=[A,B]",
     help="One array task for each value; several give all combinations.",
 )
-@click.option("--at-once", type=int, help="Array tasks that run at the same time.")
+@click.option("--at-once", type=click.IntRange(1), help="Array tasks that run at the same time.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts and stop; needs no SLURM.")
 @click.option("--job-shell", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_print_job_shell)
 @click.option("--follow", is_flag=True, help="Print the jobs' states and logs until they end.")

@@ -119,6 +119,8 @@ def train(
     click.get_current_context().with_resource(_early_stop(folder))
     if profile:
         os.environ[PROFILE_VARIABLE] = str(folder.absolute() / "profile")  # the ranks inherit it
+    if sampler_hosts and not ray:
+        raise ConfigError("--sampler-hosts: needs --ray, which places them")
     if ray and back_to is not None:
         raise ConfigError("--back-to: go back without --ray first, with --until the stage before")
     if ray:

@@ -157,6 +157,8 @@ def render(plan: Plan) -> list[Script]:
         for text in texts:
             require_one_line(option, text)
     combinations = sweep_settings(plan.sweeps)
+    if plan.parallel_tasks is not None and not combinations:
+        raise ConfigError("--at-once: needs --sweep, whose tasks it counts")
     if combinations and plan.settings.mixed:
         raise ConfigError(
             "--sweep: SLURM has no arrays of heterogeneous jobs; leave out --rollout-partition, -constraint and -gpus"

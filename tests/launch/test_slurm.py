@@ -205,11 +205,12 @@ def test_bad_settings_name_the_option(settings: dict, message: str) -> None:
         (["--set", "model.family=llama\n# rm -rf y"], r"--set: 'model.family=llama\\n# rm -rf y' holds a line break"),
         (["--set", "name=x; rm -rf y"], "name: the name 'x; rm -rf y' must be a file name"),
         (["--sweep", "seed=[1,\n2]"], "--sweep: .* holds a line break"),
+        (["--at-once", "2"], "--at-once: needs --sweep"),
         (["--run", "my run"], "--run: 'my run' holds a blank"),
         (["--run", "run\nrm -rf y"], "--run: .* holds a line break"),
     ],
 )
-def test_nothing_becomes_a_line_of_the_script_or_two_words(options: list[str], message: str) -> None:
+def test_what_a_script_cannot_hold_is_refused(options: list[str], message: str) -> None:
     done = CliRunner().invoke(launch, ["sokoban-tiny", "--dry-run", *options])
     assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
 
