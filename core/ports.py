@@ -44,7 +44,7 @@ def listening_at(host: str, port: int) -> Iterator[None]:
     """A block that listens where the options --host and --port say; an address that cannot be had is named by them."""
     try:
         yield
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen there ({error}); --port 0 takes a free port"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -64,8 +65,6 @@ def guarded(what: str, function: Callable[[], str]) -> Check:
 
 
 def _packages(recipe: Recipe) -> Iterator[Check]:
-    import importlib.util
-
     try:
         wanted = needed(recipe)
     except TerrellaError as error:
@@ -80,18 +79,9 @@ def _packages(recipe: Recipe) -> Iterator[Check]:
 
 
 def _layout(recipe: Recipe) -> Iterator[Check]:
-    m, p = model_of(recipe), recipe.parallel
-    sizes = {
-        "layers": m.layers,
-        "heads": m.heads,
-        "kv_heads": m.kv_heads,
-        "head_dim": m.head_dim,
-        "ffn": m.ffn,
-        "experts": m.experts,
-        "vocab": m.padded_vocab,
-    }
+    p = recipe.parallel
     try:
-        check_layout(p, world=recipe.ranks, **sizes)
+        check_layout(p, world=recipe.ranks, **model_of(recipe).cut_sizes)
     except ConfigError as error:
         yield Check("fail", "layout", str(error))
         return
