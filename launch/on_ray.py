@@ -33,12 +33,13 @@ from ..core.ports import free_port
 from ..core.process import PARENT_VARIABLE
 from ..core.run import LEASE_VARIABLE
 from ..rl.rollout.hosts import VARIABLE
+from .slurm.settings import RESTARTS
 from .supervise import STOPPED
 
 if TYPE_CHECKING:
     from ..rl.ray_pool import Actors
 
-POLL_S, ANSWER_S = 0.5, 60.0
+POLL_S, ANSWER_S, START_S = 0.5, 60.0, 300.0
 LASTING = (ConfigError, StorageError, LeaseError, NumericsError, ProgramError)  # as in templates/job.sh
 FINAL = (0, STOPPED, *(error.exit_code for error in LASTING))  # exit codes that another start would not change
 # of a start around Ray, such as the cluster job that started its daemons; this one has its own
@@ -78,10 +79,8 @@ class RayJob:
 
     words: tuple[str, ...]
     run: Path
-    nodes: int = 1
-    sampler_hosts: int = 0
-    restarts: int = 3
-    start_s: float = 300.0
+    nodes: int
+    sampler_hosts: int
 
 
 def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
@@ -97,13 +96,13 @@ def run_on_ray(job: RayJob, say: Callable[[str], None]) -> int:
         for s in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
     }
     try:
-        for start in range(job.restarts + 1):
+        for start in range(RESTARTS + 1):
             try:
                 code = _one_start(job, start, gpus, asked, say)
             except WorkerError as error:
-                if start == job.restarts:
+                if start == RESTARTS:
                     raise
-                say(f"ray: {error}; placing the run anew ({start + 1} of {job.restarts})")
+                say(f"ray: {error}; placing the run anew ({start + 1} of {RESTARTS})")
                 continue
             if code in (0, STOPPED):
                 return code
@@ -124,7 +123,7 @@ def _one_start(job: RayJob, start: int, gpus: float, asked: list[int], say: Call
 
     logs, folder = job.run.absolute() / "logs", job.run.absolute() / "samplers" / f"ray-{uuid.uuid4().hex[:8]}"
     count = job.nodes + job.sampler_hosts
-    machines = Actors(f"{__name__}:Launcher", {}, count, gpus=gpus, start_s=job.start_s)
+    machines = Actors(f"{__name__}:Launcher", {}, count, gpus=gpus, start_s=START_S)
     try:
         shared = {
             "TERRELLA_COORDINATOR": machines.each("address", [()] * count, deadline_s=ANSWER_S)[0],

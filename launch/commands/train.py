@@ -138,7 +138,7 @@ def train(
         require_shared(folder, answer["token"])
         click.echo(f"node {place.node} ({me['host']}): {choose_interface(me['address'])}")
         span = Span(place.node * here, here, config.ranks, place.host, answer["port"])
-        _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), here, span, until))
+        _raise_if_stopped(folder, run_workers(runs.Run(folder, answer["token"]), span, until))
         return
     longer = extend(folder, config, wait) if steps else []
     if longer:
@@ -166,7 +166,7 @@ def train(
             click.echo(f"{folder}: resuming after {', '.join(finished)}")
         ranks = f"{config.ranks} rank{'s' if config.ranks > 1 else ''}"
         click.echo(f"{config.name}: {len(names)} stages, {ranks}; loading torch and Megatron (about 10 s)")
-        _raise_if_stopped(folder, run_workers(run, here, span, until))
+        _raise_if_stopped(folder, run_workers(run, span, until))
         _report(folder)
         _tell(folder)
     finally:
