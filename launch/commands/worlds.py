@@ -122,13 +122,12 @@ def score(models: tuple[str, ...], kinds: tuple[str, ...], out: Path | None, **a
     """
     from ...core.files import write_json
     from ..language import show
-    from ..score import Asked, Decoding, answerer, show_ranking
+    from ..score import Asked, answerer, show_ranking
     from ..score import score as score_models
 
-    how = Decoding(asked.pop("max_new_tokens"), asked.pop("pad_prompts_to"))
-    table = score_models(
-        [answerer(model, how) for model in models], Asked(kinds=kinds or ("text-game", "web-page"), **asked)
-    )
+    tokens, multiple = asked.pop("max_new_tokens"), asked.pop("pad_prompts_to")
+    answerers = [answerer(model, tokens, multiple) for model in models]
+    table = score_models(answerers, Asked(kinds=kinds or ("text-game", "web-page"), **asked))
     show(table)
     show_ranking(table["ranking"])
     if out:
