@@ -29,7 +29,7 @@ from ..plan.layout import Layout, Work
 from ..plan.memory import memory
 from ..recipe import Recipe
 from ..settings.base import Export, OnPolicy, dealt_evenly, needs_reference, retention_of
-from ..settings.verbs import Collect, Reinforce, Score, Tune
+from ..settings.verbs import Collect, Reinforce, Score, Start, Tune
 from ..worker import model_of, stage_check
 from .check_env import SPLITS, check_for_run
 
@@ -174,7 +174,7 @@ def disk_foreseen(recipe: Recipe) -> float:
     total = most = 0.0
     for stage in recipe.stages:
         retention = retention_of(stage)
-        if isinstance(stage, Export) or stage.kind.endswith("start"):
+        if isinstance(stage, Export | Start):
             total += each * saved
         elif retention is not None:
             adapters, best = getattr(stage, "lora", None), int(retention.best is not None)
