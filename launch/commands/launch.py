@@ -13,10 +13,11 @@ import click
 
 from ...core.errors import TerrellaError
 from .. import recipe as recipes
+from ..own import require_own
 from ..recipe_files import chosen
 from ..slurm import cluster
 from ..slurm import submit as jobs
-from ..slurm.render import JOB_SHELL, Plan, load, render
+from ..slurm.render import JOB_SHELL, Plan, load, render, sweep_settings
 from ..slurm.settings import RESTARTS, JobSettings
 
 
@@ -115,12 +116,13 @@ def check_inputs(plan: Plan) -> str | None:
     """Folders, files and tags that a stage would miss only after the queue are missed now. Returns what could not be
     checked here.
     """
+    recipe = load(plan, *sweep_settings(plan.sweeps)[:1])  # of an array the first task
+    require_own(plan.recipe, recipe, by_settings=True)
     if plan.settings.container:
         return "folders and data are not checked: the container may have them elsewhere"
     from ..worker import check_stages
     from .check_recipe import alone
 
-    recipe = load(plan)
     try:
         check_stages(recipe.stages, alone(recipe, Path(plan.run)))
     except ImportError as error:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from terrella.core.errors import ConfigError, DeadlineError, TerrellaError
-from terrella.launch.commands.launch import launch
+from terrella.launch.commands.launch import check_inputs, launch
 from terrella.launch.slurm import cluster, submit
 from terrella.launch.slurm.render import JOB_SHELL, Plan, cut, load, render, sweep_settings
 from terrella.launch.slurm.settings import SIGNAL_S, JobSettings, seconds
@@ -239,6 +239,13 @@ def test_times_are_read_as_slurm_does() -> None:
 def test_a_recipe_that_cannot_run_there_is_refused_before_submission(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         render(Plan("sokoban-tiny", "run", JobSettings(), overrides))
+
+
+def test_a_recipe_for_any_task_is_not_submitted_without_one(tmp_path: Path) -> None:
+    swept = ("env.train=[one.jsonl,two.jsonl]",)
+    plan = Plan("grpo", str(tmp_path / "run"), JobSettings(container="x"), ("env.reward=exact",), sweeps=swept)
+    with pytest.raises(ConfigError, match=r"task of your own; add --set model\.folder=FOLDER$"):
+        check_inputs(plan)
 
 
 PUBLISHED = {
