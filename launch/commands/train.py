@@ -47,7 +47,11 @@ from ..supervise import STOPPED, Span, run_workers
     help="Repeat from this stage, or its checkpoint of STEP; what lies beyond is set aside.",
 )
 @click.option(
-    "--nodes", type=int, default=1, envvar="TERRELLA_NODES", help="Machines of the run; each starts this command."
+    "--nodes",
+    type=click.IntRange(1),
+    default=1,
+    envvar="TERRELLA_NODES",
+    help="Machines of the run; each starts this command.",
 )
 @click.option(
     "--node-rank",
@@ -62,7 +66,12 @@ from ..supervise import STOPPED, Span, run_workers
 @click.option(
     "--ray", is_flag=True, help="Let the Ray cluster of this machine, or of RAY_ADDRESS, place --nodes machines."
 )
-@click.option("--sampler-hosts", type=int, default=0, help="With --ray: further machines for the run's vLLM servers.")
+@click.option(
+    "--sampler-hosts",
+    type=click.IntRange(0),
+    default=0,
+    help="With --ray: further machines for the run's vLLM servers.",
+)
 @click.option(
     "--replay", type=click.Path(path_type=Path), metavar="RUN", help="Train on the rollouts of this finished run again."
 )
